@@ -49,7 +49,7 @@ STATUS_SPACING_S = 0.9
 """Between two statuses that are kept; closer ones add nothing."""
 STREAMS_MAX, PARTS_MAX, TRAINERS_MAX = 32, 12, 64
 OTHER = "other"
-STREAM_KINDS = ("decoded_per_s", "delivered_per_s", "leased_slots", "ready_slots", "filling_slots", "slots_max")
+STREAM_KINDS = ("decoded_per_s", "delivered_per_s", "leased_slots", "ready_slots", "filling_slots")
 PART_KIND, WAIT_KIND = "part_ms", "wait_share"
 DIGITS = 4
 
@@ -281,7 +281,7 @@ class History:
             return key if self._count(kind) < STREAMS_MAX else (kind, OTHER)
         if kind == WAIT_KIND:
             return key if self._count(kind) < TRAINERS_MAX else (kind, OTHER, OTHER, OTHER)
-        if ("slots_max", stream) not in self._series:
+        if (STREAM_KINDS[0], stream) not in self._series:
             return (PART_KIND, OTHER, OTHER)
         return key if self._count(kind, stream) < PARTS_MAX else (kind, stream, OTHER)
 

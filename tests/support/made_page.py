@@ -79,7 +79,7 @@ def _stream(
         decoded_samples=int(done),
         delivered_samples=int(done * max(1, len(of_this))),
         slots=8,
-        slots_max=12,
+        slots_max=120,
         ready_slots=5 if works else 0,
         leased_slots=min(3, len(of_this)),
         filling_slots=2 if works else 0,

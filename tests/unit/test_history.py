@@ -48,7 +48,7 @@ def test_values_stay_at_their_times():
     history.add(TICK, overview())
 
     assert series(history, "decoded_per_s", "photos")[-5:] == [None, 1000.0, None, None, 1000.0]
-    assert series(history, "slots_max", "photos")[-1] == 8
+    assert series(history, "leased_slots", "photos")[-1] == 1
     assert series(history, PART_KIND, "photos", "decode")[-1] == 0.9
     assert series(history, WAIT_KIND, "photos", "train-01", "0")[-1] == 0.4
 
@@ -148,5 +148,5 @@ def test_the_first_minute_has_finer_steps():
     assert shape(300) == (STEP_S, 60, {60})
     assert shape() == shape(10**9) == (STEP_S, POINTS, {POINTS})
     fine: Any = recorder.history(60)["series"]
-    values = next(one["values"] for one in fine if one["kind"] == "slots_max")
-    assert values == [8.0] * FINE_POINTS, "a status a second leaves no gap"
+    values = next(one["values"] for one in fine if one["kind"] == "leased_slots")
+    assert values == [1.0] * FINE_POINTS, "a status a second leaves no gap"

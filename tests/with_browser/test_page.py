@@ -305,6 +305,35 @@ def test_plots_reach_back_to_the_start_or_as_far_as_a_user_wants(tmp_path, open_
             wait_until(lambda low=part: low < plot.evaluate(width_of) < max(3 * low, 0.7 if low < 0.7 else 1), name)
 
 
+def test_plots_of_an_old_daemon_have_the_last_fifteen_minutes(tmp_path, open_page):
+    """They do not reach back to the start, so no button says so; another range can be chosen."""
+    with made_page(tmp_path, 1000, trainers=1) as address:
+        page = open_page(address)
+        plot = page.get_by_role("img", name="Throughput")
+        plot.locator("path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
+        pressed = page.locator("#range [aria-pressed=true]")
+
+        assert pressed.all_text_contents() == ["15 min"]
+        assert not page.get_by_text("since the start").is_visible()
+        assert "of the last 15 minutes" in plot.get_attribute("aria-label")
+        page.get_by_role("button", name="5 min", exact=True).click()
+        assert pressed.all_text_contents() == ["5 min"]
+
+
+def test_the_ring_is_plotted_in_the_slots_that_are_used(tmp_path, open_page):
+    """A few slots of many are seen, too: the axis ends above the most, not at all of them."""
+    with made_page(tmp_path, 40, trainers=1) as address:
+        page = open_page(address)
+        plot = page.get_by_role("img", name="Ring", exact=False)
+        areas = plot.locator("path.area[d^=M]")
+        areas.first.wait_for(state="attached", timeout=PATIENCE_MS)
+
+        heights = "(plot) => [...plot.querySelectorAll('path.area')].reduce((sum, one) => sum + one.getBBox().height, 0) / 120"
+        assert plot.evaluate(heights) > 0.5
+        now = page.locator("ul[aria-label=ring] .value").all_text_contents()
+        assert page.locator("figure", has_text="Ring, slots").locator(".legend .value").all_text_contents() == now[:3]
+
+
 def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
     """Legends of plots, headline and table have the same numbers, of one window."""
     with made_page(tmp_path, 40, trainers=5) as address:

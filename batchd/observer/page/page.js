@@ -210,7 +210,7 @@ class Stream {
     this.plots = {
       rates: new Plot({ title: "Throughput", unit: "samples/s", format: short, exact: number }),
       waits: new Plot({ title: "Trainers wait", unit: "% of the time", format: percent, top: 100 }),
-      ring: new Plot({ title: "Ring", unit: "% of its slots", format: percent, isStacked: true, top: 100, colours: ringColour }),
+      ring: new Plot({ title: "Ring", unit: "slots", format: short, exact: number, isStacked: true, colours: ringColour }),
       parts: new Plot({ title: "A sample's time", unit: "ms", format: short, exact: (value) => number(value, 2), isStacked: true, colours: (_index, name) => this.partColour(name) }),
     };
     this.sheet = new Sheet(name);
@@ -257,9 +257,8 @@ class Stream {
     say(this.parts.title, "a sample's time");
     say(this.parts.value, one.sample_ms === null ? "nothing decoded just now" : `${number(one.sample_ms, 2)} ms`);
     this.bad.show(one.bad_samples);
-    const ofSlots = (count) => (one.slots_max ? (100 * count) / one.slots_max : null);
     this.plots.rates.now({ delivered: one.delivered_per_s, decoded: one.decoded_per_s });
-    this.plots.ring.now(Object.fromEntries(slots.map(([name, count]) => [name, ofSlots(count)])));
+    this.plots.ring.now(Object.fromEntries(slots));
     this.plots.parts.now(Object.fromEntries(one.parts));
     this.plots.waits.now(Object.fromEntries(trainers.map((trainer) => [this.waitName(trainer.name, trainer.rank), trainer.wait_share === null ? null : 100 * trainer.wait_share])));
   }
@@ -276,14 +275,12 @@ class Stream {
   plot(history) {
     const of = (kind) => history.series.filter((one) => one.kind === kind && one.of[0] === this.name);
     const first = (kind) => of(kind)[0]?.values ?? [];
-    const slots = first("slots_max");
-    const shareOf = (kind) => first(kind).map((value, at) => (value === null || !slots[at] ? null : (100 * value) / slots[at]));
     this.plots.rates.show(
       [{ name: "delivered", values: first("delivered_per_s") }, { name: "decoded", values: first("decoded_per_s") }],
       history,
     );
     this.plots.ring.show(
-      ["leased", "ready", "filling"].map((name) => ({ name, values: shareOf(`${name}_slots`) })),
+      ["leased", "ready", "filling"].map((name) => ({ name, values: first(`${name}_slots`) })),
       history,
     );
     this.plots.parts.show(of("part_ms").map(({ of: [, name], values }) => ({ name, values })), history);
@@ -408,6 +405,7 @@ function show(overview) {
   say($("host"), overview.host ? ` on ${overview.host}` : "");
   document.title = overview.host ? `${overview.host} · batchd` : "batchd";
   uptimeS = overview.uptime_s + observer.age_s;
+  showRange();
   $("range").hidden = overview.streams.length === 0;
   say($("window"), overview.seconds === null ? "first numbers in a second" : `numbers of the last ${Math.max(1, Math.round(overview.seconds))} s`);
   lastTrainers = showTrainers(overview.trainers);
@@ -484,16 +482,25 @@ async function look() {
   notice(response.status === 503 ? "The daemon has not answered yet." : told);
 }
 
-// --- the time range: since the daemon's start, at most 15 minutes, or what a user chose
+// --- the time range: since the daemon's start while that is less than 15 minutes ago, else 15 minutes, or what a user chose
 
-let uptimeS = 0, minutes = null, lastTrainers = [];
+let uptimeS = 0, chosen = "", lastTrainers = [];
 
-const rangeS = () => (minutes === null ? Math.min(RANGE_S_MAX, Math.max(RANGE_S_MIN, Math.ceil(uptimeS))) : 60 * minutes);
+const isLong = () => uptimeS > RANGE_S_MAX;
+const minutes = () => chosen || (isLong() ? String(RANGE_S_MAX / 60) : "");
+const rangeS = () => (minutes() ? 60 * Number(minutes()) : Math.max(RANGE_S_MIN, Math.ceil(uptimeS)));
+
+function showRange() {
+  for (const one of $("range").querySelectorAll("button")) {
+    one.hidden = !one.dataset.minutes && isLong();
+    one.setAttribute("aria-pressed", String(one.dataset.minutes === minutes()));
+  }
+}
 
 for (const button of $("range").querySelectorAll("button"))
   button.addEventListener("click", () => {
-    minutes = button.dataset.minutes ? Number(button.dataset.minutes) : null;
-    for (const one of $("range").querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === button));
+    chosen = button.dataset.minutes;
+    showRange();
     remember().catch(console.warn);
   });
 
