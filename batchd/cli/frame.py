@@ -24,6 +24,7 @@ RING_CELLS, PARTS_CELLS = 24, 40
 LEASED, READY, FILLING, FREE = ("█", "bright_blue"), ("▓", "cyan"), ("░", "yellow"), ("·", "bright_black")
 PART_STYLES = ("bright_blue", "yellow", "cyan", "magenta", "green", "bright_black")
 PART_SHADES = "█▓▒░"
+MORE_PARTS = "  …"
 FRAME_LINES = 11
 """Lines besides the rows: headline, headings, empty lines, keys."""
 SORTS = ("", "name", "waits", "batches/s", "ahead")
@@ -184,7 +185,7 @@ def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
 
 
 def _about(stream: StreamView, width: int) -> list[RenderableType]:
-    """The parts of a sample's time, or that there are no new samples."""
+    """The parts of a sample's time, the largest ones for which the line has room."""
     if stream.stopped is not None:
         return [Text(f"  {name(stream.name)} has stopped: {escaped(stream.stopped)}", "bold red")]
     if not stream.parts or stream.sample_ms is None:
@@ -196,9 +197,19 @@ def _about(stream: StreamView, width: int) -> list[RenderableType]:
     text = Text(f"  {name(stream.name)} {stream.sample_ms:.2f} ms/sample  ", overflow="ellipsis", no_wrap=True)
     cells = PARTS_CELLS if width >= WIDE else PARTS_CELLS // 3
     text.append_text(bar(looks, max(stream.sample_ms, sum(ms for ms, _, _ in looks)), cells))
-    for (part, ms), (_, character, style) in zip(stream.parts, looks, strict=True):
-        text.append(f"  {character}", style).append(f" {escaped(part)} {ms:.2f}")
-    return [text]
+    named = [
+        Text.assemble((f"  {character}", style), f" {escaped(part)} {ms:.2f}")
+        for (part, ms), (_, character, style) in zip(stream.parts, looks, strict=True)
+    ]
+    room = width - text.cell_len - len(MORE_PARTS)
+    fitting = []
+    for at in sorted(range(len(named)), key=lambda at: -stream.parts[at][1]):
+        room -= named[at].cell_len
+        if room < 0:
+            break
+        fitting.append(at)
+    text.append_text(Text().join(named[at] for at in sorted(fitting)))
+    return [text if len(fitting) == len(named) else text.append(MORE_PARTS)]
 
 
 # --- trainers -------------------------------------------------------------------------------------

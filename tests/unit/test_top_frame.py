@@ -94,6 +94,20 @@ def test_of_long_lists_so_much_is_shown_as_there_is_room_for():
     assert "more" in text
 
 
+def test_a_narrow_line_has_the_largest_parts_of_a_samples_time():
+    """They keep their order; dots stand for those that are left out."""
+    overview = overview_between(*two_looks())
+    parts = (("read", 0.04), ("cache", 0.01), ("decode", 0.57), ("random_resized_crop", 0.05), ("no CPU", 6.8))
+    overview = replace(overview, streams=(replace(overview.streams[0], parts=parts, sample_ms=7.5),))
+
+    def line(width):
+        (found,) = (one for one in drawn(overview, width).splitlines() if "7.50 ms/sample" in one)
+        return [name for name, _ms in parts if f" {name} " in found], found.endswith("…"), len(found) <= width
+
+    assert line(160) == (["read", "cache", "decode", "random_resized_crop", "no CPU"], False, True)
+    assert line(80) == (["decode", "no CPU"], True, True)
+
+
 @pytest.mark.parametrize("trainers", [1, 2, 12])
 def test_a_terminal_of_24_lines_has_room_for_workers_and_keys(trainers):
     """Verdicts are shown as far as they fit; a line tells how many are left."""
