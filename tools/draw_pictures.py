@@ -2,8 +2,8 @@
 
 ``make pictures``
 
-A daemon with one worker serves generated photographs to three trainers, two of which share a
-stream. After a minute Chromium takes the page, and a pseudo-terminal the output of the commands.
+A daemon serves generated photographs to two trainers that share a stream, and slow files to another
+one. After a minute Chromium takes the page, and a pseudo-terminal the output of the commands.
 ``make pictures`` gives the script a host name, a /srv and a network of its own, so a picture shows
 nothing of the machine on which it was drawn.
 
@@ -42,27 +42,39 @@ PAGE, PAGE_WIDTH = {"width": 1100, "height": 1010}, 880
 SHEET = (720, 203)
 """Width and height in pixels: two rows of eight images and their labels."""
 COLOURS = 256
-TRAINERS = {"resnet-50": ("photos", 0.25), "vit-small": ("photos", 0.25), "simclr": ("pairs", 0.02)}
+TRAINERS = {"resnet-50": ("photos", 2.0), "vit-small": ("photos", 2.0), "unet": ("scans", 0.1)}
 """The stream of each trainer, and its seconds of computation for a batch."""
 CONFIGURATION = f"""\
 [daemon]
-workers = 1
+workers = 4
 http = "127.0.0.1:7071"
 [streams.photos]
 source = {{ type = "folder", path = "{PLACE}/photos" }}
 batch_size = 64
-memory = "256MiB"
+window = 4
+memory = "128MiB"
 pipeline = [{{ op = "decode" }}, {{ op = "random_resized_crop", size = [224, 224] }}, {{ op = "random_flip" }}]
-[streams.pairs]
-source = {{ type = "folder", path = "{PLACE}/photos" }}
-batch_size = 64
-memory = "256MiB"
-pipeline = [
-    {{ op = "decode" }},
-    {{ op = "random_resized_crop", size = [224, 224] }},
-    {{ op = "color_jitter", brightness = 0.4, contrast = 0.4, saturation = 0.4, hue = 0.1 }},
-    {{ op = "random_flip" }},
-]
+[streams.scans]
+source = {{ type = "python", function = "scans:Scans", fields = {{ image = "uint8[64,64,1]", label = "int64" }} }}
+batch_size = 32
+window = 4
+memory = "1MiB"
+"""
+SCANS = """\
+import time
+
+import numpy as np
+
+
+class Scans:
+    \"\"\"Scans on a slow server: each takes 40 ms to arrive.\"\"\"
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        time.sleep(0.04)
+        return np.full((64, 64, 1), index % 256, np.uint8), index % 10
 """
 
 
@@ -76,6 +88,7 @@ def main() -> None:
     make_photos(PLACE / "photos", PHOTOS, 0, lambda _made: None)
     configuration = PLACE / "batchd.toml"
     configuration.write_text(CONFIGURATION)
+    (PLACE / "scans.py").write_text(SCANS)
     with ExitStack() as stack:
         address = stack.enter_context(batchd.serve(configuration))
         for name, (stream, seconds) in TRAINERS.items():
@@ -163,7 +176,7 @@ def fewer_colours(picture: Image.Image, size: tuple[int, int]) -> bytes:
     """Return a PNG file of a picture, scaled to ``size`` in pixels, of ``COLOURS`` colours."""
     scaled = picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
     file = BytesIO()
-    scaled.quantize(COLOURS, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    scaled.quantize(COLOURS, kmeans=3, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
