@@ -37,6 +37,7 @@ from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
 from batchd_client.memory import BatchMemory
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
+from batchd_wire.slot import rows_crc32
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
 
 if TYPE_CHECKING:
@@ -316,6 +317,16 @@ class Batch(NotCopyable, Mapping[str, Any]):
         lease, field = self._lease_of(name), self._field(name)
         sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
         return Room(self._whole(lease, field), sizes, field.varying)
+
+    def crc32(self) -> int:
+        """CRC-32 of the rows, as ``verify = true`` has it of each: some 1 ms for each MB.
+
+        Log it with the position: ``batchd replay --verify CRC`` then shows whether a batch that is
+        made again has the same bytes. Raises ``BatchReleased``.
+        """
+        page = self._lease_of("crc32").memory.page
+        covered = [(field.offset, field.row_bytes) for field in self._fields.values()]
+        return rows_crc32(page, covered, range(self._first, self._first + self.samples))
 
     @property
     def memory(self) -> BatchMemory:

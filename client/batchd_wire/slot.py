@@ -20,6 +20,8 @@ it, the trainer compares it:
     row i of   | image | label | index | valid |  ->  CRC-32 of these bytes, in this order
                                                   ->  row i of "#crc32"
 
+The sum of several rows is the CRC-32 of their bytes, one row after the other.
+
 So checksums travel as their rows do, and it makes no difference how many workers filled a batch, or
 which ranks share it. The sum is zlib's CRC-32 (ISO 3309, ITU-T V.42).
 
@@ -29,6 +31,7 @@ has one whole batch. Generations of a slot only grow, and none is given twice.
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -107,8 +110,14 @@ class RowChecksums:
         ]
 
     def _of(self, page: memoryview, row: int) -> int:
-        crc = 0
-        for offset, row_bytes in self._covered:
+        return rows_crc32(page, self._covered, range(row, row + 1))
+
+
+def rows_crc32(page: memoryview, covered: Sequence[tuple[int, int]], rows: range) -> int:
+    """CRC-32 of ``rows`` of a slot. ``covered``: (first byte, bytes of a row) of each field."""
+    crc = 0
+    for row in rows:
+        for offset, row_bytes in covered:
             start = offset + row * row_bytes
             crc = zlib.crc32(page[start : start + row_bytes], crc)
-        return crc
+    return crc

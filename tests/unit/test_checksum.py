@@ -12,7 +12,7 @@ from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.sources.files.index import image_columns
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
-from batchd_wire.slot import RowChecksums
+from batchd_wire.slot import RowChecksums, rows_crc32
 from batchd_wire.views import slot_arrays
 
 FIELDS = (Field("image", "uint8", (5, 3)), Field("label", "int64", ()), Field("valid", "bool", ()))
@@ -36,6 +36,19 @@ def test_a_checksum_is_the_crc_of_the_rows_bytes_field_after_field() -> None:
     for row in range(ROWS):
         parts = [page[places[field.name].offset + row * field.row_bytes :][: field.row_bytes] for field in FIELDS]
         assert unpack_from("<I", page, places[CHECKSUM.name].offset + 4 * row)[0] == zlib.crc32(b"".join(parts))
+
+
+def test_the_checksum_of_several_rows_is_that_of_their_bytes_one_row_after_the_other() -> None:
+    """A trainer's batch may be some of the rows of a slot."""
+    page = filled_page()
+    fields = [field for field in LAYOUT.fields if field.name != CHECKSUM.name]
+    covered = [(field.offset, field.row_bytes) for field in fields]
+    rows = [
+        b"".join(page[field.offset + row * field.row_bytes :][: field.row_bytes] for field in fields)
+        for row in range(ROWS)
+    ]
+
+    assert rows_crc32(memoryview(page), covered, range(1, 3)) == zlib.crc32(rows[1] + rows[2])
 
 
 def test_untouched_rows_match() -> None:

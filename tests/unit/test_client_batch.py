@@ -6,6 +6,7 @@ Leases follow the lifetime of Python's objects.
 import gc
 import sys
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -192,6 +193,17 @@ def test_released_batch_refuses_access_by_name(batches) -> None:
         batch["label"]
     assert "[released]" in repr(batch)
     assert (batch.epoch, batch.step) == (0, 0)
+
+
+def test_a_checksum_of_a_batch_covers_its_rows_field_after_field(batches) -> None:
+    """It is the CRC-32 of the rows' bytes, and a released batch has none."""
+    batch = next(batches)
+    rows = [b"".join(np.asarray(batch[name])[row].tobytes() for name in batch) for row in range(batch.samples)]
+
+    assert batch.crc32() == zlib.crc32(b"".join(rows))
+    batch.release()
+    with pytest.raises(BatchReleased):
+        batch.crc32()
 
 
 def test_with_releases_at_its_end(batches) -> None:
