@@ -90,8 +90,9 @@ class ServeStream(Message):
     "seekable" values of the source, their "pixels", or "decoded", the result of the first steps.
 
     ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs, and
-    the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers, as (ms without data,
-    number of retries, ms per sample).
+    the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers,
+    as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is followed by
+    a ``RowMade``; only ``batchd replay`` asks for it.
     """
 
     stream: int
@@ -105,6 +106,7 @@ class ServeStream(Message):
     layout: object
     cache: str
     pack: dict[str, object]
+    tells_rows: bool = False
 
 
 @message(32)
@@ -186,6 +188,27 @@ class ChunksFilled(Message):
     hopeless: str
 
 
+@message(110)
+class RowMade(Message):
+    """How a row of ``order`` was made: of ``sample``, called ``name``; ``planned`` is the plan's.
+
+    ``is_good``: false if the stream's policy left it without a sample. ``tried``: the samples that
+    were bad before it, as (index, path, reason); the first one is the planned one.
+    ``modified_ns``: when the file of the sample was last written, in ns since 1970; 0 if not known.
+    ``draws``: of each random step, in order, by the names of its results.
+    """
+
+    order: int
+    row: int
+    planned: int
+    sample: int
+    name: str
+    is_good: bool
+    tried: list[tuple[int, str, str]]
+    modified_ns: int
+    draws: list[dict[str, object]]
+
+
 @message(49)
 class StreamMeasured(Message):
     """The names of the timed ``parts`` of ``stream``, in order."""
@@ -246,6 +269,7 @@ HOPELESS_BYTES_MAX = 2000
 
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
+TO_REPLAY_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade)
 
 
 @message(57)

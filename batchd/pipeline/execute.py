@@ -68,6 +68,11 @@ class Pipeline:
         self.runs_rows = has_rows and len(self._read) == len(columns) and None not in self._rows_stages
         """True if ``run_rows`` makes what ``run`` makes."""
 
+    def note_draws(self) -> list[dict[str, object]]:
+        """Have the random steps note what they draw; the list has those of the last sample."""
+        self._random.draws = []
+        return self._random.draws
+
     def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
         """Make the fields of ``sample`` from the values of its source and write them into ``row``.
 

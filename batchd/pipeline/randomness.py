@@ -21,7 +21,7 @@ NUMBER_MAX = (1 << 63) - 1
 class SampleRandom:
     """Random numbers that start over for each sample. ``seed`` is 0 to ``NUMBER_MAX``."""
 
-    __slots__ = ("_bits", "_counter", "_state", "generator", "random", "sample")
+    __slots__ = ("_bits", "_counter", "_state", "draws", "generator", "random", "sample")
 
     def __init__(self, seed: int) -> None:
         assert 0 <= seed <= NUMBER_MAX, f"seed {seed}"
@@ -36,10 +36,15 @@ class SampleRandom:
         """Draw a number from [0, 1); bound once, as each sample calls it several times."""
         self.sample = 0
         """The sample whose numbers are drawn."""
+        self.draws: list[dict[str, object]] | None = None
+        """Results of the random steps of a sample, in order, for ``batchd replay``; None: no one
+        asks. To note them draws no number."""
 
     def start(self, epoch: int, sample: int, attempt: int) -> None:
         """Go to the numbers of a sample, in about 1 µs; ``attempt`` counts substitutions from 0."""
         self.sample = sample
+        if self.draws is not None:
+            self.draws.clear()
         counter = self._counter
         counter[1] = attempt
         counter[2] = epoch

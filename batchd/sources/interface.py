@@ -66,6 +66,14 @@ class PlainReader:
 
 
 @runtime_checkable
+class NamesFiles(Protocol):
+    """A reader that knows in which file a sample is."""
+
+    def file(self, sample: int) -> bytes | None:
+        """The path or the URL of the file; None if the sample has none."""
+
+
+@runtime_checkable
 class ReadsAhead(Protocol):
     """A reader that reads several samples faster together than one by one."""
 

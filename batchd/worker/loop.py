@@ -29,7 +29,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -171,6 +171,11 @@ class WorkerStream:
         self._opened = ExitStack()
         self._opened.callback(run_queue.close)
         self._hopeless: str | None = None
+        self._tried: list[tuple[int, str, str]] = []
+        """Bad samples of the current row: (index, path, reason)."""
+        self._made: list[orders.RowMade] | None = [] if message.tells_rows else None
+        """Rows that were made and are not reported yet; None if no one asks how."""
+        self._draws: list[dict[str, object]] = []
         try:
             self._maker = SampleMaker(
                 recipe,
@@ -182,6 +187,8 @@ class WorkerStream:
                 has_rows=self._pack is None,
             )
             self._opened.callback(self._maker.close)
+            if message.tells_rows:
+                self._draws = self._maker.note_draws()
         except RecipeUnusable as error:
             self._hopeless = str(error)
 
@@ -191,8 +198,10 @@ class WorkerStream:
 
     def fill(
         self, message: orders.FillChunks, slots: Slots, before_next: Callable[[], None] = lambda: None
-    ) -> Iterator[orders.ChunksFilled]:
+    ) -> Iterator[orders.ChunksFilled | orders.RowMade]:
         """Fill rows of slots; report the chunks that are filled, all together or some at a time.
+
+        Reports each row before its chunk, if asked to.
 
         ``before_next`` is called before each chunk except the first.
         """
@@ -218,6 +227,9 @@ class WorkerStream:
             target = range(len(rows)) if message.is_packed else rows
             bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
             filled.append(chunk.order)
+            if self._made:
+                yield from self._made
+                self._made.clear()
             is_due = chunk is chunks[-1] or self._stopwatch.elapsed_s >= orders.REPORT_AFTER_S
             if is_due or bad or hopeless:
                 work = self._stopwatch.work() if self._hopeless is None else orders.NO_WORK
@@ -259,7 +271,12 @@ class WorkerStream:
             arrays[VALID][_places(target)] = True
         bad: Bad = []
         hopeless = ""
-        for row, sample in self._not_filled_at_once(samples, target, arrays, page):
+        left = self._not_filled_at_once(samples, target, arrays, page)
+        if self._made is not None:
+            alone = {row for row, _sample in left}
+            rows = zip(target, samples.tolist(), strict=True)
+            self._made += [self._row_made(chunk, row, sample, sample) for row, sample in rows if row not in alone]
+        for row, sample in left:
             fields = {name: array[row, ...] for name, array in arrays.items()}
             reason = self._fill_row(chunk.epoch, row, sample, 0, fields)
             if reason is not None:
@@ -268,6 +285,11 @@ class WorkerStream:
                     name = self._maker.shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
             self._checksums.write(page, row)
+            if self._made is not None:
+                is_good = reason is None or (self._on_error == "substitute" and not hopeless)
+                made = self._row_made(chunk, row, sample, int(fields[INDEX]), is_good=is_good, draws=self._draws)
+                self._made.append(made)
+            self._tried.clear()
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, hopeless
@@ -276,6 +298,28 @@ class WorkerStream:
         """Add a bad sample to those that are reported."""
         bytes_max = orders.LONG_REASON_BYTES_MAX if len(bad) < orders.LONG_REASONS_MAX else orders.REASON_BYTES_MAX
         bad.append((sample, self._maker.shown_name(sample), shortened(reason, bytes_max)))
+
+    def _row_made(  # noqa: PLR0913  each is a fact of the row
+        self,
+        chunk: orders.Chunk,
+        row: int,
+        planned: int,
+        sample: int,
+        *,
+        is_good: bool = True,
+        draws: Sequence[dict[str, object]] = (),
+    ) -> orders.RowMade:
+        return orders.RowMade(
+            order=chunk.order,
+            row=row,
+            planned=planned,
+            sample=sample,
+            name=self._maker.shown_name(sample),
+            is_good=is_good,
+            tried=list(self._tried),
+            modified_ns=self._maker.modified_ns(sample),
+            draws=list(draws) if is_good else [],
+        )
 
     def _not_filled_at_once(
         self, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
@@ -300,6 +344,7 @@ class WorkerStream:
         if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:
             return False
         self._note.take_many(target[0])
+        failpoints.passing("worker.rows.begin", int(samples[0]))
         place = slice(target[0], target[-1] + 1)
         return self._maker.fill_rows(samples, {name: array[place] for name, array in arrays.items()})
 
@@ -307,11 +352,15 @@ class WorkerStream:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
         self._note.take(row, sample)
         if sample in self.quarantined:
-            return "quarantined"
-        failpoints.passing("worker.sample.begin", sample)
-        reason = self._maker.fill(epoch, sample, attempt, fields)
+            reason: str | None = "quarantined"
+        else:
+            failpoints.passing("worker.sample.begin", sample)
+            reason = self._maker.fill(epoch, sample, attempt, fields)
         if reason is None:
             failpoints.passing("worker.sample.written", sample)
+        elif self._made is not None:
+            short = shortened(reason, orders.REASON_BYTES_MAX)
+            self._tried.append((sample, self._maker.shown_name(sample), short))
         return reason
 
     def _treat(self, epoch: int, row: int, sample: int, fields: Row) -> bool:

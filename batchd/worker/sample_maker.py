@@ -10,6 +10,7 @@ Invariant: a problem of one sample is a reason, and the next sample can be made;
 ``RecipeUnusable`` concerns all samples.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -33,11 +34,12 @@ from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.kept_files import KeptFiles, PartUnfit
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
-from batchd.sources.interface import Reader, ReadsAhead, ReadsRows, open_reader, read_ahead
+from batchd.sources.interface import NamesFiles, Reader, ReadsAhead, ReadsRows, open_reader, read_ahead
 from batchd.sources.kinds import source_from_plain
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
+from batchd.storage.location import is_url
 from batchd.worker.stopwatch import Stopwatch
 
 BAD = SampleUnreadable, SampleUndecodable
@@ -196,6 +198,20 @@ class SampleMaker:
             return False
         self._stopwatch.rows_done(len(samples), from_cache=self._cached is not None)
         return True
+
+    def note_draws(self) -> list[dict[str, object]]:
+        """Have random steps note what they draw; the list has those of the last sample."""
+        return self._pipeline.note_draws()
+
+    def modified_ns(self, sample: int) -> int:
+        """When the file of a sample was last written, in ns since 1970; 0 if that is not known."""
+        file = self._reader.file(sample) if isinstance(self._reader, NamesFiles) else None
+        if file is None or is_url(file):
+            return 0
+        try:
+            return os.stat(file).st_mtime_ns  # noqa: PTH116  bytes, because names need not be text
+        except OSError:
+            return 0
 
     def keep_known(self, sample: int, row: Row) -> None:
         """Write a bad sample's known fields; all others get zeros, or their padding."""

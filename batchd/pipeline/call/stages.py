@@ -50,6 +50,8 @@ class CallStage:
         given = {name: self._given(name, values[name]) for name in self._fields}
         kept = dict(given)
         sizes = {name: _size(given[name]) for name in self._followed}
+        if self._is_random and random.draws is not None:
+            random.draws.append({"numbers": "its own"})
         try:
             made = call(self._function, given, random.generator if self._is_random else None)
             values.update(self._checked(made, kept))

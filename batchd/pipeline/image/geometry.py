@@ -421,3 +421,27 @@ def _plan_rotate(step: Rotate) -> Planner:
         geometry.rotate(degrees, step.interpolation, step.fill)
 
     return plan_degrees
+
+
+def noting(step: StepOptions, planner: Planner, draws: list[dict[str, object]]) -> Planner:
+    """Make a planner that also notes in ``draws`` what the step has drawn; it draws no more."""
+
+    def plan(geometry: Geometry, random: RandomNumber) -> None:
+        assert geometry.trail is not None, "what is noted is followed"
+        known, whole = len(geometry.trail), Cut(0, 0, geometry.height, geometry.width)
+        planner(geometry, random)
+        draws.append(_drawn(step, geometry.trail[known:], whole))
+
+    return plan
+
+
+def _drawn(step: StepOptions, trail: Sequence[Move | Orientation], whole: Cut) -> dict[str, object]:
+    """What a random step chose, by what it did to a ``whole`` image; boxes as the viewer sees."""
+    if isinstance(step, RandomFlip):
+        return {"flips": ["horizontal" if one == _MIRRORED else "vertical" for one in trail]}
+    if isinstance(step, Rotate):
+        (turn,) = trail
+        return {"degrees": turn.degrees if isinstance(turn, Warp) else 90 * QUARTER_TURNS.index(turn)}
+    cut = next((one for one in trail if isinstance(one, Cut)), whole)
+    padded = next((one for one in trail if isinstance(one, Padding)), None)
+    return {"crop": cut._asdict(), **({"padded": {"top": padded.top, "left": padded.left}} if padded else {})}

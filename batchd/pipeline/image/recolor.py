@@ -90,10 +90,14 @@ def _cutout(step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> Recolor:  # noq
     height, width = step.size
 
     def cut(pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
+        holes: list[tuple[int, int]] = []
         for _ in range(step.holes):
             top = int(pixels.shape[0] * random.random()) - height // 2
             left = int(pixels.shape[1] * random.random()) - width // 2
             pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = step.fill
+            holes.append((top, left))
+        if random.draws is not None:
+            random.draws.append({"holes": [{"top": top, "left": left} for top, left in holes]})
         return pixels
 
     return cut
@@ -115,6 +119,8 @@ class _Jitter:
         self._changes = [(change, max(0.0, 1 - strength), 1 + strength) for change, strength in strengths if strength]
         if step.hue:
             self._changes.append((partial(shift_hue, is_bgr=is_bgr), -step.hue, step.hue))
+        names = ("brightness", "contrast", "saturation", "hue")
+        self._names = [name for name in names if getattr(step, name)]
         self._orders = list(permutations(range(len(self._changes))))
 
     def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
@@ -122,6 +128,8 @@ class _Jitter:
         drawn = [low + (high - low) * random.random() for _change, low, high in self._changes]
         for place in order:
             self._changes[place][0](pixels, drawn[place])
+        if random.draws is not None:
+            random.draws.append({self._names[place]: drawn[place] for place in order})
         return pixels
 
     def _brighten(self, pixels: Pixels, factor: float) -> None:

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
-from batchd.pipeline.image.geometry import DecodePlan, Geometry, plan_decoding, planner_for
+from batchd.pipeline.image.geometry import DecodePlan, Geometry, noting, plan_decoding, planner_for
 from batchd.pipeline.image.jpeg_box import part_of, probe_file
 from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
@@ -135,7 +135,7 @@ class ImageStage:
         self._pixels_max = made.pixels_max or PIXELS_MAX
         self._applies_exif = decode is not None and decode.exif == "apply"
         self._scales_decoding = decode is not None and decode.scale == "auto"
-        self._planners = [planner for planner in map(planner_for, steps) if planner]
+        self._planners = [(step, planner) for step in steps if (planner := planner_for(step))]
         moves_followers = bool(made.followers) and (
             bool(self._planners) or any(isinstance(step, Follow) for step in steps)
         )
@@ -202,11 +202,14 @@ class ImageStage:
     def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
         header = self._look(value)
         orientation = header.orientation if self._applies_exif else 1
-        is_followed = self._followers is not None
+        is_followed = self._followers is not None or random.draws is not None
         geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
         height, width = geometry.height, geometry.width
-        for planner in self._planners:
-            planner(geometry, random.random)
+        for step, planner in self._planners:
+            if random.draws is not None and step.is_random:
+                noting(step, planner, random.draws)(geometry, random.random)
+            else:
+                planner(geometry, random.random)
         is_scaled = self._scales_decoding and header.format == "JPEG"
         decoding = plan_decoding(geometry.moves, header.height, header.width, is_scaled=is_scaled)
         is_cut_by_decoder = self._decoder is not None and self._decoder.decodes_boxes(header)

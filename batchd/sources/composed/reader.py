@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from batchd.samples.values import Value
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
-from batchd.sources.interface import Reader, open_reader, read_ahead
+from batchd.sources.interface import NamesFiles, Reader, open_reader, read_ahead
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 
@@ -55,6 +55,12 @@ class ComposedReader:
         """See ``interface.Reader``."""
         part, number = self._place(sample)
         return self._reader(part).name(number)
+
+    def file(self, sample: int) -> bytes | None:
+        """See ``interface.NamesFiles``."""
+        part, number = self._place(sample)
+        reader = self._reader(part)
+        return reader.file(number) if isinstance(reader, NamesFiles) else None
 
     def close(self) -> None:
         """Close all that are open."""

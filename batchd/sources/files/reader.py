@@ -62,7 +62,7 @@ class FilesReader:
         bound = bound_of(self._index.root, allow_outside_root=source.allow_outside_root)
         self._bytes = SampleReader(self._index, max_bytes, storage, bound)
         self._path_bytes = source.path_bytes
-        self.name = self._index.path
+        self.name, self.file = self._index.path, self._index.file
         if self._bytes.reads_ahead:
             self.prefetch = self.prefetch_with = self._bytes.read_ahead
         self.close = self._bytes.close

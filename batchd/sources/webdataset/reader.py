@@ -134,18 +134,19 @@ class MembersReader:
 
     def name(self, sample: int) -> str:
         """The shard, and the key of the sample in it."""
-        return f"{readable(self._file(sample))}: {readable(self._key(sample))}"
+        return f"{readable(self.file(sample))}: {readable(self._key(sample))}"
 
     def _key(self, sample: int) -> bytes:
         start, end = self._offsets[self._index.checked(sample) : sample + 2].tolist()
         return self._keys[start:end].tobytes()
 
-    def _file(self, sample: int) -> bytes:
+    def file(self, sample: int) -> bytes:
+        """See ``interface.NamesFiles``."""
         return self._files[bisect_right(self._firsts, self._index.checked(sample)) - 1]
 
     def _found(self, sample: int) -> list[_Found | None]:
         """The wanted members of a sample; None for an absent one."""
-        file, start = self._file(sample), int(self._starts[sample])
+        file, start = self.file(sample), int(self._starts[sample])
         return [
             None if number == MISSING else _Found(endings[number], Extent(file, start + blocks * BLOCKSIZE, size))
             for endings, number, (blocks, size) in zip(
