@@ -250,7 +250,11 @@ class Loop:
             status = replace(status, streams=shown, pool=pool)
             if not door.is_remote:  # lines name files, and other hosts
                 status = replace(status, warnings=self.log.warnings)
-            if not door.is_remote and message.log_after is not None:  # a message may not hold both
+            if not door.is_remote and message.card_of is not None:  # its door has checked the user
+                number = self.state.numbers.get(message.card_of)
+                card = self.streams[number].card if number is not None else None
+                status = DaemonStatus(status.daemon, (), (), (), card=card)
+            elif not door.is_remote and message.log_after is not None:  # a message may not hold both
                 status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
             door.answer(query.session, Status(message.request, plain_status(status)))
 

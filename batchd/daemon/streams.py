@@ -10,7 +10,7 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from hashlib import sha256
 
@@ -36,8 +36,9 @@ from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
+from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout
-from batchd_wire.status import StreamDescription
+from batchd_wire.status import ContentPart, StreamCard, StreamDescription
 
 _log = structlog.get_logger()
 
@@ -46,6 +47,10 @@ REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
 """Bytes of a stream that a remote trainer has waiting in its memory, or two batches, whatever its
 window."""
+REPLAYED_KEYS = {"python_path", "worker_address", "pool_accept"}
+"""The keys of [daemon] that have a say in what a stream's samples are."""
+PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
+"""Parts of a fingerprint that are not called as the keys of the configuration."""
 TEXT_CHARACTERS_MAX = 200
 DESCRIBED_CHARACTERS_MAX = 1_000
 """Of a description: one text, and all fields or all steps. A status has those of every stream."""
@@ -70,6 +75,7 @@ class ServedStream:
     index_descriptor: int
     classes: list[str]
     description: StreamDescription
+    card: StreamCard
     place_layout: object = None
     mailbox: MailboxMemory | None = None
     cache_spec: CacheSpec | None = None
@@ -146,13 +152,13 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     epochs = epoch_plan(name, config, index)
     decodes_here = bool(config.why_here)
-    made_by_any = not decodes_here and whole.daemon.worker_address is not None and whole.daemon.pool_accept == "any"
+    content = content_of(plan, index.digest, made_by_any=is_made_by_any(whole, name))
     repeats = not (config.shuffle or source.is_live or plan.pipeline.is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
         name=name,
-        fingerprint=fingerprint(plan, index.digest, made_by_any=made_by_any),
+        fingerprint=fingerprint(content),
         plan=epochs,
         repeats=repeats,
         window=window_of(config, whole.daemon, ring),
@@ -195,6 +201,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         index_descriptor=index.to_memfd(),
         classes=[] if are_too_many else classes,
         description=describe(config, ring.layout),
+        card=card_of(name, whole, content, epochs.samples),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
         cache_spec=wanted_cache,
@@ -269,10 +276,16 @@ def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: Sa
     return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def fingerprint(plan: StreamPlan, source_digest: str, *, made_by_any: bool = False) -> str:
-    """Digest of all that decides the bytes of a position: source, steps, batches.
+def is_made_by_any(whole: Config, name: str) -> bool:
+    """True if worker hosts may fill the stream that need not make the same bytes as this host."""
+    daemon = whole.daemon
+    return not whole.streams[name].why_here and daemon.worker_address is not None and daemon.pool_accept == "any"
 
-    ``made_by_any``: worker hosts fill it that need not make the same bytes as this host.
+
+def content_of(plan: StreamPlan, source_digest: str, *, made_by_any: bool = False) -> dict[str, object]:
+    """All that decides the bytes of a position: source, steps, batches.
+
+    ``made_by_any``: see ``is_made_by_any``.
 
     Files that steps read and modules of the user's functions count by their content, not their
     path. Window, memory and workers do not count: they decide when a batch is ready. Nor does a
@@ -294,4 +307,32 @@ def fingerprint(plan: StreamPlan, source_digest: str, *, made_by_any: bool = Fal
         content["accept"] = "any"
     if plan.code.digests:
         content["modules"] = dict(plan.code.digests)
+    return content
+
+
+def fingerprint(content: Mapping[str, object]) -> str:
+    """Digest of ``content_of`` a stream."""
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def card_of(name: str, whole: Config, content: Mapping[str, object], samples: int) -> StreamCard:
+    """The parts of a stream's fingerprint, and the configuration that makes its batches again."""
+    daemon = whole.daemon.model_dump(mode="json", include=REPLAYED_KEYS, exclude_unset=True)
+    stream = whole.streams[name].model_dump(mode="json", exclude_unset=True)
+    text = json.dumps({"daemon": daemon, "streams": {name: stream}})
+    pieces = tuple(text[at : at + MESSAGE_CHARACTERS_MAX] for at in range(0, len(text), MESSAGE_CHARACTERS_MAX))
+    parts = tuple(ContentPart(part, json.dumps(value)) for part, value in _parts(content))
+    return StreamCard(name, fingerprint(content), samples, parts, pieces)
+
+
+def _parts(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Name the parts of a fingerprint: steps as ``pipeline[0]``, modules as ``module NAME``."""
+    for key, value in content.items():
+        if key == "steps" and isinstance(value, list):
+            yield from ((f"pipeline[{place}]", step) for place, step in enumerate(value))
+        elif key == "modules" and isinstance(value, dict):
+            yield from ((f"module {module}", digest) for module, digest in value.items())
+        elif key == "columns":
+            yield "columns", dict(value)  # type: ignore[call-overload]
+        else:
+            yield PART_NAMES.get(key, key), value

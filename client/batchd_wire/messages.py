@@ -188,11 +188,13 @@ class AskStatus(Message):
     """Ask for the daemon's status.
 
     ``log_after``: for the lines of the log after this one, as far as the daemon keeps them, in
-    place of workers, trainers, streams and worker hosts.
+    place of workers, trainers, streams and worker hosts. ``card_of``: for the card of this stream,
+    in the same place; only for root and the daemon's own user, as it has the configuration.
     """
 
     request: int
     log_after: int | None = None
+    card_of: str | None = None
 
 
 @message(15)

@@ -397,11 +397,35 @@ class PoolStatistics:
 
 
 @record
+class ContentPart:
+    """One part of what a stream's fingerprint is made of. ``value``: JSON."""
+
+    name: str
+    value: str
+
+
+@record
+class StreamCard:
+    """What it takes to make a stream's batches again, for `batchd card` and `batchd replay`.
+
+    ``parts``: all that the ``fingerprint`` is a digest of. ``samples``: those of an epoch.
+    ``configuration``: pieces of one JSON text, as `batchd.toml` with this stream alone.
+    """
+
+    stream: str
+    fingerprint: str
+    samples: int
+    parts: tuple[ContentPart, ...]
+    configuration: tuple[str, ...]
+
+
+@record
 class DaemonStatus:
     """The answer to ``AskStatus``. ``pool``: None if no worker hosts may come.
 
     ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for, with
-    nothing but ``daemon``. Both have the newest last, and are empty for other hosts.
+    nothing but ``daemon``. Both have the newest last, and are empty for other hosts. ``card``: of a
+    stream, if it was asked for and there is one, with nothing but ``daemon``.
     """
 
     daemon: DaemonFacts
@@ -411,6 +435,7 @@ class DaemonStatus:
     pool: PoolStatistics | None = None
     warnings: tuple[LogLine, ...] = ()
     log: tuple[LogLine, ...] = ()
+    card: StreamCard | None = None
 
     def stream(self, name: str) -> StreamStatistics | None:
         """Find a stream by its name."""
@@ -426,6 +451,8 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
         del plain["pool"]
     if not status.log:
         del plain["log"]
+    if status.card is None:
+        del plain["card"]
     return plain
 
 
@@ -434,6 +461,13 @@ def read_status(plain: Mapping[str, object]) -> DaemonStatus:
     status = _read(DaemonStatus, plain)
     assert isinstance(status, DaemonStatus)
     return status
+
+
+def read_card(plain: Mapping[str, object]) -> StreamCard:
+    """Read the maps of a ``StreamCard``, as ``read_status``."""
+    card = _read(StreamCard, plain)
+    assert isinstance(card, StreamCard)
+    return card
 
 
 def _read(kind: type, plain: object) -> object:

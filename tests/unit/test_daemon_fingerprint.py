@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from batchd.config.tree import Mark, StreamConfig, keys_marked
 from batchd.daemon.stream_plan import StreamCode, StreamPlan
-from batchd.daemon.streams import FINGERPRINT_DIGITS, fingerprint
+from batchd.daemon.streams import FINGERPRINT_DIGITS, content_of, fingerprint
 from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.fields.options import Drop, Rename
@@ -131,7 +131,7 @@ DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}
 
 
 def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS, **changes: object) -> str:
-    return fingerprint(plan_of(StreamConfig(**BASE | changes), digests), digest)
+    return fingerprint(content_of(plan_of(StreamConfig(**BASE | changes), digests), digest))
 
 
 def plan_of(
@@ -206,7 +206,8 @@ def test_the_text_of_users_functions_counts() -> None:
     """A changed function gives other bytes; a pipeline without functions adds nothing."""
     config = StreamConfig(**BASE)
     seen = [
-        fingerprint(plan_of(config, DIGESTS, modules), DIGEST) for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
+        fingerprint(content_of(plan_of(config, DIGESTS, modules), DIGEST))
+        for modules in ({}, {"a": "1"}, {"a": "2"}, {"b": "1"})
     ]
 
     assert len(set(seen)) == 4
@@ -240,7 +241,7 @@ def test_the_notation_of_a_number_makes_no_difference(tmp_path) -> None:
         for low in ("1", "1.0")
     ]
 
-    assert len({fingerprint(plan_of(stream), DIGEST) for stream in streams}) == 1
+    assert len({fingerprint(content_of(plan_of(stream), DIGEST)) for stream in streams}) == 1
 
 
 def test_a_fingerprint_is_short_text() -> None:

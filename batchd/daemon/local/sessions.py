@@ -46,6 +46,7 @@ from batchd_wire.messages import (
     TO_DAEMON,
     TO_DAEMON_LIFELINE,
     AskReload,
+    AskStatus,
     AskWritable,
     Handle,
     Hello,
@@ -437,10 +438,12 @@ class LocalDoor(Door):
 
     def _understand(self, session: Session, message: Message) -> None:
         event = self._event_of(session.number, message)
-        # a reader may not say what is served
-        if isinstance(message, AskReload) and not is_ours(session.user):
+        # a reader may not say what is served, nor see the rest of the configuration
+        is_owners = isinstance(message, AskReload) or (isinstance(message, AskStatus) and message.card_of is not None)
+        if isinstance(message, AskReload | AskStatus) and is_owners and not is_ours(session.user):
             owner = f"root and the daemon's own user (number {os.geteuid()})"
-            text = f"only {owner} may have it read its configuration again"
+            use = "have it read its configuration again" if isinstance(message, AskReload) else "see its configuration"
+            text = f"only {owner} may {use}"
             self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
         elif event is not None:
             self._daemon.enqueue(event)

@@ -10,7 +10,7 @@ least two: one is read while the other is filled.
 
 import resource
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from typing import Literal
@@ -105,8 +105,7 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
         problems += findings.problems
         if findings.columns is not None:
             columns[name] = findings.columns
-            fields = sample_fields(findings.columns, stream.pipeline, stream.on_error)
-            layouts[name] = place_fields((*fields, CHECKSUM) if stream.verify else fields, stream.batch_size)
+            layouts[name] = slot_layout(stream, findings.columns, has_checksums=stream.verify)
     memory_problems = _memory_problems(config, layouts)
     if problems:
         raise ConfigInvalid(problems + memory_problems)
@@ -119,6 +118,12 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
         slots_max = min(SLOTS_MAX, (shares[name] - mailbox_bytes) // layout.slot_bytes)
         rings[name] = RingSize(columns[name], layout, slots_max, mailbox_bytes)
     return rings
+
+
+def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksums: bool) -> SlotLayout:
+    """Lay out one slot. ``columns``: of the source; the steps fit them."""
+    fields = sample_fields(columns, stream.pipeline, stream.on_error)
+    return place_fields((*fields, CHECKSUM) if has_checksums else fields, stream.batch_size)
 
 
 def ring_slots(workers: int, batch_size: int, chunk_rows: int | Literal["auto"]) -> int:

@@ -31,7 +31,7 @@ from batchd.daemon.workers.remote import RemoteWorkers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd.storage.values import StorageLimits
 from batchd_wire.fields import layout_from_wire
-from batchd_wire.status import StreamDescription
+from batchd_wire.status import StreamDescription, read_card
 
 _log = structlog.get_logger()
 
@@ -188,6 +188,7 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
         index_descriptor=index,
         classes=facts["classes"],
         description=StreamDescription(**facts["description"]),
+        card=read_card(facts["card"]),
         place_layout=facts["place_layout"],
         cache_spec=CacheSpec(**facts["cache"]) if facts["cache"] else None,
     )

@@ -225,6 +225,7 @@ def _plain(stream: ServedStream) -> dict[str, Any]:
         "signature": stream.signature,
         "classes": stream.classes,
         "description": asdict(stream.description),
+        "card": asdict(stream.card),
         "place_layout": stream.place_layout,
         "mailbox_bytes": stream.mailbox_bytes,
         "cache": stream.cache_spec._asdict() if stream.cache_spec is not None else None,
