@@ -7,8 +7,21 @@
 nothing.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from batchd.embedded import serve
+
+if TYPE_CHECKING:
+    from batchd.history.batches import replay
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "serve"]
+__all__ = ["__version__", "replay", "serve"]
+
+
+def __getattr__(name: str) -> object:
+    """Import ``replay`` when it is used: it needs pydantic and numpy."""
+    if name == "replay":
+        return import_module("batchd.history.batches").replay
+    raise AttributeError(f"module 'batchd' has no attribute {name!r}")

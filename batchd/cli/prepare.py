@@ -33,7 +33,7 @@ from batchd.suggestions import suggestion
 from batchd_wire.wording import counted
 
 
-def _configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def configured_streams(context: click.Context, _argument: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the configured streams after Tab, also if parts of the configuration are wrong."""
     try:
         streams = read_config(context.params.get("config_file") or DEFAULT_CONFIG_FILE).data.get("streams")
@@ -43,7 +43,7 @@ def _configured_streams(context: click.Context, _argument: click.Parameter, inco
 
 
 @click.command("prepare")
-@click.argument("stream", shell_complete=_configured_streams)
+@click.argument("stream", shell_complete=configured_streams)
 @click.option(
     "--to", "folder", metavar="DIR", type=click.Path(path_type=Path), required=True, help="The folder of the shards."
 )

@@ -1,0 +1,78 @@
+"""``batchd card``: save what it takes to make the batches of a run again, and to compare runs.
+
+Runs in the user's shell. Of a running daemon, or of a configuration, whose source is scanned.
+"""
+
+from pathlib import Path
+
+import click
+
+from batchd.cli.log_lines import set_up_logs
+from batchd.cli.options import address_option, config_options
+from batchd.cli.prepare import configured_streams
+from batchd.cli.replay import ask_card
+from batchd.config.load import load_config
+from batchd.errors import BatchdError
+
+
+@click.command("card")
+@click.argument("stream", shell_complete=configured_streams)
+@config_options
+@click.option("--running", is_flag=True, help="Write the card of the running daemon's stream.")
+@address_option
+@click.option(
+    "--state",
+    "state_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The state of a trainer as JSON, to be saved with the card.",
+)
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to FILE, not to standard output."
+)
+def command(
+    *,
+    stream: str,
+    config_file: Path,
+    overrides: dict[str, str],
+    running: bool,
+    address: str | None,
+    state_file: Path | None,
+    output: Path | None,
+) -> None:
+    """Print the card of STREAM: fingerprint and its parts, versions, and the configuration.
+
+    Keep it beside the checkpoints of a run. `batchd replay --card` makes any batch of the run again
+    when batchd.toml has changed, and `batchd diff` says where two runs differ.
+    """
+    from dataclasses import replace  # noqa: PLC0415  as below
+
+    from batchd.history.batches import card_of, open_alone  # noqa: PLC0415  numpy
+    from batchd.history.cards import read_state  # noqa: PLC0415  the same
+    from batchd.pipeline.image.decode import decoder_versions  # noqa: PLC0415  it loads OpenCV
+
+    set_up_logs("warning")
+    if running or address is not None:
+        card = ask_card(stream, address)
+    else:
+        opened = open_alone(load_config(config_file, overrides), stream)
+        try:
+            card = card_of(opened, decoder_versions())
+        finally:
+            opened.close()
+    if state_file is not None:
+        state, _written_s = read_state(state_file)
+        if (state.stream, state.fingerprint) != (stream, card.fingerprint):
+            raise BatchdError(
+                f"{state_file} is the state of stream {state.stream!r} with the fingerprint {state.fingerprint}, not of "
+                f"{stream!r} with {card.fingerprint}; name the stream and the configuration of that run"
+            )
+        card = replace(card, state=state)
+    if output is None:
+        click.echo(card.to_json(), nl=False)
+        return
+    try:
+        output.write_text(card.to_json())
+    except OSError as error:
+        raise BatchdError(f"{output} cannot be written: {error.strerror}") from None
+    click.echo(f"{output}: stream {stream}, fingerprint {card.fingerprint}")

@@ -1,0 +1,51 @@
+"""``batchd diff``: say at which position the batches of two runs differ first, and why.
+
+Runs in the user's shell, from two files; it reads no data.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from batchd.cli.text import escaped
+
+DIFFERENT = 1
+
+
+@click.command("diff")
+@click.argument("run_a", type=click.Path(path_type=Path))
+@click.argument("run_b", type=click.Path(path_type=Path))
+def command(run_a: Path, run_b: Path) -> None:
+    """Compare the cards of two runs (`batchd card`), or the states of two trainers.
+
+    Print which parts of their fingerprints differ, and the first position with other batches. Equal
+    fingerprints mean the same batch at each position. Exit code 1 if the runs differ.
+    """
+    from batchd.history.cards import RunCard, TrainerState, read_run  # noqa: PLC0415  pydantic and numpy
+    from batchd.history.differ import difference  # noqa: PLC0415  the same
+
+    runs = [read_run(run_a), read_run(run_b)]
+    states = [run if isinstance(run, TrainerState) else run.state for run in runs]
+    for file, state in zip((run_a, run_b), states, strict=True):
+        if state is not None:
+            click.echo(f"{file}: next batch at {state.position.epoch}:{state.position.step}")
+    cards = [run for run in runs if isinstance(run, RunCard)]
+    if len(cards) < len(runs):
+        is_same = runs[0].fingerprint == runs[1].fingerprint
+        click.echo(
+            "the same batch at each position"
+            if is_same
+            else "other batches, and a state does not say why: compare two cards, which `batchd card` writes"
+        )
+        sys.exit(0 if is_same else DIFFERENT)
+    found = difference(*cards)
+    for line in [*found.parts, *found.versions]:
+        click.echo(escaped(line))
+    if found.position is not None:
+        click.echo(f"first other batch: {found.position.epoch}:{found.position.step}")
+    elif not found.parts:
+        click.echo("the same batch at each position")
+    if found.note:
+        click.echo(found.note)
+    sys.exit(DIFFERENT if found.parts else 0)

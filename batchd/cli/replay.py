@@ -1,0 +1,323 @@
+"""``batchd replay``: make the batch of any position again, and say how each row was made.
+
+Runs in the user's shell, without a daemon: worker processes of its own make the rows.
+
+Invariant: a batch of other files or other settings than those of the given card or state is not
+made. A file that was written later is named, and the command fails unless a checksum matches.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from time import monotonic
+
+import click
+import numpy as np
+from click.core import ParameterSource
+
+from batchd.cli.asking import client_errors, running_daemon
+from batchd.cli.log_lines import set_up_logs
+from batchd.cli.options import address_option, config_options
+from batchd.cli.peek import POSITION, PeekedBatch
+from batchd.cli.prepare import configured_streams
+from batchd.cli.tables import own_console
+from batchd.cli.text import escaped
+from batchd.config.load import load_config
+from batchd.errors import BatchdError
+from batchd.history.batches import (
+    Draw,
+    Replayed,
+    ReplayedRow,
+    Replayer,
+    Trainer,
+    check_fingerprint,
+    crc_text,
+)
+from batchd.history.cards import RunCard, TrainerState, read_card, read_state, version_differences
+from batchd_client.asking import ANSWER_TIMEOUT_S
+from batchd_client.batch import Room, ragged_view
+from batchd_wire.fields import RAGGED
+from batchd_wire.messages import AskStatus, Status
+from batchd_wire.position import Position
+from batchd_wire.status import DaemonStatus
+from batchd_wire.status import read_status as typed_status
+from batchd_wire.wording import counted
+
+PIPED_CHARACTERS = 80
+CHANGED_SHOWN_MAX = 10
+
+
+def _position(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
+    """Parse EPOCH:STEP. Raises ``click.BadParameter``."""
+    if value is None:
+        return None
+    if not POSITION.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not a position: EPOCH:STEP, as in 3:117, both counted from 0")
+    epoch, step = value.split(":")
+    return Position(int(epoch), int(step))
+
+
+def _checksums(_context: click.Context, _parameter: click.Parameter, value: str | None) -> set[int]:
+    """The numbers that a text may mean: Python prints decimal ones, this command eight digits."""
+    found = set()
+    for base in (16, 10):
+        try:
+            found.add(int(value or "", base))
+        except ValueError:
+            continue
+    if value is not None and not found:
+        raise click.BadParameter(f"{value!r} is not a CRC-32, such as 9f03aa12, or what batch.crc32() gave")
+    return found
+
+
+@click.command("replay")
+@click.argument("stream", shell_complete=configured_streams)
+@click.argument("position", required=False, callback=_position, metavar="[EPOCH:STEP]")
+@click.option(
+    "--state",
+    "state_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The state of a trainer as JSON: its next batch. A card may have one, too.",
+)
+@click.option(
+    "--card",
+    "card_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
+)
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The trainer's rank.")
+@click.option(
+    "--world-size",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="The number of ranks that share the stream.",
+)
+@click.option(
+    "--back", type=click.IntRange(0), default=0, metavar="N", help="The N-th batch of the rank before that, instead."
+)
+@config_options
+@click.option("--running", is_flag=True, help="Use the configuration of the running daemon.")
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "-o", "--output", metavar="PNG", type=click.Path(path_type=Path), help="Draw the batch, as `batchd peek`."
+)
+@click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
+@click.option("--npz", metavar="FILE", type=click.Path(path_type=Path), help="Write the fields for numpy.load.")
+@click.option(
+    "--verify",
+    "expected",
+    metavar="CRC",
+    callback=_checksums,
+    help="Compare the batch with the CRC-32 that batch.crc32() gave in the trainer, and fail if it differs.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    stream: str,
+    position: Position | None,
+    state_file: Path | None,
+    card_file: Path | None,
+    rank: int,
+    world_size: int,
+    back: int,
+    config_file: Path,
+    overrides: dict[str, str],
+    running: bool,
+    address: str | None,
+    as_json: bool,
+    output: Path | None,
+    field: str | None,
+    npz: Path | None,
+    expected: set[int],
+) -> None:
+    """Make the batch of STREAM at EPOCH:STEP again, and print how each row was made.
+
+    For each row: the sample, its file, label and checksum, what each random step drew, and what
+    stood in for a bad sample. With --rank, the position is where all ranks were.
+
+    Exit code 1 if a checksum differs, or if a file was written after the card or the state.
+    """
+    set_up_logs("warning")
+    card = read_card(card_file) if card_file is not None else None
+    begin, state, since_s = _begin(position, state_file, card_file, card)
+    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    served: RunCard | None = None
+    if running or address is not None:
+        if is_given:
+            raise click.UsageError("--running and --config are two configurations; leave one out")
+        served = ask_card(stream, address)
+        config = served.config()
+    elif card is not None and not is_given:
+        config = card.config()
+    else:
+        config = load_config(config_file, overrides)
+    with Replayer(config, stream, since_s=since_s) as replayer:
+        check_fingerprint(replayer, card, state)
+        replayed = replayer.at(begin, Trainer(rank, world_size), back)
+    for older in (card, served):
+        _warn_of_versions(older, replayed)
+    if as_json:
+        click.echo(json.dumps(replayed.to_plain(), indent=2))
+    else:
+        width = own_console().width if sys.stdout.isatty() else PIPED_CHARACTERS
+        click.echo("\n".join(shown(replayed, width)))
+    if npz is not None:
+        write_npz(replayed, npz)
+    if output is not None:
+        _draw(replayed, output, field)
+    _check(replayed, expected)
+
+
+def _begin(
+    position: Position | None, state_file: Path | None, card_file: Path | None, card: RunCard | None
+) -> tuple[Position, TrainerState | None, float | None]:
+    """The position, the state that has it, and the Unix time after which files count as changed."""
+    since_s = card.time_s if card is not None else None
+    if position is not None and state_file is not None:
+        raise click.UsageError("EPOCH:STEP and --state are two positions; leave one out")
+    if position is not None:
+        return position, None, since_s
+    file = state_file or card_file
+    if file is None:
+        raise click.UsageError("name the position as EPOCH:STEP, such as 3:117, or the --state of a trainer")
+    state, written_s = read_state(file)
+    return state.position, state, since_s if since_s is not None else written_s
+
+
+def ask_card(stream: str, address: str | None) -> RunCard:
+    """The card of a stream of the running daemon. Raises ``BatchdError``."""
+    with running_daemon(address) as session, client_errors():
+        deadline = monotonic() + ANSWER_TIMEOUT_S
+        answer = session.request(lambda request: AskStatus(request, card_of=stream), Status, deadline)
+        status: DaemonStatus = typed_status(answer.status)
+        if status.card is None or not status.card.configuration:
+            known = "; `batchd status` names its streams, and an older daemon has no cards"
+            raise BatchdError(f"the daemon has no card of a stream {stream!r}{known}")
+        return RunCard.of(status.card, {"batchd": status.daemon.version, "decoders": status.daemon.decoders})
+
+
+def _warn_of_versions(card: RunCard | None, replayed: Replayed) -> None:
+    differ = version_differences(card.versions, replayed.versions) if card is not None else []
+    if differ:
+        click.echo(
+            "batchd: other versions than those of the run made this batch, so pixels may differ; --verify CRC shows whether "
+            "they do",
+            err=True,
+        )
+    for line in differ:
+        click.echo(f"  {escaped(line)}", err=True)
+
+
+def _check(replayed: Replayed, expected: set[int]) -> None:
+    """Compare checksums. Raises ``BatchdError`` if they differ, or if files have changed."""
+    if expected and replayed.crc32 not in expected:
+        wanted = " or ".join(sorted(map(crc_text, expected)))
+        raise BatchdError(f"the batch has the CRC {crc_text(replayed.crc32)}, not {wanted}: its bytes differ")
+    if expected:
+        click.echo(f"the CRC {crc_text(replayed.crc32)} matches: the batch has the same bytes", err=True)
+        return
+    if replayed.changed:
+        names = "".join(f"\n  {name}" for name in replayed.changed[:CHANGED_SHOWN_MAX])
+        more = len(replayed.changed) - CHANGED_SHOWN_MAX
+        raise BatchdError(
+            f"{counted(len(replayed.changed), 'file')} of this batch changed after the run, so the batch may be another; "
+            f"--verify CRC shows whether it is:{names}" + (f"\n  and {more} more" if more > 0 else "")
+        )
+
+
+def shown(replayed: Replayed, width: int) -> list[str]:
+    """The facts of a batch as text of ``width`` columns."""
+    epoch, step = replayed.position
+    rows = counted(len(replayed.rows), "row")
+    lines = _wrapped(f"{replayed.stream}, epoch {epoch}, step {step}: {rows}, CRC {crc_text(replayed.crc32)}", width)
+    lines += _wrapped(f"fingerprint {replayed.fingerprint}", width)
+    for row in replayed.rows:
+        lines += ["", *_wrapped(_head(row), width)]
+        for text in (row.name, *map(_drawn, row.draws), *_others(row)):
+            lines += _wrapped(escaped(text), width, indent=2)
+    return lines
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    blank = " " * indent
+    return wrap(text, width, initial_indent=blank, subsequent_indent=blank + "  ", break_on_hyphens=False)
+
+
+def _head(row: ReplayedRow) -> str:
+    parts = [f"row {row.row}: sample {row.sample}"]
+    if row.label is not None:
+        parts.append(f"label {row.label}" + (f" ({escaped(row.class_name)})" if row.class_name else ""))
+    return ", ".join([*parts, f"CRC {crc_text(row.crc32)}"])
+
+
+def _others(row: ReplayedRow) -> list[str]:
+    """What happened to the sample of the plan, and to its file."""
+    others = [f"bad: sample {one.sample}, {one.name}: {one.reason}" for one in row.tried]
+    if row.sample != row.planned:
+        others.append(f"stands in for sample {row.planned}, which the plan names")
+    if not row.is_good:
+        others.append("no sample is in this row, as on_error says")
+    return [*others, *(["its file was written after the run"] if row.is_changed else [])]
+
+
+def _drawn(draw: Draw) -> str:
+    field = f" of {draw.field}" if draw.field not in ("", "image") else ""
+    return f"{draw.op}{field}: {', '.join(_result(name, value) for name, value in draw.drew.items())}"
+
+
+def _result(name: str, value: object) -> str:
+    match name, value:
+        case "crop", Mapping():
+            return f"{value['width']} x {value['height']} from {value['left']}, {value['top']}"
+        case "padded", Mapping():
+            return f"placed at {value['left']}, {value['top']}"
+        case "flips", list():
+            return " and ".join(map(str, value)) or "not flipped"
+        case "degrees", _:
+            return f"{value:.6g} degrees"
+        case "holes", list():
+            return "from " + "; ".join(f"{hole['left']}, {hole['top']}" for hole in value)
+        case "numbers", _:
+            return "numbers of its own"
+        case _:
+            return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def write_npz(replayed: Replayed, file: Path) -> None:
+    """Write the fields; of a ragged one NAME.values and NAME.row_splits. Raises ``BatchdError``."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, room in replayed.rooms.items():
+        if room.varying is not None and room.sizes is not None and room.varying.kind == RAGGED:
+            compact = ragged_view(room.array, room.sizes, room.varying).compact()
+            arrays |= {f"{name}.values": compact.values, f"{name}.row_splits": compact.row_splits}
+        else:
+            arrays[name] = np.asarray(replayed.fields[name])
+    try:
+        with file.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        raise BatchdError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _draw(replayed: Replayed, output: Path, field: str | None) -> None:
+    """Draw the contact sheet of `batchd peek`. Raises ``BatchdError``."""
+    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  it loads OpenCV
+
+    rooms = replayed.rooms
+    varying = {name: Room(*room) for name, room in rooms.items() if room.varying is not None}
+    arrays = {name: room.array for name, room in rooms.items()}
+    batch = PeekedBatch(*replayed.position, replayed.classes, arrays, varying, replayed.bgr_fields)
+    images: Sequence[str] = image_fields(batch)
+    drawn = field or next(iter(images), "image")
+    if drawn not in images:
+        there = ", ".join(images) or "none in any field"
+        raise BatchdError(f"stream {replayed.stream!r} has no images in a field {drawn!r}: it has {there}")
+    write_sheet(batch, output, drawn, is_bgr=drawn in replayed.bgr_fields)
+    click.echo(f"{output}: drawn", err=True)

@@ -1,0 +1,208 @@
+"""Cards of runs: their parts, what differs between two of them, and from which position on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from batchd.cli.main import main
+from batchd.config.load import load_config
+from batchd.config.tree import Config
+from batchd.errors import BatchdError
+from batchd.history.batches import card_of, open_alone
+from batchd.history.cards import RunCard, TrainerState, part_differences, read_card, read_run, version_differences
+from batchd.history.differ import difference
+from batchd_wire.codec import TEXT_CHARACTERS_MAX
+from batchd_wire.position import Position
+from support.settings import STILL_PIPELINE, folder_stream, write_settings
+
+
+@pytest.fixture
+def card(photos, tmp_path):
+    """Make the card of a stream of forty photographs in batches of eight, with changes."""
+
+    def make(**changes) -> RunCard:
+        config = write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(photos, **changes)}, {})
+        opened = open_alone(load_config(config), "photos")
+        try:
+            return card_of(opened, "OpenCV 9")
+        finally:
+            opened.close()
+
+    return make
+
+
+def test_a_card_has_every_part_of_the_fingerprint_and_the_configuration_that_makes_it(card, tmp_path):
+    """Its configuration makes the same card, also after it was written to a file and read."""
+    made = card(seed=7)
+    file = tmp_path / "card.json"
+    file.write_text(made.to_json())
+
+    kept = read_card(file)
+
+    assert kept == made
+    assert {"content version", "source", "columns", "pipeline[0]", "seed", "batch_size"} <= made.parts.keys()
+    assert (made.parts["seed"], made.parts["pipeline[1]"]["size"], made.samples) == (7, [32, 32], 40)
+    opened = open_alone(kept.config(), "photos")
+    again = card_of(opened, "OpenCV 9")
+    opened.close()
+    assert replace(again, time_s=made.time_s) == made
+
+
+def test_a_long_configuration_travels_in_pieces(photos, tmp_path):
+    """A text of a message has a limit; a source of many parts is longer."""
+    parts = [{"type": "folder", "path": str(photos)}] * 200
+    stream = {"source": {"type": "concat", "sources": parts}, "batch_size": 4, "pipeline": STILL_PIPELINE}
+    config = load_config(write_settings(tmp_path / "batchd.toml", {"many": stream}, {}))
+    opened = open_alone(config, "many")
+    opened.close()
+
+    assert len(opened.card.configuration) > 1
+    assert max(map(len, opened.card.configuration)) <= TEXT_CHARACTERS_MAX
+    assert card_of(opened, "").config().streams["many"] == config.streams["many"]
+
+
+def test_the_card_of_an_unknown_key_says_which_batchd_wrote_it(card):
+    """A newer batchd may have keys that this one does not know."""
+    configuration = {"streams": {"photos": {**card().configuration["streams"]["photos"], "novel": 1}}}
+    newer = replace(card(), configuration=configuration, versions={"batchd": "9.9"})
+    with pytest.raises(BatchdError, match=r"cannot use the configuration of the card, which batchd 9\.9 wrote"):
+        newer.config()
+
+
+def test_parts_that_differ_are_named_with_their_values():
+    """Steps by their options, code and files without digests, and parts that only one has."""
+    step = {"op": "random_flip", "probability": 0.5, "direction": "both"}
+    before = {
+        "content version": 3,
+        "source": "aa",
+        "pipeline[0]": step,
+        "pipeline[1]": {"op": "to"},
+        "module aug": "1",
+        "seed": 1,
+    }
+    after = {
+        "content version": 4,
+        "source": "bb",
+        "pipeline[0]": {**step, "probability": 0.75},
+        "pipeline[1]": {"op": "gray"},
+        "module aug": "2",
+        "seed": 1,
+        "pool_accept": "any",
+    }
+
+    assert part_differences(before, after) == [
+        "content version 3 became 4: this batchd makes other bytes of the same configuration",
+        "source: other files, or other options of the source",
+        'pipeline[0], "random_flip": probability 0.5 became 0.75',
+        'pipeline[1]: "to" became "gray"',
+        "module aug: the code of your function has changed",
+        'pool_accept: nothing became "any"',
+    ]
+    assert part_differences(before, before) == []
+
+
+def test_versions_that_differ_are_named():
+    """Only those that both know: a daemon's card has fewer."""
+    assert version_differences({"batchd": "1", "decoders": "a", "x": "1"}, {"batchd": "1", "decoders": "b"}) == [
+        "decoders: a became b"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "position", "note"),
+    [
+        ({}, {}, None, ""),
+        ({}, {"seed": 1}, (0, 0), ""),
+        ({}, {"batch_size": 4}, (0, 0), ""),
+        ({}, {"pipeline": STILL_PIPELINE}, (0, 0), ""),
+        ({"batch_size": 7}, {"batch_size": 7, "drop_last": True}, (0, 5), ""),
+        ({}, {"drop_last": True}, None, "only ranks that share its last round differ"),
+        ({}, {"on_error": "mask"}, (0, 0), ""),
+        ({}, {"on_error": "fail"}, None, "a batch with a bad sample may differ earlier"),
+        (
+            {"batch_size": 7},
+            {"batch_size": 7, "drop_last": True, "on_error": "fail"},
+            (0, 5),
+            "a bad sample may differ",
+        ),
+        (
+            {"pipeline": STILL_PIPELINE, "shuffle": False},
+            {"pipeline": STILL_PIPELINE, "shuffle": False, "seed": 3},
+            None,
+            "a batch with a bad sample may differ earlier",
+        ),
+        ({"shuffle": False, "batch_size": 40}, {"shuffle": False, "batch_size": 39}, (0, 0), ""),
+    ],
+)
+def test_the_first_position_that_differs_follows_from_two_cards(card, before, after, position, note):
+    """Nothing is decoded: the plans are compared, and what random steps draw."""
+    found = difference(card(**before), card(**after))
+
+    assert found.position == (None if position is None else Position(*position))
+    assert note in found.note
+    assert bool(found.parts) == (before != after)
+
+
+def test_changed_files_alone_differ_where_a_changed_sample_is(card):
+    """Which file has changed, a card does not know."""
+    one = card()
+    other = replace(one, fingerprint="5" * 32, parts={**one.parts, "source": "5" * 64})
+
+    found = difference(one, other)
+
+    assert found.position is None
+    assert found.note == "the first batch with a sample that has changed differs; 0:0 is the first that may"
+
+
+def _diff(capsys, *files):
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", *map(str, files)])
+    return ended.value.code, capsys.readouterr().out
+
+
+def test_diff_prints_where_and_why_two_runs_differ(card, tmp_path, capsys):
+    """Exit status 1 if they do; positions of states are named."""
+    one, two, three = (tmp_path / f"{name}.json" for name in ("one", "two", "three"))
+    made = card()
+    state = TrainerState("photos", made.fingerprint, Position(3, 2))
+    one.write_text(replace(made, state=state).to_json())
+    two.write_text(card(seed=1).to_json())
+    three.write_text(json.dumps(state.to_plain()))
+
+    assert _diff(capsys, one, one) == (0, 2 * f"{one}: next batch at 3:2\n" + "the same batch at each position\n")
+    assert _diff(capsys, one, two) == (
+        1,
+        f"{one}: next batch at 3:2\nseed: 0 became 1\nfirst other batch: 0:0\n",
+    )
+    assert _diff(capsys, three, one)[1].endswith("the same batch at each position\n")
+    status, text = _diff(capsys, three, two)
+    assert status == 1
+    assert "a state does not say why: compare two cards" in text
+    newer = tmp_path / "newer.json"
+    newer.write_text(replace(made, versions={**made.versions, "numpy": "99"}).to_json())
+    status, text = _diff(capsys, two, two)
+    assert (status, text) == (0, "the same batch at each position\n")
+    status, text = _diff(capsys, one, newer)
+    assert status == 0
+    assert "became 99\nthe same batch at each position\npixels may differ everywhere" in text
+
+
+def test_a_state_of_another_run_is_not_saved_with_a_card(card, tmp_path, photos):
+    """It would name another batch."""
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(TrainerState("photos", "5" * 32, Position(0, 0)).to_plain()))
+    config = write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {})
+    with pytest.raises(SystemExit) as ended:
+        main(["card", "photos", "--config", str(config), "--state", str(state)])
+    assert ended.value.code == 1
+    assert isinstance(card().config(), Config)
+
+
+@pytest.mark.parametrize("state", [{"epoch": 0}, {"stream": "a", "fingerprint": "b", "epoch": -1, "step": 0}, []])
+def test_a_file_that_is_no_state_is_refused_by_its_name(tmp_path, state):
+    """The error says what ``state_dict`` gives."""
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(state))
+    with pytest.raises(BatchdError, match=r"x\.json is n.* state"):
+        read_run(file)
