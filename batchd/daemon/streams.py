@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from hashlib import sha256
+from typing import Any
 
 import structlog
 
@@ -336,3 +337,16 @@ def _parts(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             yield "columns", dict(value)  # type: ignore[call-overload]
         else:
             yield PART_NAMES.get(key, key), value
+
+
+def content_from(parts: Mapping[str, Any]) -> dict[str, object]:
+    """The content of which a card has the ``parts``: the way back from ``card_of``."""
+    keys = {shown: key for key, shown in PART_NAMES.items()}
+    content: dict[str, object] = {"steps": [step for name, step in parts.items() if name.startswith("pipeline[")]}
+    modules = {name.removeprefix("module "): one for name, one in parts.items() if name.startswith("module ")}
+    for name, value in parts.items():
+        if name == "columns":
+            content[name] = list(value.items())
+        elif not name.startswith(("pipeline[", "module ")):
+            content[keys.get(name, name)] = value
+    return content | ({"modules": modules} if modules else {})

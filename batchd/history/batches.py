@@ -28,7 +28,15 @@ from batchd.daemon.memory.rings import RingSize, slot_layout
 from batchd.daemon.stream_plan import look_at_stream
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, SourceInvalid
-from batchd.history.cards import RunCard, TrainerState, part_differences, read_card, state_of, versions_here
+from batchd.history.cards import (
+    RunCard,
+    TrainerState,
+    one_changed_part,
+    part_differences,
+    read_card,
+    state_of,
+    versions_here,
+)
 from batchd.history.workers import RowWorkers
 from batchd.orders.worker import RowMade
 from batchd.pipeline.kinds import step_from_plain
@@ -421,8 +429,9 @@ def check_fingerprint(replayer: Replayer, card: RunCard | None, state: TrainerSt
         lines = "".join(f"\n  {line}" for line in part_differences(card.parts, now.parts))
         raise SourceInvalid(f"stream {now.stream!r} makes other batches than when the card was written:{lines}")
     if state is not None and state.fingerprint != now.fingerprint:
+        found = one_changed_part(state.fingerprint, now.parts)
+        what = f":\n  {found}" if found else "; a card of that run says what differs, and has its configuration"
         raise SourceInvalid(
             f"the state is of a stream {now.stream!r} with other files or other settings (fingerprint "
-            f"{state.fingerprint[:16]}, now {now.fingerprint[:16]}), so its position is another batch; a card says what "
-            "differs: `batchd card` writes one, and `batchd replay --card` uses its configuration"
+            f"{state.fingerprint[:16]}, now {now.fingerprint[:16]}), so its position is another batch{what}"
         )

@@ -16,7 +16,7 @@ nor batchd's own steps have changed.
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import time
@@ -27,7 +27,10 @@ from pydantic import ValidationError
 
 from batchd import __version__
 from batchd.config.tree import Config
+from batchd.daemon.streams import PART_NAMES, content_from
+from batchd.daemon.streams import fingerprint as digest_of
 from batchd.errors import BatchdError
+from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.position import Position
 from batchd_wire.status import StreamCard
 
@@ -37,6 +40,16 @@ CPU_INFO = Path("/proc/cpuinfo")
 DECODING_FEATURES = ("sse4_2", "avx2", "avx512f", "avx512bw", "asimd", "sve", "sve2")
 """Instructions for which the decoders have code of their own."""
 SHOWN_CHARACTERS_MAX = 60
+GUESSES: Mapping[str, Sequence[object]] = {
+    "seed": range(4096),
+    "batch_size": range(1, 4097),
+    "shuffle": (True, False),
+    "drop_last": (True, False),
+    "on_error": ("substitute", "mask", "fail"),
+    "content version": range(1, CONTENT_VERSION),
+}
+"""The values that are tried if only a fingerprint is known of a run."""
+PART_KEYS = {shown: key for key, shown in PART_NAMES.items()}
 STATE_KEYS = ("stream", "fingerprint", "epoch", "step")
 
 
@@ -207,6 +220,23 @@ def part_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
         else:
             lines.append(f"{name}: {_shown(before, name)} became {_shown(after, name)}")
     return lines
+
+
+def one_changed_part(fingerprint: str, now: Mapping[str, Any]) -> str | None:
+    """The one part by which the stream of an older fingerprint differed from that of these parts.
+
+    A digest cannot be read, but it can be compared with those of likely values: if one is equal,
+    that is the difference. None if more has changed, or another part.
+    """
+    content = content_from(now)
+    for name, values in GUESSES.items():
+        for value in values:
+            if name in now and now[name] == value:
+                continue
+            guess = {**now, name: value}
+            if digest_of(content | {PART_KEYS.get(name, name): value}) == fingerprint:
+                return part_differences(guess, now)[0]
+    return None
 
 
 def version_differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

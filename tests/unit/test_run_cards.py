@@ -8,9 +8,18 @@ import pytest
 from batchd.cli.main import main
 from batchd.config.load import load_config
 from batchd.config.tree import Config
+from batchd.daemon.streams import content_from, fingerprint
 from batchd.errors import BatchdError
 from batchd.history.batches import card_of, open_alone
-from batchd.history.cards import RunCard, TrainerState, part_differences, read_card, read_run, version_differences
+from batchd.history.cards import (
+    RunCard,
+    TrainerState,
+    one_changed_part,
+    part_differences,
+    read_card,
+    read_run,
+    version_differences,
+)
 from batchd.history.differ import difference
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position
@@ -100,6 +109,33 @@ def test_parts_that_differ_are_named_with_their_values():
         'pool_accept: nothing became "any"',
     ]
     assert part_differences(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ({"seed": 3}, "seed: 3 became 0"),
+        ({"batch_size": 96}, "batch_size: 96 became 8"),
+        ({"drop_last": True}, "drop_last: true became false"),
+        ({"on_error": "fail"}, 'on_error: "fail" became "substitute"'),
+        ({"seed": 3, "shuffle": False}, None),
+        ({"pipeline": STILL_PIPELINE}, None),
+    ],
+)
+def test_a_fingerprint_alone_tells_which_one_number_was_changed(card, before, line):
+    """Likely values are tried; what is not among them stays unknown, and is not guessed."""
+    assert one_changed_part(card(**before).fingerprint, card().parts) == line
+
+
+def test_the_parts_of_a_card_make_its_fingerprint(card):
+    """No part is lost, nor changed, on the way to a card."""
+    made = card(cache="decoded", cache_memory="4MiB")
+
+    assert fingerprint(content_from(made.parts)) == made.fingerprint
+    assert (
+        fingerprint(content_from({**made.parts, "seed": 1}))
+        == card(cache="decoded", cache_memory="4MiB", seed=1).fingerprint
+    )
 
 
 def test_versions_that_differ_are_named():
