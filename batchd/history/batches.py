@@ -40,6 +40,7 @@ from batchd.history.cards import (
 from batchd.history.workers import RowWorkers
 from batchd.orders.worker import RowMade
 from batchd.pipeline.kinds import step_from_plain
+from batchd.pipeline.sample_fields import pack_of
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
@@ -163,7 +164,7 @@ def crc_text(crc32: int) -> str:
 
 
 def check_stream(config: Config, name: str) -> None:
-    """Raise ``BatchdError`` if there is no such stream, or if it is live."""
+    """Raise ``BatchdError`` if there is no such stream, or if its batches cannot be made again."""
     if name not in config.streams:
         raise BatchdError(f"there is no stream {name!r}; {suggestion(name, list(config.streams))}")
     source = config.streams[name].source
@@ -172,6 +173,8 @@ def check_stream(config: Config, name: str) -> None:
             f'stream {name!r} is live: samples of type "{source.type}" come once and are not kept, so none of its batches can '
             "be made again; write them to files, and serve those"
         )
+    if pack_of(config.streams[name].pipeline) is not None:
+        raise BatchdError(f'stream {name!r} has several samples in a row ("pack"), which replay cannot show yet')
 
 
 def open_alone(config: Config, name: str) -> ServedStream:

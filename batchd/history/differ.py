@@ -15,9 +15,9 @@ import numpy as np
 
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
-from batchd.daemon.stream_plan import epoch_plan
 from batchd.history.cards import RunCard, part_differences, version_differences
 from batchd.pipeline.cache_split import plan_pipeline
+from batchd.pipeline.sample_fields import pack_of
 from batchd_wire.position import Position
 
 ORDER = {"batch_size", "seed", "shuffle", "drop_last"}
@@ -47,8 +47,11 @@ def difference(before: RunCard, after: RunCard) -> RunDifference:
         return RunDifference(parts, versions, None, note)
     names = {name for name in {*before.parts, *after.parts} if before.parts.get(name) != after.parts.get(name)}
     streams = [card.config().streams[card.stream] for card in (before, after)]
+    if any(pack_of(stream.pipeline) for stream in streams):
+        return RunDifference(parts, versions, None, 'rows of "pack" are planned from the data, so any batch may differ')
     plans = [
-        epoch_plan(card.stream, stream, card.samples) for card, stream in zip((before, after), streams, strict=True)
+        Plan(card.samples, stream.batch_size, stream.seed, stream.is_shuffled, stream.drop_last)
+        for card, stream in zip((before, after), streams, strict=True)
     ]
     position, note = _first_difference(names, streams, plans)
     return RunDifference(parts, versions, position, note)
