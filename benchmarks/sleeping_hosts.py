@@ -27,6 +27,7 @@ from batchd.orders.link import (
     WorkerUp,
 )
 from batchd.orders.rows import rows_of
+from batchd.orders.together import messages_in
 from batchd.orders.worker import CHUNK_ROWS_MAX, NO_WORK, ServeStream
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.codec import Message, Vocabulary
@@ -96,23 +97,26 @@ class SleepingHosts:
 
     def _read(self, host: _Host) -> None:
         while host.dealer.poll(0):
-            message = TO_HOST.decode(host.dealer.recv_multipart()[0])
-            match message:
-                case Admitted():
-                    host.link = message.link
-                    host.send(WorkerUp(host.link, WORKER, "none"))
-                case HostServe():
-                    served = SERVED.decode(message.serve)
-                    assert isinstance(served, ServeStream)
-                    layout = layout_from_wire(served.layout)
-                    host.layouts[served.stream] = place_fields(layout.fields, min(served.batch_size, CHUNK_ROWS_MAX))
-                    host.send(HostOpened(host.link, served.stream))
-                case HostFill():
-                    host.orders.append(message)
-                    if len(host.orders) == 1:
-                        self._begin(host)
-                case HostWithdraw():
-                    host.withdrawn.add(message.order)
+            for message in messages_in(TO_HOST.decode(host.dealer.recv_multipart()[0]), TO_HOST):
+                self._take(host, message)
+
+    def _take(self, host: _Host, message: Message) -> None:
+        match message:
+            case Admitted():
+                host.link = message.link
+                host.send(WorkerUp(host.link, WORKER, "none"))
+            case HostServe():
+                served = SERVED.decode(message.serve)
+                assert isinstance(served, ServeStream)
+                layout = layout_from_wire(served.layout)
+                host.layouts[served.stream] = place_fields(layout.fields, min(served.batch_size, CHUNK_ROWS_MAX))
+                host.send(HostOpened(host.link, served.stream))
+            case HostFill():
+                host.orders.append(message)
+                if len(host.orders) == 1:
+                    self._begin(host)
+            case HostWithdraw():
+                host.withdrawn.add(message.order)
 
     def _begin(self, host: _Host) -> None:
         host.done_s = (

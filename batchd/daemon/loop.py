@@ -184,6 +184,8 @@ class Loop:
                 self._performers[type(action)](action)
         for worker in list(self._fills):
             self._send_orders(worker)
+        if self.remote is not None:
+            self.remote.flush()
 
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)

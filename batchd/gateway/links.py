@@ -14,6 +14,7 @@ Invariant: the gateway acts on a message only if it names the link of the connec
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from secrets import randbits
 from time import monotonic
@@ -22,6 +23,7 @@ from typing import NamedTuple, Protocol
 import structlog
 import zmq
 
+from batchd import failpoints
 from batchd.daemon.limits import PENDING_MIN, HandshakeRate, peer_network, printable
 from batchd.daemon.tcp.connection_guard import GuardLimits
 from batchd.daemon.tcp.connections import Connection, host_of
@@ -36,11 +38,13 @@ from batchd.orders.link import (
     TO_GATEWAY_FROM_HOST,
     WORKERS_MAX,
     Admitted,
+    HostFill,
     LinkClosed,
     Moved,
     Register,
     Rejected,
 )
+from batchd.orders.together import Outbox
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.channel import DATAGRAM_BYTES_MAX
 from batchd_wire.codec import MalformedMessage, Message
@@ -191,6 +195,8 @@ class WorkerHosts(TcpFront):
         """None until the daemon has sent them; worker hosts cannot register before that."""
         self.placement = GatewayChoice()
         self._loop = loop
+        self._fills: dict[int, Outbox] = {}
+        """Orders of this round of the loop, by link."""
         self._rate = HandshakeRate()
         self._numbers = count(randbits(LINK_NUMBER_BITS))
 
@@ -206,13 +212,32 @@ class WorkerHosts(TcpFront):
 
     # --- sending ----------------------------------------------------------------------------------
 
+    def fill(self, link: Link, message: HostFill) -> None:
+        """Send an order, together with the others of this round for the same worker host."""
+        if link.number not in self._fills:
+            self._fills[link.number] = Outbox(partial(self._send, link))
+        self._fills[link.number].add(message)
+
+    def flush(self) -> None:
+        """Send the orders of this round."""
+        while self._fills:
+            _link, fills = self._fills.popitem()
+            fills.flush()
+            failpoints.passing("gateway.order.sent")
+
     def send(self, link: Link, message: Message, *frames: memoryview) -> None:
-        """Send to a worker host without waiting; end its link if it does not read or is gone."""
+        """Send to a worker host without waiting, after its orders of this round so far."""
+        fills = self._fills.pop(link.number, None)
+        if fills is not None:
+            fills.flush()
+        self._send(link, message.encode(), *frames)
+
+    def _send(self, link: Link, data: bytes, *frames: memoryview) -> None:
+        """Send without waiting; end the link of a worker host that does not read or is gone."""
         if link.number not in self.links.by_number:
             return
         try:
-            data: list[bytes | memoryview] = [link.connection.routing, message.encode(), *frames]
-            self.router.send_multipart(data, zmq.NOBLOCK, copy=not frames)
+            self.router.send_multipart([link.connection.routing, data, *frames], zmq.NOBLOCK, copy=not frames)
         except zmq.Again:
             self.end(link, f"it left {UNREAD_MAX} messages unread")
         except zmq.ZMQError as error:

@@ -34,9 +34,11 @@ from batchd.gateway.streams import HostStream, HostStreams, map_memory
 from batchd.orders import gateway as told
 from batchd.orders import link as hosts
 from batchd.orders.rows import are_runs, rows_of
+from batchd.orders.together import Outbox, messages_in
 from batchd.orders.worker import ForgetSlots, ForgetStream, Quarantine, ServeStream, UseSlot, UseStorage
-from batchd_wire.channel import receive_message, send_message
+from batchd_wire.channel import receive_message, send_encoded
 from batchd_wire.codec import Message
+from batchd_wire.tcp import PIECE_BYTES
 
 TICK_S = 0.5
 """Interval between checks of keys and connections; the daemon's is the same."""
@@ -52,6 +54,8 @@ class Gateway:
 
     def __init__(self, channel: socket.socket, keys: RoleKeys | None) -> None:
         self._channel = channel
+        self._results = Outbox(self._send)
+        """Of this round of the loop."""
         self._selector = Selector()
         self._sent_memory = SentMemory(self._selector)
         self.hosts = WorkerHosts(keys, self)
@@ -95,6 +99,8 @@ class Gateway:
             self._poller.register(descriptor, zmq.POLLIN)
         more = False
         while True:
+            self.hosts.flush()
+            self._results.flush()
             ready = dict(self._poller.poll(0 if more or self._streams.is_digesting else self._patience_ms()))
             more = self._channel.fileno() in ready and self._read_daemon()
             self._selector.dispatch()
@@ -104,10 +110,15 @@ class Gateway:
             self._tick()
 
     def tell(self, message: Message) -> None:
+        """Send to the daemon, after the results of this round so far. Raises ``ChannelClosed``."""
+        self._results.flush()
+        self._send(message.encode())
+
+    def _send(self, data: bytes) -> None:
         """Send to the daemon, and wait while its buffer is full. Raises ``ChannelClosed``."""
         while True:
             try:
-                send_message(self._channel, message)
+                send_encoded(self._channel, data)
             except BlockingIOError:
                 poll = select.poll()
                 poll.register(self._channel, select.POLLOUT)
@@ -121,7 +132,8 @@ class Gateway:
                 message, descriptors = receive_message(self._channel, told.TO_GATEWAY)
             except BlockingIOError:
                 return False
-            self._from_daemon[type(message)](message, *descriptors)
+            for one in messages_in(message, told.TO_GATEWAY):
+                self._from_daemon[type(one)](one, *descriptors)
         return True
 
     def _patience_ms(self) -> int:
@@ -248,12 +260,11 @@ class Gateway:
         self._send_next(link, message.worker)
 
     def _send_next(self, link: Link, worker: int) -> None:
-        """Send the next order to a worker that has fewer than ``ORDERS_MAX``."""
+        """Send the next order to a worker that has fewer than ``ORDERS_MAX``, with this round."""
         order = self._orders.next_to_send(link.number, worker)
         self.hosts.expect(link, self._orders.due_bytes(link.number))
         if order is not None:
-            self.hosts.send(link, order.message)
-            failpoints.passing("gateway.order.sent")
+            self.hosts.fill(link, order.message)
 
     def _withdraw(self, message: told.RemoteWithdraw) -> None:
         order = self._orders.find(message.link, message.worker, message.order)
@@ -325,7 +336,8 @@ class Gateway:
                 link, f"it sent rows of order {message.order} at worker {message.worker}, which has none"
             )
             return
-        link.bytes += sum(map(len, rows))
+        rows_bytes = sum(map(len, rows))
+        link.bytes += rows_bytes
         if order.is_withdrawn:
             link.late_rows += len(order.rows) if rows else 0
             self._end(link, order, told.RemoteSettled(*key))
@@ -341,6 +353,8 @@ class Gateway:
             write(order.memory, order.places, rows)
             failpoints.passing("gateway.rows.written")
             self._end(link, order, told.RemoteFilled(*key, message.work, message.bad, message.hopeless))
+            if rows_bytes >= PIECE_BYTES:  # the next rows of this round may take as long
+                self._results.flush()
         else:
             assert order.reference is not None, "an order fills or proves"
             found = difference(order.stream.layout, order.rows, order.reference, rows)
@@ -348,7 +362,10 @@ class Gateway:
 
     def _end(self, link: Link, order: RemoteOrder, message: Message) -> None:
         self._orders.end(order)
-        self.tell(message)
+        if isinstance(message, told.RemoteFilled):
+            self._results.add(message)
+        else:
+            self.tell(message)
         self._send_next(link, order.worker)
 
     def _worker_up(self, link: Link, message: hosts.WorkerUp) -> None:

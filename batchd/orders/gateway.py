@@ -24,10 +24,13 @@
        |                 end of file, either way: the other side is gone
 
 A remote worker is named by its link and its number there. An order ends by exactly one of
-``RemoteFilled``, ``RemoteProved``, ``RemoteWithdrawn``, ``RemoteDown`` and ``LinkDown``.
+``RemoteFilled``, ``RemoteProved``, ``RemoteWithdrawn``, ``RemoteDown`` and ``LinkDown``. The
+``RemoteFill`` of one round of the daemon's loop travel ``Together``, and so do the ``RemoteFilled``
+of one round of the gateway's.
 """
 
 from batchd.orders.log import ChildLogged
+from batchd.orders.together import Together
 from batchd.orders.worker import (
     ForgetSlots,
     ForgetStream,
@@ -261,6 +264,7 @@ TO_GATEWAY = Vocabulary(
     RemoteWithdraw,
     CloseLink,
     GatewayLinks,
+    Together,
 )
 TO_DAEMON_FROM_GATEWAY = Vocabulary(
     GatewayReady,
@@ -279,4 +283,5 @@ TO_DAEMON_FROM_GATEWAY = Vocabulary(
     RemoteSettled,
     LinkTraffic,
     ChildLogged,
+    Together,
 )

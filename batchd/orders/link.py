@@ -8,7 +8,8 @@
        |  <------------------ IndexPart + 1 frame --- |   unless the host has the index, by digest
        |  -- HostOpened | CannotOpen ---------------> |
        |  -- WorkerUp ------------------------------> |   a worker takes orders
-       |  <------------------------------ HostFill -- |   at most ``ORDERS_MAX`` at a worker
+       |  <------------------------------ HostFill -- |   at most ``ORDERS_MAX`` at a worker; those of
+       |                                              |   one round of the gateway ``Together``
        |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
        |  <-------------------------- HostWithdraw -- |   the rows of an order are not needed
        |  -- HostFilled, without frames ------------> |   if it was withdrawn before it was begun
@@ -26,14 +27,17 @@ uses a ``link`` number twice. The worker host numbers its workers.
 
 The rows of an order travel as frames behind ``HostFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
 rows of a slot: field after field, each in pieces of 1 MiB, as if the rows followed each other.
+ZeroMQ delivers a message when all of its frames are there, so each order is reported by itself:
+otherwise rows would wait for those of another order.
 """
 
 from dataclasses import field
 
+from batchd.orders.together import Together
 from batchd.orders.worker import Work
 from batchd_wire.codec import Message, Vocabulary, message
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 """Version of these messages; both sides must have the same one."""
 ORDERS_MAX = 4
 """Orders in flight at one remote worker."""
@@ -259,4 +263,5 @@ TO_HOST = Vocabulary(
     HostStorage,
     HostLimits,
     LinkClosed,
+    Together,
 )

@@ -28,6 +28,7 @@ import zmq
 
 from batchd.errors import BatchdError, DaemonUnreachable, KeysInvalid
 from batchd.orders.link import INDEX_PART_BYTES, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
+from batchd.orders.together import messages_in
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey
@@ -267,7 +268,8 @@ class GatewayConnection:
             except zmq.Again:
                 return False
             try:
-                self._take(TO_HOST.decode(first.buffer), [frame.buffer for frame in frames])
+                for message in messages_in(TO_HOST.decode(first.buffer), TO_HOST):
+                    self._take(message, [frame.buffer for frame in frames])
             except MalformedMessage as error:
                 self.close(f"the gateway sent an invalid message: {error}")
         return True

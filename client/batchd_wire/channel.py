@@ -32,8 +32,12 @@ def send_message(
     Raises ``ChannelClosed`` if the other side has closed, and ``BlockingIOError`` if a non-blocking
     channel is full.
     """
-    data = message.encode(version)
-    assert len(data) <= DATAGRAM_BYTES_MAX, f"{type(message).__name__} of {len(data)} bytes"
+    send_encoded(channel, message.encode(version), descriptors)
+
+
+def send_encoded(channel: socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send the bytes of an encoded message. Raises ``ChannelClosed`` and ``BlockingIOError``."""
+    assert len(data) <= DATAGRAM_BYTES_MAX, f"a message of {len(data)} bytes"
     try:
         if descriptors:
             socket.send_fds(channel, [data], list(descriptors))

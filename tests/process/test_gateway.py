@@ -4,7 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from hashlib import sha256
 
@@ -356,6 +356,78 @@ def test_no_row_of_a_withdrawn_order_is_written(gateway, host, slot) -> None:
     gateway.hear(RemoteFilled)
 
 
+def together(host: WorkerHost, numbers: list[int], workers: int = 4) -> list[RemoteFill]:
+    """Orders of one row each, in turn for the workers of a host."""
+    return [RemoteFill(host.link, number % workers, number, 1, 5, 0, 3, [(number, 1)]) for number in numbers]
+
+
+def test_orders_of_one_round_travel_together_to_each_host(gateway, slot) -> None:
+    """The daemon sends one message, each worker host gets one, and every row is in its place."""
+    hosts = [gateway.linked(workers=4), gateway.linked(workers=4)]
+    for host in hosts:
+        host.hear(HostServe)
+    page = random_rows(16)
+    orders = [together(host, range(place, 16, 2)) for place, host in enumerate(hosts)]
+
+    gateway.fill_together(*[order for pair in zip(*orders, strict=True) for order in pair])
+
+    for place, host in enumerate(hosts):
+        assert [host.hear(HostFill).order for _ in range(8)] == list(range(place, 16, 2))
+        assert host.together == [8]
+    for host, given in zip(hosts, orders, strict=True):
+        for order in given:
+            host.answer(order.order, *frames_of(page, order.order, 1), worker=order.worker)
+    assert {gateway.hear(RemoteFilled).order for _ in range(16)} == set(range(16))
+    assert slot.rows(0, 16) == frames_of(page, 0, 16)
+
+
+def test_orders_that_are_withdrawn_in_the_round_that_sends_them_are_fenced(gateway, slot) -> None:
+    """The worker host gets the orders first, so it can drop them; their rows are not written."""
+    host = gateway.linked(workers=4)
+    host.hear(HostServe)
+    before = slot.read()
+    os.kill(gateway.child.pid, signal.SIGSTOP)
+    gateway.fill_together(*together(host, range(8)))
+    for order in (2, 5):
+        gateway.send(RemoteWithdraw(host.link, order % 4, order))
+    os.kill(gateway.child.pid, signal.SIGCONT)
+
+    assert [gateway.hear(RemoteWithdrawn).order for _ in range(2)] == [2, 5]
+    assert [host.hear(HostFill).order for _ in range(8)] == list(range(8))
+    assert [host.hear(HostWithdraw).order for _ in range(2)] == [2, 5]
+    page = random_rows(16)
+    for order in range(8):
+        host.answer(order, *frames_of(page, order, 1), worker=order % 4)
+    ends = [gateway.hear_any() for _ in range(8)]
+    assert [one.order for one in ends if isinstance(one, RemoteSettled)] == [2, 5]
+    assert [one.order for one in ends if isinstance(one, RemoteFilled)] == [0, 1, 3, 4, 6, 7]
+    for row in range(8):
+        kept = frames_of(bytearray(before), row, 1) if row in (2, 5) else frames_of(page, row, 1)
+        assert slot.rows(row, 1) == kept
+
+
+def test_a_link_that_ends_amid_the_orders_of_a_round_costs_the_others_nothing(gateway, slot) -> None:
+    """Its orders are over with it; the orders of the other link in the same message are filled."""
+    dead, host = gateway.linked(workers=4), gateway.linked(workers=4)
+    host.hear(HostServe)
+    before = slot.read()
+    os.kill(gateway.child.pid, signal.SIGSTOP)
+    gateway.send(CloseLink(dead.link, "silence", is_final=False))
+    gateway.fill_together(*together(dead, range(4)), *together(host, range(4, 8)), *together(dead, range(8, 12)))
+    os.kill(gateway.child.pid, signal.SIGCONT)
+
+    assert gateway.hear(LinkDown).link == dead.link
+    assert [host.hear(HostFill).order for _ in range(4)] == [4, 5, 6, 7]
+    page = random_rows(16)
+    for order in range(4):
+        dead.answer(order, *frames_of(page, order, 1), worker=order)
+    for order in range(4, 8):
+        host.answer(order, *frames_of(page, order, 1), worker=order % 4)
+    assert [gateway.hear(RemoteFilled).order for _ in range(4)] == [4, 5, 6, 7]
+    assert slot.rows(4, 4) == frames_of(page, 4, 4)
+    assert slot.rows(0, 4) == frames_of(bytearray(before), 0, 4)
+
+
 def test_a_withdrawal_that_crosses_its_rows_changes_nothing(gateway, host) -> None:
     """The order was complete, and the daemon knows that."""
     gateway.fill(host, 9, 0, 1)
@@ -618,6 +690,26 @@ def test_a_gateway_that_is_killed_at_any_step_has_filled_no_order(slot, step) ->
             gateway.hear_any()
         assert gateway.child.reap() == -signal.SIGKILL
     assert slot.rows(0, 16) == (frames_of(page, 0, 16) if step == "gateway.rows.written" else before)
+
+
+def test_a_gateway_that_is_killed_amid_the_results_of_a_round_has_reported_whole_orders_alone(slot) -> None:
+    """Each order that the daemon hears of has all its rows; it gives the others to others."""
+    page = random_rows(16)
+    with GatewayProcess(faults="gateway.rows.written=kill@5") as gateway:
+        gateway.serve(serve_message())
+        gateway.use(5, slot)
+        host = gateway.linked(workers=4)
+        gateway.fill_together(*together(host, range(8)))
+        for order in range(8):
+            host.answer(order, *frames_of(page, order, 1), worker=order % 4)
+        filled = []
+        with suppress(ChannelClosed):
+            while True:
+                filled.append(gateway.hear(RemoteFilled).order)
+        assert gateway.child.reap() == -signal.SIGKILL
+    assert filled == list(range(len(filled)))
+    assert len(filled) < 5
+    assert slot.rows(0, len(filled)) == frames_of(page, 0, len(filled))
 
 
 def test_a_gateway_that_cannot_listen_says_why(gateway) -> None:

@@ -9,6 +9,7 @@ For tests of processes.
 
 import os
 import select
+from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from batchd.orders.gateway import (
 )
 from batchd.orders.link import LINK_VERSION, TO_HOST, Admitted, HostFilled, Register, WorkerUp
 from batchd.orders.log import ChildLogged
+from batchd.orders.together import Together, messages_in
 from batchd.orders.worker import NO_WORK, SampleRecipe, ServeStream, UseSlot
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
@@ -111,6 +113,9 @@ class WorkerHost:
             self.socket.curve_publickey, self.socket.curve_secretkey = key.public.encode(), key.secret.encode()
         self.socket.connect(f"tcp://{source}:0;127.0.0.1:{port}")
         self.link = 0
+        self.together: list[int] = []
+        """The number of messages in each ``Together`` so far."""
+        self._heard: deque[tuple[Message, list[bytes]]] = deque()
 
     def send(self, message: Message, *frames: bytes) -> None:
         """Send a message."""
@@ -118,9 +123,14 @@ class WorkerHost:
 
     def hear_all(self) -> tuple[Message, list[bytes]]:
         """Wait for the next message, with its frames."""
-        assert self.socket.poll(PATIENCE_S * 1000), "the gateway sends nothing"
-        head, *frames = self.socket.recv_multipart()
-        return TO_HOST.decode(head), frames
+        if not self._heard:
+            assert self.socket.poll(PATIENCE_S * 1000), "the gateway sends nothing"
+            head, *frames = self.socket.recv_multipart()
+            received = TO_HOST.decode(head)
+            if isinstance(received, Together):
+                self.together.append(len(received.messages))
+            self._heard += [(message, frames) for message in messages_in(received, TO_HOST)]
+        return self._heard.popleft()
 
     def hear(self, kind: type[M]) -> M:
         """Wait for the next message, which is of this kind."""
@@ -171,6 +181,9 @@ class GatewayProcess:
         self._stack = ExitStack()
         self.logged: list[ChildLogged] = []
         self.traffic: list[LinkTraffic] = []
+        self.together: list[int] = []
+        """The number of messages in each ``Together`` so far."""
+        self._heard: deque[Message] = deque()
 
     def __enter__(self) -> Self:
         where = "tcp://127.0.0.1:0", "daemon.worker_address", str(self._keys_dir) if self._keys_dir else ""
@@ -198,13 +211,21 @@ class GatewayProcess:
     def hear_any(self) -> Message:
         """Wait for the next message that is no log line and no traffic."""
         while True:
-            message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            message = self._next()
             if isinstance(message, ChildLogged):
                 self.logged.append(message)
             elif isinstance(message, LinkTraffic):
                 self.traffic.append(message)
             else:
                 return message
+
+    def _next(self) -> Message:
+        if not self._heard:
+            received, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            if isinstance(received, Together):
+                self.together.append(len(received.messages))
+            self._heard += messages_in(received, TO_DAEMON_FROM_GATEWAY)
+        return self._heard.popleft()
 
     def hear(self, kind: type[M]) -> M:
         """Wait for the next message, which is of this kind."""
@@ -215,7 +236,8 @@ class GatewayProcess:
     def hear_what_there_is(self) -> None:
         """Drop its messages so far: it waits for a daemon that does not read."""
         while select.select([self.channel], [], [], 0)[0]:
-            receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            self._next()
+        self._heard.clear()
 
     def hear_of(self, link: int, kind: type[M]) -> M:
         """Wait for a message of this kind about a link; drop earlier messages."""
@@ -226,7 +248,7 @@ class GatewayProcess:
     def hear_log(self, event: str) -> ChildLogged:
         """Wait for a line of the log; no other message may precede it."""
         while not (found := [line for line in self.logged if line.event == event]):
-            message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            message = self._next()
             assert isinstance(message, ChildLogged | LinkTraffic), message
             if isinstance(message, ChildLogged):
                 self.logged.append(message)
@@ -235,7 +257,7 @@ class GatewayProcess:
     def hear_traffic(self) -> LinkTraffic:
         """Wait for traffic that was not reported yet."""
         while not self.traffic:
-            message, _descriptors = receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+            message = self._next()
             assert isinstance(message, LinkTraffic | ChildLogged), message
             if isinstance(message, LinkTraffic):
                 self.traffic.append(message)
@@ -272,6 +294,10 @@ class GatewayProcess:
         """Send an order."""
         self.send(RemoteFill(host.link, worker, order, 1, slot, 0, 3, [(first, count)]))
 
+    def fill_together(self, *orders: RemoteFill) -> None:
+        """Send orders as the daemon sends those of one round of its loop."""
+        self.send(Together([order.encode() for order in orders]))
+
     def prove(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5) -> None:
         """Send an order whose rows are compared."""
         self.send(RemoteProve(host.link, 0, order, 1, slot, 0, 3, [(first, count)]))
@@ -280,6 +306,6 @@ class GatewayProcess:
         """Whether the channel ends with the next read."""
         try:
             while True:
-                receive_message(self.channel, TO_DAEMON_FROM_GATEWAY)
+                self._next()
         except ChannelClosed:
             return self.child.has_ended(PATIENCE_S)

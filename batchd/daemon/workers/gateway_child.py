@@ -25,7 +25,8 @@ from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S
 from batchd.errors import BatchdError
 from batchd.orders import gateway as wire
 from batchd.orders.log import ChildLogged
-from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd.orders.together import Outbox, messages_in
+from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_encoded
 from batchd_wire.codec import MalformedMessage, Message
 
 _log = structlog.get_logger()
@@ -79,7 +80,9 @@ class GatewayChild:
         self._events = events
         self._child: Child | None = None
         self._channel: socket.socket
-        self._unsent: deque[tuple[Message, list[int]]] = deque()
+        self._fills = Outbox(self._send_data)
+        """Orders of this round of the loop."""
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._started_s = 0.0
         self._pause_s = PAUSE_FIRST_S
         self._due_s: float | None = None
@@ -158,12 +161,25 @@ class GatewayChild:
             self._put_off("gateway not started", reason=str(error))
 
     def send(self, message: Message, *descriptors: int) -> None:
-        """Send a message without waiting."""
+        """Send a message without waiting, after the orders of this round so far."""
+        self.flush()
+        self._send_data(message.encode(), *descriptors)
+
+    def fill(self, order: wire.RemoteFill) -> None:
+        """Send an order, together with the others of this round of the loop."""
+        if self._child is not None:
+            self._fills.add(order)
+
+    def flush(self) -> None:
+        """Send the orders of this round."""
+        self._fills.flush()
+
+    def _send_data(self, data: bytes, *descriptors: int) -> None:
         if self._child is None:
             return
         if not self._unsent:
             try:
-                send_message(self._channel, message, descriptors)
+                send_encoded(self._channel, data, descriptors)
             except ChannelClosed:
                 return
             except BlockingIOError:
@@ -173,7 +189,7 @@ class GatewayChild:
         if len(self._unsent) >= UNREAD_MAX:
             self._kill("it does not read its orders")
             return
-        self._unsent.append((message, [os.dup(descriptor) for descriptor in descriptors]))
+        self._unsent.append((data, [os.dup(descriptor) for descriptor in descriptors]))
 
     def withdraw(self, message: wire.RemoteWithdraw) -> None:
         """Send a withdrawal, which it has to answer."""
@@ -189,17 +205,19 @@ class GatewayChild:
             self._selector.remove(descriptor)
         self._channel.close()
         self._silent_ticks, self.listens = None, False
-        for _message, descriptors in self._unsent:
+        for _data, descriptors in self._unsent:
             _close(descriptors)
         self._unsent.clear()
+        self._fills.clear()
         return child
 
     def _receive(self) -> None:
         """Read some messages, and send what waits."""
         self._send_unsent()
-        for _ in range(MESSAGES_AT_ONCE):
+        read = 0
+        while read < MESSAGES_AT_ONCE:
             try:
-                message, _none = receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)
+                messages = self._read()
             except BlockingIOError:
                 return
             except ChannelClosed:
@@ -209,13 +227,19 @@ class GatewayChild:
             except MalformedMessage as error:
                 self._kill(f"it sends invalid messages: {error}")
                 return
-            self._take(message)
+            read += len(messages)
+            for message in messages:
+                self._take(message)
+
+    def _read(self) -> list[Message]:
+        """Read one datagram: all its messages. Raises as ``receive_message``."""
+        return messages_in(receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)[0], wire.TO_DAEMON_FROM_GATEWAY)
 
     def _send_unsent(self) -> None:
         while self._unsent:
-            message, descriptors = self._unsent[0]
+            data, descriptors = self._unsent[0]
             try:
-                send_message(self._channel, message, descriptors)
+                send_encoded(self._channel, data, descriptors)
             except (BlockingIOError, ChannelClosed):
                 return
             self._unsent.popleft()
@@ -244,7 +268,8 @@ class GatewayChild:
         """The kernel reports that the gateway has ended. What it reported before still counts."""
         with suppress(BlockingIOError, ChannelClosed, MalformedMessage):
             while True:
-                self._take(receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)[0])
+                for message in self._read():
+                    self._take(message)
         child = self.let_go()
         assert child is not None, "its descriptor was watched"
         self._events.ended(self)

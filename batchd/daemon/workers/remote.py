@@ -156,12 +156,21 @@ class RemoteWorkers:
         return self._hosts[place[0]].gateway if place is not None else None
 
     def fill(self, order: OrderChunk) -> None:
-        """Have a remote worker fill rows."""
-        self._order(wire.RemoteFill, order)
+        """Have a remote worker fill rows; ``flush`` follows."""
+        gateway = self.gateway_of(order.worker)
+        if gateway is not None:
+            gateway.fill(wire.RemoteFill(*self._facts(order)))
+
+    def flush(self) -> None:
+        """Send the orders of this round of the loop, in one message for each gateway."""
+        for gateway in self.gateways:
+            gateway.flush()
 
     def prove(self, proof: ProveChunk) -> None:
         """Have a remote worker fill rows to be compared."""
-        self._order(wire.RemoteProve, proof)
+        gateway = self.gateway_of(proof.worker)
+        if gateway is not None:
+            gateway.send(wire.RemoteProve(*self._facts(proof)))
 
     def withdraw(self, worker: int, order: int) -> None:
         """Have nothing more written for an order."""
@@ -255,11 +264,16 @@ class RemoteWorkers:
 
     # --- the gateways -----------------------------------------------------------------------------
 
-    def _order(self, kind: type[wire.RemoteFill | wire.RemoteProve], order: OrderChunk | ProveChunk) -> None:
-        gateway = self.gateway_of(order.worker)
-        if gateway is not None:
-            place, rows = self._places[order.worker], runs_of(order.rows)
-            gateway.send(kind(*place, order.order, order.stream, order.slot, *order.position, rows))
+    def _facts(self, order: OrderChunk | ProveChunk) -> tuple[Any, ...]:
+        """The fields of a ``RemoteFill`` or a ``RemoteProve``."""
+        return (
+            *self._places[order.worker],
+            order.order,
+            order.stream,
+            order.slot,
+            *order.position,
+            runs_of(order.rows),
+        )
 
     def _rules_of(self, gateway: GatewayChild) -> wire.PoolRules:
         """The rules for a gateway: all together admit no more than the limits allow."""

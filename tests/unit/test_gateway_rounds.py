@@ -1,0 +1,430 @@
+"""Orders of a round on their way to worker hosts, and results on their way back.
+
+The daemon's side of a gateway and the gateway's loop are real, with a socket pair between them. The
+test is the core and the worker hosts.
+
+    core --fill, withdraw--> GatewayChild == socket pair ==> Gateway --orders--> worker hosts
+         <----- messages ---              <=================         <--rows----
+"""
+
+import gc
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+from batchd.daemon.descriptors import Selector
+from batchd.daemon.tcp.connections import Connection
+from batchd.daemon.workers.gateway_child import GatewayChild
+from batchd.gateway.links import Link
+from batchd.gateway.loop import Gateway
+from batchd.orders import gateway as wire
+from batchd.orders.link import LINK_VERSION, TO_HOST, HostFill, HostFilled, HostWithdraw, Register, WorkerDown, WorkerUp
+from batchd.orders.together import Together, messages_in
+from batchd.orders.worker import NO_WORK, UseSlot
+from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd_wire.channel import SEND_BUFFER_BYTES, receive_message
+from batchd_wire.codec import Message
+from batchd_wire.fields import Field, place_fields
+from support.gateways import index_descriptor, serve_message
+
+ROWS = 512
+LAYOUT = place_fields((Field("label", "int64", ()),), ROWS)
+(LABEL,) = LAYOUT.fields
+REGISTER = Register(LINK_VERSION, "1.2.3", CONTENT_VERSION, "pod-1", "node-1", 7, 4, "x86_64")
+WORKERS = (0, 1)
+OF_OTHERS = 1 << 40
+"""What the row of an order has after another worker has filled it."""
+EXAMPLES_MIN = 100
+
+Key = tuple[int, int, int]
+"""Link, worker, order. Each order has one row, the one with its number."""
+
+
+class Sides:
+    """A daemon's side, and a gateway that serves stream 1 into slot 5."""
+
+    def __init__(self) -> None:
+        self.heard_all: list[Message] = []
+        self.at_hosts: defaultdict[int, list[Message]] = defaultdict(list)
+        self._stack = ExitStack()
+        selector = Selector()
+        self._stack.callback(selector.close)
+        self._slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)
+        self._stack.callback(os.close, self._slot)
+        os.posix_fallocate(self._slot, 0, LAYOUT.slot_bytes)
+        self.daemon = GatewayChild(0, selector, ("tcp://127.0.0.1:0", "daemon.worker_address", ""), self)
+        self.start_gateway()
+
+    def start_gateway(self) -> None:
+        """Start a gateway, with stream and slot, as the daemon's child."""
+        ours, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, self.channel):
+            end.setblocking(False)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        child = SimpleNamespace(pid=77, pidfd=-1, has_ended=lambda: True, reap=lambda: -9)
+        self.daemon._child, self.daemon._channel = cast("Any", child), ours
+        self.gateway = Gateway(self.channel, None)
+        self.gateway.hosts._send = self._reach_host  # type: ignore[method-assign]
+        self.gateway._serve_stream(serve_message(layout=LAYOUT), index_descriptor(b"an index"))
+        self.gateway._use_slot(UseSlot(5, LAYOUT.slot_bytes), os.dup(self._slot))
+
+    def end_gateway(self) -> None:
+        """Kill the gateway: its messages so far count, and what it has collected is lost."""
+        self.channel.close()
+        self.gateway.close()
+        self.gateway._slots.clear()
+        for messages in self.at_hosts.values():
+            messages.clear()
+        with capture_logs():
+            self.daemon._on_exit()
+
+    def close(self) -> None:
+        """End both. Gateways are in cycles, and hold mappings until they are collected."""
+        self.end_gateway()
+        self._stack.close()
+        del self.gateway
+        gc.collect()
+
+    def connect(self, number: int, workers: int) -> None:
+        """Connect a worker host, and let its workers take orders."""
+        link = Link(number, Connection(bytes([number]), -number, None), "127.0.0.1", None, REGISTER)
+        self.gateway.hosts.links.add(link)
+        self.gateway.begun(link)
+        for worker in range(workers):
+            self.gateway.heard(link, WorkerUp(number, worker, "libjpeg 3"), [])
+
+    def _reach_host(self, link: Link, data: bytes, *_frames: memoryview) -> None:
+        if link.number in self.gateway.hosts.links.by_number:
+            self.at_hosts[link.number] += messages_in(TO_HOST.decode(data), TO_HOST)
+
+    def give(self, *key: int) -> None:
+        """Give an order."""
+        link, worker, number = key
+        self.daemon.fill(wire.RemoteFill(link, worker, number, 1, 5, 0, 3, [(number, 1)]))
+
+    def answer(self, *key: int, has_rows: bool = True) -> None:
+        """Let a worker host report an order; its row has the number of the order."""
+        link = self.gateway.hosts.links.by_number[key[0]]
+        rows = [memoryview(key[2].to_bytes(8, "little"))] if has_rows else []
+        self.gateway.heard(link, HostFilled(*key, NO_WORK, [], ""), rows)
+
+    def row(self, number: int) -> int:
+        """What the slot has in a row."""
+        return int.from_bytes(os.pread(self._slot, 8, LABEL.offset + 8 * number), "little")
+
+    def fill_elsewhere(self, number: int) -> None:
+        """Fill a row as another worker does."""
+        os.pwrite(self._slot, OF_OTHERS.to_bytes(8, "little"), LABEL.offset + 8 * number)
+
+    def end_round_of_gateway(self) -> None:
+        """Send what the gateway has collected, as its loop does."""
+        self.gateway.hosts.flush()
+        self.gateway._results.flush()
+
+    def heard(self, _gateway: GatewayChild, message: Message) -> None:
+        """See ``GatewayEvents``."""
+        self.heard_all.append(message)
+
+    def ended(self, _gateway: GatewayChild) -> None:
+        """See ``GatewayEvents``."""
+
+
+@pytest.fixture
+def sides() -> Iterator[Sides]:
+    """Connect one worker host with two workers."""
+    sides = Sides()
+    sides.connect(11, workers=2)
+    sides.daemon._receive()
+    sides.heard_all.clear()
+    yield sides
+    sides.close()
+
+
+def test_orders_and_results_of_a_round_are_one_message_each(sides) -> None:
+    """Neither side sends anything before its round is over."""
+    for number in range(3):
+        sides.give(11, 0, number)
+    with pytest.raises(BlockingIOError):
+        receive_message(sides.channel, wire.TO_GATEWAY)
+    sides.daemon.flush()
+    orders, _none = receive_message(sides.channel, wire.TO_GATEWAY)
+    assert isinstance(orders, Together)
+    for order in messages_in(orders, wire.TO_GATEWAY):
+        sides.gateway._fill(cast("Any", order))
+    assert sides.at_hosts[11] == []
+    sides.gateway.hosts.flush()
+    assert [type(message) for message in sides.at_hosts[11]] == [HostFill] * 3
+
+    for number in range(3):
+        sides.answer(11, 0, number)
+    sides.daemon._receive()
+    assert sides.heard_all == []
+    sides.end_round_of_gateway()
+    sides.daemon._receive()
+    assert [(type(message), message.order) for message in sides.heard_all] == [
+        (wire.RemoteFilled, number) for number in range(3)
+    ]
+
+
+def test_a_withdrawal_overtakes_no_order(sides) -> None:
+    """The order is in a message that was not sent yet, of the daemon and then of the gateway."""
+    for number in range(2):
+        sides.give(11, 0, number)
+    sides.daemon.withdraw(wire.RemoteWithdraw(11, 0, 1))
+    sides.gateway._read_daemon()
+    assert [type(message) for message in sides.at_hosts[11]] == [HostFill, HostFill, HostWithdraw]
+    sides.answer(11, 0, 1)
+    sides.daemon._receive()
+    assert [type(message) for message in sides.heard_all] == [wire.RemoteWithdrawn, wire.RemoteSettled]
+    assert sides.row(1) == 0
+
+
+def test_results_come_before_the_end_of_their_worker_and_of_their_link(sides) -> None:
+    """Else the daemon would give orders to others that are filled already."""
+    for number in range(4):
+        sides.give(11, number % 2, number)
+    sides.daemon.flush()
+    sides.gateway._read_daemon()
+    link = sides.gateway.hosts.links.by_number[11]
+    sides.answer(11, 0, 0)
+    sides.gateway.heard(link, WorkerDown(11, 0, "signal 9 (SIGKILL)"), [])
+    sides.answer(11, 1, 1)
+    sides.gateway.hosts.end(link, "its connection ended")
+    sides.end_round_of_gateway()
+    sides.daemon._receive()
+    ends = [message for message in sides.heard_all if not isinstance(message, wire.LinkTraffic)]
+    assert [type(message) for message in ends] == [
+        wire.RemoteFilled,
+        wire.RemoteDown,
+        wire.RemoteFilled,
+        wire.LinkDown,
+    ]
+
+
+def test_large_rows_are_reported_before_the_next_ones_are_copied() -> None:
+    """Copying the rows of a whole round takes a while, in which a trainer may wait."""
+    sides = Sides()
+    large = place_fields((Field("image", "uint8", (1 << 20,)),), 2)
+    sides.gateway._serve_stream(serve_message(2, "large", large), index_descriptor(b"another index"))
+    slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)  # the gateway closes it
+    os.posix_fallocate(slot, 0, large.slot_bytes)
+    sides.gateway._use_slot(UseSlot(6, large.slot_bytes), slot)
+    sides.connect(11, workers=1)
+    sides.daemon._receive()
+    sides.heard_all.clear()
+    sides.daemon.fill(wire.RemoteFill(11, 0, 0, 2, 6, 0, 3, [(0, 1)]))
+    sides.daemon.flush()
+    sides.gateway._read_daemon()
+    link = sides.gateway.hosts.links.by_number[11]
+    sides.gateway.heard(link, HostFilled(11, 0, 0, NO_WORK, [], ""), [memoryview(bytes(1 << 20))])
+    sides.daemon._receive()
+    assert [type(message) for message in sides.heard_all] == [wire.RemoteFilled]
+    sides.close()
+
+
+def test_the_next_gateway_gets_no_order_of_the_last_one(sides) -> None:
+    """The orders were collected for a gateway that has ended meanwhile."""
+    sides.give(11, 0, 0)
+    sides.end_gateway()
+    sides.start_gateway()
+    sides.daemon.flush()
+    with pytest.raises(BlockingIOError):
+        receive_message(sides.channel, wire.TO_GATEWAY)
+
+
+RARELY = st.sampled_from([False, False, False, True])
+
+
+class Rounds(RuleBasedStateMachine):
+    """Orders are given, withdrawn and filled while workers, links and the gateway die.
+
+    ``open``: orders that are not over for the core. When one is, without its rows, another worker
+    fills its row at once.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.sides = Sides()
+        self.open: set[Key] = set()
+        self.elsewhere: set[int] = set()
+        self.filled: set[int] = set()
+        self.settling: set[Key] = set()
+        self.numbers = self.links = 0
+        self.workers: set[tuple[int, int]] = set()
+        self.in_hand: dict[Key, bool] = {}
+        """Orders of worker hosts; whether they are withdrawn."""
+        self.withdrawing: set[Key] = set()
+        self.withdrawn: set[Key] = set()
+        """Orders whose withdrawal the gateway has read."""
+        self._connect()
+
+    @precondition(lambda self: self.workers and self.numbers < ROWS - 8)
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def give(self, data, count) -> None:
+        link, worker = data.draw(st.sampled_from(sorted(self.workers)))
+        for _ in range(count):
+            self.numbers += 1
+            self.open.add((link, worker, self.numbers))
+            self.sides.give(link, worker, self.numbers)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def withdraw(self, data) -> None:
+        key = data.draw(st.sampled_from(sorted(self.open)))
+        self.withdrawing.add(key)
+        self.sides.daemon.withdraw(wire.RemoteWithdraw(*key))
+
+    @rule()
+    def daemon_ends_its_round(self) -> None:
+        self.sides.daemon.flush()
+
+    @rule()
+    def gateway_reads(self) -> None:
+        self.sides.gateway._read_daemon()
+        self.withdrawn |= self.withdrawing
+        self.withdrawing.clear()
+
+    @rule()
+    def gateway_ends_its_round(self) -> None:
+        self.sides.end_round_of_gateway()
+
+    @rule()
+    def core_hears(self) -> None:
+        self.sides.daemon._receive()
+        self._take_heard()
+
+    @rule(data=st.data(), drops=st.booleans())
+    def host_answers(self, data, drops) -> None:
+        """A withdrawn order may be dropped, or its rows may be on their way already."""
+        self._hosts_read()
+        if self.in_hand:
+            key = data.draw(st.sampled_from(sorted(self.in_hand)))
+            self.sides.answer(*key, has_rows=not (self.in_hand.pop(key) and drops))
+
+    @rule(which=st.integers(0, 1), worker=st.sampled_from(WORKERS), dies=RARELY)
+    def worker_dies(self, which, worker, dies) -> None:
+        self._hosts_read()
+        link = self.links - which
+        known = self.sides.gateway.hosts.links.by_number.get(link)
+        if known is not None and dies:
+            self.sides.gateway.heard(known, WorkerDown(link, worker, "signal 9 (SIGKILL)"), [])
+            self.in_hand = {key: late for key, late in self.in_hand.items() if key[:2] != (link, worker)}
+
+    @rule(which=st.integers(0, 1), dies=RARELY)
+    def link_ends(self, which, dies) -> None:
+        link = self.links - which
+        known = self.sides.gateway.hosts.links.by_number.get(link)
+        if known is not None and dies:
+            self.sides.gateway.hosts.end(known, "its connection ended")
+            self._hosts_read()
+            self.in_hand = {key: late for key, late in self.in_hand.items() if key[0] != link}
+
+    @rule(dies=RARELY)
+    def gateway_dies(self, dies) -> None:
+        """The daemon starts another one, to which the same hosts connect under new numbers."""
+        if not dies:
+            return
+        self.sides.end_gateway()
+        self._take_heard()
+        self._give_to_others(set(self.open))
+        self.settling.clear()
+        self.workers.clear()
+        self.in_hand.clear()
+        self.sides.start_gateway()
+        self._connect()
+
+    @invariant()
+    def rows_are_those_of_the_worker_that_may_write_them(self) -> None:
+        if hasattr(self, "sides"):
+            assert all(self.sides.row(number) == OF_OTHERS for number in self.elsewhere)
+            assert all(self.sides.row(number) == number for number in self.filled)
+
+    @invariant()
+    def no_order_comes_after_its_withdrawal(self) -> None:
+        for key in getattr(self, "withdrawn", ()):
+            order = self.sides.gateway._orders.find(*key)
+            assert order is None or order.is_withdrawn
+
+    def teardown(self) -> None:
+        """Let everything arrive: no order is lost, and each withdrawn one is settled."""
+        if not hasattr(self, "sides"):
+            return
+        while self.open or self.settling:
+            left = len(self.open) + len(self.settling) + len(self.in_hand)
+            self.sides.daemon.flush()
+            self.sides.gateway._read_daemon()
+            self.sides.end_round_of_gateway()
+            self._hosts_read()
+            for key in sorted(self.in_hand):
+                self.sides.answer(*key)
+            self.in_hand.clear()
+            self.sides.end_round_of_gateway()
+            self.core_hears()
+            self._hosts_read()
+            assert len(self.open) + len(self.settling) + len(self.in_hand) < left or self.in_hand, "orders are lost"
+        self.rows_are_those_of_the_worker_that_may_write_them()
+        self.sides.close()
+
+    def _connect(self) -> None:
+        """Connect two worker hosts."""
+        for _ in range(2):
+            self.links += 1
+            self.sides.connect(self.links, len(WORKERS))
+        self.core_hears()
+
+    def _hosts_read(self) -> None:
+        """Let the hosts take their messages: a withdrawal comes after its order."""
+        for messages in self.sides.at_hosts.values():
+            for message in messages:
+                if isinstance(message, HostFill):
+                    self.in_hand[message.link, message.worker, message.order] = False
+                elif isinstance(message, HostWithdraw):
+                    key = message.link, message.worker, message.order
+                    assert key in self.in_hand, "no order came before its withdrawal"
+                    self.in_hand[key] = True
+            messages.clear()
+
+    def _take_heard(self) -> None:
+        """Take what the core hears: each order ends once."""
+        for message in self.sides.heard_all:
+            key = getattr(message, "link", 0), getattr(message, "worker", 0), getattr(message, "order", 0)
+            match message:
+                case wire.RemoteUp():
+                    self.workers.add(key[:2])
+                case wire.RemoteFilled():
+                    self.open.remove(key)
+                    self.filled.add(key[2])
+                case wire.RemoteWithdrawn():
+                    self._give_to_others({key} & self.open or {(-1, -1, -1)})
+                    self.settling.add(key)
+                case wire.RemoteSettled():
+                    self.settling.remove(key)
+                case wire.RemoteDown() | wire.LinkDown():
+                    gone = {one for one in self.workers if one[0] == key[0]}
+                    gone &= {key[:2]} if isinstance(message, wire.RemoteDown) else gone
+                    self.workers -= gone
+                    self.settling = {one for one in self.settling if one[:2] not in gone}
+                    self._give_to_others({one for one in self.open if one[:2] in gone})
+        self.sides.heard_all.clear()
+
+    def _give_to_others(self, orders: set[Key]) -> None:
+        """Have other workers fill the rows of orders that are over, at once."""
+        assert orders <= self.open, "an order ended twice"
+        self.open -= orders
+        for _link, _worker, number in orders:
+            self.elsewhere.add(number)
+            self.sides.fill_elsewhere(number)
+
+
+TestRounds = Rounds.TestCase
+TestRounds.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))
