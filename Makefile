@@ -97,7 +97,7 @@ $(FRAMEWORKS)/.ready: pyproject.toml client/pyproject.toml
 	@touch $@
 
 test-ray: $(RAY)/.ready ## Run the tests of the pool on clusters of Ray, in a network namespace with a loopback alone
-	$(RAY)/bin/mypy batchd/on_ray
+	$(RAY)/bin/mypy --follow-imports silent batchd/on_ray
 	unshare --map-root-user --net --pid --fork --mount --mount-proc --kill-child sh -euc 'ip link set lo up; mkdir -p /tmp/ray; \
 		mount -t tmpfs ray /tmp/ray; mount -t tmpfs ray /dev/shm; $(RAY)/bin/python -m pytest tests/with_ray $(ARGS) || exit'
 
