@@ -2,6 +2,7 @@
 
 Each has a connection of its own and one worker, which fills its orders one after the other. It
 answers an order when a worker of its speed would have, counted from when it had the one before.
+Orders take as unequal times as in ``pool_simulation``: their number of rows follows from that.
 """
 
 import heapq
@@ -10,8 +11,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from random import Random
 
 import zmq
+from pool_simulation import JITTER
 
 from batchd import __version__
 from batchd.orders.link import (
@@ -51,6 +54,8 @@ class _Host:
     orders: deque[HostFill] = field(default_factory=deque)
     withdrawn: set[int] = field(default_factory=set)
     done_s: float = 0.0
+    busy_s: float = 0.0
+    """Of its present order."""
 
     def send(self, message: Message, *frames: bytes) -> None:
         """Send to the gateway."""
@@ -62,6 +67,7 @@ class SleepingHosts:
 
     def __init__(self, endpoint: str, hosts: int, image_s: float) -> None:
         self._image_s = image_s
+        self._random = Random(0)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._hosts: dict[zmq.Socket[bytes], _Host] = {}
@@ -119,16 +125,16 @@ class SleepingHosts:
                 host.withdrawn.add(message.order)
 
     def _begin(self, host: _Host) -> None:
-        host.done_s = (
-            max(host.done_s, time.monotonic() - self._image_s) + len(rows_of(host.orders[0].runs)) * self._image_s
-        )
+        image_s = self._image_s * self._random.uniform(1 - JITTER, 1 + JITTER)
+        host.busy_s = len(rows_of(host.orders[0].runs)) * image_s
+        host.done_s = max(host.done_s, time.monotonic() - self._image_s) + host.busy_s
         self._numbers += 1
         heapq.heappush(self._due, (host.done_s, self._numbers, host))
 
     def _answer(self, host: _Host) -> None:
         order = host.orders.popleft()
         count = len(rows_of(order.runs))
-        busy_us = round(1e6 * count * self._image_s)
+        busy_us = round(1e6 * host.busy_s)
         work = NO_WORK._replace(busy_us=busy_us, cpu_us=busy_us, parts_us=[busy_us], usual_us=busy_us // count)
         rows: list[bytes] = []
         if order.order not in host.withdrawn:
