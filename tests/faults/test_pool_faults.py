@@ -3,7 +3,9 @@
 import os
 import random
 import signal
+import subprocess
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,16 +13,20 @@ from pathlib import Path
 import pytest
 
 import batchd_client
+from support.commands import batchd
 from support.expected import Expected
 from support.fake_gateway import WorkerHostProcess
 from support.kernel import gateways_of, is_alive, workers_of
-from support.network import Proxy
+from support.network import Proxy, free_port, two_hosts
 from support.pools import gateway_of, links, pool_keys, wait_serving, worker_hosts
 from support.seen import see
 from support.waiting import PATIENCE_S, wait_until
 
 BETWEEN = 10
 """Batches between two faults."""
+CHANCE = random.Random(1)
+LOST = 0.05
+"""Part of the data that a lossy wire loses."""
 
 
 @pytest.fixture
@@ -191,6 +197,51 @@ def test_a_network_that_is_cut_longer_than_every_time_out_heals(start_daemon, st
             wait_until(lambda: [link["state"] for link in links(daemon)] == ["serving"], "it serves again")
 
 
+def _resend_some(data: bytes) -> bytes:
+    """Pass on bytes as TCP does over a lossy wire: it sends lost ones again after 0.2 s."""
+    if CHANCE.random() < LOST:
+        time.sleep(0.2)
+    return data
+
+
+@pytest.mark.parametrize("wire", ["slow", "lossy"])
+def test_rows_over_a_slow_or_lossy_wire_are_exact(start_daemon, start_host, wire):
+    """They come late, in part after their withdrawal, and are in their batches once."""
+    daemon = start_daemon(**pool_keys(), chunk_rows=2)
+    with Proxy(int(daemon.status()["pool"]["address"].rpartition(":")[2])) as proxy:
+        if wire == "slow":
+            proxy.delay_s = 0.05
+        else:
+            proxy.alter = proxy.spoil = _resend_some
+        start_host(daemon, address=f"tcp://127.0.0.1:{proxy.port}")
+        wait_serving(daemon, 1)
+        with Reader(daemon).reading():
+            goal = _remote_samples(daemon) + 20
+            wait_until(lambda: _remote_samples(daemon) > goal, "rows come over the wire")
+
+
+def test_rows_over_a_cable_that_drops_packets_are_exact(start_daemon, start_host, tmp_path):
+    """A token bucket between two hosts passes on 300 kbit/s, with keys and thus encrypted."""
+    keys, pool = tmp_path / "keys", tmp_path / "pool.key"
+    batchd("keys", "new", "--role", "worker", "--name", "pool", "-o", str(pool), "--keys-dir", str(keys))
+    with two_hosts() as hosts:
+        try:
+            hosts.narrow("300kbit")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"there is no token bucket here (tc is needed): {error}")
+        address = f"{hosts.ours}:{free_port()}"
+        daemon = start_daemon(**{**pool_keys(), "worker_address": address}, keys_dir=str(keys), chunk_rows=2)
+        options = "--key", str(pool)
+        start_host(daemon, *options, address=f"tcp://{address}", through=hosts.on_the_other())
+        wait_serving(daemon, 1)
+        with Reader(daemon).reading():
+            goal = _remote_samples(daemon) + 20
+            wait_until(
+                lambda: _remote_samples(daemon) > goal and hosts.dropped(),
+                "rows come over the cable, and packets are dropped",
+            )
+
+
 @pytest.mark.parametrize(
     ("seed", "faults", "gateways"),
     [(6, 12, 2), *(pytest.param(seed, 250, 1 + seed % 2, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))],
@@ -271,6 +322,11 @@ def _gateway_at(daemon, number: int) -> int:
         pid for pid in gateways_of(daemon.pid) if endpoint in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     )
     return pid
+
+
+def _remote_samples(daemon) -> int:
+    """Return the number of samples that the present worker hosts have filled."""
+    return sum(link["samples"] for link in links(daemon))
 
 
 def _has_withdrawn(daemon) -> bool:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
@@ -260,10 +261,28 @@ class FakeGateway:
 class WorkerHostProcess:
     """A ``batchd worker`` that connects to a gateway. ``close`` ends it and checks its log."""
 
-    def __init__(self, folder: Path, address: str, *options: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str,
+        *options: str,
+        environment: dict[str, str] | None = None,
+        through: Sequence[str] = (),
+    ) -> None:
+        """``through``: a command that runs it elsewhere, in its own process."""
         self.log_file = folder / f"host-{time.monotonic_ns()}.log"
         self.index_folder = folder / "indexes"
-        words = [sys.executable, "-m", "batchd", "worker", address, "--index-dir", str(self.index_folder), *options]
+        words = [
+            *through,
+            sys.executable,
+            "-m",
+            "batchd",
+            "worker",
+            address,
+            "--index-dir",
+            str(self.index_folder),
+            *options,
+        ]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [*words, "--log-level", "debug"],

@@ -199,6 +199,21 @@ class TwoHosts:
         _ip("link", "set", f"{self._cable}a", "up")
         _ip("addr", "replace", f"{self.ours}/{_SUBNET_BITS}", "dev", f"{self._cable}a")
 
+    def narrow(self, rate: str) -> None:
+        """Let the other host send no more than ``rate`` ("2mbit"), and drop what exceeds 4 kB.
+
+        Raises ``CalledProcessError`` or ``OSError`` without tc and its token bucket.
+        """
+        bucket = ("root", "tbf", "rate", rate, "burst", "2kb", "limit", "4kb")
+        command = self.on_the_other("tc", "qdisc", "replace", "dev", f"{self._cable}b", *bucket)
+        subprocess.run(command, check=True, capture_output=True)
+
+    def dropped(self) -> int:
+        """Count the packets that the narrow cable has dropped."""
+        command = self.on_the_other("tc", "-s", "-json", "qdisc", "show", "dev", f"{self._cable}b")
+        (bucket,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        return int(bucket["drops"])
+
     def on_the_other(self, *command: str) -> list[str]:
         """Return the command that runs ``command`` on the other host."""
         return ["ip", "netns", "exec", self._namespace, *command]

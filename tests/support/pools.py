@@ -1,6 +1,6 @@
 """Worker hosts of real daemons. For tests of processes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,14 @@ def worker_hosts(folder: Path) -> Iterator[StartHost]:
     with ExitStack() as stack:
 
         def start(
-            daemon: DaemonProcess, *options: str, workers: int = 2, address: str | None = None
+            daemon: DaemonProcess,
+            *options: str,
+            workers: int = 2,
+            address: str | None = None,
+            through: Sequence[str] = (),
         ) -> WorkerHostProcess:
             where = address or daemon.status()["pool"]["address"]
-            host = WorkerHostProcess(folder, where, "--workers", str(workers), *options)
+            host = WorkerHostProcess(folder, where, "--workers", str(workers), *options, through=through)
             stack.callback(host.close)
             return host
 
