@@ -56,7 +56,7 @@ M = TypeVar("M", bound=Message)
 
 def serve_message(stream: int = 1, name: str = "photos", layout: SlotLayout = LAYOUT) -> ServeStream:
     """A stream, as the daemon announces it to a gateway."""
-    return ServeStream(stream, name, RECIPE, 1000, 16, True, "substitute", (1, 2, 3), layout.to_wire(), "off")
+    return ServeStream(stream, name, RECIPE, 1000, 16, True, "substitute", (1, 2, 3), layout.to_wire(), "off", {})
 
 
 def index_descriptor(content: bytes) -> int:
