@@ -2,7 +2,8 @@
 
     place in the epoch   0 ............ B-1 | B ........... 2B-1 | ...            | samples-1
     batch (step)              step 0        |      step 1        | ...            | last, or partial
-    sample index         shuffle(place; seed, epoch), or the place itself without shuffling
+    sample index         shuffle(place; seed, epoch), or the place itself without shuffling,
+                         or what an ``Order`` says, such as ``core.blocks``
 
 The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the
 rest: a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few
@@ -11,12 +12,14 @@ values that land outside (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite D
 a 64-bit mixer: this is a shuffle, not a cipher.
 
 Invariants: a position names the same samples in the same rows for ever, whatever workers, trainers,
-clocks and crashes do; for each key, ``Permutation`` maps [0, length) onto itself, every index once.
+clocks and crashes do; for each key, ``Permutation`` maps [0, length) onto itself, every index once,
+and ``inverse`` maps it back.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +70,15 @@ class Permutation:
             outside = outside[values[outside] >= self.length]
         return values
 
+    def inverse(self, values: Indices) -> Indices:
+        """Return which indices go, without tweaks, to ``values``: uint64 below ``length``."""
+        indices = self._permute_back(values)
+        outside = np.flatnonzero(indices >= self.length)
+        while outside.size:
+            indices[outside] = self._permute_back(indices[outside])
+            outside = outside[indices[outside] >= self.length]
+        return indices
+
     def _permute(self, indices: Indices, tweaks: Indices | None) -> Indices:
         """Walk through the network once, on [0, columns * rows)."""
         right, left = np.divmod(indices, self._columns)
@@ -75,6 +87,15 @@ class Permutation:
             left, right = right, (left + mixed_all(_tweaked(right, tweaks), second)) % self._rows
         values: Indices = right * self._columns + left
         return values
+
+    def _permute_back(self, values: Indices) -> Indices:
+        """Walk through the network once from its end; a difference below 0 wraps around."""
+        right, left = np.divmod(values, self._columns)
+        for first, second in reversed(self._round_keys):
+            left, right = (right + self._rows - mixed_all(left, second) % self._rows) % self._rows, left
+            left, right = (right + self._columns - mixed_all(left, first) % self._columns) % self._columns, left
+        indices: Indices = right * self._columns + left
+        return indices
 
 
 def _tweaked(values: Indices, tweaks: Indices | None) -> Indices:
@@ -126,11 +147,27 @@ def _mix_number(value: int) -> int:
     return value ^ (value >> 31)
 
 
+class Order(Protocol):
+    """Another order of an epoch's samples than that of the source or of the whole shuffle."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of what decides the order beside seed and epoch."""
+
+    def samples_at(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples at ``places``: int64 of the same shape."""
+
+    def places_of(self, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of ``samples``: int64 of the same shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The arithmetic of a stream. Samples, batch size and batches per epoch are at least 1.
 
     ``documents``: of a packed stream the samples of its source; then ``samples`` are its packs.
+    ``order``: in place of ``shuffle``. It derives from the stream's index, so it is no part of the
+    plan as data.
     """
 
     samples: int
@@ -139,6 +176,7 @@ class Plan:
     shuffle: bool
     drop_last: bool
     documents: int | None = None
+    order: Order | None = field(default=None, compare=False, repr=False)
 
     @property
     def source_samples(self) -> int:
@@ -163,10 +201,24 @@ class Plan:
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
         """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""
         start = position.step * self.batch_size + first
-        places = np.arange(start, start + count, dtype=np.uint64)
+        places = np.arange(start, start + count)
+        if self.order is not None:
+            return self.order.samples_at(position.epoch, places)
         if not self.shuffle:
-            return places.astype(np.int64)
-        return _permutation(self.samples, self.seed, position.epoch)(places).astype(np.int64)
+            return places
+        return permutation(self.samples, (self.seed, position.epoch))(places.astype(np.uint64)).astype(np.int64)
+
+    def places(self, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of samples in an epoch: int64 ``[samples]``; inverse of ``indices``.
+
+        Place p is row ``p % batch_size`` of step ``p // batch_size``. With ``drop_last`` the last
+        places may be in no batch.
+        """
+        if self.order is not None:
+            return self.order.places_of(epoch, samples)
+        if not self.shuffle:
+            return samples.astype(np.int64)
+        return permutation(self.samples, (self.seed, epoch)).inverse(samples.astype(np.uint64)).astype(np.int64)
 
     def indices_of(self, position: Position, rows: Rows) -> NDArray[np.int64]:
         """Return the samples of some ascending rows, at least one: int64 ``[rows]``."""
@@ -180,7 +232,7 @@ class Plan:
         return (sample + 1 + mixed((self.seed, epoch, sample, attempt)) % (self.samples - 1)) % self.samples
 
 
-@lru_cache(maxsize=16)
-def _permutation(samples: int, seed: int, epoch: int) -> Permutation:
-    """Keep the round keys of the few epochs that are read at one time."""
-    return Permutation(samples, (seed, epoch))
+@lru_cache(maxsize=64)
+def permutation(length: int, key: tuple[int, ...]) -> Permutation:
+    """Make a permutation, or return it if it is one of the last: its keys take longer than it."""
+    return Permutation(length, key)
