@@ -36,7 +36,8 @@ from batchd_wire.wording import counted
 @click.option(
     "--explain",
     is_flag=True,
-    help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it.",
+    help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it; "
+    "of a shuffle of blocks, what it mixes.",
 )
 @click.option(
     "--format",

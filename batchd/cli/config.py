@@ -13,7 +13,7 @@ from textwrap import fill, wrap
 
 import click
 
-from batchd.config.schema import EXAMPLES, Node, alternatives, example_of, json_schema, resolve, toml_default
+from batchd.config.schema import EXAMPLES, Node, alternatives, example_of, json_schema, resolve, table_of, toml_default
 
 WIDTH_CHARACTERS = 110
 PAGE_CHARACTERS = 100
@@ -95,6 +95,9 @@ def reference_markdown() -> str:
         *_section("## `[streams.NAME]`", stream, _meaning(streams)),
     ]
     keys = stream["properties"]
+    for name, node in keys.items():
+        if (table := table_of(node)) is not None:
+            sections += _section(f"### `{name} = {{ … }}`", table)
     for title, node in (("Sources", keys["source"]), ("Steps", keys["pipeline"]["items"])):
         sections.append(f"## {title}\n")
         for kind, table in alternatives(node).items():
@@ -129,6 +132,10 @@ def _annotated_keys(table: Node) -> Iterator[str]:
         required = name in table.get("required", ())
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
         yield f"{mark}{name} = {EXAMPLES[name] if value in ('', '[]') else value}"
+        if (inner := table_of(node)) is not None:
+            yield from _comment(f"Or {name} = {EXAMPLES[name]}")
+            for key, child in inner["properties"].items():
+                yield from _comment(f"{key} ({_shown_default(key, child, inner)}): {_meaning(child)}", "  ")
         yield ""
 
 

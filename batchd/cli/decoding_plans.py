@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from batchd.cli.text import aligned
 from batchd.config.directories import default_cache_dir
-from batchd.config.tree import DaemonConfig
+from batchd.config.tree import BlockShuffle, DaemonConfig
+from batchd.core.blocks import BlockOrder
 from batchd.core.packs import Packs
+from batchd.core.plan import Plan
 from batchd.daemon.packing import packs_of
-from batchd.daemon.stream_plan import StreamPlan, epoch_plan
+from batchd.daemon.stream_plan import StreamPlan, epoch_plan, planned_index
 from batchd.functions.load import expect
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
@@ -33,6 +35,7 @@ from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
@@ -44,23 +47,38 @@ _TURNS = ("transposed", "flipped upside down", "flipped left to right")
 
 def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Iterator[str]:
     """Lines for one stream: its first samples and their plans. Raises ``BatchdError``."""
-    name, stream, whole, cut = plan.name, plan.config, plan.pipeline.steps, plan.pipeline.cut
-    steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
+    stream, whole = plan.config, plan.pipeline.steps
     if stream.source.is_live:
-        yield f"{name}: its samples are not there yet"
+        yield f"{plan.name}: its samples are not there yet"
         return
+    steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
     if plan.pack is not None:
         yield from _packed(plan, daemon, storage, cache)
     decode = next((step for step in steps if isinstance(step, Decode)), None)
-    if decode is None and plan.pack is not None:
-        return
-    if decode is None:
-        yield f"{name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
-        return
-    index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
-    expect(plan.code.python_path, plan.code.digests)
-    epochs = epoch_plan(name, stream, index)
+    if decode is not None or isinstance(stream.shuffle, BlockShuffle):
+        index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
+        epochs = epoch_plan(plan.name, stream, planned_index(plan.name, stream, index))
+        if isinstance(epochs.order, BlockOrder):
+            yield _shuffled(plan, epochs.order, len(index))
+        if decode is not None:
+            expect(plan.code.python_path, plan.code.digests)
+            yield from _decoding(plan, steps, decode, index, epochs, storage)
+            return
+    if plan.pack is None:
+        yield f"{plan.name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
+
+
+def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
+    plan: StreamPlan,
+    steps: Sequence[StepOptions],
+    decode: Decode,
+    index: SourceIndex,
+    epochs: Plan,
+    storage: Storage,
+) -> Iterator[str]:
+    """The first samples of epoch 0, and what caches would keep of all."""
+    name, stream, whole, cut = plan.name, plan.config, plan.pipeline.steps, plan.pipeline.cut
     samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
     if stream.cache_kind == "pixels":
         yield f"{name}: the cache keeps whole images as decoded, and access points of those without room"
@@ -109,6 +127,18 @@ def _packed(plan: StreamPlan, daemon: DaemonConfig, storage: Storage, cache: Ind
     yield (
         f"{plan.name}: {empty:.2%} of the room is empty; with one document in each row it would be {padded:.1%}, and "
         f"{packs.parts / len(packs):.1f} times as many rows"
+    )
+
+
+def _shuffled(plan: StreamPlan, order: BlockOrder, samples: int) -> str:
+    """How far a shuffle of blocks moves samples that are neighbours in storage."""
+    shuffle, window = plan.config.shuffle, order.window_samples
+    assert isinstance(shuffle, BlockShuffle), "it has made the order"
+    size = "" if shuffle.block_bytes is None else f", some {round_bytes(shuffle.block_bytes * shuffle.blocks)}"
+    return (
+        f"{plan.name}: {counted(order.blocks, 'block')} of neighbours, {samples / order.blocks:,.1f} samples each; "
+        f"{shuffle.blocks} are open at a time, so {window:,.0f} samples{size} are shuffled together: neighbours in one block "
+        f"get {(window + 1) / 3:,.0f} places apart on average, and {(samples + 1) / 3:,.0f} with shuffle = true"
     )
 
 

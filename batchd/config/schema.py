@@ -59,6 +59,7 @@ EXAMPLES = {
     { op = "random_resized_crop", size = [224, 224] },
     { op = "random_flip" },
 ]""",
+    "shuffle": '{ blocks = 64, block_bytes = "8MiB" }',
     "sources": '[{ type = "folder", path = "/data/photos" }, { type = "folder", path = "/data/more" }]',
     "weights": "[3, 1]",
     "name": '"zip"',
@@ -244,7 +245,14 @@ def resolve(node: Node, data: object = None) -> Node:
         kind = item_at(data, node["discriminator"]["propertyName"])
         reference = node["discriminator"]["mapping"].get(kind) if isinstance(kind, str) else None
         return _definition(reference) if reference else node
-    return node
+    table = table_of(node) if isinstance(data, dict) else None
+    return table or node
+
+
+def table_of(node: Node) -> Node | None:
+    """The table among the alternatives of a value, such as a number or a table; None without one."""
+    references = (option["$ref"] for option in node.get("oneOf", ()) if "$ref" in option)
+    return None if "discriminator" in node else next(map(_definition, references), None)
 
 
 def alternatives(node: Node) -> dict[str, Node]:

@@ -115,7 +115,7 @@ _KINDS: Mapping[str, str] = {
 }
 """By batchd's step or source, the words of others."""
 _NOT_HERE: Mapping[str, str] = {
-    "not needed: shuffle = true mixes the whole source in every epoch, without a buffer": (
+    'not needed: shuffle = true mixes the whole source, and shuffle = { blocks = 64, block_bytes = "8MiB" } blocks of it': (
         "shuffle_buffer shuffle_buffer_size buffer_size reshuffle_each_iteration shardshuffle"
     ),
     "not needed: BatchdLoader copies from shared memory to the GPU": "pin_memory pin_memory_device",

@@ -16,7 +16,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from batchd.config.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
 from batchd.config.cpus import available_cpus
@@ -26,7 +36,7 @@ from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.checks import Checks, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
-from batchd.samples.sizes import AMOUNT_PATTERN, parse_bytes
+from batchd.samples.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
 from batchd.sources.composed.options import sources_in
 from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
@@ -38,6 +48,8 @@ GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
 MEMORY_BYTES_MAX = 1 << 50
 BATCH_SIZE_MAX = 65_536
+BLOCKS_MAX = 65_536
+BLOCK_SAMPLES_MAX = 1 << 30
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 SAMPLE_SHARE = 0.8
@@ -280,6 +292,48 @@ class DaemonConfig(_Branch):
         return available_cpus() if self.workers == "auto" else self.workers
 
 
+class BlockShuffle(_Branch):
+    """A shuffle for storage with slow answers: of blocks of neighbours, and in a few of them.
+
+    docs/positions.md says what it costs in randomness.
+    """
+
+    blocks: Annotated[int, Field(ge=1, le=BLOCKS_MAX)]
+    """Number of blocks that are open at a time: their samples are shuffled together. More blocks
+    mix better."""
+
+    block_bytes: Memory | None = None
+    """Size of a block, in bytes or as "8MiB": it has the samples that begin in the same stretch of
+    this size of their file. Instead of block_samples, where the index of the source has sizes."""
+
+    block_samples: Annotated[int, Field(ge=1, le=BLOCK_SAMPLES_MAX)] | None = None
+    """Number of samples of a block; the last block of a file has what is left."""
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> Self:
+        if (self.block_bytes is None) == (self.block_samples is None):
+            raise ValueError('name the size of a block: block_bytes, such as "8MiB", or block_samples, and not both')
+        return self
+
+    @property
+    def text(self) -> str:
+        """The options as TOML writes them."""
+        size = f"block_samples = {self.block_samples}"
+        if self.block_bytes is not None:
+            size = f'block_bytes = "{format_bytes(self.block_bytes)}"'
+        return f"{{ blocks = {self.blocks}, {size} }}"
+
+
+def _shuffle_tag(value: object) -> str:
+    """The tag of a form of ``shuffle``, which no key of its table has."""
+    return "<blocks>" if isinstance(value, (dict, BlockShuffle)) else "<all>"
+
+
+Shuffle = Annotated[
+    Annotated[bool, Tag("<all>")] | Annotated[BlockShuffle, Tag("<blocks>")], Discriminator(_shuffle_tag)
+]
+
+
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
@@ -299,9 +353,10 @@ class StreamConfig(_Branch):
     with the same seed draw the same numbers for the same sample of the same epoch, so give streams
     that must differ different seeds."""
 
-    shuffle: Annotated[bool, Mark.DECIDES_BYTES] = True
-    """Whether each epoch has its own order; false keeps the order of the source. A push source has
-    only the order of arrival."""
+    shuffle: Annotated[Shuffle, Mark.DECIDES_BYTES] = True
+    """Whether each epoch has its own order; false keeps the order of the source. A table such as
+    { blocks = 64, block_bytes = "8MiB" } keeps neighbours in storage near each other. A push source
+    has only the order of arrival."""
 
     drop_last: Annotated[bool, Mark.DECIDES_BYTES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a
@@ -387,16 +442,17 @@ class StreamConfig(_Branch):
     @property
     def is_shuffled(self) -> bool:
         """True if each epoch has its own order; live samples have no order to shuffle."""
-        return self.shuffle and not self.source.is_live
+        return bool(self.shuffle) and not self.source.is_live
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         """Refuse options that do not fit the source, and options without effect."""
         checks = Checks()
         if self.source.is_live and self.shuffle and "shuffle" in self.model_fields_set:
+            given = self.shuffle.text if isinstance(self.shuffle, BlockShuffle) else "true"
             checks.say(
-                f'samples of type "{self.source.type}" come in their own order, so shuffle = true cannot be done; leave it out, '
-                "and have them made in random order",
+                f'samples of type "{self.source.type}" come in their own order, so shuffle = {given} cannot be done; leave it '
+                "out, and have them made in random order",
                 "shuffle",
             )
         self._check_pack(checks)
@@ -417,6 +473,11 @@ class StreamConfig(_Branch):
         if self.source.is_live:
             text = f'samples of type "{self.source.type}" are not there yet when the rows of an epoch are planned'
             checks.say(f'"pack" needs the lengths of all samples, and {text}', "pipeline", place)
+        if isinstance(self.shuffle, BlockShuffle):
+            text = (
+                "puts samples together by their lengths, so neighbours in storage are in no order; use shuffle = true"
+            )
+            checks.say(f'"pack" {text}', "shuffle")
         if self.on_error == "mask":
             text = 'a bad sample leaves its room in the row empty: use "substitute" (its usual meaning does not count) or "fail"'
             checks.say(f'on_error = "mask" cannot be done with "pack": {text}', "on_error")

@@ -44,7 +44,7 @@ from batchd.daemon.memory.rings import (
 )
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
-from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream
+from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream, planned_index
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
@@ -281,7 +281,7 @@ def _stream(
     kind = ProblemKind.NO_BATCH
     try:
         if pack_of(stream.pipeline) is None:  # else the daemon plans it, from the lengths of all samples
-            epoch_plan(name, stream, trial.whole)
+            epoch_plan(name, stream, planned_index(name, stream, trial.whole))
         kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":
             spec = cache_spec(plan_stream(name, stream, ring.columns, python_path), trial.whole)

@@ -17,13 +17,14 @@ facts. Invariant: a stream without problems has columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.draft import StreamDraft
 from batchd.config.schema import problem_at
-from batchd.config.tree import StreamConfig
+from batchd.config.tree import BlockShuffle, StreamConfig
+from batchd.core.blocks import FACT, STARTS, order_in
 from batchd.core.packs import Packs
 from batchd.core.plan import Plan
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
@@ -41,12 +42,14 @@ from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
 from batchd.sources.code.options import FunctionOptions
 from batchd.sources.composed.options import sources_in
+from batchd.sources.interface import kind_of
 from batchd.sources.kinds import source_to_plain
+from batchd.sources.neighbours import blocks_of_bytes, blocks_of_samples
 from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
+from batchd.storage.index import NUMBER, SourceIndex
 from batchd_wire.wording import counted
 
 LIVE_STEPS = 1 << 40
@@ -155,17 +158,41 @@ def code_problems(
     return [(key, text) for key, name, given in named for text in function_problems(name, python_path, given)]
 
 
+def planned_index(name: str, config: StreamConfig, index: SourceIndex) -> SourceIndex:
+    """Add what the order of an epoch needs to the index of a source; the digest is still its own.
+
+    Raises ``SourceInvalid`` if the source cannot have the order.
+    """
+    shuffle = config.shuffle
+    if not isinstance(shuffle, BlockShuffle):
+        return index
+    neighbours = kind_of(config.source).neighbours(config.source, index)
+    key = f"streams.{name}.shuffle"
+    if neighbours.why_none:
+        raise SourceInvalid(f"{key}: the source has no blocks of neighbours: {neighbours.why_none}; use shuffle = true")
+    if shuffle.block_bytes is None:
+        assert shuffle.block_samples is not None, "one of both is given"
+        starts = blocks_of_samples(neighbours, len(index), shuffle.block_samples)
+    elif neighbours.why_no_bytes:
+        raise SourceInvalid(f"{key}.block_bytes: {neighbours.why_no_bytes}; use block_samples")
+    else:
+        starts = blocks_of_bytes(neighbours, len(index), shuffle.block_bytes)
+    facts = {**index.facts, FACT: {"open_blocks": shuffle.blocks}}
+    return replace(index, facts=facts, arrays={**index.arrays, STARTS: starts.astype(NUMBER)})
+
+
 def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
     """Plan which sample is in which batch. Raises ``SourceInvalid`` if the stream has no batch.
 
-    ``index``: of a packed stream with its packs.
+    ``index``: as ``planned_index`` returns it; of a packed stream with its packs.
     """
     packs = Packs.from_arrays(index.arrays)
     samples = len(index) if packs is None else len(packs)
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
+    order = order_in(config.seed, index.facts, index.arrays)
     documents = None if packs is None else len(index)
-    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
+    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents, order)
     if plan.steps == 0:
         of_what = counted(samples, "sample" if packs is None else "pack")
         raise SourceInvalid(

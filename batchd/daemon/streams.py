@@ -19,13 +19,14 @@ import structlog
 
 from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
 from batchd.core.mailbox import LiveSpec
+from batchd.core.plan import Order
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.daemon.memory.rings import RingSize, kept_ahead, window_of
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.packing import packs_of
-from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream
+from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream, planned_index
 from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream
 from batchd.pipeline.kinds import CONTENT_VERSION, step_to_plain
@@ -151,9 +152,10 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         index = scan_source(source, found, index_cache, storage, python_path, extension)
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
-    epochs = epoch_plan(name, config, index)
+    planned = planned_index(name, config, index)
+    epochs = epoch_plan(name, config, planned)
     decodes_here = bool(config.why_here)
-    content = content_of(plan, index.digest, made_by_any=is_made_by_any(whole, name))
+    content = content_of(plan, index.digest, epochs.order, made_by_any=is_made_by_any(whole, name))
     repeats = not (config.shuffle or source.is_live or plan.pipeline.is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
@@ -199,7 +201,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         message=message,
         layout=ring.layout,
         signature=signature(config, spec.fingerprint, index, message.recipe),
-        index_descriptor=index.to_memfd(),
+        index_descriptor=planned.to_memfd(),
         classes=[] if are_too_many else classes,
         description=describe(config, ring.layout),
         card=card_of(name, whole, content, epochs.samples),
@@ -283,10 +285,13 @@ def is_made_by_any(whole: Config, name: str) -> bool:
     return not whole.streams[name].why_here and daemon.worker_address is not None and daemon.pool_accept == "any"
 
 
-def content_of(plan: StreamPlan, source_digest: str, *, made_by_any: bool = False) -> dict[str, object]:
+def content_of(
+    plan: StreamPlan, source_digest: str, order: Order | None = None, *, made_by_any: bool = False
+) -> dict[str, object]:
     """All that decides the bytes of a position: source, steps, batches.
 
-    ``made_by_any``: see ``is_made_by_any``.
+    ``order``: of a shuffle of blocks, which counts by the blocks and not by the options that made
+    them. ``made_by_any``: see ``is_made_by_any``.
 
     Files that steps read and modules of the user's functions count by their content, not their
     path. Window, memory and workers do not count: they decide when a batch is ready. Nor does a
@@ -299,7 +304,7 @@ def content_of(plan: StreamPlan, source_digest: str, *, made_by_any: bool = Fals
         "columns": [(column.name, column.text) for column in plan.columns],
         "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
-        "shuffle": config.is_shuffled,  # never for a live source
+        "shuffle": order.digest if order is not None else config.is_shuffled,  # never for a live source
     }
     if config.cache == "decoded":
         # what is decoded without knowing a crop may be other pixels

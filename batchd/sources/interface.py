@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import Value
+from batchd.sources.neighbours import Neighbours, in_order
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -137,6 +138,8 @@ class BuiltInKind:
     ``SourceInvalid``. A text without a key is about the whole source, or about the path in it."""
     samples: Callable[[Any, Storage], int | None] = lambda _source, _storage: None
     """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
+    neighbours: Callable[[Any, SourceIndex], Neighbours] = lambda _source, index: in_order(index)
+    """Which samples are neighbours in storage, for a shuffle of blocks."""
 
 
 class FoundFiles(NamedTuple):

@@ -344,6 +344,11 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
     return {
         "in-order": {**images, "shuffle": False},
         "another-seed": {**images, "seed": 12345678901},
+        "blocks": {
+            "source": {"type": "webdataset", "root": str(folder / "shards"), "shards": ["a-*.tar"], "image": ["jpg"]},
+            "pipeline": STILL,
+            "shuffle": {"blocks": 2, "block_samples": 2},
+        },
         "whole-batches": {**images, "drop_last": True},
         "substituted": small,
         "masked": {**small, "on_error": "mask"},

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.load import load_config
-from batchd.core.plan import Plan
+from batchd.daemon.stream_plan import epoch_plan, planned_index
 from batchd.pipeline.cache_split import cut_of, steps_of
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.sample_fields import sample_fields
@@ -41,7 +41,7 @@ class Expected:
             steps = steps_of(config.pipeline, config.cache_short_side)
             self._maker = Pipeline(self._columns, steps[: cut_of(steps)], config.seed, has_rows=False)
             self._pipeline = Pipeline(list(self._maker.columns.values()), steps[cut_of(steps) :], config.seed)
-        self.plan = Plan(len(index), config.batch_size, config.seed, config.shuffle, config.drop_last)
+        self.plan = epoch_plan(stream, config, planned_index(stream, config, index))
         self._known: dict[tuple[int, int], Seen] = {}
         self._known_rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
 

@@ -395,6 +395,7 @@ def test_a_problem_that_an_override_causes_in_an_item_names_the_override(tmp_pat
 
 # --- invalid values -------------------------------------------------------------------------------
 
+MIXES = 'shuffle = true mixes the whole source, and shuffle = { blocks = 64, block_bytes = "8MiB" } blocks of it'
 WRONG_VALUES = [
     ("daemon.workers", "0", "at least 1|greater than or equal to 1"),
     ("daemon.workers", "true", "integer"),
@@ -419,6 +420,8 @@ WRONG_VALUES = [
     ("streams.photos.seed", "-1", "greater than or equal to 0"),
     ("streams.photos.seed", str(1 << 63), "less than"),
     ("streams.photos.shuffle", '"yes"', 'a boolean: true or false, not "yes"'),
+    ("streams.photos.shuffle", "{ blocks = 2 }", 'block_bytes, such as "8MiB", or block_samples, and not both'),
+    ("streams.photos.shuffle", '{ blocks = 2, block_samples = 3, block_bytes = "1MiB" }', "and not both"),
     ("streams.photos.memory", "3.5", 'an integer or a text such as "1GiB", not 3.5'),
     ("streams.photos.on_error", '"ignore"', "'substitute', 'mask' or 'fail', not \"ignore\""),
     ("streams.photos.lag", '"lock"', "'independent' or 'lockstep'"),
@@ -458,6 +461,23 @@ def test_a_wrong_value_is_named_with_its_line_and_its_meaning(
     assert found[path].line == 2
     assert found[path].meaning
     assert re.search(message, found[path].message)
+
+
+def test_each_mistake_in_the_table_of_a_shuffle_is_named_with_its_key(tmp_path: Path) -> None:
+    """A wrong number, a wrong size and a slip; each key has its own meaning."""
+    found = problems(
+        tmp_path, f'[streams.photos]{STREAM}\nshuffle = {{ blocks = 0, block_bytes = "1KiB", block_sample = 1 }}'
+    )
+
+    assert {key: (one.message, one.remedy) for key, one in found.items()} == {
+        "streams.photos.shuffle.blocks": ("must be greater than or equal to 1, not 0", ""),
+        "streams.photos.shuffle.block_bytes": ("must be from 64KiB to 1024TiB, not 1024 bytes", ""),
+        "streams.photos.shuffle.block_sample": (
+            "unknown key; did you mean block_samples?",
+            "did you mean block_samples?",
+        ),
+    }
+    assert found["streams.photos.shuffle.blocks"].meaning.startswith("Number of blocks that are open at a time")
 
 
 def test_all_problems_are_reported_together(tmp_path: Path) -> None:
@@ -534,7 +554,7 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
         ("stream", "img_size = 224", "did you mean size in a step of pipeline?"),
         ("stream", "horizontal_flip = true", 'that is a step: write { op = "random_flip" } into pipeline'),
         ("stream", "normalize = true", 'that is a step: write { op = "normalize" } into pipeline'),
-        ("stream", "shuffle_buffer = 1000", "not needed: shuffle = true mixes the whole source in every epoch, without a buffer"),
+        ("stream", "shuffle_buffer = 1000", f"not needed: {MIXES}"),
         ("stream", "epochs = 3", "the trainer decides it: daemon.stream(name, epochs=3)"),
         ("daemon", "prefetch = 3", "did you mean window in [streams.NAME]?"),
         ("daemon", "num-workers = 3", "did you mean workers?"),
@@ -698,6 +718,8 @@ def test_shuffle_of_a_source_without_order_is_refused(tmp_path: Path) -> None:
     assert (
         'samples of type "generator" come in their own order, so shuffle = true' in found["streams.a.shuffle"].message
     )
+    found = problems(tmp_path, text + "shuffle = { blocks = 2, block_samples = 3 }")
+    assert "so shuffle = { blocks = 2, block_samples = 3 } cannot" in found["streams.a.shuffle"].message
     assert not load(tmp_path, text).streams["a"].is_shuffled
     assert not load(tmp_path, text + "shuffle = false").streams["a"].is_shuffled
 

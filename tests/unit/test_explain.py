@@ -14,7 +14,7 @@ from batchd.errors import ConfigInvalid
 from batchd.pipeline.image import jpeg_box
 from support.images import encode, jpeg, jpeg_of, jpeg_with_exif, photo, ycck_jpeg
 
-STREAM = "[streams.s]\nsource = {source}\nbatch_size = 8\nshuffle = false\npipeline = [ {steps} ]\n"
+STREAM = "[streams.s]\nsource = {source}\nbatch_size = 8\n{shuffle}pipeline = [ {steps} ]\n"
 CROP = '{ op = "decode" }, { op = "center_crop", size = [100, 60] }'
 
 
@@ -26,11 +26,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def explain(
-    folder: Path, steps: str = CROP, source: str = '{ type = "folder", path = "photos" }', keys: str = ""
+    folder: Path,
+    steps: str = CROP,
+    source: str = '{ type = "folder", path = "photos" }',
+    keys: str = "",
+    shuffle: str = "shuffle = false\n",
 ) -> list[str]:
     """Return the output after the table of streams, with single blanks."""
     file = folder / "batchd.toml"
-    file.write_text(f'[daemon]\nruntime_dir = "run"\n{STREAM.format(source=source, steps=steps)}{keys}')
+    file.write_text(
+        f'[daemon]\nruntime_dir = "run"\n{STREAM.format(source=source, steps=steps, shuffle=shuffle)}{keys}'
+    )
     result = CliRunner().invoke(cli, ["check", "--explain", str(file)])
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
@@ -151,7 +157,7 @@ def test_a_pipeline_that_cannot_be_cut_is_refused(folder) -> None:
     put(folder, a_jpg=jpeg(photo(160, 200)))
     file = folder / "batchd.toml"
     steps = '{ op = "call", function = "numpy:array", outputs = { image = "uint8[8,8,3]" } }'
-    text = STREAM.format(source='{ type = "folder", path = "photos" }', steps=steps)
+    text = STREAM.format(source='{ type = "folder", path = "photos" }', steps=steps, shuffle="")
     file.write_text(f'[daemon]\nruntime_dir = "run"\n{text}cache = "decoded"\ncache_memory = "8MiB"\n')
 
     result = CliRunner().invoke(cli, ["check", str(file)])
@@ -159,3 +165,28 @@ def test_a_pipeline_that_cannot_be_cut_is_refused(folder) -> None:
     assert isinstance(result.exception, ConfigInvalid)
     assert [problem.path for problem in result.exception.problems] == ["streams.s.cache"]
     assert "no step decodes" in result.exception.problems[0].message
+
+
+def test_a_shuffle_of_blocks_says_what_it_mixes(folder) -> None:
+    """The blocks, the samples that are mixed, and how far neighbours get apart."""
+    put(folder, **{f"{number}_jpg": jpeg(photo(16, 16)) for number in range(10)})
+
+    first, *_others = explain(folder, keys="shuffle = { blocks = 2, block_samples = 4 }\n", shuffle="")
+
+    assert first == (
+        "s: 3 blocks of neighbours, 3.3 samples each; 2 are open at a time, so 5 samples are shuffled together: neighbours in "
+        "one block get 2 places apart on average, and 4 with shuffle = true"
+    )
+
+
+def test_a_shuffle_of_blocks_is_explained_where_no_image_is_decoded(folder) -> None:
+    """The size of the open blocks is shown where blocks have one."""
+    np.save("x.npy", np.zeros((64, 4096), np.float32))
+    source = '{ type = "npy", path = "x.npy" }'
+
+    first, last = explain(folder, "", source, 'shuffle = { blocks = 2, block_bytes = "64KiB" }\n', shuffle="")
+
+    assert first.startswith(
+        "s: 16 blocks of neighbours, 4.0 samples each; 2 are open at a time, so 8 samples, some 128"
+    )
+    assert last == "s: no image is decoded"

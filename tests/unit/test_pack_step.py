@@ -155,12 +155,13 @@ def stream_of(**keys):
     ("keys", "problem"),
     [
         ({"on_error": "mask"}, 'on_error = "mask" cannot be done with "pack"'),
+        ({"shuffle": {"blocks": 2, "block_samples": 4}}, '"pack" puts samples together by their lengths'),
         (
             {"source": {"type": "generator", "function": "a:b", "fields": {"tokens": "int32[?]"}}, "shuffle": False},
             "are not there yet when the rows of an epoch are planned",
         ),
     ],
-    ids=["mask", "live"],
+    ids=["mask", "blocks", "live"],
 )
 def test_options_that_do_not_go_with_it_are_refused(keys, problem):
     with pytest.raises(ValueError, match=problem):

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from batchd.core.blocks import order_in
 from batchd.core.events import Event, Reconfigured
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
@@ -29,6 +30,7 @@ from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import Workers
 from batchd.daemon.workers.remote import RemoteWorkers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
+from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.status import StreamDescription, read_card
@@ -179,6 +181,8 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
     spec = dict(facts["spec"])
     plan, live = Plan(**spec.pop("plan")), spec.pop("live")
     index, *mailbox = descriptors
+    planned = SourceIndex.from_descriptor(index)
+    plan = replace(plan, order=order_in(plan.seed, planned.facts, planned.arrays))
     message = ServeStream(**facts["message"])
     stream = ServedStream(
         spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),

@@ -28,6 +28,7 @@ from batchd.sources.arrays.index import Run, StoredArray, fingerprint, read_arra
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.files.walk import files_of, files_problems
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.neighbours import Neighbours, in_files
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.paths import size_of
@@ -253,18 +254,30 @@ def _raw_samples(source: RawSource, storage: Storage) -> int | None:
     return None if size is None else (size - source.offset) // source.record_bytes
 
 
+def neighbours_of_parts(_source: object, index: SourceIndex) -> Neighbours:
+    """Neighbours are samples of one part, and all of them have the same size."""
+    parts = index.facts["parts"]
+    firsts = np.cumsum([0, *(samples for samples, *_runs in parts)])[:-1]
+    sizes = [sum(Run(*run).size * Run(*run).pieces for run in runs) for _samples, *runs in parts]
+    return in_files(firsts, len(index), sample_bytes=np.array(sizes, np.float64))
+
+
 KINDS = {
     NpySource: BuiltInKind(
         problems=_npy_problems,
         columns=lambda source, storage: _columns_of(npy_arrays(source, storage)),
         scan=_npy_scan,
+        neighbours=neighbours_of_parts,
         samples=lambda source, storage: _samples_of(npy_arrays(source, storage)),
     ),
     NpzSource: BuiltInKind(
         problems=lambda source, storage: storage.at(source.path).file_problems(source.path, "the archive"),
         columns=lambda source, storage: _columns_of(npz_arrays(source, storage)),
         scan=_npz_scan,
+        neighbours=neighbours_of_parts,
         samples=lambda source, storage: _samples_of(npz_arrays(source, storage)),
     ),
-    RawSource: BuiltInKind(problems=_raw_problems, scan=_raw_scan, samples=_raw_samples),
+    RawSource: BuiltInKind(
+        problems=_raw_problems, scan=_raw_scan, neighbours=neighbours_of_parts, samples=_raw_samples
+    ),
 }

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from batchd.samples.values import Value
+from batchd.sources.composed.index import part_of
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
 from batchd.sources.interface import NamesFiles, Reader, open_reader, read_ahead
 from batchd.storage.access import Storage
@@ -81,15 +82,7 @@ class ComposedReader:
     def _reader(self, part: int) -> Reader:
         reader = self._readers.get(part)
         if reader is None:
-            samples, facts = self._index.facts["parts"][part]
-            prefix = f"{part}/"
-            arrays = {
-                name.removeprefix(prefix): array
-                for name, array in self._index.arrays.items()
-                if name.startswith(prefix)
-            }
-            index = SourceIndex(samples, facts, arrays, self._index.place["parts"][part], "")
-            reader = open_reader(self._parts[part], index, self._max_bytes, self._storage)
+            reader = open_reader(self._parts[part], part_of(self._index, part), self._max_bytes, self._storage)
             self._readers[part] = reader
         return reader
 

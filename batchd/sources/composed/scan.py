@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.arrays.index import read_array
+from batchd.sources.composed.index import part_of
 from batchd.sources.composed.options import NUMBER_MAX, ConcatSource, MixSource, SubsetSource, share_of
 from batchd.sources.csv.values import BYTE_ORDER_MARK
 from batchd.sources.interface import BuiltInKind, kind_of
+from batchd.sources.neighbours import Neighbours, in_order, joined, selected
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, Arrays, SourceIndex, blob, number_array, readable
@@ -263,20 +265,35 @@ def _subset_samples(source: SubsetSource, storage: Storage) -> int | None:
     return stop - start
 
 
+def _concat_neighbours(source: ConcatSource, index: SourceIndex) -> Neighbours:
+    parts = [part_of(index, number) for number in range(len(source.sources))]
+    return joined(
+        [(len(part), kind_of(one).neighbours(one, part)) for one, part in zip(source.sources, parts, strict=True)]
+    )
+
+
+def _subset_neighbours(source: SubsetSource, index: SourceIndex) -> Neighbours:
+    part = part_of(index, 0)
+    return selected(kind_of(source.of).neighbours(source.of, part), len(part), index.arrays["numbers"])
+
+
 KINDS = {
     ConcatSource: BuiltInKind(
         columns=_columns,
         scan=_scan_concat,
         samples=_concat_samples,
+        neighbours=_concat_neighbours,
     ),
     MixSource: BuiltInKind(
         columns=_columns,
         scan=_scan_mix,
+        neighbours=lambda _source, index: in_order(index, "a mix takes its samples from several sources in turn"),
     ),
     SubsetSource: BuiltInKind(
         problems=_subset_problems,
         columns=lambda source, storage: kind_of(source.of).columns(source.of, storage),
         scan=_scan_subset,
         samples=_subset_samples,
+        neighbours=_subset_neighbours,
     ),
 }

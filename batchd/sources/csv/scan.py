@@ -36,6 +36,7 @@ from batchd.sources.csv.options import CsvSource
 from batchd.sources.csv.values import BYTE_ORDER_MARK, IMAGE, TOO_LONG, split_record
 from batchd.sources.files.walk import file_to_look_at, files_of, files_problems
 from batchd.sources.interface import BuiltInKind, SourceProblem
+from batchd.sources.neighbours import Neighbours, in_records
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, number_array
 from batchd.storage.survey import Survey, quick_look
@@ -261,4 +262,8 @@ def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProbl
     return problems
 
 
-KINDS = {CsvSource: BuiltInKind(problems=_problems, columns=_columns, scan=_scan)}
+def _neighbours(source: CsvSource, index: SourceIndex) -> Neighbours:
+    return in_records(index, "the index has no sizes of the images that the table names" if source.image else "")
+
+
+KINDS = {CsvSource: BuiltInKind(problems=_problems, columns=_columns, scan=_scan, neighbours=_neighbours)}

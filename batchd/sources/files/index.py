@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
+from batchd.sources.neighbours import Neighbours, in_files, in_order
 from batchd.storage.index import IndexMalformed, SourceIndex, blob, number_array, readable
 from batchd.storage.survey import ReportProgress, Survey
 
@@ -131,6 +132,15 @@ class GrowingIndex:
             arrays |= {"extents": number_array(self._extents).reshape(-1, 3), "shards": blob(tuple(shards))}
         place = {"root": os.fsdecode(root.absolute()), **survey.place()}
         return SourceIndex.build(len(self._labels), {}, arrays, place)
+
+
+def files_neighbours(_source: object, index: SourceIndex) -> Neighbours:
+    """Neighbours are records of one shard, or files in the order of the listing."""
+    extents = index.arrays.get("extents")
+    if extents is None:
+        return in_order(index, "each sample is a file, and the index has no sizes of files")
+    firsts = np.append(0, np.flatnonzero(np.diff(extents[:, 0])) + 1)
+    return in_files(firsts, len(index), begins=np.ascontiguousarray(extents[:, 1]))
 
 
 def check_path_length(what: str, path: bytes, path_bytes: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from batchd.errors import SourceInvalid
 from batchd.sources.csv.values import BYTE_ORDER_MARK
-from batchd.sources.files.index import GrowingIndex, image_columns
+from batchd.sources.files.index import GrowingIndex, files_neighbours, image_columns
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, is_image, matching, shards_problems, walk
 from batchd.sources.interface import BuiltInKind
@@ -136,15 +136,18 @@ KINDS = {
         problems=lambda source, storage: storage.at(source.path).folder_problems(source.path, is_listed=True),
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_folder,
+        neighbours=files_neighbours,
     ),
     ListSource: BuiltInKind(
         problems=_list_problems,
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_list,
+        neighbours=files_neighbours,
     ),
     GlobSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.patterns, storage, "patterns"),
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_glob,
+        neighbours=files_neighbours,
     ),
 }

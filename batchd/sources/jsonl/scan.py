@@ -28,6 +28,7 @@ from batchd.sources.csv.values import BYTE_ORDER_MARK
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.jsonl.options import JsonlSource
+from batchd.sources.neighbours import Neighbours, in_records
 from batchd.storage.access import Storage
 from batchd.storage.compression import compression_of
 from batchd.storage.index import SourceIndex, number_array
@@ -126,4 +127,9 @@ def _problems(source: JsonlSource, storage: Storage) -> list[str]:
     return problems
 
 
-KINDS = {JsonlSource: BuiltInKind(problems=_problems, scan=_scan)}
+def _neighbours(source: JsonlSource, index: SourceIndex) -> Neighbours:
+    has_images = bool(source.images)
+    return in_records(index, "the index has no sizes of the images that the lines name" if has_images else "")
+
+
+KINDS = {JsonlSource: BuiltInKind(problems=_problems, scan=_scan, neighbours=_neighbours)}

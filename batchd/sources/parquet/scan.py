@@ -47,6 +47,7 @@ from batchd.samples.columns import Column
 from batchd.samples.values import Unfitting, converted
 from batchd.sources.files.walk import Patterns, file_to_look_at, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.neighbours import Neighbours, in_files
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import ArrowFile, TableFile, is_arrow, open_table
 from batchd.sources.parquet.row_groups import (
@@ -338,10 +339,23 @@ def _problems(source: ParquetSource, storage: Storage) -> list[str]:
     return problems
 
 
+def _neighbours(_source: ParquetSource, index: SourceIndex) -> Neighbours:
+    """Neighbours are rows of one row group; its bytes are those that a worker reads of it."""
+    firsts = index.arrays["groups"][:, 2]
+    rows = np.diff(firsts, append=len(index))
+    has_rows = rows > 0
+    sizes = index.arrays["chunks"].sum(axis=1)[has_rows].astype(np.float64)
+    for name, extents in index.arrays.items():
+        if name.startswith("extents."):
+            sizes += np.add.reduceat(extents[:, 1], firsts[has_rows])
+    return in_files(firsts, len(index), sample_bytes=sizes / rows[has_rows])
+
+
 KINDS = {
     ParquetSource: BuiltInKind(
         problems=_problems,
         scan=lambda source, survey: scan_apart(MODULE, source, survey),
+        neighbours=_neighbours,
     )
 }
 

@@ -23,6 +23,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.files.index import PROGRESS_EVERY
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.neighbours import in_files
 from batchd.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc, parts_of
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.storage.compression import ZLIB, compression_of
@@ -128,5 +129,6 @@ KINDS = {
     TFRecordSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
         scan=_scan,
+        neighbours=lambda _source, index: in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"]),
     )
 }

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.index import Run, fingerprint
-from batchd.sources.arrays.scan import index_of_parts
+from batchd.sources.arrays.scan import index_of_parts, neighbours_of_parts
 from batchd.sources.files.walk import files_of, files_problems
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.neighbours import Neighbours, in_records
 from batchd.sources.tokens.options import TokensSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, number_array
@@ -216,4 +217,8 @@ def _samples(source: TokensSource, storage: Storage) -> int | None:
     return _windows_in(source, source.path, size)
 
 
-KINDS = {TokensSource: BuiltInKind(problems=_problems, scan=_scan, samples=_samples)}
+def _neighbours(source: TokensSource, index: SourceIndex) -> Neighbours:
+    return in_records(index) if source.length is None else neighbours_of_parts(source, index)
+
+
+KINDS = {TokensSource: BuiltInKind(problems=_problems, scan=_scan, samples=_samples, neighbours=_neighbours)}

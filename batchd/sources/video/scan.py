@@ -50,6 +50,7 @@ from batchd.sources.arrays.index import fingerprint
 from batchd.sources.files.index import check_path_length, path_columns
 from batchd.sources.files.walk import Patterns, matching, shards_problems
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.neighbours import in_files
 from batchd.sources.scan import answer, scan_apart
 from batchd.sources.video.files import NO_KEY, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video.options import VideoSource
@@ -215,6 +216,9 @@ KINDS = {
         problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
         columns=_columns,
         scan=_scan,
+        neighbours=lambda _source, index: in_files(
+            np.append(0, index.arrays["files"][1, :-1]), len(index), why_no_bytes="frames have no sizes of their own"
+        ),
     )
 }
 

@@ -40,9 +40,17 @@ import numpy as np
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import default_value
-from batchd.sources.files.index import PROGRESS_EVERY, GrowingIndex, check_path_length, image_columns, path_columns
+from batchd.sources.files.index import (
+    PROGRESS_EVERY,
+    GrowingIndex,
+    check_path_length,
+    files_neighbours,
+    image_columns,
+    path_columns,
+)
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.neighbours import Neighbours, in_files
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.compression import compression_of
@@ -305,10 +313,17 @@ def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
     return image_columns(source.path_bytes)
 
 
+def _neighbours(source: WebDatasetSource, index: SourceIndex) -> Neighbours:
+    if "firsts" not in index.arrays:
+        return files_neighbours(source, index)
+    return in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"])
+
+
 KINDS = {
     WebDatasetSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
         columns=_columns,
         scan=_scan,
+        neighbours=_neighbours,
     )
 }
