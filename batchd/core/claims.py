@@ -223,7 +223,9 @@ class Claims:
                 self.block(subscription, Blocked.NO_SLOT)
                 return
             self.supply.replaced(slot)
-            self.ring.take(slot, position, self._spec.plan.rows(position.step))
+            plan = self._spec.plan
+            rows = plan.rows_by_sample(position) if self._spec.groups_neighbours else range(plan.rows(position.step))
+            self.ring.take(slot, position, rows)
             actions.append(ReserveSlot(slot.number))
         claim.slot = slot
         subscription.has_rows(claim.sequence)

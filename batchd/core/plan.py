@@ -220,6 +220,11 @@ class Plan:
             return samples.astype(np.int64)
         return permutation(self.samples, (self.seed, epoch)).inverse(samples.astype(np.uint64)).astype(np.int64)
 
+    def rows_by_sample(self, position: Position) -> Rows:
+        """Return all rows of a batch in the order of their samples, so neighbours follow each other."""
+        samples = self.indices(position, 0, self.rows(position.step))
+        return tuple(np.argsort(samples, kind="stable").tolist())
+
     def indices_of(self, position: Position, rows: Rows) -> NDArray[np.int64]:
         """Return the samples of some ascending rows, at least one: int64 ``[rows]``."""
         span = self.indices(position, rows[0], rows[-1] + 1 - rows[0])

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batchd.core.course import NextUse, Readers
-from batchd.orders.rows import Rows
+from batchd.orders.rows import Rows, ascending
 from batchd_wire.position import Position
 
 ANY_SHARE = 0
@@ -38,7 +38,7 @@ UNDIVIDED = -1
 
 
 class Part(NamedTuple):
-    """Rows that are ordered together, or in smaller parts. ``share``: see ``shares``."""
+    """Rows that are ordered together, or in smaller parts, in turn. ``share``: see ``shares``."""
 
     rows: Rows
     share: int
@@ -262,14 +262,14 @@ class Ring:
             number = self.idle.needed_last(self._kept_ahead)
         return None if number is None else self.slots[number]
 
-    def take(self, slot: Slot, position: Position, rows: int) -> None:
-        """Begin to fill ``position`` into an idle slot."""
+    def take(self, slot: Slot, position: Position, rows: Rows) -> None:
+        """Begin to fill ``position`` into an idle slot. Orders take ``rows``, which is all, in turn."""
         assert slot.is_idle, f"slot {slot.number} is in use"
         self.vacate(slot)
         self._generation += 1
         slot.generation = self._generation
         slot.position = position
-        slot.fill = Fill([Part(range(rows), UNDIVIDED)])
+        slot.fill = Fill([Part(rows, UNDIVIDED)])
         self._sort_rows(slot)
         slot.grants = 0
         self._by_position[position] = slot
@@ -299,6 +299,7 @@ class Ring:
                 at = max(0, len(whole) - rows_max)
                 rows, rest = whole[at:], whole[:at]
             fill.pending[number : number + 1] = [Part(rest, owner)] if rest else []
+        rows = ascending(rows)
         fill.under_way[order] = rows
         self._sort_rows(slot)
         return rows, link
@@ -306,7 +307,7 @@ class Ring:
     def undivided(self, slot: Slot) -> Rows:
         """Return the pending rows of a slot that were not divided yet, if there are any."""
         pending = slot.fill.pending if slot.fill is not None else []
-        return next((part.rows for part in pending if part.share == UNDIVIDED), ())
+        return ascending(next((part.rows for part in pending if part.share == UNDIVIDED), ()))
 
     def divide(self, slot: Slot, parts: Sequence[Part]) -> None:
         """Replace what ``undivided`` returns by its parts."""

@@ -38,6 +38,8 @@ class StreamSpec:
     """Whether only workers of this host may fill it."""
     shares_caches: bool = False
     """Whether worker hosts fill the rows whose samples their caches have; see ``shares``."""
+    groups_neighbours: bool = False
+    """Whether an order has rows whose samples are near each other in storage, for few requests."""
     own_source: bool = False
     """Whether its source is the user's own code."""
     source: str = ""

@@ -33,6 +33,7 @@ from batchd.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after
 from batchd.pipeline.step_files import named_by_content
+from batchd.sources.composed.options import sources_in
 from batchd.sources.push.options import PushSource
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
@@ -175,6 +176,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         decodes_here=decodes_here,
         shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared" and plan.pack is None,
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
+        groups_neighbours=epochs.order is not None and any(one.reads_urls for _key, one in sources_in(source)),
         own_source=plan.runs_own_code,
         source="" if source.is_live else source_digest(index),
     )

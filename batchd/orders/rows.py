@@ -37,6 +37,15 @@ def rows_of(runs: Sequence[tuple[int, int]]) -> Rows:
     return tuple(chain.from_iterable(range(first, first + count) for first, count in runs))
 
 
+def ascending(rows: Rows) -> Rows:
+    """The same rows in their order: a ``range`` if they are consecutive."""
+    if isinstance(rows, range) or not rows:
+        return rows
+    ordered = tuple(sorted(rows))
+    is_consecutive = len(ordered) == ordered[-1] + 1 - ordered[0]
+    return range(ordered[0], ordered[-1] + 1) if is_consecutive else ordered
+
+
 def are_runs(runs: Sequence[tuple[int, int]], rows_max: int) -> bool:
     """True if there is a row, none is named twice, and all are within a batch of ``rows_max``."""
     end = 0

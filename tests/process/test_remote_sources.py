@@ -1,10 +1,12 @@
 """Shards on servers, served: the same batches as from files, also during a server's outage."""
 
+import io
 import os
 import signal
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
@@ -15,9 +17,9 @@ from support.commands import batchd
 from support.http_files import SECRET, Cut, FileServer, Status, serving
 from support.parquet_files import photo_rows
 from support.s3_server import CREDENTIALS
-from support.seen import see
+from support.seen import samples, see
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
-from support.shards import photo_shards
+from support.shards import photo_shards, write_shard
 from support.waiting import wait_until
 
 
@@ -209,3 +211,34 @@ def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
     assert f"{web.url}/x/a-0.tar cannot be read: it may not be read (403)" in batchd("check", file, status=2).stderr
     wild = batchd("check", file, "--set", 'streams.a.source.shards=["*.tar"]', status=2).stderr
     assert "cannot be expanded, as http servers cannot list files" in " ".join(wild.split())
+
+
+def test_blocks_of_neighbours_are_read_by_few_requests(start_daemon, tmp_path, web):
+    """Each of six batches has two blocks of four samples: one request each, not eight for a batch."""
+    chance = np.random.default_rng(0)
+    for shard in range(2):
+        rows = chance.integers(0, 256, (24, 100_000), np.uint8)
+        write_shard(tmp_path / f"{shard}.tar", [(f"{number}.x.npy", npy(row)) for number, row in enumerate(rows)])
+    web.files.update(contents(tmp_path))
+    fields = {"shards": ["{0..1}.tar"], "fields": {"x": "uint8[100000]"}, "names": {"x": "x.npy"}}
+    stream = {"batch_size": 8, "shuffle": {"blocks": 2, "block_samples": 4}, "window": 2}
+    streams = {
+        name: {"source": {"type": "webdataset", "root": root, **fields}, **stream}
+        for name, root in {"files": str(tmp_path), "http": web.url}.items()
+    }
+    daemon = start_daemon(streams, workers=2, chunk_rows=4)
+    with batchd_client.connect(daemon.address) as connection:
+        before = len(web.asked)
+        found = see(connection.stream("http", epochs=1))
+        asked = web.asked[before:]
+        assert found == see(connection.stream("files", epochs=1))
+
+    assert samples(found) == list(range(48))
+    assert len(asked) <= 2 * (6 + 2), "six batches, and two of the next epoch that may be read ahead"
+
+
+def npy(array) -> bytes:
+    """Return an array as `numpy.save` writes it."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()

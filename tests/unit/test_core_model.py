@@ -31,6 +31,7 @@ specs = st.fixed_dictionaries(
         "samples": st.integers(1, 24),
         "batch_size": st.integers(1, 6),
         "shuffle": st.booleans(),
+        "groups_neighbours": st.booleans(),
         "drop_last": st.booleans(),
         "repeats": st.booleans(),
         "window": st.integers(1, 5),

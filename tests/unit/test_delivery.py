@@ -279,6 +279,26 @@ def test_an_abandoned_fill_is_resumed():
     assert [(order.position.step, order.rows[0]) for order in pick(act.OrderChunk, actions)] == [(1, 0), (1, 1)]
 
 
+def test_orders_have_neighbouring_samples_where_requests_are_slow():
+    """The rows of one order are next to each other in the source, and each row is ordered once."""
+    world = CheckedWorld(
+        [make_spec(samples=32, batch_size=16, shuffle=True, groups_neighbours=True)], workers=2, chunk_rows_max=4
+    )
+    plan = world.state.streams[1].spec.plan
+    world.start_workers()
+    world.subscribe(session=1)
+    orders = []
+    while any(worker.orders for worker in world.workers.values()):
+        busy = next(number for number, worker in world.workers.items() if worker.orders)
+        orders += [one for one in world.workers[busy].orders[:1] if one.position == Position(0, 0)]
+        world.fill(busy)
+
+    everything = sorted(plan.indices(Position(0, 0), 0, 16).tolist())
+    samples = [sorted(plan.indices_of(one.position, one.rows).tolist()) for one in orders]
+    assert sorted(samples) == [everything[first : first + 4] for first in range(0, 16, 4)]
+    assert sorted(row for one in orders for row in one.rows) == list(range(16))
+
+
 def test_a_stopped_stream_notifies_waiting_trainers_and_fills_no_more():
     """Later pulls get the same answer; leases can still be released."""
     world = world_of(on_error="fail", window=1)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.orders.rows import are_runs, rows_of, runs_of
+from batchd.orders.rows import are_runs, ascending, rows_of, runs_of
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))
@@ -22,6 +22,14 @@ def test_rows_without_a_gap_are_one_run_and_a_range() -> None:
     """Most orders are like this, so no object is created for each row."""
     assert runs_of(range(3, 9)) == runs_of((3, 4, 5, 6, 7, 8)) == [(3, 6)]
     assert rows_of([(3, 6)]) == range(3, 9)
+
+
+def test_rows_in_any_order_ascend_in_an_order() -> None:
+    """Consecutive ones become a range, as the rows of most orders are."""
+    assert ascending((5, 3, 4)) == range(3, 6)
+    assert ascending((5, 3, 7)) == (3, 5, 7)
+    assert ascending(range(2, 4)) == range(2, 4)
+    assert ascending(()) == ()
 
 
 @pytest.mark.parametrize(
