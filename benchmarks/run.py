@@ -31,6 +31,7 @@ BENCHMARKS = (
     "speed",
     "verify",
     "sources",
+    "slow_storage",
     "cache",
     "call",
     "crops",

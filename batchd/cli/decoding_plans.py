@@ -134,11 +134,13 @@ def _shuffled(plan: StreamPlan, order: BlockOrder, samples: int) -> str:
     """How far a shuffle of blocks moves samples that are neighbours in storage."""
     shuffle, window = plan.config.shuffle, order.window_samples
     assert isinstance(shuffle, BlockShuffle), "it has made the order"
+    part = min(1.0, plan.config.batch_size / window)
     size = "" if shuffle.block_bytes is None else f", some {round_bytes(shuffle.block_bytes * shuffle.blocks)}"
     return (
         f"{plan.name}: {counted(order.blocks, 'block')} of neighbours, {samples / order.blocks:,.1f} samples each; "
         f"{shuffle.blocks} are open at a time, so {window:,.0f} samples{size} are shuffled together: neighbours in one block "
-        f"get {(window + 1) / 3:,.0f} places apart on average, and {(samples + 1) / 3:,.0f} with shuffle = true"
+        f"get {(window + 1) / 3:,.0f} places apart on average, and {(samples + 1) / 3:,.0f} with shuffle = true; a batch takes "
+        f"{part:.0%} of the samples of the open blocks"
     )
 
 

@@ -175,7 +175,8 @@ def test_a_shuffle_of_blocks_says_what_it_mixes(folder) -> None:
 
     assert first == (
         "s: 3 blocks of neighbours, 3.3 samples each; 2 are open at a time, so 5 samples are shuffled together: neighbours in "
-        "one block get 2 places apart on average, and 4 with shuffle = true"
+        "one block get 2 places apart on average, and 4 with shuffle = true; a batch takes 100% of the samples of the open "
+        "blocks"
     )
 
 
