@@ -73,7 +73,7 @@ class Packs:
         strata: NDArray[np.int32],
         splits: NDArray[np.int64],
     ) -> None:
-        self._arrays = table, later, numbers, strata, splits
+        self._arrays: tuple[NDArray[Any], ...] = table, later, numbers, strata, splits
         self._table, self._later, self._strata, self._splits = table, later, strata, splits
         self._windows = int(numbers[0])
         self.elements = int(numbers[1])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from batchd.config.tree import StreamConfig
+from batchd.config.tree import BlockShuffle, StreamConfig
 from batchd.core.plan import Plan
 from batchd.history.cards import RunCard, part_differences, version_differences
 from batchd.pipeline.cache_split import plan_pipeline
@@ -47,8 +47,9 @@ def difference(before: RunCard, after: RunCard) -> RunDifference:
         return RunDifference(parts, versions, None, note)
     names = {name for name in {*before.parts, *after.parts} if before.parts.get(name) != after.parts.get(name)}
     streams = [card.config().streams[card.stream] for card in (before, after)]
-    if any(pack_of(stream.pipeline) for stream in streams):
-        return RunDifference(parts, versions, None, 'rows of "pack" are planned from the data, so any batch may differ')
+    if any(pack_of(stream.pipeline) or isinstance(stream.shuffle, BlockShuffle) for stream in streams):
+        note = 'rows of "pack" and the blocks of a shuffle follow from the data, so any batch may differ'
+        return RunDifference(parts, versions, None, note)
     plans = [
         Plan(card.samples, stream.batch_size, stream.seed, stream.is_shuffled, stream.drop_last)
         for card, stream in zip((before, after), streams, strict=True)

@@ -476,10 +476,25 @@ PyDoc_STRVAR(decode_doc,
 "``decoded_ns`` on the clock of ``time.perf_counter_ns``, which is 0 without a target.\n"
 "Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color, buffer or target.");
 
+/* Look for _pixels once, at its first use: a worker host decodes nothing. Without it, boxes are decoded all the same. */
+static void find_scaling(void)
+{
+    static int was_sought;
+    if (was_sought) return;
+    was_sought = 1;
+    PyObject *pixels = PyImport_ImportModule("batchd.pipeline._pixels");
+    PyObject *capsule = pixels ? PyObject_GetAttrString(pixels, "SCALING") : NULL;
+    scaling = capsule ? PyCapsule_GetPointer(capsule, SCALING_NAME) : NULL;
+    Py_XDECREF(capsule);
+    Py_XDECREF(pixels); /* sys.modules has it */
+    PyErr_Clear();
+}
+
 static int take_target(PyObject *object, const char *color, struct image *target)
 {
     const struct color *known = color_named(color);
     if (object == Py_None) return 1;
+    find_scaling();
     if (!scaling) {
         PyErr_SetString(PyExc_ValueError, "there is no _pixels to resample into a target");
         return 0;
@@ -659,22 +674,10 @@ static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_jpeg", "Boxes of JPEGs, by libjpeg-turbo.", -1, METHODS, NULL, NULL, NULL, NULL,
 };
 
-/* Without _pixels, boxes are decoded all the same. */
-static void find_scaling(void)
-{
-    PyObject *pixels = PyImport_ImportModule("batchd.pipeline._pixels");
-    PyObject *capsule = pixels ? PyObject_GetAttrString(pixels, "SCALING") : NULL;
-    scaling = capsule ? PyCapsule_GetPointer(capsule, SCALING_NAME) : NULL;
-    Py_XDECREF(capsule);
-    Py_XDECREF(pixels); /* sys.modules has it */
-    PyErr_Clear();
-}
-
 PyMODINIT_FUNC PyInit__jpeg(void)
 {
     PyObject *module = PyModule_Create(&MODULE);
     if (!module) return NULL;
-    find_scaling();
     JpegError = PyErr_NewExceptionWithDoc("batchd.pipeline._jpeg.JpegError", "A broken JPEG, in libjpeg's words.",
                                           PyExc_ValueError, NULL);
     if (!JpegError || PyModule_AddObjectRef(module, "JpegError", JpegError) < 0

@@ -1,6 +1,7 @@
 """One daemon serves all configurations of docs/cookbook.md; the program of docs/my-code.md runs."""
 
 import io
+import json
 import re
 import tomllib
 from itertools import islice
@@ -26,6 +27,8 @@ FIELDS = {
     "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
     "text": {"tokens": (256,), "label": ()},
+    "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
+    "tokens": {"tokens": (1025,)},
     "table": {"age": (), "income": (), "label": ()},
     "video": {"image": (8, 112, 112, 3), "label": ()},
     "own": {"image": (28, 28, 1), "label": ()},
@@ -66,6 +69,11 @@ def data(tmp_path_factory) -> Path:
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
     (root / "people.csv").write_text("age,income,Class Label\n" + "30,1.5,1\n" * SAMPLES)
+    line = json.dumps({"text": "the red cat", "meta": {"id": 7}}) + "\n"
+    for folder in ("texts", "openwebtext"):
+        (root / folder).mkdir()
+    (root / "texts" / "train-0.jsonl").write_text(line * SAMPLES)
+    np.arange(1024 * SAMPLES + 1, dtype=np.uint16).tofile(root / "openwebtext" / "train.bin")
     write_video(root / "videos" / "cats" / "a.mp4", frames=40)
     (root / "code").mkdir()
     (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "my-code.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -128,6 +128,7 @@ def worker(tmp_path, monkeypatch):
             storage=(5000, 3, 24000),
             layout=place_fields(fields, SAMPLES).to_wire(),
             cache=cache,
+            pack={},
         )
         memory = index.to_memfd()
         others = []

@@ -159,6 +159,7 @@ def worker(monkeypatch):
             storage=(5000, 3, 24000),
             layout=layout.to_wire(),
             cache="off",
+            pack={},
         )
         descriptor = index.to_memfd()
         try:
