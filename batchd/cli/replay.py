@@ -31,7 +31,7 @@ from batchd.history.batches import (
     Replayed,
     ReplayedRow,
     Replayer,
-    Trainer,
+    TrainerRank,
     check_fingerprint,
     crc_text,
 )
@@ -160,7 +160,7 @@ def command(
         config = load_config(config_file, overrides)
     with Replayer(config, stream, since_s=since_s) as replayer:
         check_fingerprint(replayer, card, state)
-        replayed = replayer.at(begin, Trainer(rank, world_size), back)
+        replayed = replayer.at(begin, TrainerRank(rank, world_size), back)
     for older in (card, served):
         _warn_of_versions(older, replayed)
     if as_json:

@@ -250,7 +250,7 @@ def resolve(node: Node, data: object = None) -> Node:
 
 
 def table_of(node: Node) -> Node | None:
-    """The table among the alternatives of a value, such as a number or a table; None without one."""
+    """The table among the alternatives of a value (a number, or a table); None without one."""
     references = (option["$ref"] for option in node.get("oneOf", ()) if "$ref" in option)
     return None if "discriminator" in node else next(map(_definition, references), None)
 

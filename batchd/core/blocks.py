@@ -85,7 +85,7 @@ class BlockOrder:
         return float(self._starts[-1]) / -(-self.blocks // self.open_blocks)
 
     def samples_at(self, epoch: int, places: Numbers) -> Numbers:
-        """See ``Order``."""
+        """See ``EpochOrder``."""
         table = self._epoch(epoch)
         samples = np.empty(places.shape, np.int64)
         for window, first, chosen in _each(np.searchsorted(table.window_ends, places, "right"), table):
@@ -96,7 +96,7 @@ class BlockOrder:
         return samples
 
     def places_of(self, epoch: int, samples: Numbers) -> Numbers:
-        """See ``Order``."""
+        """See ``EpochOrder``."""
         table = self._epoch(epoch)
         blocks = np.searchsorted(self._starts, samples, "right") - 1
         ranks = self._ranking(epoch).inverse(blocks.astype(np.uint64)).astype(np.int64)

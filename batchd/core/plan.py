@@ -3,7 +3,7 @@
     place in the epoch   0 ............ B-1 | B ........... 2B-1 | ...            | samples-1
     batch (step)              step 0        |      step 1        | ...            | last, or partial
     sample index         shuffle(place; seed, epoch), or the place itself without shuffling,
-                         or what an ``Order`` says, such as ``core.blocks``
+                         or what an ``EpochOrder`` says, such as ``core.blocks``
 
 The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the
 rest: a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few
@@ -147,7 +147,7 @@ def _mix_number(value: int) -> int:
     return value ^ (value >> 31)
 
 
-class Order(Protocol):
+class EpochOrder(Protocol):
     """Another order of an epoch's samples than that of the source or of the whole shuffle."""
 
     @property
@@ -176,7 +176,7 @@ class Plan:
     shuffle: bool
     drop_last: bool
     documents: int | None = None
-    order: Order | None = field(default=None, compare=False, repr=False)
+    order: EpochOrder | None = field(default=None, compare=False, repr=False)
 
     @property
     def source_samples(self) -> int:
@@ -221,7 +221,7 @@ class Plan:
         return permutation(self.samples, (self.seed, epoch)).inverse(samples.astype(np.uint64)).astype(np.int64)
 
     def rows_by_sample(self, position: Position) -> Rows:
-        """Return all rows of a batch in the order of their samples, so neighbours follow each other."""
+        """Return all rows of a batch in the order of their samples: neighbours are together."""
         samples = self.indices(position, 0, self.rows(position.step))
         return tuple(np.argsort(samples, kind="stable").tolist())
 

@@ -263,7 +263,7 @@ class Ring:
         return None if number is None else self.slots[number]
 
     def take(self, slot: Slot, position: Position, rows: Rows) -> None:
-        """Begin to fill ``position`` into an idle slot. Orders take ``rows``, which is all, in turn."""
+        """Begin to fill ``position`` into an idle slot. Orders take ``rows``, all rows, in turn."""
         assert slot.is_idle, f"slot {slot.number} is in use"
         self.vacate(slot)
         self._generation += 1

@@ -280,7 +280,7 @@ def _stream(
         return problems, unseen
     kind = ProblemKind.NO_BATCH
     try:
-        if pack_of(stream.pipeline) is None:  # else the daemon plans it, from the lengths of all samples
+        if pack_of(stream.pipeline) is None:  # else the plan needs the lengths of all samples
             epoch_plan(name, stream, planned_index(name, stream, trial.whole))
         kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":

@@ -256,7 +256,7 @@ class Loop:
                 number = self.state.numbers.get(message.card_of)
                 card = self.streams[number].card if number is not None else None
                 status = DaemonStatus(status.daemon, (), (), (), card=card)
-            elif not door.is_remote and message.log_after is not None:  # a message may not hold both
+            elif not door.is_remote and message.log_after is not None:  # the message lacks one
                 status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
             door.answer(query.session, Status(message.request, plain_status(status)))
 

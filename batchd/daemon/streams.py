@@ -19,7 +19,7 @@ import structlog
 
 from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
 from batchd.core.mailbox import LiveSpec
-from batchd.core.plan import Order
+from batchd.core.plan import EpochOrder
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
@@ -288,7 +288,7 @@ def is_made_by_any(whole: Config, name: str) -> bool:
 
 
 def content_of(
-    plan: StreamPlan, source_digest: str, order: Order | None = None, *, made_by_any: bool = False
+    plan: StreamPlan, source_digest: str, order: EpochOrder | None = None, *, made_by_any: bool = False
 ) -> dict[str, object]:
     """All that decides the bytes of a position: source, steps, batches.
 
@@ -306,7 +306,7 @@ def content_of(
         "columns": [(column.name, column.text) for column in plan.columns],
         "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
-        "shuffle": order.digest if order is not None else config.is_shuffled,  # never for a live source
+        "shuffle": order.digest if order is not None else config.is_shuffled,  # not if live
     }
     if config.cache == "decoded":
         # what is decoded without knowing a crop may be other pixels

@@ -55,14 +55,14 @@ SLOTS = 2
 """Of the ring that the plan of a stream asks for; none is made."""
 
 
-class Trainer(NamedTuple):
+class TrainerRank(NamedTuple):
     """A trainer among those that share a stream."""
 
     rank: int
     world_size: int
 
 
-ALONE = Trainer(0, 1)
+ALONE = TrainerRank(0, 1)
 
 
 class Tried(NamedTuple):
@@ -220,7 +220,7 @@ class Replayer:
 
     def _open(self, config: Config, stream: str, where_it_fails: ExitStack) -> None:
         self._workers = RowWorkers(config.daemon.worker_count(), config.daemon.sample_timeout_s)
-        where_it_fails.enter_context(self._workers)  # they import what they need, while this one scans
+        where_it_fails.enter_context(self._workers)  # they import while this one scans
         self._opened = open_alone(config, stream)
         where_it_fails.callback(self._opened.close)
         slot = os.memfd_create("batchd-replay", os.MFD_CLOEXEC)
@@ -252,7 +252,7 @@ class Replayer:
         """The card of the stream; the versions of decoders are there once a batch was made."""
         return card_of(self._opened, self._workers.decoders)
 
-    def at(self, position: Position, trainer: Trainer = ALONE, back: int = 0) -> Replayed:
+    def at(self, position: Position, trainer: TrainerRank = ALONE, back: int = 0) -> Replayed:
         """Make the batch of a trainer that begins at ``position``, or one ``back`` batches earlier.
 
         With one rank that is the batch at the position. In an epoch's last round, ranks may share a
@@ -323,7 +323,7 @@ def check_position(stream: str, plan: Plan, position: Position) -> None:
         )
 
 
-def share_at(stream: str, plan: Plan, position: Position, trainer: Trainer = ALONE, back: int = 0) -> Share:
+def share_at(stream: str, plan: Plan, position: Position, trainer: TrainerRank = ALONE, back: int = 0) -> Share:
     """The batch of a trainer at the ``position`` of all ranks, or ``back`` of its batches earlier.
 
     Ranks read a whole epoch in rounds from its step 0 on. An epoch that was begun with another
@@ -420,7 +420,7 @@ def replay(  # noqa: PLR0913  most have defaults
     with Replayer(whole, stream, since_s=None if card is None else card.time_s) as replayer:
         check_fingerprint(replayer, card, state)
         where = state.position if state is not None else Position(*position)
-        return replayer.at(where, Trainer(rank, world_size))
+        return replayer.at(where, TrainerRank(rank, world_size))
 
 
 def check_fingerprint(replayer: Replayer, card: RunCard | None, state: TrainerState | None) -> None:

@@ -8,7 +8,7 @@
        |  <------------------ IndexPart + 1 frame --- |   unless the host has the index, by digest
        |  -- HostOpened | CannotOpen ---------------> |
        |  -- WorkerUp ------------------------------> |   a worker takes orders
-       |  <------------------------------ HostFill -- |   at most ``ORDERS_MAX`` at a worker; those of
+       |  <------------------------------ HostFill -- |   ``ORDERS_MAX`` at a worker; those of
        |                                              |   one round of the gateway ``Together``
        |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
        |  <-------------------------- HostWithdraw -- |   the rows of an order are not needed

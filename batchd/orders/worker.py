@@ -89,10 +89,10 @@ class ServeStream(Message):
     index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" or
     "seekable" values of the source, their "pixels", or "decoded", the result of the first steps.
 
-    ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs, and
-    the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file servers,
-    as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is followed by
-    a ``RowMade``; only ``batchd replay`` asks for it.
+    ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs,
+    and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
+    servers, as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is
+    followed by a ``RowMade``; only ``batchd replay`` asks for it.
     """
 
     stream: int

@@ -30,7 +30,7 @@ class Timings:
         self._before_ns = self._spent_ns.copy()
 
     def lap(self, part: int, now_ns: int | None = None) -> None:
-        """All since the last lap, or the start, was spent on this part; ``now_ns``: it has ended."""
+        """Count all time since the last lap, or the start, for this part; ``now_ns``: its end."""
         now_ns = now_ns or perf_counter_ns()
         self._spent_ns[part] += now_ns - self._last_ns
         self._last_ns = now_ns

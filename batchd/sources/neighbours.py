@@ -41,7 +41,7 @@ def in_order(index: SourceIndex, why_no_bytes: str = "its index has no sizes of 
 
 
 def in_files(firsts: Numbers, samples: int, **sizes: Any) -> Neighbours:
-    """Samples in several files, of which some may have none; ``sizes``: fields of ``Neighbours``."""
+    """Samples in several files; some may have none. ``sizes``: fields of ``Neighbours``."""
     firsts = np.unique(firsts).astype(np.int64)
     return Neighbours(firsts[firsts < samples], **sizes)
 

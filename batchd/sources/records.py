@@ -31,7 +31,7 @@ from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 _LINE_FEED = b"\n"[0]
 
 
-class Record(NamedTuple):
+class RecordPlace(NamedTuple):
     """The number of a file, that of a record in it, its first byte, and the one behind its last."""
 
     file: int
@@ -68,19 +68,19 @@ class RecordsReader(PlainReader):
         file, number, start, _end = self.record(sample)
         return f"{readable(self.files[file])}: {self.noun} {number + self.first_number} (byte {start})"
 
-    def record(self, sample: int) -> Record:
+    def record(self, sample: int) -> RecordPlace:
         """The place of a sample."""
         sample = self._index.checked(sample)
         file = bisect_right(self._firsts, sample) - 1
         is_last = sample + 1 == self._firsts[file + 1]
         end = self._ends[file] if is_last else int(self._starts[sample + 1])
-        return Record(file, sample - self._firsts[file], int(self._starts[sample]), end)
+        return RecordPlace(file, sample - self._firsts[file], int(self._starts[sample]), end)
 
-    def read_bytes(self, record: Record) -> memoryview:
+    def read_bytes(self, record: RecordPlace) -> memoryview:
         """The bytes of a record, valid until the next call. Raises ``SampleUnreadable``."""
         return self._bytes.read_extent(self.files[record.file], record.start, record.end - record.start)
 
-    def read_line(self, record: Record, too_long: str) -> memoryview:
+    def read_line(self, record: RecordPlace, too_long: str) -> memoryview:
         """As ``read_bytes``, of a record that ends with its line; ``too_long``: the remedy."""
         size = record.end - record.start
         if size > self.max_bytes:

@@ -322,7 +322,7 @@ class Folders:
         self._has_room = bound is not None
 
     def place(self, path: bytes) -> tuple[int, bytes, int]:
-        """(folder, name, flags) for opening a file; a name that opens nothing if that needs more."""
+        """(folder, name, flags) to open a file; a name that opens nothing if it takes more."""
         if self._bound is None:
             return _NO_FOLDER, path, OPEN_FLAGS
         folder, _, name = path.rpartition(b"/")

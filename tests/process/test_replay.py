@@ -17,7 +17,7 @@ import batchd_client
 from batchd.config.load import load_config
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.history import batches
-from batchd.history.batches import Replayer, Trainer
+from batchd.history.batches import Replayer, TrainerRank
 from batchd_wire.position import Position
 from golden.data import write_data
 from golden.digests import FILE as GOLDEN_FILE
@@ -143,7 +143,7 @@ def test_earlier_batches_are_found_across_epochs(daemon):
                     seen.append((batch.epoch, batch.step, tuple(batch["index"].tolist())))
     with Replayer(load_config(daemon.config), "photos") as replayer:
         for back in (1, 5, 6, 11):
-            batch = replayer.at(Position(2, 9), Trainer(2, 3), back)
+            batch = replayer.at(Position(2, 9), TrainerRank(2, 3), back)
             rows = tuple(batch.fields["index"].tolist())
             assert (*batch.position, rows) == seen[13 - back]
 

@@ -220,7 +220,7 @@ def _memory_problem(
 def _plain(stream: ServedStream) -> dict[str, Any]:
     """A stream as JSON has it; ``daemon.reload.apply`` reads it."""
     return {
-        "spec": asdict(replace(stream.spec, plan=replace(stream.spec.plan, order=None))),  # the index has it
+        "spec": asdict(replace(stream.spec, plan=replace(stream.spec.plan, order=None))),
         "message": asdict(stream.message),
         "signature": stream.signature,
         "classes": stream.classes,

@@ -82,7 +82,7 @@ class Scaling(NamedTuple):
 def plan_scaling(
     decoding: DecodePlan, turn: Orientation, channels: int, scratch: Scratch, out: Pixels | None
 ) -> Scaling | None:
-    """Plan what ``make_moves`` does to a box as one call of the extension; None if it takes more."""
+    """Plan the moves of a box as one call of the extension; None if it takes more."""
     _factor, box, moves = decoding
     if not IS_BUILT or turn.transpose or len(moves) > 1:
         return None

@@ -234,7 +234,7 @@ class ImageStage:
         return header
 
     def _moved(self, value: Value, plan: ImagePlan, sample: int, into: Pixels | None) -> Pixels:
-        """Decode, make the moves and turn, in one call if the decoder can; into ``into`` if given."""
+        """Decode, make the moves and turn, in one call if possible; into ``into`` if given."""
         decoding, turn = plan.decoding, plan.geometry.turn
         if self._decoder is None:
             assert isinstance(value, np.ndarray)
