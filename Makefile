@@ -23,7 +23,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
+.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
@@ -95,6 +95,10 @@ $(FRAMEWORKS)/.ready: pyproject.toml client/pyproject.toml
 	@$(FRAMEWORKS)/bin/python -m pip install -qq $(TORCH)
 	@$(FRAMEWORKS)/bin/python -m pip install -qq --editable ./client --editable . --group dev --group frameworks
 	@touch $@
+
+test-moving: bytecode ## Compare the programs of docs/moving with DALI and FFCV, too (g++, pkg-config, libopencv-dev, libturbojpeg0-dev)
+	@PYTHONPATH=benchmarks/peers $(BIN)/python -c 'import environments, sys; sys.exit(bool(environments.make(["dali-torch", "ffcv"])))'
+	$(BIN)/python -m pytest tests/process/test_moving.py $(ARGS)
 
 test-ray: $(RAY)/.ready ## Run the tests of the pool on clusters of Ray, in a network namespace with a loopback alone
 	$(RAY)/bin/mypy --follow-imports silent batchd/on_ray

@@ -66,6 +66,8 @@ ENVIRONMENTS = {
     "ray": Environment(("ray[data]==2.60.0", NUMPY, CV2)),
     "tensorsocket": Environment(("tensorsocket==0.0.5", TORCH, NUMPY, CV2)),
 }
+OF_PAGES = {"dali-torch": Environment((*ENVIRONMENTS["dali"].packages, TORCH))}
+"""What no side is measured in: DALI with its iterator for PyTorch, as docs/moving uses it."""
 CONFINED = {"ray"}
 """Those whose processes run in namespaces of their own: a network with a loopback alone, and an
 end that takes all processes along.
@@ -93,7 +95,7 @@ def make(names: Iterable[str]) -> dict[str, str]:
     """Make those that are not there yet; gives why, by name, for each that cannot be made."""
     failures = {}
     for name in sorted(set(names) - {OURS}):
-        environment = ENVIRONMENTS[name]
+        environment = (ENVIRONMENTS | OF_PAGES)[name]
         stamp, pins = BUILD / name / ".ready", f"{environment}\n"
         if not stamp.exists() or stamp.read_text() != pins:
             print(f"making build/peers/{name}", flush=True)

@@ -1,7 +1,8 @@
 """The programs of docs/moving: batchd's program runs, and equals the other loader's if installed.
 
 On a page the first program is the other loader's and the last one is batchd's. Other loaders run in
-a process of their own, without shuffling.
+a process of their own, on a CPU, without shuffling and with fixed numbers for random steps. DALI and
+FFCV run in the environments that ``make test-moving`` makes, as FFCV wants an old NumPy.
 """
 
 import os
@@ -21,24 +22,48 @@ from support.parquet_files import class_labels, hugging_face, write_arrow, write
 from support.shards import photo_shards
 from support.tfrecords import example, write_records
 
-FOLDER = Path(__file__).parents[2] / "docs" / "moving"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "moving"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
 CLASSES = ("cat", "dog", "owl")
 LIBRARIES = {"dataloader": "torchvision", "huggingface": "datasets", "tfdata": "tensorflow"}
-NOT_RUN = {"ffcv", "dali"}
-"""Pages that make no comparison."""
-WITHOUT_SHUFFLING = {
+ENVIRONMENTS = {"dali": "dali-torch", "ffcv": "ffcv"}
+"""Pages with random steps, and the folder in build/peers that has the library."""
+ROWS = {"dali": 48, "ffcv": 32}
+"""Samples of an epoch where they are not all: DALI fills the last batch up, FFCV leaves it out."""
+FIXED = {
+    "device_id=0": "device_id=None",
     "shuffle=True": "shuffle=False",
     "shardshuffle=100": "shardshuffle=False",
     ".shuffle(1000)": "",
     ".shuffle(seed=1)": "",
     "num_workers=8": "num_workers=0",
+    "random_shuffle=True": "random_shuffle=False",
+    "OrderOption.RANDOM": "OrderOption.SEQUENTIAL",
+    'files, device="mixed"': "files, random_area=[1, 1], random_aspect_ratio=[4 / 3, 4 / 3]",
+    "fn.random.coin_flip()": "fn.random.coin_flip(probability=0)",
+    "RGBImageDecoder((224, 224))": "RGBImageDecoder((224, 224), (1, 1), (4 / 3, 4 / 3))",
+    "RandomHorizontalFlip()": "RandomHorizontalFlip(0)",
+}
+"""Replaced in programs: they run on a CPU, without shuffling, and take whole photographs."""
+FIXED_STEPS = {
+    "random_resized_crop": {"scale": [1.0, 1.0], "ratio": [4 / 3, 4 / 3]},
+    "random_flip": {"probability": 0.0},
 }
 IMAGES, IMAGE_MEAN, IMAGE_STD = 40, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DIFFERENCE_MAX = 2
 """Tolerance of the mean channel of all pixels, of 255, as the pages say."""
-SAVE = """
+SEE = """
 import numpy as np
+SEEN = [], []
+def see(images, labels): SEEN[0].append(np.array(images)); SEEN[1].append(np.array(labels))
+"""
+SEE_LISTS = """
+import numpy as np
+SEEN = [], []
+def see(images, labels): SEEN[0][:], SEEN[1][:] = [np.stack(images)], [np.array(labels)]
+"""
+SAVE = """
 np.savez(SEEN_FILE, images=np.concatenate(SEEN[0]), labels=np.concatenate(SEEN[1]))
 """
 
@@ -76,16 +101,24 @@ def blocks(page: str, language: str) -> list[str]:
 
 def program(text: str, data: Path) -> str:
     """Return a program of a page that reads the test's data and keeps what its loop sees."""
-    for old, new in {**WITHOUT_SHUFFLING, '"/data/': f'"{data}/'}.items():
+    for old, new in {**FIXED, '"/data/': f'"{data}/'}.items():
         text = text.replace(old, new)
     return re.sub(r"^    \.\.\. .*$", "    see(images, labels)", text, flags=re.MULTILINE)
 
 
-def run_python(text: str, home: Path) -> None:
+def interpreter(page: str) -> str:
+    """Return the Python that has the library of a page, or nothing."""
+    if page in ENVIRONMENTS:
+        folder = ROOT / "build" / "peers" / ENVIRONMENTS[page]
+        return str(folder / "bin" / "python") if (folder / ".ready").exists() else ""
+    return sys.executable if find_spec(LIBRARIES.get(page, page)) else ""
+
+
+def run_python(python: str, text: str, home: Path) -> None:
     """Run a program of another loader, which may write files in a folder and asks no server."""
     text += "\nimport os\nos._exit(0)\n"  # some loaders' threads never end
     environment = {**os.environ, "HOME": str(home), "HF_HUB_OFFLINE": "1", "TMPDIR": str(home)}
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([python, "-c", text], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -107,6 +140,21 @@ with MDSWriter(out="/data/mds", columns={"image": "bytes", "label": "int"}, exis
     for file in files:
         writer.write({"image": file.read_bytes(), "label": classes.index(file.parent.name)})
 """,
+    "ffcv": """
+from pathlib import Path
+import cv2
+from ffcv.fields import IntField, RGBImageField
+from ffcv.writer import DatasetWriter
+class Photographs:
+    files = sorted(Path("/data/photos").glob("*/*.jpg"))
+    classes = sorted({file.parent.name for file in files})
+    def __len__(self): return len(self.files)
+    def __getitem__(self, index):
+        file = self.files[index]
+        return cv2.imread(str(file))[:, :, ::-1], self.classes.index(file.parent.name)
+fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=95), "label": IntField()}
+DatasetWriter("/data/photos.beton", fields, num_workers=1).from_indexed_dataset(Photographs())
+""",
 }
 """Programs that write a page's data with its own library, in place of the test's."""
 
@@ -114,20 +162,26 @@ with MDSWriter(out="/data/mds", columns={"image": "bytes", "label": "int"}, exis
 @pytest.fixture(scope="module")
 def written(data: Path) -> set[str]:
     """Make the data of the pages whose libraries write it."""
-    pages = {page for page in WRITE if find_spec(LIBRARIES.get(page, page))}
+    pages = {page for page in WRITE if interpreter(page)}
     for page in pages:
         texts = [WRITE[page], *blocks(page, "python")[1:-1]]
         text = "".join(texts).replace('"/data/', f'"{data}/')
-        run_python(text, data)
+        run_python(interpreter(page), text, data)
     return pages
 
 
 @pytest.fixture(scope="module")
 def address(start_shared_daemon, data: Path, written: set[str]) -> str:  # noqa: ARG001  data first
-    """Serve the streams of all pages, in the order of the files; return the address."""
+    """Serve the streams of all pages, in the order of the files; return the address.
+
+    Those with random steps are served with fixed numbers, too.
+    """
     text = "".join(text for page in PAGES for text in blocks(page, "toml")).replace('"/data/', f'"{data}/')
     streams = tomllib.loads(text)["streams"]
     assert set(PAGES) - {"huggingface"} <= set(streams)
+    for page in ENVIRONMENTS:
+        steps = [{**step, **FIXED_STEPS.get(step["op"], {})} for step in streams[page]["pipeline"]]
+        streams[f"{page}_fixed"] = {**streams[page], "pipeline": steps}
     small = {"shuffle": False, "window": 2, "memory": "16MiB"}
     return start_shared_daemon({name: {**stream, **small} for name, stream in streams.items()}, memory="256MiB").address
 
@@ -152,43 +206,51 @@ def run_batchd(text: str, data: Path) -> tuple[np.ndarray, np.ndarray]:
     exec(compile(program(text, data), "page", "exec"), names)
     if "loader" in names:
         names["loader"].close()
-    return in_range(np.concatenate(seen[0])), np.concatenate(seen[1])
+    return np.concatenate(seen[0]), np.concatenate(seen[1])
 
 
-def run_other(page: str, texts: list[str], data: Path, tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
+def run_other(page: str, text: str, data: Path, tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return what the other loader's program sees."""
     file = tmp_path / "seen.npz"
-    first = f"SEEN, SEEN_FILE = ([], []), {str(file)!r}\n"
-    if page == "streaming":
-        first += "def see(images, labels): SEEN[0][:], SEEN[1][:] = [np.stack(images)], [np.array(labels)]\n"
-    else:
-        first += "def see(images, labels): SEEN[0].append(images); SEEN[1].append(labels)\n"
-    text = first + "\n".join(program(one, data) for one in texts) + SAVE
-    run_python(text, tmp_path)
+    first = f"SEEN_FILE = {str(file)!r}{SEE_LISTS if page == 'streaming' else SEE}"
+    run_python(interpreter(page), first + program(text, data) + SAVE, tmp_path)
     with np.load(file) as arrays:
-        return in_range(arrays["images"]), arrays["labels"]
+        return arrays["images"], arrays["labels"]
+
+
+def as_commented(text: str, images: np.ndarray, labels: np.ndarray) -> bool:
+    """Tell whether the comment of a program's loop says the types and shapes of its batches."""
+    said = re.findall(r"(\w+) \[16(.*?)\]", re.search(r"^    \.\.\.  # (.*)$", text, re.MULTILINE)[1])
+    return said == [
+        (str(array.dtype), "".join(f", {length}" for length in array.shape[1:])) for array in (images, labels)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_both_programs_of_a_page_give_the_same_labels_and_like_pixels(
     page, data, address, tmp_path, monkeypatch
 ) -> None:
-    """The samples come in the order of the files: all labels are equal, whatever the batch size."""
+    """The samples come in the order of the files; types and shapes are those in the comments."""
     if page == "dataloader":
         pytest.importorskip("torch", reason="PyTorch is not installed: make torch")
     monkeypatch.setenv("BATCHD_ADDRESS", address)
     first, *between, last = blocks(page, "python")
+    assert len(between) == (page == "streaming")
     streams = re.findall(r"^\[streams\.(\w+)\]", (FOLDER / f"{page}.md").read_text(), re.MULTILINE)
-    seen = [run_batchd(last.replace(f'"{streams[0]}"', f'"{name}"'), data) for name in streams]
+    names = [*streams, f"{page}_fixed"] if page in ENVIRONMENTS else streams
+    seen = [run_batchd(last.replace(f'"{streams[0]}"', f'"{name}"'), data) for name in names]
     for images, labels in seen:
-        assert images.shape == (IMAGES, 224, 224, 3)
+        assert as_commented(last, images, labels)
+        assert in_range(images).shape == (IMAGES, 224, 224, 3)
         assert labels.tolist() == sorted(labels.tolist())
         assert len(set(labels.tolist())) == len(CLASSES)
-    if page in NOT_RUN or not find_spec(LIBRARIES.get(page, page)):
+    if not interpreter(page):
         return
-    images, labels = run_other(page, [first], data, tmp_path)
-    for ours, our_labels in seen:
-        assert our_labels.tolist() == labels.tolist()
-        difference = np.abs(images - ours).mean()
+    images, labels = run_other(page, first, data, tmp_path)
+    assert len(images) == len(labels) == ROWS.get(page, IMAGES)
+    assert page == "streaming" or as_commented(first, images, labels)
+    count = min(IMAGES, len(images))
+    for ours, our_labels in seen[-1:] if page in ENVIRONMENTS else seen:
+        assert our_labels[:count].tolist() == labels[:count].ravel().tolist()
+        difference = np.abs(in_range(images)[:count] - in_range(ours)[:count]).mean()
         assert difference < DIFFERENCE_MAX
-    assert len(between) == (page == "streaming")
