@@ -275,6 +275,7 @@ def say_below(served, parts, *, resets):
         if resets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return
+        hears_the_end(connection)  # the daemon drops what a closed connection has sent
         with suppress(OSError):  # the daemon has already disconnected it
             connection.shutdown(socket.SHUT_WR)
         while connection.recv(1 << 16):

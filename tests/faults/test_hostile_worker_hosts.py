@@ -24,6 +24,7 @@ from batchd.gateway.links import LINK_NUMBER_BITS
 from batchd.orders.gateway import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
 from batchd.orders.link import (
     INDEX_PARTS_AHEAD,
+    LINK_VERSION,
     TO_GATEWAY_FROM_HOST,
     AskIndex,
     CannotOpen,
@@ -169,7 +170,7 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
         "^message number 78 is not",
     ),
     "a second registration": (
-        lambda _host: [Register(1, "", 1, "", "", 1, 1, "").encode()],
+        lambda _host: [Register(LINK_VERSION, "", CONTENT_VERSION, "", "", 1, 1, "").encode()],
         "^it registered twice over one connection$",
     ),
     "frames with other messages": (
@@ -284,7 +285,7 @@ def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> 
     with connect(gateway, next(_hosts)) as connection:
         link = 0
         if is_linked:
-            registered = Register(1, "1", 3, "flood", "", 1, 1, "")
+            registered = Register(LINK_VERSION, "1", CONTENT_VERSION, "flood", "", 1, 1, "")
             connection.sendall(frame(registered.encode()))
             link = gateway.hear(LinkUp).link
         words = FLOODS[name] or frame(HostOpened(link, 1).encode())
@@ -351,7 +352,7 @@ def say_hostile(gateway, chance) -> None:
 
 def say_below_zeromq(gateway, chance) -> None:
     """Send damaged bytes of a good worker host."""
-    good = [GREETING + READY, frame(Register(1, "1", CONTENT_VERSION, "spoilt", "", 1, 1, "").encode())]
+    good = [GREETING + READY, frame(Register(LINK_VERSION, "1", CONTENT_VERSION, "spoilt", "", 1, 1, "").encode())]
     words = [*good, frame(WorkerUp(1, 0, "").encode()), frame(b"x" * 300, MORE | LONG), frame(b"PING", COMMAND)]
     with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S, (next(_hosts), 0)) as connection:
         with suppress(ConnectionError):

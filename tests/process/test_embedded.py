@@ -123,7 +123,7 @@ def test_two_at_once_do_not_meet(config):
     [
         ("batch_size = 0", {}, 2, "batch_size: must be greater than or equal to 1, not 0"),
         ('batch_size = 1\nsource = { type = "npy", path = "none.npy" }', {}, 2, "none.npy cannot be read"),
-        (None, {"daemon.http": "127.0.0.1:{port}"}, 2, "Address already in use"),
+        (None, {"daemon.http": "127.0.0.1:{port}"}, 2, "address already in use"),
         (None, {"daemon.memory": "64KiB", "streams.photos.batch_size": "64"}, 5, "need .* have 64.0 KiB"),
         (None, {"daemon.worker": "1"}, 2, "unknown key .*did you mean workers"),
     ],

@@ -161,7 +161,7 @@ REFUSED = [
      f'{ARRAY}\ncache = "encoded"\ncache_memory = "64KiB"', "only have room for the index of"),
     ("no directory", taken_place, "", ARRAY, "cannot be used: Not a directory"),
     ("no directory above", taken_place, 'runtime_dir = "run/further/down"', ARRAY, "cannot be used: Not a directory"),
-    ("foreign address", nothing, 'http = "192.0.2.7:7071"', ARRAY, "Cannot assign requested address"),
+    ("foreign address", nothing, 'http = "192.0.2.7:7071"', ARRAY, "cannot assign requested address"),
 ]  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         both.write(f'{key} = "127.0.0.1:{taken.getsockname()[1]}"', ARRAY)
 
-        assert_both_refuse(both, "Address already in use")
+        assert_both_refuse(both, "ddress already in use")
 
     assert both.check()[0] == 0
 

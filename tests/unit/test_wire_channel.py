@@ -189,7 +189,7 @@ def test_the_longest_message_arrives(pair) -> None:
     send_message(ours, longest)
 
     assert receive_message(theirs, TO_TRAINER_LIFELINE) == (longest, [])
-    with pytest.raises(AssertionError, match=r"Welcome of \d+ bytes"):
+    with pytest.raises(AssertionError, match=r"a message of \d+ bytes"):
         send_message(ours, Welcome(1, bytes(DATAGRAM_BYTES_MAX - 7)))
 
 
