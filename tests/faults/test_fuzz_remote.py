@@ -40,6 +40,8 @@ HANDSHAKE_PARTS = 2
 """Greeting and first command: an error in these ends the connection before any answer."""
 ANSWER_S = 0.004
 """How long the daemon is silent before a peer continues."""
+HEARD_S = 0.02
+"""And before it ends."""
 ENDS_WITHIN_S = 10.0
 """A daemon disconnects a peer that does not finish its handshake within five seconds."""
 SELDOM = ("remote message rejected", "remote handshake failed", "remote peer not understood", "peer refused")
@@ -264,8 +266,11 @@ def record(served):
     return recorded(bytes(said))
 
 
-def say_below(served, parts, *, resets):
-    """Send parts to the daemon; then disappear as a crashed host does, or end politely."""
+def say_below(served, parts, *, resets, heard=lambda: None):
+    """Send parts to the daemon; then disappear as a crashed host does, or end politely.
+
+    The daemon drops what a closed connection has sent, so the end waits for ``heard``, and a moment.
+    """
     address = "127.0.0.1", port_of(served)
     with suppress(ConnectionError), socket.create_connection(address, timeout=ENDS_WITHIN_S) as connection:
         for number, part in enumerate(parts):
@@ -275,16 +280,17 @@ def say_below(served, parts, *, resets):
         if resets:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return
-        hears_the_end(connection)  # the daemon drops what a closed connection has sent
+        heard()
+        hears_the_end(connection, HEARD_S)
         with suppress(OSError):  # the daemon has already disconnected it
             connection.shutdown(socket.SHUT_WR)
         while connection.recv(1 << 16):
             pass
 
 
-def hears_the_end(connection):
+def hears_the_end(connection, silent_s=ANSWER_S):
     """Receive until the daemon is silent; tell whether it has disconnected."""
-    while select.select([connection], [], [], ANSWER_S)[0]:
+    while select.select([connection], [], [], silent_s)[0]:
         if not connection.recv(1 << 16):
             return True
     return False
@@ -380,5 +386,11 @@ def test_what_is_recorded_begins_a_session_when_it_is_played_again(plain):
     parts = record(plain)
     before = len(plain.daemon.log_lines("remote trainer"))
     with good_ones(plain):
-        say_below(plain, parts, resets=False)
-        wait_until(lambda: len(plain.daemon.log_lines("remote trainer")) > before + 1, "it is a session")
+        say_below(
+            plain,
+            parts,
+            resets=False,
+            heard=lambda: wait_until(
+                lambda: len(plain.daemon.log_lines("remote trainer")) > before + 1, "it is a session"
+            ),
+        )
