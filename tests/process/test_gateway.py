@@ -699,7 +699,10 @@ def test_a_gateway_that_is_killed_amid_the_results_of_a_round_has_reported_whole
         gateway.serve(serve_message())
         gateway.use(5, slot)
         host = gateway.linked(workers=4)
+        host.hear(HostServe)
         gateway.fill_together(*together(host, range(8)))
+        for _order in range(8):
+            host.hear(HostFill)
         for order in range(8):
             host.answer(order, *frames_of(page, order, 1), worker=order % 4)
         filled = []
