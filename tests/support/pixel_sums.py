@@ -44,6 +44,7 @@ WITHOUT_NUMBERS = frozenset(
         "rename",
         "pad_batch",
         "ragged",
+        "pack",
         "tokenize",
         "lowercase",
         "remove_stopwords",
