@@ -29,7 +29,7 @@ ROOM, ROWS = 4096, 16
 LIMITS = PackLimits(ROOM, 256, 4096, "split")
 SAMPLES = 10_000_000
 DOCUMENTS = 40_000
-BATCHES = 200
+BATCHES = 800
 REPEATS = 50
 MODULE = """
     import numpy as np
@@ -71,7 +71,7 @@ def run(bench: Bench) -> None:
     with ExitStack() as stack:
         address = stack.enter_context(served(config))
         ours = stack.enter_context(Player(_packed, address))
-        theirs = stack.enter_context(Player(_collated, str(folder)))
+        theirs = stack.enter_context(Player(_collated, str(folder), has_children=True))
         rounds = [
             (bench.measure("batchd", partial(ours.ask, None)), bench.measure("DataLoader", partial(theirs.ask, None)))
             for _ in range(bench.rounds)
@@ -126,7 +126,9 @@ def _collated(pipe: Connection, folder: str) -> None:
 
     documents: Any = Documents(folder)
     rows = ROWS * ROOM * len(documents) // int(np.load(Path(folder) / "ends.npy")[-1])
-    loader = DataLoader(documents, batch_size=rows, shuffle=True, num_workers=2, collate_fn=_collate)
+    loader = DataLoader(
+        documents, batch_size=rows, shuffle=True, num_workers=2, collate_fn=_collate, persistent_workers=True
+    )
     _answer(pipe, (tokens for _epoch in range(1 << 30) for tokens, _rows in loader))
 
 

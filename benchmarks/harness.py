@@ -131,10 +131,10 @@ def served(config: Path) -> Iterator[str]:
 class Player:
     """One side of a comparison: a process that runs a task on request and answers with numbers."""
 
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, target: Callable[..., None], *arguments: Any, has_children: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self.process = context.Process(target=target, args=(theirs, *arguments), daemon=not has_children)
         self.process.start()
         theirs.close()
 
