@@ -347,7 +347,7 @@ def _parts(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def content_from(parts: Mapping[str, Any]) -> dict[str, object]:
-    """The content of which a card has the ``parts``: the way back from ``card_of``."""
+    """The content that the ``parts`` of a card describe: the way back from ``card_of``."""
     keys = {shown: key for key, shown in PART_NAMES.items()}
     content: dict[str, object] = {"steps": [step for name, step in parts.items() if name.startswith("pipeline[")]}
     modules = {name.removeprefix("module "): one for name, one in parts.items() if name.startswith("module ")}

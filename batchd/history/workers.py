@@ -8,7 +8,7 @@ A worker that dies names its sample in its note, as in the daemon: the rows are 
 sample that killed two workers counts as bad. Workers that make many rows at once name none, so
 their rows are ordered one by one.
 
-Invariant: nobody writes to the slot when ``fill`` returns, and no process is left after ``close``.
+Invariant: no process writes to the slot when ``fill`` returns, and none is left after ``close``.
 """
 
 import mmap

@@ -47,7 +47,7 @@ def in_files(firsts: Numbers, samples: int, **sizes: Any) -> Neighbours:
 
 
 def in_records(index: SourceIndex, why_no_bytes: str = "") -> Neighbours:
-    """Records of files, of which ``facts`` and ``starts`` of the index tell; see ``records``."""
+    """Records of files, from ``facts`` and ``starts`` of the index; see ``records``."""
     firsts = np.cumsum([0, *(records for records, *_rest in index.facts["files"])])[:-1]
     if why_no_bytes:
         return in_files(firsts, len(index), why_no_bytes=why_no_bytes)

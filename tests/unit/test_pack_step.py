@@ -125,10 +125,11 @@ def test_steps_that_give_a_sample_other_values_come_before():
     ("columns", "steps", "problem"),
     [
         ([LABEL], [PACK], "\"pack\" is done to 'tokens', and a sample has 'label'"),
-        ([LABEL], [Pack(field="label", length=8)], "only the first dimension varies, and 'label' is int64"),
+        ([LABEL], [Pack(field="label", length=8)], "whose first dimension alone varies, and 'label' is int64"),
         ([Column("tokens", "text")], [PACK], "'tokens' is text; \"tokenize\" makes numbers of a text"),
         ([Column("tokens", "encoded")], [PACK], 'the first step on it must be { op = "decode"'),
         ([TOKENS, Column("name", "text")], [PACK], "and 'name' is text; \"drop\" leaves it out"),
+        ([TOKENS, Column("deep", shape=(1,) * 8)], [PACK], "\"pack\" adds a dimension to 'deep', which has 8"),
         ([TOKENS], [Pack(field="tokens", length=8, fill=0.5)], "fill = 0.5, which int32 cannot hold"),
         ([TOKENS, Column("lengths", dtype="int32")], [PACK], "makes a field 'lengths', and the sample already has one"),
         ([TOKENS], [PACK, Cast(field="tokens", dtype="int64")], '"cast" cannot come after "pack"'),

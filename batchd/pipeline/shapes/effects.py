@@ -28,7 +28,7 @@ from batchd.pipeline.effects import (
 )
 from batchd.pipeline.shapes.options import Pack, PadBatch, Ragged, RoomStep
 from batchd.samples.columns import Column
-from batchd_wire.fields import PADDED, RAGGED, Varying
+from batchd_wire.fields import DIMENSIONS_MAX, PADDED, RAGGED, Varying
 
 
 @effect.register
@@ -57,7 +57,7 @@ def _pack(step: Pack, columns: Columns) -> Columns:
     if not is_packed(packed):
         why = first_step_on(packed) if packed.kind == "encoded" else '"tokenize" makes numbers of a text'
         raise StepInvalid(
-            f'"pack" needs numbers of which only the first dimension varies, and {packed.name!r} is {packed.text}'
+            f'"pack" needs numbers whose first dimension alone varies, and {packed.name!r} is {packed.text}'
             + (f"; {why}" if packed.kind != "array" else ""),
             ("field",),
         )
@@ -73,6 +73,10 @@ def _pack(step: Pack, columns: Columns) -> Columns:
                 f'"pack" needs fields of one shape beside {step.field!r}, or of its length, and {name!r} is {column.text}; '
                 '"drop" leaves it out'
             )
+        if len(column.shape) == DIMENSIONS_MAX and not is_packed(column):
+            raise StepInvalid(
+                f'"pack" adds a dimension to {name!r}, which has {DIMENSIONS_MAX}, the most of a field, already'
+            )
         rows, inner = (step.length, column.shape[1:]) if is_packed(column) else (step.documents_max, column.shape)
         fill = step.fill if name == step.field else 0.0
         made[name] = replace(column, shape=(rows, *inner), made_by=step.op, fill=fill)
@@ -82,7 +86,7 @@ def _pack(step: Pack, columns: Columns) -> Columns:
 
 
 def is_packed(column: Column) -> bool:
-    """True for numbers of which only the first dimension varies: ``pack`` joins those of a row."""
+    """True for numbers whose first dimension alone varies: ``pack`` joins those of a row."""
     return column.kind == "array" and column.shape[:1] == (None,) and None not in column.shape[1:]
 
 
