@@ -192,9 +192,10 @@ static int has_same_pixels(const struct job *one, const struct job *other)
 }
 
 /* Decode the same box of a file with noise in place of the parts that the box does not need. Compare the pixels
- * with those of the whole file if `whole` is not NULL. A cut at the right edge may have a column more than the whole
- * picture, so it fails in memory that is just enough for that one. */
-static void decode_by_part(const struct job *with, const struct box *box, const struct job *whole)
+ * with those of the whole file if `whole` is not NULL. If the points served the whole file (`is_spliced`), they serve
+ * the part. A cut at the right edge may have a column more than the whole picture, so it fails in memory that is
+ * just enough for that one. */
+static void decode_by_part(const struct job *with, const struct box *box, const struct job *whole, int is_spliced)
 {
     struct splicing planned = {.record = with->record.buf, .record_length = (size_t)with->record.len, .height = with->height,
                                .width = with->width, .eighths = with->eighths, .box = *box};
@@ -222,7 +223,7 @@ static void decode_by_part(const struct job *with, const struct box *box, const 
         part.box = *box;
         part.is_part = 1;
         if (run(&part) == DONE && whole && !has_same_pixels(&part, whole)) abort();
-        else if (whole && !part.splicing.made && part.pixels.len >= box->height * wide * part.color->channels) abort();
+        else if (whole && is_spliced && !part.splicing.made && part.pixels.len >= box->height * wide * part.color->channels) abort();
         end(&part);
     }
     free(header);
@@ -241,6 +242,7 @@ static enum verdict decode_by_points(const struct job *asked, unsigned char *mem
     found = find_points(&finding);
     if (found == DONE) {
         const int is_broken = below(2) == 0;
+        int is_spliced;
         const size_t length = finding.made_length - CHECKSUM_BYTES;
         uint8_t *const record = malloc(finding.made_length);
         if (!record) abort();
@@ -255,11 +257,12 @@ static enum verdict decode_by_points(const struct job *asked, unsigned char *mem
         plain = run(&without);
         if (run(&with) != plain && !is_broken && plain != BAD_BUFFER) abort(); /* fewer columns may be beside the box */
         if (plain == DONE && !is_broken && !has_same_pixels(&with, &without)) abort();
+        is_spliced = with.splicing.made != NULL;
         end(&with);
         with = *asked;
         with.record = (Py_buffer){.buf = record, .len = (Py_ssize_t)finding.made_length};
         with.pixels.buf = memory + PIXELS_BYTES_MAX - with.pixels.len;
-        decode_by_part(&with, &asked->box, plain == DONE && !is_broken ? &without : NULL);
+        decode_by_part(&with, &asked->box, plain == DONE && !is_broken ? &without : NULL, is_spliced);
         end(&without);
         free(record);
     }
