@@ -125,7 +125,7 @@ def main() -> int:
     extent = extent._replace(batch=options.batch or extent.batch)
     table = Table(_caption(device.name, options.workers, extent.batch), device.name is not None)
     with tempfile.TemporaryDirectory(prefix="batchd-gpu-") as scratch:
-        photos = options.data or Path(scratch) / "photos"
+        photos = options.data.resolve() if options.data else Path(scratch) / "photos"
         if options.data is None:
             make_photos(photos, 512, 0, lambda _made: None)
         files = sorted(path for path in photos.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
@@ -171,7 +171,7 @@ def _caption(device: str | None, workers: int, batch: int) -> str:
 def _config(scratch: Path, files: list[Path], extent: Extent, workers: int) -> Path:
     """Two streams: one that is always decoded, and one whose few batches stay in the ring."""
     wanted = (extent.ring_batches + extent.steps + 4 * workers) * extent.batch
-    few = files[: 4 * extent.batch]
+    few = (files * (1 + 4 * extent.batch // len(files)))[: 4 * extent.batch]
     for name, listed in (("train", files * (1 + wanted // len(files))), ("ready", few)):
         lines = [f"{file} {number % 1000}\n" for number, file in enumerate(listed)]
         (scratch / f"{name}.txt").write_text("".join(lines))
@@ -185,7 +185,7 @@ def _config(scratch: Path, files: list[Path], extent: Extent, workers: int) -> P
     path.write_text(
         f'[daemon]\nworkers = {workers}\nmemory = "4GiB"\nwritable_slots = true\n'
         + stream.format(name="train", scratch=scratch, batch=extent.batch, pipeline=crop, more='memory = "2GiB"\n')
-        + stream.format(name="ready", scratch=scratch, batch=min(extent.batch, len(few)), pipeline=still, more=STILL)
+        + stream.format(name="ready", scratch=scratch, batch=extent.batch, pipeline=still, more=STILL)
     )
     return path
 

@@ -269,9 +269,9 @@ class DaemonConfig(_Branch):
 
     writable_slots: bool = False
     """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map
-    slots writable: most GPUs can only read memory that is mapped so. A trainer with a bug could
-    then corrupt the batches of others; `verify = true` detects that. A malicious trainer could do
-    so undetected."""
+    slots writable: some GPU drivers only register memory that is mapped so. A trainer with a bug
+    could then corrupt the batches of others; `verify = true` detects that. A malicious trainer
+    could do so undetected."""
 
     @model_validator(mode="after")
     def _ports_fit(self) -> Self:

@@ -16,12 +16,6 @@ from support.settings import folder_stream  # noqa: E402
 EPOCH = 40
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _threads_of_jax():
-    """Start JAX's threads with its first device: they live as long as the process."""
-    jax.devices()
-
-
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
     """Serve a stream of whole batches, and one whose last batch is smaller."""

@@ -46,12 +46,6 @@ NUMBERS = {
 HALF = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _threads_of_jax():
-    """Start JAX's threads with its first device: they live as long as the process."""
-    jax.devices()
-
-
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos, tmp_path_factory):
     """Serve photographs, numbers of all types, and images of different sizes."""

@@ -9,6 +9,17 @@ from support.device_streams import write_sizes
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads would spin
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _descriptors_of_cuda():
+    """Train once where there is a GPU: CUDA's descriptors stay open as long as the process lives."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+    if torch.cuda.is_available():
+        with torch.autocast("cuda", torch.bfloat16), torch.cuda.stream(torch.cuda.Stream()):
+            layer = torch.nn.Conv2d(3, 8, 3, device="cuda").to(memory_format=torch.channels_last)
+            layer(torch.ones(2, 3, 32, 32, pin_memory=True).to("cuda", non_blocking=True)).sum().backward()
+        torch.cuda.synchronize()
+
+
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory):
     """Make 22 images of different sizes."""

@@ -170,9 +170,9 @@ def ddp(photos, out, epochs, ranks):
 @pytest.mark.jobs
 def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
     """A later job of another number of ranks continues."""
-    said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2)))
+    said = finish(start(*ddp(photos, tmp_path / "out", 2, ranks=2), CUDA_VISIBLE_DEVICES=""))
     assert sorted(said) == [f"rank {rank} of 2: epoch {epoch}, 20 samples" for rank in range(2) for epoch in range(2)]
-    said = finish(start(*ddp(photos, tmp_path / "out", 3, ranks=1)))
+    said = finish(start(*ddp(photos, tmp_path / "out", 3, ranks=1), CUDA_VISIBLE_DEVICES=""))
     assert said == ["resuming at epoch 2, step 0", "rank 0 of 1: epoch 2, 40 samples"]
 
 
@@ -180,12 +180,12 @@ def test_the_ranks_of_the_ddp_example_share_an_epoch(start, photos, tmp_path):
 def test_the_ddp_example_goes_on_after_ctrl_c(start, photos, tmp_path):
     """All ranks and the daemon end, and the checkpoint exists."""
     checkpoint = tmp_path / "out" / "checkpoint.pt"
-    example = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2))
+    example = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2), CUDA_VISIBLE_DEVICES="")
     wait_until(checkpoint.exists, "a checkpoint has been written", DEADLINE_S)
     os.killpg(example.pid, signal.SIGINT)
     example.communicate(timeout=DEADLINE_S)
     assert example.returncode != 0
-    again = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2))
+    again = start(*ddp(photos, tmp_path / "out", FOREVER, ranks=2), CUDA_VISIBLE_DEVICES="")
     assert until(again, "resuming at epoch")
     os.killpg(again.pid, signal.SIGINT)
     again.communicate(timeout=DEADLINE_S)

@@ -1,5 +1,7 @@
 """The torch loader on a real GPU: what ``test_torch_cuda`` cannot show. Skipped without one."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 
 import batchd_client  # noqa: E402
 import batchd_client.torch  # noqa: E402
-from batchd_client.torch import BatchdLoader  # noqa: E402
+from batchd_client.torch import BatchdLoader, varlen  # noqa: E402
 from batchd_client.torch.cuda import CudaRuntime  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -62,3 +64,22 @@ def test_a_loop_on_a_stream_of_its_own_sees_whole_tensors(daemon):
         stream = connection.stream("photos", epochs=2)
         expected = [int(batch["image"].astype(np.int64).sum()) for _ in range(2) for batch in stream]
     assert [int(one) for one in sums] == expected
+
+
+def test_attention_over_a_packed_row_sees_one_document_at_a_time():
+    """``varlen`` gives PyTorch's own kernel its bounds. Attention is computed again for each document."""
+    attend = pytest.importorskip("torch.nn.attention.varlen", reason="this PyTorch has no varlen_attn").varlen_attn
+    row, heads, width = 256, 2, 64
+    lengths = torch.tensor([[100, 60, 96], [200, 31, 0]], dtype=torch.int32, device="cuda")
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2 * row, heads, width, dtype=torch.bfloat16, device="cuda")
+
+    bounds, longest = varlen(lengths, row)
+    together = attend(query, key, value, bounds, bounds, longest, longest)
+
+    pieces = [slice(int(begin), int(end)) for begin, end in pairwise(bounds.tolist())]
+    assert [piece.stop - piece.start for piece in pieces] == [100, 60, 96, 200, 31, 25]
+    for piece in pieces:
+        q, k, v = (one[piece].transpose(0, 1).float() for one in (query, key, value))
+        alone = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1)
+        torch.testing.assert_close(together[piece].float(), alone, atol=2e-2, rtol=2e-2)

@@ -5,8 +5,8 @@
                                                               +-- the same event: the batch is read
 
 Batches in memory that cannot be registered are copied by the CPU into torch's page-locked memory
-first. Most drivers register no memory that is mapped read-only, so slots are mapped writable for
-them, if the daemon's operator allows it.
+first. Some drivers register no memory that is mapped read-only (that of an H100, 580, does), so
+slots are mapped writable for them, if the daemon's operator allows it.
 
 Invariants: a batch is held until the event after its copies has happened, however its transfer
 ends. Memory is unregistered before it is unmapped: ``RegisteredMemory`` holds it until then.
