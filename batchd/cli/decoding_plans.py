@@ -16,6 +16,7 @@ from batchd.cli.text import aligned
 from batchd.config.directories import default_cache_dir
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
+from batchd.core.mixtures import Mixture
 from batchd.core.packs import Packs
 from batchd.core.plan import Plan
 from batchd.daemon.packing import packs_of
@@ -32,6 +33,7 @@ from batchd.pipeline.shapes.options import LAST_STEPS
 from batchd.samples.access_points import has_points
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
+from batchd.sources.composed.options import MixSource
 from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
@@ -56,11 +58,18 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     if plan.pack is not None:
         yield from _packed(plan, daemon, storage, cache)
     decode = next((step for step in steps if isinstance(step, Decode)), None)
-    if decode is not None or isinstance(stream.shuffle, BlockShuffle):
+    is_planned = (
+        isinstance(stream.shuffle, BlockShuffle) or isinstance(stream.source, MixSource) or stream.weights is not None
+    )
+    if decode is not None or is_planned:
         index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
         epochs = epoch_plan(plan.name, stream, planned_index(plan.name, stream, index))
         if isinstance(epochs.order, BlockOrder):
-            yield _shuffled(plan, epochs.order, len(index))
+            yield _shuffled(plan, epochs.order, epochs.samples)
+        if isinstance(epochs.order, Mixture):
+            yield from _mixed(plan.name, epochs, epochs.order)
+        if epochs.draws is not None:
+            yield _drawn(plan.name, epochs)
         if decode is not None:
             expect(plan.code.python_path, plan.code.digests)
             yield from _decoding(plan, steps, decode, index, epochs, storage)
@@ -141,6 +150,34 @@ def _shuffled(plan: StreamPlan, order: BlockOrder, samples: int) -> str:
         f"{shuffle.blocks} are open at a time, so {window:,.0f} samples{size} are shuffled together: neighbours in one block "
         f"get {(window + 1) / 3:,.0f} places apart on average, and {(samples + 1) / 3:,.0f} with shuffle = true; a batch takes "
         f"{part:.0%} of the samples of the open blocks"
+    )
+
+
+def _mixed(name: str, epochs: Plan, mixture: Mixture) -> Iterator[str]:
+    """The shares of a mix from each moment on, and how long a pass of each source takes."""
+    yield f"{name}: an epoch has {counted(epochs.samples, 'sample')}, and each source goes on where it was"
+    rows = [("from", "share of each source", "epochs for a pass of each source")]
+    for first in mixture.changes:
+        (epoch, row), shares = divmod(first, epochs.samples), mixture.share_at(first)
+        passes = [
+            f"{size / share / epochs.samples:,.3g}" if share else "-"
+            for size, share in zip(mixture.sizes, shares, strict=True)
+        ]
+        moment = f"epoch {epoch}, batch {-(-row // epochs.batch_size)}"
+        rows.append((moment, " ".join(f"{share:.1%}" for share in shares), " ".join(passes)))
+    yield from aligned(rows)
+
+
+def _drawn(name: str, epochs: Plan) -> str:
+    """How often samples are drawn."""
+    assert epochs.draws is not None, "it has weights"
+    expected = epochs.draws.expected
+    never = int((expected == 0).sum())
+    return (
+        f"{name}: an epoch has {counted(epochs.samples, 'row')}, drawn by weight from "
+        f"{counted(epochs.source_samples, 'sample')}; each is drawn {expected[expected > 0].min():.3g} to "
+        f"{expected.max():.3g} times in an epoch on average"
+        + (f", and {counted(never, 'sample')} never" if never else "")
     )
 
 

@@ -37,7 +37,7 @@ from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.checks import Checks, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
 from batchd.samples.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
-from batchd.sources.composed.options import sources_in
+from batchd.sources.composed.options import MixSource, sources_in
 from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
@@ -50,6 +50,7 @@ MEMORY_BYTES_MAX = 1 << 50
 BATCH_SIZE_MAX = 65_536
 BLOCKS_MAX = 65_536
 BLOCK_SAMPLES_MAX = 1 << 30
+DRAWS_MAX = 1 << 32
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 SAMPLE_SHARE = 0.8
@@ -88,6 +89,13 @@ def _named_by_parts(path: Path) -> Path:
     """Refuse an empty path, which would be the current directory, and NUL, as the kernel does."""
     if not path.parts or "\0" in str(path):
         raise ValueError("must name a directory")
+    check_local("it", path)
+    return path
+
+
+def _local_file(path: Path) -> Path:
+    if not path.parts or "\0" in str(path):
+        raise ValueError("must name a file")
     check_local("it", path)
     return path
 
@@ -334,6 +342,41 @@ Shuffle = Annotated[
 ]
 
 
+class Weights(_Branch):
+    """How often samples are drawn, if not each once in an epoch.
+
+    docs/positions.md says how they are drawn.
+    """
+
+    by: Literal["class"] | None = None
+    """What weighs: "class" is the label of a sample, where the index of the source has labels. Use
+    it instead of a file."""
+
+    power: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """With by = "class": the share of a class in an epoch grows with its number of samples to this
+    power. 0 gives all classes the same share, 1 the one that they have, 0.5 something between."""
+
+    file: Annotated[Path, AfterValidator(_local_file)] | None = None
+    """A .npy file of numbers, one for each sample of the source: the weight of each, 0 or more."""
+
+    replacement: bool = True
+    """Whether a sample may be drawn several times in an epoch. false draws each at most once, so an
+    epoch must have fewer samples than the source: see samples."""
+
+    samples: Annotated[int, Field(ge=1, le=DRAWS_MAX)] | None = None
+    """Samples in an epoch; when not set, as many as the source has."""
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        if (self.by is None) == (self.file is None):
+            raise ValueError('name what weighs: by = "class", or a file of weights, and not both')
+        if self.by is None and "power" in self.model_fields_set:
+            raise ValueError('power counts only with by = "class"')
+        if not self.replacement and self.samples is None:
+            raise ValueError("replacement = false needs samples: how many of the source's an epoch has")
+        return self
+
+
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
@@ -357,6 +400,11 @@ class StreamConfig(_Branch):
     """Whether each epoch has its own order; false keeps the order of the source. A table such as
     { blocks = 64, block_bytes = "8MiB" } keeps neighbours in storage near each other. A push source
     has only the order of arrival."""
+
+    weights: Annotated[Weights | None, Mark.DECIDES_BYTES] = None
+    """How often each sample is drawn, as { by = "class", power = 0.5 } or { file = "weights.npy" };
+    unset, each is once in an epoch. For shares of several sources, and for shares that change with
+    the training, see the weights of a mix source."""
 
     drop_last: Annotated[bool, Mark.DECIDES_BYTES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a
@@ -455,6 +503,11 @@ class StreamConfig(_Branch):
                 "out, and have them made in random order",
                 "shuffle",
             )
+        if self.weights is not None and (self.source.is_live or pack_of(self.pipeline) is not None):
+            why = '"pack" needs each sample once' if not self.source.is_live else "live samples come in their own order"
+            checks.say(f"{why}, so none can be drawn by weight; leave weights out", "weights")
+        if isinstance(self.source, MixSource) and self.source.changes:
+            self._check_changing_mix(checks)
         self._check_pack(checks)
         if isinstance(self.source, PushSource):
             self._check_push(checks, self.source)
@@ -463,6 +516,16 @@ class StreamConfig(_Branch):
         self._check_cache(checks)
         checks.done()
         return self
+
+    def _check_changing_mix(self, checks: Checks) -> None:
+        """Refuse what puts samples of a changing mix into another order."""
+        text = "has the order of its own rows, as its weights change with them"
+        if self.weights is not None:
+            checks.say(f"a mix whose weights change {text}; leave weights of the stream out", "weights")
+        if isinstance(self.shuffle, BlockShuffle):
+            checks.say(f"a mix whose weights change {text}; use shuffle = true", "shuffle")
+        if pack_of(self.pipeline) is not None:
+            checks.say(f'a mix whose weights change {text}, and "pack" joins samples by length', "source", "weights")
 
     def _check_pack(self, checks: Checks) -> None:
         """Refuse to pack samples that are not there yet, and to mask documents of a row."""

@@ -13,30 +13,19 @@ its epoch, which is one permutation of all blocks and one sum, and no walk throu
 Invariant: each sample has one place in each epoch, whatever the lengths of the blocks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.plan import Permutation, permutation
 
-FACT = "batchd.plan"
-STARTS = "batchd.plan.blocks"
-"""In the index that workers get: the facts of the order, and the first sample of each block."""
 EPOCHS_KEPT = 4
 """Trainers are in few epochs at a time."""
 
 Numbers = NDArray[np.int64]
-
-
-def order_in(seed: int, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> "BlockOrder | None":
-    """Return the order that an index describes by its facts and arrays; None without one."""
-    if FACT not in facts:
-        return None
-    return BlockOrder(arrays[STARTS], facts[FACT]["open_blocks"], seed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +57,11 @@ class BlockOrder:
         self.open_blocks = open_blocks
         self._seed = seed
         self._epochs: dict[int, _Epoch] = {}
+
+    @property
+    def samples(self) -> int:
+        """See ``EpochOrder``."""
+        return int(self._starts[-1])
 
     @property
     def blocks(self) -> int:
@@ -106,6 +100,10 @@ class BlockOrder:
             mixing = self._mixing(epoch, table, window)
             places[chosen] = mixing.inverse((unmixed[chosen] - first).astype(np.uint64)).astype(np.int64) + first
         return places
+
+    def occurrences(self, epoch: int, sample: int) -> Numbers:
+        """See ``EpochOrder``; there is one."""
+        return self.places_of(epoch, np.asarray([sample], np.int64))
 
     def _epoch(self, epoch: int) -> _Epoch:
         table = self._epochs.get(epoch)

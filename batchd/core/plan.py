@@ -70,12 +70,12 @@ class Permutation:
             outside = outside[values[outside] >= self.length]
         return values
 
-    def inverse(self, values: Indices) -> Indices:
-        """Return which indices go, without tweaks, to ``values``: uint64 below ``length``."""
-        indices = self._permute_back(values)
+    def inverse(self, values: Indices, tweaks: Indices | None = None) -> Indices:
+        """Return which indices go to ``values``, with the same tweaks: uint64 below ``length``."""
+        indices = self._permute_back(values, tweaks)
         outside = np.flatnonzero(indices >= self.length)
         while outside.size:
-            indices[outside] = self._permute_back(indices[outside])
+            indices[outside] = self._permute_back(indices[outside], None if tweaks is None else tweaks[outside])
             outside = outside[indices[outside] >= self.length]
         return indices
 
@@ -88,12 +88,16 @@ class Permutation:
         values: Indices = right * self._columns + left
         return values
 
-    def _permute_back(self, values: Indices) -> Indices:
+    def _permute_back(self, values: Indices, tweaks: Indices | None) -> Indices:
         """Walk through the network once from its end; a difference below 0 wraps around."""
         right, left = np.divmod(values, self._columns)
         for first, second in reversed(self._round_keys):
-            left, right = (right + self._rows - mixed_all(left, second) % self._rows) % self._rows, left
-            left, right = (right + self._columns - mixed_all(left, first) % self._columns) % self._columns, left
+            left, right = (
+                (right + self._rows - mixed_all(_tweaked(left, tweaks), second) % self._rows) % self._rows,
+                left,
+            )
+            moved = mixed_all(_tweaked(left, tweaks), first) % self._columns
+            left, right = (right + self._columns - moved) % self._columns, left
         indices: Indices = right * self._columns + left
         return indices
 
@@ -151,6 +155,10 @@ class EpochOrder(Protocol):
     """Another order of an epoch's samples than that of the source or of the whole shuffle."""
 
     @property
+    def samples(self) -> int:
+        """The number of samples of the source."""
+
+    @property
     def digest(self) -> str:
         """Digest of what decides the order beside seed and epoch."""
 
@@ -158,7 +166,32 @@ class EpochOrder(Protocol):
         """Return the samples at ``places``: int64 of the same shape."""
 
     def places_of(self, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places of ``samples``: int64 of the same shape."""
+        """Return the first places of ``samples``: int64 of the same shape; -1 without one."""
+
+    def occurrences(self, epoch: int, sample: int) -> NDArray[np.int64]:
+        """Return all places of a sample, ascending: int64 ``[places]``."""
+
+
+class Draws(Protocol):
+    """Which sample each draw of an epoch takes, where samples are drawn by weight."""
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of the source."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of what decides the draws beside seed and epoch."""
+
+    @property
+    def expected(self) -> NDArray[np.float64]:
+        """How often each sample is drawn in an epoch on average: float64 ``[samples]``."""
+
+    def samples_of(self, epoch: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples of some draws: int64 of the same shape."""
+
+    def draws_of(self, epoch: int, sample: int) -> NDArray[np.int64]:
+        """Return the draws that take a sample, ascending: int64 ``[draws]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +199,8 @@ class Plan:
     """The arithmetic of a stream. Samples, batch size and batches per epoch are at least 1.
 
     ``documents``: of a packed stream the samples of its source; then ``samples`` are its packs.
-    ``order``: in place of ``shuffle``. It derives from the stream's index, so it is no part of the
-    plan as data.
+    ``order``: in place of ``shuffle``. ``draws``: then ``samples`` are draws, and the order is
+    theirs. Both derive from the stream's index, so they are no part of the plan as data.
     """
 
     samples: int
@@ -177,11 +210,15 @@ class Plan:
     drop_last: bool
     documents: int | None = None
     order: EpochOrder | None = field(default=None, compare=False, repr=False)
+    draws: Draws | None = field(default=None, compare=False, repr=False)
 
     @property
     def source_samples(self) -> int:
         """The samples of the source."""
-        return self.samples if self.documents is None else self.documents
+        if self.documents is not None:
+            return self.documents
+        planned = self.draws or self.order
+        return self.samples if planned is None else planned.samples
 
     @property
     def steps(self) -> int:
@@ -201,24 +238,43 @@ class Plan:
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
         """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""
         start = position.step * self.batch_size + first
-        places = np.arange(start, start + count)
-        if self.order is not None:
-            return self.order.samples_at(position.epoch, places)
-        if not self.shuffle:
-            return places
-        return permutation(self.samples, (self.seed, position.epoch))(places.astype(np.uint64)).astype(np.int64)
+        return self._samples_at(position.epoch, np.arange(start, start + count))
 
     def places(self, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the places of samples in an epoch: int64 ``[samples]``; inverse of ``indices``.
+        """Return the first places of samples in an epoch: int64 ``[samples]``, -1 without one.
 
         Place p is row ``p % batch_size`` of step ``p // batch_size``. With ``drop_last`` the last
         places may be in no batch.
         """
+        if self.draws is None:
+            return self._places_of(epoch, samples)
+        first = (self.occurrences(epoch, sample)[:1] for sample in samples.tolist())
+        return np.asarray([int(one[0]) if len(one) else -1 for one in first], np.int64)
+
+    def occurrences(self, epoch: int, sample: int) -> NDArray[np.int64]:
+        """Return all places of a sample in an epoch, ascending: int64 ``[places]``."""
+        if self.draws is not None:
+            return np.sort(self._places_of(epoch, self.draws.draws_of(epoch, sample)))
         if self.order is not None:
-            return self.order.places_of(epoch, samples)
+            return self.order.occurrences(epoch, sample)
+        return self._places_of(epoch, np.asarray([sample], np.int64))
+
+    def _samples_at(self, epoch: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.order is not None:
+            numbers = self.order.samples_at(epoch, places)
+        elif self.shuffle:
+            numbers = permutation(self.samples, (self.seed, epoch))(places.astype(np.uint64)).astype(np.int64)
+        else:
+            numbers = places
+        return numbers if self.draws is None else self.draws.samples_of(epoch, numbers)
+
+    def _places_of(self, epoch: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of samples, or of draws."""
+        if self.order is not None:
+            return self.order.places_of(epoch, numbers)
         if not self.shuffle:
-            return samples.astype(np.int64)
-        return permutation(self.samples, (self.seed, epoch)).inverse(samples.astype(np.uint64)).astype(np.int64)
+            return numbers.astype(np.int64)
+        return permutation(self.samples, (self.seed, epoch)).inverse(numbers.astype(np.uint64)).astype(np.int64)
 
     def rows_by_sample(self, position: Position) -> Rows:
         """Return all rows of a batch in the order of their samples: neighbours are together."""
@@ -231,10 +287,15 @@ class Plan:
         return span if len(span) == len(rows) else span[np.asarray(rows) - rows[0]]
 
     def substitute(self, epoch: int, sample: int, attempt: int) -> int:
-        """Return the substitute of a bad sample at try ``attempt``, from 1: always the same."""
-        if self.samples == 1:
-            return sample
-        return (sample + 1 + mixed((self.seed, epoch, sample, attempt)) % (self.samples - 1)) % self.samples
+        """Return the substitute of a bad sample at try ``attempt``, from 1: always the same.
+
+        Of samples that are drawn, or that a part of a mixture has, it is one of the same epoch, and
+        maybe the bad one.
+        """
+        number = mixed((self.seed, epoch, sample, attempt))
+        if self.source_samples != self.samples or self.draws is not None:
+            return int(self._samples_at(epoch, np.asarray([number % self.samples]))[0])
+        return sample if self.samples == 1 else (sample + 1 + number % (self.samples - 1)) % self.samples
 
 
 @lru_cache(maxsize=64)

@@ -19,14 +19,19 @@ facts. Invariant: a stream without problems has columns.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchd.config.draft import StreamDraft
 from batchd.config.schema import problem_at
 from batchd.config.tree import BlockShuffle, StreamConfig
-from batchd.core.blocks import FACT, STARTS, order_in
+from batchd.core.draws import POINT_BITS, bounds_of
+from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
 from batchd.core.packs import Packs
 from batchd.core.plan import Plan
+from batchd.daemon.weights import segments_of, weights_of
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.signature import Given
@@ -41,7 +46,7 @@ from batchd.pipeline.shapes.options import Pack
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
 from batchd.sources.code.options import FunctionOptions
-from batchd.sources.composed.options import sources_in
+from batchd.sources.composed.options import MixSource, sources_in
 from batchd.sources.interface import kind_of
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.neighbours import blocks_of_bytes, blocks_of_samples
@@ -163,22 +168,48 @@ def planned_index(name: str, config: StreamConfig, index: SourceIndex) -> Source
 
     Raises ``SourceInvalid`` if the source cannot have the order.
     """
-    shuffle = config.shuffle
-    if not isinstance(shuffle, BlockShuffle):
+    facts: dict[str, object] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    if isinstance(config.shuffle, BlockShuffle):
+        facts["open_blocks"] = config.shuffle.blocks
+        arrays[STARTS] = _blocks_of(f"streams.{name}.shuffle", config.shuffle, config.source, index)
+    if isinstance(config.source, MixSource) and config.source.changes:
+        sizes = [samples for samples, _facts in index.facts["parts"]]
+        facts["rows"] = rows = config.source.samples or len(index)
+        try:
+            segments = segments_of(config.source, config.batch_size, rows, drop_last=config.drop_last)
+        except SourceInvalid as error:
+            raise SourceInvalid(f"streams.{name}.{error}") from None
+        facts["mixture"] = sizes, segments
+    if config.weights is not None:
+        try:
+            weights = weights_of(config.weights, config.source, index)
+        except SourceInvalid as error:
+            raise SourceInvalid(f"streams.{name}.weights: {error}") from None
+        facts["rows"] = rows = config.weights.samples or len(index)
+        if not config.weights.replacement:
+            arrays[WEIGHTS] = weights
+        else:
+            arrays[BOUNDS] = bounds = bounds_of(weights, rows)
+            if STARTS in arrays:  # of draws, which ascend with their samples
+                ends = -(-bounds[arrays[STARTS][1:] - 1] >> POINT_BITS)
+                arrays[STARTS] = np.unique(np.append(0, ends)).astype(NUMBER)
+    if not facts:
         return index
-    neighbours = kind_of(config.source).neighbours(config.source, index)
-    key = f"streams.{name}.shuffle"
+    return replace(index, facts={**index.facts, FACT: facts}, arrays={**index.arrays, **arrays})
+
+
+def _blocks_of(key: str, shuffle: BlockShuffle, source: SourceOptions, index: SourceIndex) -> NDArray[np.int64]:
+    """Return the first sample of each block, and the number of all: int64 ``[blocks + 1]``."""
+    neighbours = kind_of(source).neighbours(source, index)
     if neighbours.why_none:
         raise SourceInvalid(f"{key}: the source has no blocks of neighbours: {neighbours.why_none}; use shuffle = true")
-    if shuffle.block_bytes is None:
-        assert shuffle.block_samples is not None, "one of both is given"
-        starts = blocks_of_samples(neighbours, len(index), shuffle.block_samples)
-    elif neighbours.why_no_bytes:
+    if shuffle.block_samples is not None:
+        return blocks_of_samples(neighbours, len(index), shuffle.block_samples).astype(NUMBER)
+    if neighbours.why_no_bytes:
         raise SourceInvalid(f"{key}.block_bytes: {neighbours.why_no_bytes}; use block_samples")
-    else:
-        starts = blocks_of_bytes(neighbours, len(index), shuffle.block_bytes)
-    facts = {**index.facts, FACT: {"open_blocks": shuffle.blocks}}
-    return replace(index, facts=facts, arrays={**index.arrays, STARTS: starts.astype(NUMBER)})
+    assert shuffle.block_bytes is not None, "one of both is given"
+    return blocks_of_bytes(neighbours, len(index), shuffle.block_bytes).astype(NUMBER)
 
 
 def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
@@ -187,12 +218,12 @@ def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
     ``index``: as ``planned_index`` returns it; of a packed stream with its packs.
     """
     packs = Packs.from_arrays(index.arrays)
-    samples = len(index) if packs is None else len(packs)
+    samples = index.facts.get(FACT, {}).get("rows", len(index)) if packs is None else len(packs)
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
-    order = order_in(config.seed, index.facts, index.arrays)
     documents = None if packs is None else len(index)
-    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents, order)
+    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
+    plan = planned(plan, index.facts, index.arrays)
     if plan.steps == 0:
         of_what = counted(samples, "sample" if packs is None else "pack")
         raise SourceInvalid(

@@ -19,7 +19,7 @@ import structlog
 
 from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
 from batchd.core.mailbox import LiveSpec
-from batchd.core.plan import EpochOrder
+from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
@@ -156,8 +156,9 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     planned = planned_index(name, config, index)
     epochs = epoch_plan(name, config, planned)
     decodes_here = bool(config.why_here)
-    content = content_of(plan, index.digest, epochs.order, made_by_any=is_made_by_any(whole, name))
-    repeats = not (config.shuffle or source.is_live or plan.pipeline.is_random)
+    content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(whole, name))
+    is_planned = epochs.order is not None or epochs.draws is not None
+    repeats = not (config.shuffle or is_planned or source.is_live or plan.pipeline.is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
@@ -288,12 +289,12 @@ def is_made_by_any(whole: Config, name: str) -> bool:
 
 
 def content_of(
-    plan: StreamPlan, source_digest: str, order: EpochOrder | None = None, *, made_by_any: bool = False
+    plan: StreamPlan, source_digest: str, epochs: Plan | None = None, *, made_by_any: bool = False
 ) -> dict[str, object]:
     """All that decides the bytes of a position: source, steps, batches.
 
-    ``order``: of a shuffle of blocks, which counts by the blocks and not by the options that made
-    them. ``made_by_any``: see ``is_made_by_any``.
+    ``epochs``: an order of its own and draws by weight count by what they are, and not by the
+    options that made them. ``made_by_any``: see ``is_made_by_any``.
 
     Files that steps read and modules of the user's functions count by their content, not their
     path. Window, memory and workers do not count: they decide when a batch is ready. Nor does a
@@ -306,8 +307,14 @@ def content_of(
         "columns": [(column.name, column.text) for column in plan.columns],
         "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
-        "shuffle": order.digest if order is not None else config.is_shuffled,  # not if live
+        "shuffle": config.is_shuffled,  # not if live
     }
+    if config.weights is None:
+        del content["weights"]
+    elif epochs is not None and epochs.draws is not None:
+        content["weights"] = epochs.draws.digest
+    if epochs is not None and epochs.order is not None:
+        content["shuffle"] = epochs.order.digest
     if config.cache == "decoded":
         # what is decoded without knowing a crop may be other pixels
         content["cut"] = plan.pipeline.cut

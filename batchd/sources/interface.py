@@ -140,6 +140,10 @@ class BuiltInKind:
     """The number of samples, if headers tell it. Raises ``SourceInvalid`` as ``columns`` does."""
     neighbours: Callable[[Any, SourceIndex], Neighbours] = lambda _source, index: in_order(index)
     """Which samples are neighbours in storage, for a shuffle of blocks."""
+    labels: Callable[[Any, SourceIndex], NDArray[np.int64] | None] = lambda _source, index: index.arrays.get(
+        "labels", index.arrays.get("numbers.label")
+    )
+    """The label of each sample, int64 ``[samples]``, for weights; None if the index has none."""
 
 
 class FoundFiles(NamedTuple):

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd import failpoints
-from batchd.core.blocks import order_in
+from batchd.core.epochs import planned
 from batchd.core.plan import Plan
 from batchd.functions.load import FunctionUnusable
 from batchd.orders import worker as orders
@@ -163,10 +163,8 @@ class WorkerStream:
         self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()
         self._checksums = RowChecksums(self.layout)
-        order = order_in(recipe.seed, self._index.facts, self._index.arrays)
-        self._plan = Plan(
-            message.samples, message.batch_size, recipe.seed, message.shuffle, drop_last=False, order=order
-        )
+        plan = Plan(message.samples, message.batch_size, recipe.seed, message.shuffle, drop_last=False)
+        self._plan = planned(plan, self._index.facts, self._index.arrays)
         self._rows = PlannedRows(self._plan)
         self._on_error = message.on_error
         self._note = note

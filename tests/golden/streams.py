@@ -230,6 +230,23 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": STILL,
         },
+        "mix-that-changes": {
+            "source": {
+                "type": "mix",
+                "sources": [images, {"type": "subset", "of": images, "stop": 5}],
+                "weights": {"0": [1, 0], "2": [3, 1], "epoch 1": [0, 1]},
+                "source_field": "origin",
+            },
+            "pipeline": STILL,
+        },
+        "mix-at-a-temperature": {
+            "source": {
+                "type": "mix",
+                "sources": [images, {"type": "subset", "of": images, "stop": 5}],
+                "temperature": 2,
+            },
+            "pipeline": STILL,
+        },
         "subset": {
             "source": {"type": "subset", "of": arrays, "start": "25%", "stop": "90%", "shuffle_seed": 3},
         },
@@ -349,6 +366,14 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
             "pipeline": STILL,
             "shuffle": {"blocks": 2, "block_samples": 2},
         },
+        "weighted": {**images, "weights": {"by": "class", "power": 0.25}},
+        "weighted-blocks": {
+            "source": {"type": "webdataset", "root": str(folder / "shards"), "shards": ["a-*.tar"], "image": ["jpg"]},
+            "pipeline": STILL,
+            "shuffle": {"blocks": 2, "block_samples": 2},
+            "weights": {"by": "class"},
+        },
+        "drawn-once": {**images, "weights": {"by": "class", "replacement": False, "samples": 7}},
         "whole-batches": {**images, "drop_last": True},
         "substituted": small,
         "masked": {**small, "on_error": "mask"},

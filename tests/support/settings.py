@@ -41,7 +41,7 @@ def write_settings(file: Path, streams: dict[str, dict[str, Any]], daemon: dict[
 def _toml(value: Any) -> str:
     """Write a value as TOML; its tables are inline."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.core.blocks import FACT, STARTS, BlockOrder, order_in
+from batchd.core.blocks import BlockOrder
+from batchd.core.epochs import FACT, STARTS, planned
 from batchd.core.plan import LENGTH_MAX, Permutation, Plan
 from batchd_wire.position import Position
 
@@ -140,11 +141,12 @@ def test_a_batch_far_into_ten_million_samples_needs_the_table_of_blocks_alone():
 def test_an_index_describes_the_order():
     """Workers make it from the index that they get; an index without one has none."""
     starts = starts_of([3, 5, 2])
-    order = order_in(9, {FACT: {"open_blocks": 2}}, {STARTS: starts})
+    plan = Plan(10, 4, 9, shuffle=True, drop_last=False)
+    order = planned(plan, {FACT: {"open_blocks": 2}}, {STARTS: starts}).order
 
     assert order is not None
     assert order_of(order, 4).tolist() == order_of(BlockOrder(starts, 2, 9), 4).tolist()
-    assert order_in(9, {}, {}) is None
+    assert planned(plan, {}, {}).order is None
 
 
 def test_blocks_and_their_number_are_in_the_digest():

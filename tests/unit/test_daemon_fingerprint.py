@@ -5,7 +5,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from batchd.config.tree import Mark, StreamConfig, keys_marked
+import numpy as np
+
+from batchd.config.tree import Mark, StreamConfig, Weights, keys_marked
+from batchd.core.draws import EvenDraws, bounds_of
+from batchd.core.plan import Plan
 from batchd.daemon.stream_plan import StreamCode, StreamPlan
 from batchd.daemon.streams import FINGERPRINT_DIGITS, content_of, fingerprint
 from batchd.pipeline.cache_split import plan_pipeline
@@ -176,7 +180,7 @@ def test_a_field_for_paths_changes_the_fingerprint() -> None:
 
 def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> None:
     """The mark on a key includes it in the fingerprint."""
-    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys()
+    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys() | {"weights"}
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
@@ -248,3 +252,16 @@ def test_a_fingerprint_is_short_text() -> None:
     """Every saved state includes it."""
     assert len(fingerprint_with()) == FINGERPRINT_DIGITS
     int(fingerprint_with(), 16)
+
+
+def test_weights_count_by_what_they_draw() -> None:
+    """A file of the weights that a class has draws the same; without weights nothing is named."""
+    config = StreamConfig(**BASE | {"pipeline": STEPS[:1], "weights": Weights(file=Path("/w.npy"))})
+    plain = content_of(plan_of(StreamConfig(**BASE | {"pipeline": STEPS[:1]})), DIGEST)
+    draws = [EvenDraws(bounds_of(np.asarray(weights), 4), 0) for weights in ([1.0, 3.0], [3.0, 9.0], [1.0, 4.0])]
+    found = [
+        content_of(plan_of(config), DIGEST, Plan(4, 4, 0, shuffle=True, drop_last=False, draws=one)) for one in draws
+    ]
+
+    assert found[0] == found[1] != found[2]
+    assert "weights" not in plain

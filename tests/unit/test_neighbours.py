@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.core.blocks import FACT, STARTS
+from batchd.core.epochs import FACT, STARTS
 from batchd.daemon.stream_plan import epoch_plan, planned_index
 from batchd.daemon.streams import content_of, fingerprint
 from batchd.errors import SourceInvalid
@@ -183,7 +183,7 @@ def test_the_blocks_change_the_fingerprint_and_not_the_options_that_made_them(sh
         text = f"[streams.a]\nsource = {WEBDATASET}\nbatch_size = 2\n{shuffle}\n"
         config = load(shards, text).streams["a"]
         index = planned_index("a", config, scan(config.source))
-        content = content_of(plan_of(config), index.digest, epoch_plan("a", config, index).order)
+        content = content_of(plan_of(config), index.digest, epoch_plan("a", config, index))
         return fingerprint(content), index.digest
 
     found = [

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from batchd.core.blocks import order_in
+from batchd.core.epochs import planned
 from batchd.core.events import Event, Reconfigured
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
@@ -181,8 +181,8 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
     spec = dict(facts["spec"])
     plan, live = Plan(**spec.pop("plan")), spec.pop("live")
     index, *mailbox = descriptors
-    planned = SourceIndex.from_descriptor(index)
-    plan = replace(plan, order=order_in(plan.seed, planned.facts, planned.arrays))
+    whole = SourceIndex.from_descriptor(index)
+    plan = planned(plan, whole.facts, whole.arrays)
     message = ServeStream(**facts["message"])
     stream = ServedStream(
         spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),

@@ -12,6 +12,7 @@ from batchd_wire.wording import counted
 
 PARTS_MAX = 256
 NUMBER_MAX = (1 << 63) - 1
+DIGITS_MAX = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,23 @@ class MixSource(SourceOptions):
     sources: tuple[Part, ...]
     """The sources. Their samples have the same fields, and their labels mean the same."""
 
-    weights: tuple[float, ...]
-    """For each source its share, such as [3, 1]. Only their proportions count."""
+    weights: tuple[float, ...] | dict[str, tuple[float, ...]] = ()
+    """For each source its share, such as [3, 1]. Only their proportions count. Shares that change
+    are a table such as { "0" = [1, 0], "20000" = [1, 3] }: the shares from a batch of the run on,
+    counted over all epochs and ranks, or from "epoch 3" on. Needed without temperature."""
+
+    temperature: float | None = None
+    """Instead of weights: the share of a source grows with its number of samples to the power of
+    1 / temperature. 1 is the share that it has, and a larger temperature gives small sources more."""
 
     until: Literal["all", "first"] = "all"
     """When an epoch ends: "all" when every sample of every source was used, while smaller sources
     repeat; "first" when one of them ends, so that no sample is repeated, and the rest of the others
-    is never used."""
+    is never used. It counts only while weights do not change."""
+
+    samples: int | None = None
+    """Samples in an epoch whose weights change; when not set, as many as all sources have together.
+    Epochs follow each other: each source goes on where it was, pass after pass."""
 
     source_field: str = ""
     """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it
@@ -84,13 +95,50 @@ class MixSource(SourceOptions):
         checks = Checks()
         with checks.at():
             _check_parts(self.sources)
-        if len(self.weights) != len(self.sources):
-            have = f"{counted(len(self.sources), 'source')} and {counted(len(self.weights), 'weight')}"
-            checks.say(f"{have}; give each source one", "weights")
-        for number, weight in enumerate(self.weights):
-            if not 0 < weight < float("inf"):
-                checks.say(f"weights must be more than 0, not {weight:g}", "weights", number)
+        if isinstance(self.weights, dict):
+            self._check_changes(checks, self.weights)
+        elif self.temperature is None:
+            self._check_weights(checks, self.weights)
+        if self.temperature is not None:
+            if self.weights:
+                checks.say("give weights or a temperature, and not both", "temperature")
+            if not 0 < self.temperature < float("inf"):
+                checks.say(f"the temperature must be more than 0, not {self.temperature:g}", "temperature")
+        if self.samples is not None and not self.changes:
+            checks.say(
+                "samples counts only with weights that change; the weights and until decide the others", "samples"
+            )
+        if self.samples is not None and not 1 <= self.samples <= NUMBER_MAX:
+            checks.say("samples must be 1 or more", "samples")
         checks.done()
+
+    def _check_weights(self, checks: Checks, weights: tuple[float, ...], *key: str) -> None:
+        """Check the weights from one moment on; sources may then be out of use if ``key`` is given."""
+        if len(weights) != len(self.sources):
+            have = f"{counted(len(self.sources), 'source')} and {counted(len(weights), 'weight')}"
+            checks.say(f"{have}; give each source one", "weights", *key)
+        for number, weight in enumerate(weights):
+            if not (0 <= weight < float("inf") if key else 0 < weight < float("inf")):
+                least = "0 or more" if key else "more than 0"
+                checks.say(f"weights must be {least}, not {weight:g}", "weights", *key, number)
+        if key and weights and not any(weights):
+            checks.say("one of these weights must be more than 0", "weights", *key)
+
+    def _check_changes(self, checks: Checks, weights: dict[str, tuple[float, ...]]) -> None:
+        for moment, one in weights.items():
+            self._check_weights(checks, one, moment)
+            if moment_of(moment) is None:
+                text = f'{moment!r} is no moment: use the number of a batch, such as "20000", or "epoch 3"'
+                checks.say(text, "weights", moment)
+        if not any(moment_of(moment) in {(0, False), (0, True)} for moment in weights):
+            checks.say('there are no weights for the beginning; give some for "0"', "weights")
+        if self.until != "all":
+            checks.say("until counts only while weights do not change; use samples", "until")
+
+    @property
+    def changes(self) -> bool:
+        """True if the shares change with the batches of a run."""
+        return isinstance(self.weights, dict)
 
     @property
     def place(self) -> str:
@@ -176,6 +224,14 @@ def share_of(given: int | str, samples: int) -> int | None:
     whole_share = 100 * 10 ** len(fraction)
     # exact, as floats are not
     return int(digits) * samples // whole_share if int(digits) <= whole_share else None
+
+
+def moment_of(text: str) -> tuple[int, bool] | None:
+    """A moment at which weights change: a number, and if it counts epochs; None for other texts."""
+    number = text.removeprefix("epoch ")
+    if not number.isascii() or not number.isdecimal() or len(number) > DIGITS_MAX:
+        return None
+    return int(number), number != text
 
 
 def _check_parts(parts: tuple[SourceOptions, ...]) -> None:

@@ -125,14 +125,23 @@ def _concat_samples(source: ConcatSource, storage: Storage) -> int | None:
 def _scan_mix(source: MixSource, survey: Survey) -> SourceIndex:
     parts = _scan_parts(source.sources, survey)
     samples, whole = [len(part) for part in parts], source.until == "all"
-    expected = mixed_counts(samples, source.weights, whole=whole)
+    if isinstance(source.weights, dict):  # ``core.mixtures`` mixes its rows
+        return _join(parts, sum(samples), {"order": "concat"}, {})
+    weights = source.weights or shares_of(samples, source.temperature or 1.0)
+    expected = mixed_counts(samples, weights, whole=whole)
     if sum(expected) > SAMPLES_MAX:
         raise SourceInvalid(
-            f"weights = {list(source.weights)} of sources with {', '.join(map(str, samples))} samples "
+            f"weights = {[round(weight, 3) for weight in weights]} of sources with {', '.join(map(str, samples))} samples "
             f'make an epoch of {sum(expected)}, more than {SAMPLES_MAX}; choose other weights, or until = "first"'
         )
-    order, numbers = mixed_order(samples, source.weights, whole=whole)
+    order, numbers = mixed_order(samples, weights, whole=whole)
     return _join(parts, len(order), {"order": "mix"}, {"parts": order, "numbers": numbers})
+
+
+def shares_of(samples: Sequence[int], temperature: float) -> tuple[float, ...]:
+    """The share of each part at a temperature: its samples to the power of 1 / temperature."""
+    powers = [(count / max(samples)) ** (1 / temperature) for count in samples]
+    return tuple(float(f"{power:.9g}") for power in powers)  # digits that are the same on every machine
 
 
 def mixed_order(
@@ -265,6 +274,21 @@ def _subset_samples(source: SubsetSource, storage: Storage) -> int | None:
     return stop - start
 
 
+def _labels_of_parts(sources: Sequence[SourceOptions], index: SourceIndex) -> NDArray[np.int64] | None:
+    """The label of each sample, int64 ``[samples]``; None if a part has none in its index."""
+    found = [kind_of(one).labels(one, part_of(index, number)) for number, one in enumerate(sources)]
+    labels = [one for one in found if one is not None]
+    if len(labels) < len(found):
+        return None
+    numbers: NDArray[np.int64] | None = index.arrays.get("numbers")
+    parts: Any = index.arrays.get("parts", np.uint8(0))
+    if numbers is None:
+        return np.concatenate(labels)
+    starts = np.cumsum([0, *map(len, labels)])
+    chosen: NDArray[np.int64] = np.concatenate(labels)[starts[parts] + numbers]
+    return chosen
+
+
 def _concat_neighbours(source: ConcatSource, index: SourceIndex) -> Neighbours:
     parts = [part_of(index, number) for number in range(len(source.sources))]
     return joined(
@@ -283,11 +307,13 @@ KINDS = {
         scan=_scan_concat,
         samples=_concat_samples,
         neighbours=_concat_neighbours,
+        labels=lambda source, index: _labels_of_parts(source.sources, index),
     ),
     MixSource: BuiltInKind(
         columns=_columns,
         scan=_scan_mix,
         neighbours=lambda _source, index: in_order(index, "a mix takes its samples from several sources in turn"),
+        labels=lambda source, index: _labels_of_parts(source.sources, index),
     ),
     SubsetSource: BuiltInKind(
         problems=_subset_problems,
@@ -295,5 +321,6 @@ KINDS = {
         scan=_scan_subset,
         samples=_subset_samples,
         neighbours=_subset_neighbours,
+        labels=lambda source, index: _labels_of_parts([source.of], index),
     ),
 }

@@ -1,0 +1,45 @@
+"""What decides the order of an epoch beside its seed, as the index that workers get has it. Pure code.
+
+    a shuffle of blocks         blocks.BlockOrder    the first sample of each block
+    a mix whose shares change   mixtures.Mixture     sizes of its parts, segments, rows of an epoch
+    weights                     draws.EvenDraws      the end of each sample's stretch
+    weights, each sample once   draws.SingleDraws    the weight of each sample
+
+The daemon adds these to the facts and arrays of a source's index, and every process reads them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from batchd.core.blocks import BlockOrder
+from batchd.core.draws import EvenDraws, SingleDraws
+from batchd.core.mixtures import Mixture, Segment
+from batchd.core.plan import Draws, EpochOrder, Plan
+
+FACT = "batchd.plan"
+STARTS, BOUNDS, WEIGHTS = "batchd.plan.blocks", "batchd.plan.bounds", "batchd.plan.weights"
+
+
+def planned(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Plan:
+    """Return the plan with the order and the draws that an index describes, if it does."""
+    if FACT not in facts:
+        return plan
+    return replace(plan, order=_order_in(plan, facts[FACT], arrays), draws=_draws_in(plan, arrays))
+
+
+def _order_in(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> EpochOrder | None:
+    if STARTS in arrays:
+        return BlockOrder(arrays[STARTS], facts["open_blocks"], plan.seed)
+    if "mixture" not in facts:
+        return None
+    sizes, segments = facts["mixture"]
+    return Mixture(sizes, [Segment(*one) for one in segments], plan.samples, plan.seed, shuffle=plan.shuffle)
+
+
+def _draws_in(plan: Plan, arrays: Mapping[str, NDArray[Any]]) -> Draws | None:
+    if BOUNDS in arrays:
+        return EvenDraws(arrays[BOUNDS], plan.seed)
+    return SingleDraws(arrays[WEIGHTS], plan.samples, plan.seed) if WEIGHTS in arrays else None
