@@ -149,7 +149,7 @@ def test_two_weights_for_one_moment_are_refused():
         ({"weights": {"0": (1.0, 1.0)}, "samples": 0}, "samples must be 1 or more"),
         ({"weights": (1.0, 1.0), "temperature": 2.0}, "give weights or a temperature, and not both"),
         ({"temperature": 0.0}, "the temperature must be more than 0, not 0"),
-        ({}, "2 sources and 0 weights; give each source one"),
+        ({"weights": (1.0, 1.0, 1.0)}, "2 sources and 3 weights; give each source one"),
     ],
 )
 def test_weights_of_a_mix_that_cannot_be_are_refused(options, message):
@@ -161,3 +161,4 @@ def test_a_temperature_gives_small_sources_more():
     assert shares_of([100, 10_000], 1) == pytest.approx((0.01, 1))
     assert shares_of([100, 10_000], 2) == pytest.approx((0.1, 1))
     assert shares_of([100, 10_000], 1e9) == pytest.approx((1, 1))
+    assert shares_of([100, 10_000], None) == (1, 1)

@@ -70,9 +70,9 @@ class MixSource(SourceOptions):
     """The sources. Their samples have the same fields, and their labels mean the same."""
 
     weights: tuple[float, ...] | dict[str, tuple[float, ...]] = ()
-    """For each source its share, such as [3, 1]. Only their proportions count. Shares that change
-    are a table such as { "0" = [1, 0], "20000" = [1, 3] }: the shares from a batch of the run on,
-    counted over all epochs and ranks, or from "epoch 3" on. Needed without temperature."""
+    """For each source its share, such as [3, 1]; only their proportions count, and without any all
+    shares are equal. Shares that change are a table such as { "0" = [1, 0], "20000" = [1, 3] }: the
+    shares from a batch of the run on, counted over all epochs and ranks, or from "epoch 3" on."""
 
     temperature: float | None = None
     """Instead of weights: the share of a source grows with its number of samples to the power of
@@ -97,7 +97,7 @@ class MixSource(SourceOptions):
             _check_parts(self.sources)
         if isinstance(self.weights, dict):
             self._check_changes(checks, self.weights)
-        elif self.temperature is None:
+        elif self.weights:
             self._check_weights(checks, self.weights)
         if self.temperature is not None:
             if self.weights:

@@ -127,7 +127,7 @@ def _scan_mix(source: MixSource, survey: Survey) -> SourceIndex:
     samples, whole = [len(part) for part in parts], source.until == "all"
     if isinstance(source.weights, dict):  # ``core.mixtures`` mixes its rows
         return _join(parts, sum(samples), {"order": "concat"}, {})
-    weights = source.weights or shares_of(samples, source.temperature or 1.0)
+    weights = source.weights or shares_of(samples, source.temperature)
     expected = mixed_counts(samples, weights, whole=whole)
     if sum(expected) > SAMPLES_MAX:
         raise SourceInvalid(
@@ -138,8 +138,10 @@ def _scan_mix(source: MixSource, survey: Survey) -> SourceIndex:
     return _join(parts, len(order), {"order": "mix"}, {"parts": order, "numbers": numbers})
 
 
-def shares_of(samples: Sequence[int], temperature: float) -> tuple[float, ...]:
-    """The share of each part at a temperature: its samples to the power of 1 / temperature."""
+def shares_of(samples: Sequence[int], temperature: float | None) -> tuple[float, ...]:
+    """The share of each part: its samples to the power of 1 / temperature; None: all the same."""
+    if temperature is None:
+        return (1.0,) * len(samples)
     powers = [(count / max(samples)) ** (1 / temperature) for count in samples]
     return tuple(float(f"{power:.9g}") for power in powers)  # digits that are the same on every machine
 
