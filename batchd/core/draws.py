@@ -1,14 +1,15 @@
 """Samples drawn by weight: an epoch has each in its share. Pure code.
 
-    weights      1     | 3                     | 0 | 2              of samples 0 to 3, here in an epoch
-    draws        0 ... | 1 ....... 2 ....... 3 |   | 4 ....... 5    of 6 rows
+    weights      1     | 3                     | 0 | 2             of samples 0 to 3
+    draws        0 ... | 1 ....... 2 ....... 3 |   | 4 ....... 5   of an epoch of 6 rows
     bounds       0     1                       4   4               6
 
 Draw k of an epoch is a point of [k, k + 1), chosen by (seed, epoch, k), and takes the sample whose
-stretch contains it: its share of an epoch is exact on average, and within two draws of it in each
-(stratified resampling: G. Kitagawa, "Monte Carlo Filter and Smoother for Non-Gaussian Nonlinear State
-Space Models", 1996). Without replacement the samples of the smallest u / w are drawn, with u uniform
-by (seed, epoch, sample), each once (E. Ohlsson, "Sequential Poisson Sampling", 1998).
+stretch contains it. So a sample's share of an epoch is exact on average, and within two draws of it
+in each (stratified resampling: G. Kitagawa, "Monte Carlo Filter and Smoother for Non-Gaussian
+Nonlinear State Space Models", 1996). Without replacement, the samples of the smallest u / w are
+drawn, each once, with u uniform by (seed, epoch, sample) (E. Ohlsson, "Sequential Poisson
+Sampling", 1998).
 
 Draws ascend with their samples, so an epoch orders its draws as it orders samples without weights,
 and draws next to each other are samples next to each other in storage.
@@ -34,7 +35,7 @@ Numbers = NDArray[np.int64]
 
 
 def bounds_of(weights: NDArray[np.float64], draws: int) -> Numbers:
-    """Return where the stretch of each sample ends, in 2**-POINT_BITS of a draw: int64 ``[samples]``.
+    """Return where the stretch of each sample ends: int64 ``[samples]``, in 2**-POINT_BITS draws.
 
     ``weights``: float64 ``[samples]``, finite, 0 or more, with a sum above 0.
     """
@@ -80,7 +81,10 @@ class EvenDraws:
 
 
 class SingleDraws:
-    """Draws without replacement. ``weights``: float64 ``[samples]``; as many above 0 as ``draws``."""
+    """Draws without replacement.
+
+    ``weights``: float64 ``[samples]``, of which at least ``draws`` are above 0.
+    """
 
     def __init__(self, weights: NDArray[np.float64], draws: int, seed: int) -> None:
         self.samples = len(weights)

@@ -1,4 +1,4 @@
-"""What decides the order of an epoch beside its seed, as the index that workers get has it. Pure code.
+"""What decides the order of an epoch beside its seed, in the index that workers get. Pure code.
 
     a shuffle of blocks         blocks.BlockOrder    the first sample of each block
     a mix whose shares change   mixtures.Mixture     sizes of its parts, segments, rows of an epoch

@@ -1,13 +1,12 @@
 """Sources that are mixed by shares which change with the rows of a run. Pure code.
 
     rows of all epochs  | ... segment 0: shares 1 to 0 ... | ... segment 1: shares 1 to 3 ...
-    blocks of a segment | BLOCK rows | BLOCK rows | rest |   each with the same shares, as exact as rows allow
+    blocks of a segment | BLOCK rows | BLOCK rows | rest |   all with the shares of the segment
     rows of a block       keyed permutation -> draws:  | part 0 | part 1 ............ |
 
-Draw d of block b is sample number ``of the blocks before + d - the first draw of the part`` of its
-part, counted from the beginning of the run. A part has pass after pass: one permutation of its samples
-for each. So the sample in any row is arithmetic, and each pass of a part has each of its samples once.
-An epoch is a fixed number of rows.
+The draws of a part are counted from the beginning of the run, over all blocks. A part has pass
+after pass, each with a permutation of its own. So the sample in any row is arithmetic, and each
+pass of a part has each of its samples once. An epoch is a fixed number of rows.
 
 Invariants: no row depends on a batch, a rank or a worker; a part with a share above 0 has a row in
 each whole block.
@@ -79,7 +78,7 @@ class Mixture:
     def __init__(
         self, sizes: Sequence[int], segments: Sequence[Segment], rows: int, seed: int, *, shuffle: bool
     ) -> None:
-        """``sizes``: samples of each part. ``segments``: the first from row 0. ``rows``: of an epoch."""
+        """``sizes``: samples of each part. ``segments``: from row 0 on. ``rows``: of an epoch."""
         self.samples = sum(sizes)
         self.sizes = tuple(sizes)
         self.changes = [one.first for one in segments]

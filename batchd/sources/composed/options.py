@@ -76,7 +76,7 @@ class MixSource(SourceOptions):
 
     temperature: float | None = None
     """Instead of weights: the share of a source grows with its number of samples to the power of
-    1 / temperature. 1 is the share that it has, and a larger temperature gives small sources more."""
+    1 / temperature. 1 is the share that it has; a larger temperature gives small sources more."""
 
     until: Literal["all", "first"] = "all"
     """When an epoch ends: "all" when every sample of every source was used, while smaller sources
@@ -113,7 +113,7 @@ class MixSource(SourceOptions):
         checks.done()
 
     def _check_weights(self, checks: Checks, weights: tuple[float, ...], *key: str) -> None:
-        """Check the weights from one moment on; sources may then be out of use if ``key`` is given."""
+        """Check the weights, or with ``key`` those of a moment, when sources may be out of use."""
         if len(weights) != len(self.sources):
             have = f"{counted(len(self.sources), 'source')} and {counted(len(weights), 'weight')}"
             checks.say(f"{have}; give each source one", "weights", *key)

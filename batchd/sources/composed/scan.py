@@ -143,7 +143,7 @@ def shares_of(samples: Sequence[int], temperature: float | None) -> tuple[float,
     if temperature is None:
         return (1.0,) * len(samples)
     powers = [(count / max(samples)) ** (1 / temperature) for count in samples]
-    return tuple(float(f"{power:.9g}") for power in powers)  # digits that are the same on every machine
+    return tuple(float(f"{power:.9g}") for power in powers)  # as many digits as any machine gives
 
 
 def mixed_order(
