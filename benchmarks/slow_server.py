@@ -17,7 +17,7 @@ MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 @contextmanager
 def slow_server(folder: Path, delay_s: float) -> Iterator[tuple[int, Connection]]:
-    """Serve the files of a folder; the port, and a pipe: ask it anything for the requests so far."""
+    """Serve a folder; the port, and a pipe that answers any message with the requests so far."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(folder, delay_s, theirs), daemon=True)

@@ -269,7 +269,7 @@ def record(served):
 def say_below(served, parts, *, resets, heard=lambda: None):
     """Send parts to the daemon; then disappear as a crashed host does, or end politely.
 
-    The daemon drops what a closed connection has sent, so the end waits for ``heard``, and a moment.
+    The daemon drops what a closed connection has sent, so the end waits for ``heard``.
     """
     address = "127.0.0.1", port_of(served)
     with suppress(ConnectionError), socket.create_connection(address, timeout=ENDS_WITHIN_S) as connection:

@@ -89,7 +89,7 @@ def test_other_ranks_resume_in_the_middle_of_a_window(start_daemon, stream):
 
 
 def test_a_stream_of_a_reload_has_its_order(start_daemon, photos, stream):
-    """The daemon gets the order of a new stream from its index, and other blocks are other batches."""
+    """A new stream gets its order from its index, and other blocks are other batches."""
     daemon = start_daemon({"other": folder_stream(photos)})
     for shuffle in (BLOCKS, {"blocks": 3, "block_samples": 4}):
         streams = {"other": folder_stream(photos), "photos": {**stream, "shuffle": shuffle}}

@@ -1,8 +1,8 @@
 """The programs of docs/moving: batchd's program runs, and equals the other loader's if installed.
 
-On a page the first program is the other loader's and the last one is batchd's. Other loaders run in
-a process of their own, on a CPU, without shuffling and with fixed numbers for random steps. DALI and
-FFCV run in the environments that ``make test-moving`` makes, as FFCV wants an old NumPy.
+On a page the first program is the other loader's and the last one is batchd's. Other loaders run
+in a process of their own, on a CPU, without shuffling and with fixed numbers for random steps. DALI
+and FFCV run in the environments that ``make test-moving`` makes, as FFCV wants an old NumPy.
 """
 
 import os

@@ -214,7 +214,7 @@ def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
 
 
 def test_blocks_of_neighbours_are_read_by_few_requests(start_daemon, tmp_path, web):
-    """Each of six batches has two blocks of four samples: one request each, not eight for a batch."""
+    """Each of six batches has two blocks of four samples, and each block is one request."""
     chance = np.random.default_rng(0)
     for shard in range(2):
         rows = chance.integers(0, 256, (24, 100_000), np.uint8)

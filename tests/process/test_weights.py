@@ -1,4 +1,4 @@
-"""Samples drawn by weight and mixes that change: the same bytes everywhere, and the shares asked for."""
+"""Weights and mixes that change: the same bytes everywhere, and the shares asked for."""
 
 import numpy as np
 import pytest

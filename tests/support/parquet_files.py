@@ -50,7 +50,7 @@ FATAL_BYTES = {
     "codec": (b"\x05image\x15\x00", 7, 0x10),
     "histogram": (b"\x19\x06\x19\x26", 1, 0x46),
 }
-"""Bytes of a footer for which pyarrow 26 ends its process: what is before, its offset, its value."""
+"""Bytes of a footer for which pyarrow 26 ends its process: what is before, offset, value."""
 
 
 def write_fatal_parquet(file: Path, wrong: str) -> Path:

@@ -1,4 +1,4 @@
-"""The step that fills a row with several documents: its fields, its rows, and where it cannot be."""
+"""The step that fills a row with several documents: fields, rows, and where it cannot be."""
 
 import json
 

@@ -107,7 +107,7 @@ def test_an_unusual_file_is_left_to_python(data):
 
 @given(data=st.sampled_from([*USUAL.values(), *UNUSUAL.values()]), random=st.randoms(use_true_random=False))
 def test_a_broken_file_has_the_same_header_or_none(data, random):
-    """Bytes of the header are changed, left out or repeated; nothing is answered that Python does not answer."""
+    """Bytes of the header are changed, left out or repeated; Python gives the same answer."""
     broken = bytearray(data)
     for _ in range(random.randint(1, 4)):
         place, kind = random.randrange(min(len(broken), 700) + 1), random.randrange(4)

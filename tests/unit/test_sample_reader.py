@@ -84,7 +84,7 @@ def test_each_thing_that_is_no_readable_file_has_its_reason(
 
 @pytest.mark.skipif(not rows.IS_BUILT, reason="the extension is not built")
 def test_files_after_the_first_are_read_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python opens only the first file of a folder; one that is as long as the buffer is read, too."""
+    """Python opens only the first file of a folder; a file as long as the buffer is read, too."""
     sizes = [5, reader_module.FIRST_BUFFER_BYTES, 7]
     for number, size in enumerate(sizes):
         (tmp_path / str(number)).write_bytes(random.Random(number).randbytes(size))

@@ -75,7 +75,7 @@ def decoded(data, box, eighths=8, color="rgb", **target):
     flips=st.tuples(st.booleans(), st.booleans()),
 )
 def test_a_target_gets_the_box_resampled_and_flipped(subsampling, color, box, size, is_area, flips):
-    """For each kind of file, box and size, also in a part of a larger array; nothing else changes."""
+    """For each kind of file, box and size, also in part of a larger array; nothing else changes."""
     image = photo(100, 130)
     data = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling)
     channels = 1 if color == "gray" else 3

@@ -1,4 +1,4 @@
-"""The devices of JAX: the CPU is the default; GPUs, where JAX has them, are for ``test_jax_gpu``."""
+"""The devices of JAX: the CPU is the default; GPUs, if JAX has them, are for ``test_jax_gpu``."""
 
 import os
 from importlib.util import find_spec

@@ -11,7 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: its threads
 
 @pytest.fixture(scope="session", autouse=True)
 def _descriptors_of_cuda():
-    """Train once where there is a GPU: CUDA's descriptors stay open as long as the process lives."""
+    """Train once on a GPU, if there is one: CUDA's descriptors stay open until the process ends."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
     if torch.cuda.is_available():
         with torch.autocast("cuda", torch.bfloat16), torch.cuda.stream(torch.cuda.Stream()):

@@ -67,7 +67,7 @@ def test_a_loop_on_a_stream_of_its_own_sees_whole_tensors(daemon):
 
 
 def test_attention_over_a_packed_row_sees_one_document_at_a_time():
-    """``varlen`` gives PyTorch's own kernel its bounds. Attention is computed again for each document."""
+    """``varlen`` gives PyTorch's kernel its bounds; attention is computed for each document."""
     attend = pytest.importorskip("torch.nn.attention.varlen", reason="this PyTorch has no varlen_attn").varlen_attn
     row, heads, width = 256, 2, 64
     lengths = torch.tensor([[100, 60, 96], [200, 31, 0]], dtype=torch.int32, device="cuda")
