@@ -44,7 +44,7 @@ except ImportError as _error:
 
 from batchd_client.batch import Batch
 from batchd_client.daemon import Connecting, Daemon, connect
-from batchd_client.errors import StreamTaken, TensorsInvalid
+from batchd_client.errors import RankInvalid, StreamTaken, TensorsInvalid
 from batchd_client.loader import (
     PREFETCH,
     Loader,
@@ -134,7 +134,9 @@ class BatchdLoader(Batches):
     transferred.
 
     ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so
-    call ``jax.distributed.initialize()`` first. ``window``, ``epochs`` and ``state``: as for
+    call ``jax.distributed.initialize()`` first. ``data_parallel``: instead, where several processes
+    hold the same rows: the number of groups that read different rows, each of consecutive
+    processes. ``window``, ``epochs`` and ``state``: as for
     ``Daemon.stream``. ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise,
     after a ``break``, the next ``for`` continues where the loop stopped. ``connecting``: as for
     ``batchd_client.connect``.
@@ -149,6 +151,7 @@ class BatchdLoader(Batches):
         address: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        data_parallel: int | None = None,
         sharding: jax.sharding.Sharding | None = None,
         fields: Sequence[str] | None = None,
         prefetch: int = PREFETCH,
@@ -159,7 +162,7 @@ class BatchdLoader(Batches):
         **connecting: Unpack[Connecting],
     ) -> None:
         check_prefetch(prefetch)
-        share = _share(rank, world_size)
+        share = _share(rank, world_size, data_parallel)
         daemon = connect(address, **connecting)
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
@@ -169,9 +172,12 @@ class BatchdLoader(Batches):
         self._restart = restart
 
 
-def _share(rank: int | None, world_size: int | None) -> RankShare:
+def _share(rank: int | None, world_size: int | None, data_parallel: int | None) -> RankShare:
     if rank is None and world_size is None:
-        return RankShare(jax.process_index(), jax.process_count())
+        share = RankShare(jax.process_index(), jax.process_count())
+        return share if data_parallel is None else share.among(data_parallel)
+    if data_parallel is not None:
+        raise RankInvalid("give data_parallel, or rank and world_size: each says which share this process reads")
     return find_share({}, rank, world_size)
 
 

@@ -143,14 +143,14 @@ class BatchdDataModule(LightningDataModule):
     def _loader(self, stage: str, stream: str) -> StageLoader:
         trainer: Any = self.trainer  # overfit_batches is set where type checkers do not see it
         options = dict(self._options)
-        if trainer is not None:
+        if trainer is not None and "data_parallel" not in options:
             # A tensor-parallel strategy has fewer shares of the data than processes, and says so
             # here.
             shares = trainer.distributed_sampler_kwargs or {}
             options["rank"] = shares.get("rank", trainer.global_rank)
             options["world_size"] = shares.get("num_replicas", trainer.world_size)
-            if trainer.strategy.root_device.type == "cuda":
-                options.setdefault("device", trainer.strategy.root_device)
+        if trainer is not None and trainer.strategy.root_device.type == "cuda":
+            options.setdefault("device", trainer.strategy.root_device)
         if stage == "train" and not (trainer is not None and trainer.overfit_batches):
             return TrainingLoader(lambda state: BatchdLoader(stream, state=state, **options))
         options.update(restart=True, epochs=1)

@@ -55,6 +55,16 @@ class RankShare(NamedTuple):
     rank: int
     world_size: int
 
+    def among(self, groups: int) -> "RankShare":
+        """Return the share of this process's group: ``groups`` of equally many consecutive ranks.
+
+        The ranks of a group compute one model together, so they read the same rows. Raises
+        ``RankInvalid`` if ``groups`` does not divide ``world_size``.
+        """
+        if type(groups) is not int or groups < 1 or self.world_size % groups:
+            raise RankInvalid(f"data_parallel={groups!r} does not divide the {self.world_size} ranks of this job")
+        return RankShare(self.rank // (self.world_size // groups), groups)
+
 
 ALONE = RankShare(0, 1)
 INDEX = "index"

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader
 
 from batchd_client.errors import BatchdClientError
@@ -101,6 +102,26 @@ def train_as_a_rank(address, checkpoint, epochs, die_at):
             if rank == 1 and step == int(die_at):
                 os.kill(os.getpid(), signal.SIGKILL)
     loader.close()
+    torch.distributed.destroy_process_group()
+
+
+def read_as_a_mesh(address):
+    """Say which share each way of naming the data-parallel groups gives, and what a rank reads."""
+    torch.distributed.init_process_group("gloo")
+    outer, inner = (init_device_mesh("cpu", (2, 2), mesh_dim_names=names) for names in (("dp", "tp"), ("tp", "dp")))
+    whole = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp_replicate", "dp_shard"))
+    groups = {"outer": outer["dp"], "inner": inner["dp"], "whole": whole["dp_replicate", "dp_shard"], "two": 2}
+    shares, numbers = {}, []
+    for name, group in groups.items():
+        with BatchdLoader("photos", address=address, as_dict=True, data_parallel=group, epochs=1) as loader:
+            shares[name] = loader.stream.rank, loader.stream.world_size
+            if name == "outer":
+                numbers += [number for batch in loader for number in batch["index"].tolist()]
+    try:
+        BatchdLoader("photos", address=address, data_parallel=3)
+    except BatchdClientError as error:
+        shares["three"] = str(error)
+    say(rank=torch.distributed.get_rank(), shares=shares, numbers=numbers)
     torch.distributed.destroy_process_group()
 
 

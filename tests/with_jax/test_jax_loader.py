@@ -401,6 +401,10 @@ def test_what_cannot_be_is_said_at_once(load):
         load(prefetch=-1)
     with pytest.raises(RankInvalid, match="both, or neither"):
         load(rank=0)
+    with pytest.raises(RankInvalid, match="data_parallel=2 does not divide the 1 ranks"):
+        load(data_parallel=2)
+    with pytest.raises(RankInvalid, match="data_parallel, or rank and world_size"):
+        load(data_parallel=1, rank=0, world_size=1)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,16 @@ def run_job(daemon, ranks, checkpoint, die_at=NEVER):
     return dict(said), job
 
 
+def run_job_of_a_mesh(daemon):
+    """Run a job of four ranks; return what each rank says, by rank."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command += ["-m", "support.torch_program", "read_as_a_mesh", daemon.address]
+    job = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert job.returncode == 0, job.stderr
+    said = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    return sorted(said, key=lambda one: one["rank"])
+
+
 def numbers(steps):
     """Return the samples of these steps, in their order."""
     return [number for step in steps for number in step["numbers"]]
@@ -64,6 +74,22 @@ def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path,
         read = [number for steps in said.values() for number in numbers(one for one in steps if one["epoch"] == epoch)]
         assert set(read) == set(range(EPOCH))
         assert len(read) - EPOCH < ranks  # a last batch with few rows has several readers
+
+
+@pytest.mark.jobs
+def test_ranks_that_compute_one_model_read_the_same_rows(daemon):
+    """A mesh may have its data-parallel ranks next to each other or apart, in several dimensions."""
+    said = run_job_of_a_mesh(daemon)
+
+    shares = [one["shares"] for one in said]
+    assert [one["outer"] for one in shares] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    assert [one["inner"] for one in shares] == [[0, 2], [1, 2], [0, 2], [1, 2]]
+    assert [one["whole"] for one in shares] == [[0, 4], [1, 4], [2, 4], [3, 4]]
+    assert [one["two"] for one in shares] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    assert all(one["three"].startswith("data_parallel=3 does not divide the 4 ranks of this job") for one in shares)
+    read = [one["numbers"] for one in said]
+    assert read[0] == read[1] != read[2] == read[3]
+    assert set(read[0] + read[2]) == set(range(EPOCH))
 
 
 @pytest.mark.jobs

@@ -6,7 +6,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 import batchd_client  # noqa: E402
-from batchd_client.errors import PrefetchInvalid, StateMismatch, StreamClosed, StreamUnknown, TensorsInvalid  # noqa: E402
+from batchd_client.errors import (  # noqa: E402
+    PrefetchInvalid,
+    RankInvalid,
+    StateMismatch,
+    StreamClosed,
+    StreamUnknown,
+    TensorsInvalid,
+)
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
@@ -255,6 +262,20 @@ def test_ranks_share_an_epoch(load, world_size):
     shares = [indices(load(as_dict=True, rank=rank, world_size=world_size)) for rank in range(world_size)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(number for share in shares for batch in share for number in batch) == list(range(EPOCH))
+
+
+def test_groups_of_ranks_read_one_share_each(load, monkeypatch):
+    """Of eight ranks, four compute one model; a rank that is given as well is a contradiction."""
+    for rank in (3, 4):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        loader = load(data_parallel=2)
+        assert (loader.stream.rank, loader.stream.world_size) == (rank // 4, 2)
+    for groups in (0, 3, True):
+        with pytest.raises(RankInvalid, match=f"data_parallel={groups} does not divide the 8 ranks"):
+            load(data_parallel=groups)
+    with pytest.raises(RankInvalid, match="data_parallel, or rank and world_size"):
+        load(data_parallel=2, rank=0, world_size=2)
 
 
 def test_the_rank_comes_from_the_launcher(load, monkeypatch):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 try:
     import torch
@@ -30,8 +30,9 @@ import torch.distributed
 import torch.utils.data
 
 from batchd_client.daemon import Connecting, connect
-from batchd_client.errors import LoaderInWorker
+from batchd_client.errors import LoaderInWorker, RankInvalid
 from batchd_client.loader import (
+    ALONE,
     PREFETCH,
     Loader,
     LoaderConnection,
@@ -44,6 +45,9 @@ from batchd_client.prefetch import Prefetcher
 from batchd_client.subscription import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
 from batchd_client.torch.tensors import HostPlacement, ImageLayout, Recipe, Tensors, TensorSchema, recipes_for
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["BatchdDataset", "BatchdLoader", "TensorSchema", "Varlen", "varlen"]
 
@@ -84,10 +88,12 @@ class BatchdLoader(Loader[Any]):
     ``transform``: called with each item, on the device; the loop gets what it returns.
 
     ``rank`` and ``world_size``: default: those of torch.distributed if it is initialised, else of
-    torchrun, Slurm or mpirun. ``window``, ``epochs`` and ``state``: as for ``Daemon.stream``.
-    ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``,
-    the next ``for`` continues where the loop stopped. ``connecting``: as for
-    ``batchd_client.connect``.
+    torchrun, Slurm or mpirun. ``data_parallel``: instead, where several ranks compute one model (by
+    tensor, pipeline or context parallelism): the part of a device mesh over which data are split,
+    such as ``mesh["dp"]``, or the number of such groups, each of consecutive ranks. ``window``,
+    ``epochs`` and ``state``: as for ``Daemon.stream``. ``restart``: each ``for`` restarts the
+    epoch, as validation needs; otherwise, after a ``break``, the next ``for`` continues where the
+    loop stopped. ``connecting``: as for ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
     """
@@ -99,6 +105,7 @@ class BatchdLoader(Loader[Any]):
         address: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        data_parallel: "int | DeviceMesh | None" = None,
         device: torch.device | str = "cpu",
         fields: Sequence[str] | None = None,
         images: Sequence[str] | None = None,
@@ -115,7 +122,7 @@ class BatchdLoader(Loader[Any]):
         **connecting: Unpack[Connecting],
     ) -> None:
         check_prefetch(prefetch)
-        share, self._wanted_device = _share(rank, world_size), torch.device(device)
+        share, self._wanted_device = _share(rank, world_size, data_parallel), torch.device(device)
         super().__init__(stream, share, f"device={self._wanted_device}", restart=restart)
         self._connect_daemon = partial(connect, address, **connecting)
         self._window, self._epochs, self._state = window, epochs, state
@@ -189,11 +196,28 @@ class BatchdLoader(Loader[Any]):
         return LoaderConnection(self, prefetcher, daemon)
 
 
-def _share(rank: int | None, world_size: int | None) -> RankShare:
+def _share(rank: int | None, world_size: int | None, data_parallel: "int | DeviceMesh | None") -> RankShare:
+    if data_parallel is not None:
+        if rank is not None or world_size is not None:
+            raise RankInvalid("give data_parallel, or rank and world_size: each says which share this process reads")
+        if not isinstance(data_parallel, int):
+            return _share_of(data_parallel)
+        return _share(None, None, None).among(data_parallel)
     distributed = torch.distributed
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
         return RankShare(distributed.get_rank(), distributed.get_world_size())
     return find_share(os.environ, rank, world_size)
+
+
+def _share_of(mesh: "DeviceMesh") -> RankShare:
+    """Return the share of this process in a device mesh, all of whose dimensions split the data."""
+    place = mesh.get_coordinate()
+    if place is None:
+        raise RankInvalid("data_parallel: this process is not in that device mesh")
+    share = ALONE
+    for number, size in zip(place, mesh.mesh.shape, strict=True):
+        share = RankShare(share.rank * size + number, share.world_size * size)
+    return share
 
 
 class BatchdDataset(torch.utils.data.IterableDataset[Any]):
