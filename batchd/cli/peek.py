@@ -8,8 +8,10 @@ Invariant: the batch is a copy, so its slot is released at once.
 
 import logging
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -31,6 +33,9 @@ BATCH_TIMEOUT_S = 120.0
 POSITION = re.compile(r"\d{1,9}:\d{1,9}")
 ROWS_MAX = 8
 """Samples in the table of a batch."""
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+"""Of documents in a packed row, in turn."""
 
 
 def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -78,6 +83,8 @@ def show(batch: "PeekedBatch", stream: str, output: Path, field: str | None = No
     if not images:
         click.echo(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
         click.echo("\n".join(batch_table(batch)))
+        if is_packed(batch):
+            click.echo("\n".join(drawn_rows(batch, shutil.get_terminal_size().columns)))
         return
     drawn = field or images[0]
     write_sheet(batch, output, drawn, is_bgr=is_bgr or drawn in batch.bgr_fields)
@@ -144,6 +151,29 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
             return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields)
     finally:
         log.removeHandler(echo)
+
+
+def is_packed(batch: PeekedBatch) -> bool:
+    """True if each row has several documents: see the step ``pack``."""
+    return {"segment_ids", "lengths"} <= batch.arrays.keys() and batch.arrays["lengths"].ndim == 2  # noqa: PLR2004  rows, documents
+
+
+def drawn_rows(batch: PeekedBatch, columns: int) -> list[str]:
+    """The first packed rows as bars, ``columns`` wide: a letter and a color for each document."""
+    length = batch.arrays["segment_ids"].shape[1]
+    lines = [f"the rows, {counted(length, 'element')} each: a letter for each document, a dot where there is none"]
+    rows = [[one for one in lengths if one] for lengths in batch.arrays["lengths"][:ROWS_MAX].tolist()]
+    told = [f" {counted(len(row), 'document')}, {1 - sum(row) / length:.1%} empty" for row in rows]
+    width = max(10, columns - max(map(len, told)) - 5)
+    for row, documents in enumerate(rows):
+        ends = (np.cumsum([0, *documents]) * width // length).tolist()
+        bar = [
+            click.style(LETTERS[number % len(LETTERS)] * (end - begin), fg=COLORS[number % len(COLORS)])
+            for number, (begin, end) in enumerate(pairwise(ends))
+            if end > begin
+        ]
+        lines.append(f"{row:3} {''.join(bar)}{'.' * (width - ends[-1])}{told[row]}")
+    return lines
 
 
 def batch_table(batch: PeekedBatch) -> list[str]:

@@ -1,12 +1,13 @@
 """``batchd peek`` of streams without images, against a fake daemon."""
 
+import click
 import cv2
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.cli.peek import ROWS_MAX, PeekedBatch, batch_table
+from batchd.cli.peek import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed
 from batchd.cli.text import aligned
 from batchd_client.batch import Room
 from batchd_wire.fields import Field, Varying
@@ -141,3 +142,20 @@ def test_a_table_has_only_the_first_samples() -> None:
 def test_columns_are_as_wide_as_they_need_to_be() -> None:
     """Lines have no blanks at their end."""
     assert aligned([["a", "bb"], ["ccc", "d"]]) == ["a    bb", "ccc  d"]
+
+
+def test_packed_rows_are_drawn_with_a_letter_for_each_document():
+    """The bars are as wide as the terminal allows."""
+    segments, lengths = np.zeros((2, 20), np.int32), np.asarray([[10, 5, 4], [20, 0, 0]], np.int32)
+    batch = PeekedBatch(0, 0, [], {"tokens": segments, "segment_ids": segments, "lengths": lengths})
+
+    title, *rows = drawn_rows(batch, 49)
+
+    assert is_packed(batch)
+    assert title.startswith("the rows, 20 elements each")
+    assert [click.unstyle(row) for row in rows] == [
+        "  0 aaaaaaaaaabbbbbcccc. 3 documents, 5.0% empty",
+        "  1 aaaaaaaaaaaaaaaaaaaa 1 document, 0.0% empty",
+    ]
+    assert click.style("bbbbb", fg="yellow") in rows[0]
+    assert not is_packed(PeekedBatch(0, 0, [], {"lengths": lengths}))

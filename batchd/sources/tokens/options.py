@@ -66,7 +66,11 @@ class TokensSource(FilesOptions):
         with checks.at("field"):
             check_field_names(self.field)
         if self.length is None and self.format == "flat":
-            checks.say("length must be set, as in length = 1024: flat files have no documents", "length")
+            checks.say(
+                "length must be set, as in length = 1024: flat files have no documents; for pairs of .bin and .idx set "
+                'format = "megatron"',
+                "length",
+            )
         if self.length is not None and not 1 <= self.length <= LENGTH_MAX:
             checks.say(f"length must be from 1 to {LENGTH_MAX}, not {self.length}", "length")
         elif not 0 <= self.overlap < (self.length or 1):
