@@ -2,9 +2,10 @@
 
     plan      documents with a median length of 500 and at most 4,096, in rows of 4,096
     tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
-              with two workers whose collate function packs the documents of a batch (with PyTorch)
+              with two workers whose collate function packs the documents of a batch, and of Grain
+              with two processes and its best-fit packing; each where it is installed
 
-Both sides of ``tokens`` read the same documents through the same Python object.
+All sides of ``tokens`` read the same documents through the same Python object.
 """
 
 import statistics
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +32,8 @@ LIMITS = PackLimits(ROOM, 256, 4096, "split")
 SAMPLES = 10_000_000
 DOCUMENTS = 40_000
 BATCHES = 800
+BINS = 256
+"""Open rows among which Grain chooses: with more it fills rows better, and takes longer."""
 REPEATS = 50
 MODULE = """
     import numpy as np
@@ -50,11 +54,9 @@ MODULE = """
 def run(bench: Bench) -> None:
     """The plan of ten million documents, then both sides in turns."""
     _plan(bench)
-    try:
-        import torch  # noqa: F401, PLC0415  one side needs it
-    except ImportError:
-        print("PyTorch is not installed here: pip install torch")
-        return
+    peers = {name: side for name, (module, side) in PEERS.items() if find_spec(module) is not None}
+    if len(peers) < len(PEERS):
+        print("not installed here, so not compared: " + ", ".join(PEERS.keys() - peers.keys()))
     folder = bench.scratch / "documents"
     folder.mkdir()
     lengths = _lengths(DOCUMENTS)
@@ -70,15 +72,19 @@ def run(bench: Bench) -> None:
     )
     with ExitStack() as stack:
         address = stack.enter_context(served(config))
-        ours = stack.enter_context(Player(_packed, address))
-        theirs = stack.enter_context(Player(_collated, str(folder), has_children=True))
+        sides = {"batchd": stack.enter_context(Player(_packed, address))}
+        for name, side in peers.items():
+            sides[name] = stack.enter_context(Player(side, str(folder), has_children=True))
         rounds = [
-            (bench.measure("batchd", partial(ours.ask, None)), bench.measure("DataLoader", partial(theirs.ask, None)))
+            {name: bench.measure(name, partial(side.ask, None)) for name, side in sides.items()}
             for _ in range(bench.rounds)
         ]
-    ratios = [our / their for our, their in rounds]
-    print(f"tokens/s of batchd / of DataLoader: {spread(ratios)}; batchd {spread([our for our, _ in rounds], 0)}")
-    bench.report(Figure("batches-tokens-to-dataloader", statistics.median(ratios), ">=", 1.5))
+    for name in peers:
+        ratios = [one["batchd"] / one[name] for one in rounds]
+        print(
+            f"tokens/s of batchd / of {name}: {spread(ratios)}; batchd {spread([one['batchd'] for one in rounds], 0)}"
+        )
+        bench.report(Figure(f"batches-tokens-to-{name.lower()}", statistics.median(ratios), ">=", 1.5))
 
 
 def _lengths(samples: int) -> NDArray[np.int64]:
@@ -148,6 +154,27 @@ def _collate(documents: list[dict[str, Any]]) -> tuple[int, Any]:
             rows["segment_ids"][row, begin:end] = number + 1
             rows["position_ids"][row, begin:end] = np.arange(len(tokens))
     return sum(len(one["tokens"]) for one in documents), {name: torch.from_numpy(all_) for name, all_ in rows.items()}
+
+
+def _grained(pipe: Connection, folder: str) -> None:
+    import sys  # noqa: PLC0415  of this side alone
+
+    import grain  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  the same
+
+    sys.path.insert(0, folder)
+    from documents import Documents  # noqa: PLC0415  the same
+
+    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
+    documents = grain.MapDataset.source(Documents(folder)).shuffle(seed=0).repeat().to_iter_dataset(reading)
+    packed = grain.experimental.BestFitPackIterDataset(
+        documents, length_struct={"tokens": ROOM}, num_packing_bins=BINS
+    ).batch(ROWS)
+    batches = packed.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    _answer(pipe, (int((batch["tokens_segment_ids"] > 0).sum()) for batch in batches))
+
+
+PEERS = {"DataLoader": ("torch", _collated), "Grain": ("grain", _grained)}
+"""The module that a side needs, and the side."""
 
 
 def _answer(pipe: Connection, batches: Iterator[int]) -> None:
