@@ -58,6 +58,8 @@ class BlockOrder:
         self._seed = seed
         self._epochs: dict[int, _Epoch] = {}
 
+    has_each_once = True
+
     @property
     def samples(self) -> int:
         """See ``EpochOrder``."""

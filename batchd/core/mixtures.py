@@ -75,6 +75,8 @@ class _Stretch(NamedTuple):
 class Mixture:
     """An ``EpochOrder`` of parts one after the other; see the module."""
 
+    has_each_once = False
+
     def __init__(
         self, sizes: Sequence[int], segments: Sequence[Segment], rows: int, seed: int, *, shuffle: bool
     ) -> None:

@@ -25,6 +25,7 @@ Invariant: an epoch has every part of the table exactly once, and no pack is lon
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -157,10 +158,64 @@ class Packs:
         parts = np.zeros((len(found), 3), np.int64)
         parts[:, 0] = np.repeat(np.arange(len(packs)), ends - begins)[is_there]
         parts[:, 1] = self._table[found]
-        if len(self._later):
-            nearest = np.minimum(np.searchsorted(self._later[:, 0], found), len(self._later) - 1)
-            parts[:, 2] = np.where(self._later[nearest, 0] == found, self._later[nearest, 1], 0)
+        parts[:, 2] = self._first_elements(found)
         return parts
+
+    def places(
+        self, epochs: NDArray[np.int64], samples: NDArray[np.int64], seed: int, *, shuffle: bool
+    ) -> NDArray[np.int64]:
+        """Return the packs that have parts of ``samples``, each in its epoch; int64 ``[samples]``.
+
+        Returns int64 ``[parts, 3]``: the place in ``samples``, the pack, and the first element of
+        the part. The inverse of ``contents``; a sample without a part is in no pack.
+        """
+        first, behind = (np.searchsorted(self._sorted, samples, side) for side in ("left", "right"))
+        counts = behind - first
+        which = np.repeat(np.arange(len(samples)), counts)
+        found = self._by_sample[np.arange(len(which)) + np.repeat(first - np.cumsum(counts) + counts, counts)]
+        strata, members = np.divmod(found, self._windows)
+        last, members_of_last = divmod(len(self._table), self._windows)
+        epochs = np.broadcast_to(epochs, samples.shape)[which]
+        if shuffle:
+            for word, length, chosen in (
+                (_WITHIN, self._windows, np.flatnonzero(strata < last)),
+                (_LAST, members_of_last, np.flatnonzero(strata == last)),
+            ):
+                if chosen.size:
+                    tweaks = mixed_all(strata[chosen].astype(np.uint64), _STRATA_KEY)
+                    keyed = Permutation(length, (seed, epochs[chosen], word))
+                    members[chosen] = keyed.inverse(members[chosen].astype(np.uint64), tweaks).astype(np.int64)
+        packs = members * self._of_a_window + self._pack_of_stratum[strata]
+        if shuffle and packs.size:
+            packs = Permutation(len(self), (seed, epochs, _PACKS)).inverse(packs.astype(np.uint64)).astype(np.int64)
+        return np.stack([which, packs, self._first_elements(found)], axis=1)
+
+    def parts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of parts of each sample: int64 ``[samples]``."""
+        return np.searchsorted(self._sorted, samples, "right") - np.searchsorted(self._sorted, samples, "left")
+
+    @cached_property
+    def _by_sample(self) -> NDArray[np.int64]:
+        """The places of the table in the order of their samples."""
+        return np.argsort(self._table, kind="stable")
+
+    @cached_property
+    def _sorted(self) -> NDArray[Any]:
+        return self._table[self._by_sample]
+
+    @cached_property
+    def _pack_of_stratum(self) -> NDArray[np.int64]:
+        """The number of the pack, in its window, that has each stratum."""
+        packs = np.empty(len(self._strata), np.int64)
+        packs[self._strata] = np.repeat(np.arange(self._of_a_window), np.diff(self._splits))
+        return packs
+
+    def _first_elements(self, found: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first element of each part, by its place in the table: int64 ``[parts]``."""
+        if not len(self._later):
+            return np.zeros(len(found), np.int64)
+        nearest = np.minimum(np.searchsorted(self._later[:, 0], found), len(self._later) - 1)
+        return np.where(self._later[nearest, 0] == found, self._later[nearest, 1], 0)
 
 
 def _shuffled(

@@ -19,7 +19,7 @@ and ``inverse`` maps it back.
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ SMALL_LENGTH = 256
 """Below it the halves mix little: with 8 rounds the orders of 5 samples are visibly uneven."""
 WIDTHS_TRIED = 64
 LENGTH_MAX = 1 << 62
+PLACES_FOR_A_SAMPLE = 1_000
+"""A look at so many places takes about as long as finding those of one sample that is drawn."""
+PLACES_AT_ONCE = 1 << 20
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -46,10 +49,13 @@ Indices = NDArray[np.uint64]
 class Permutation:
     """One shuffle of [0, length), chosen by ``key``: integers such as a seed and an epoch.
 
+    With arrays of integers in the key, int64 ``[indices]``, each index has the shuffle of its own
+    key. Such a permutation has only an ``inverse``.
+
     Raises ``ValueError`` for a length outside 1 to ``LENGTH_MAX``.
     """
 
-    def __init__(self, length: int, key: tuple[int, ...]) -> None:
+    def __init__(self, length: int, key: tuple[int | NDArray[np.int64], ...]) -> None:
         if not 0 < length <= LENGTH_MAX:
             raise ValueError(f"a permutation needs 1 to {LENGTH_MAX} indices, not {length}")
         self.length = length
@@ -71,12 +77,13 @@ class Permutation:
         return values
 
     def inverse(self, values: Indices, tweaks: Indices | None = None) -> Indices:
-        """Return which indices go to ``values``, with the same tweaks: uint64 below ``length``."""
+        """Return which indices go to ``values``: uint64 below ``length``, of the same shape.
+
+        ``tweaks``: as of the call.
+        """
         indices = self._permute_back(values, tweaks)
-        outside = np.flatnonzero(indices >= self.length)
-        while outside.size:
-            indices[outside] = self._permute_back(indices[outside], None if tweaks is None else tweaks[outside])
-            outside = outside[indices[outside] >= self.length]
+        while (outside := indices >= self.length).any():
+            indices = np.where(outside, self._permute_back(indices, tweaks), indices)
         return indices
 
     def _permute(self, indices: Indices, tweaks: Indices | None) -> Indices:
@@ -106,7 +113,7 @@ def _tweaked(values: Indices, tweaks: Indices | None) -> Indices:
     return values if tweaks is None else values ^ (tweaks << np.uint64(32))
 
 
-def mixed_all(values: Indices, key: np.uint64) -> Indices:
+def mixed_all(values: Indices, key: np.uint64 | Indices) -> Indices:
     """Mix 64 bits well (SplitMix64's finaliser); keep 32, so that a sum cannot overflow.
 
     Takes and returns uint64 of the same shape.
@@ -126,12 +133,19 @@ def _columns_for(length: int) -> int:
     return min(range(root, max(0, root - WIDTHS_TRIED, root // 2), -1), key=lambda width: -length % width)
 
 
-def _round_keys(key: tuple[int, ...], rounds: int) -> list[tuple[np.uint64, np.uint64]]:
-    state = mixed(key)
-    keys = []
-    for _ in range(rounds):
-        state = (state + _GOLDEN) & _MASK
-        keys.append(np.uint64(_mix_number(state)))
+def _round_keys(key: tuple[int | NDArray[np.int64], ...], rounds: int) -> list[tuple[Any, Any]]:
+    """Return the keys of each round: uint64, and arrays of them if the key has arrays."""
+    keys: list[Any] = []
+    if any(isinstance(word, np.ndarray) for word in key):
+        states = mixed_each(key)
+        for _ in range(rounds):
+            states = states + np.uint64(_GOLDEN)
+            keys.append(_mix_numbers(states))
+    else:
+        state = mixed(key)  # type: ignore[arg-type]
+        for _ in range(rounds):
+            state = (state + _GOLDEN) & _MASK
+            keys.append(np.uint64(_mix_number(state)))
     return list(zip(keys[::2], keys[1::2], strict=True))
 
 
@@ -141,6 +155,23 @@ def mixed(key: tuple[int, ...]) -> int:
     for word in key:
         state = _mix_number(state ^ (word & _MASK))
     return state
+
+
+def mixed_each(key: tuple[int | NDArray[np.int64], ...]) -> Indices:
+    """Return what ``mixed`` does, for each element of the arrays in ``key``."""
+    states = np.full(1, _GOLDEN, np.uint64)
+    for word in key:
+        words = word.astype(np.uint64) if isinstance(word, np.ndarray) else np.full(1, word & _MASK, np.uint64)
+        states = _mix_numbers(states ^ words)
+    return states
+
+
+def _mix_numbers(values: Indices) -> Indices:
+    """Apply ``_mix_number`` to each element; arrays wrap around as it does."""
+    mixed = values + np.uint64(_GOLDEN)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _mix_number(value: int) -> int:
@@ -157,6 +188,10 @@ class EpochOrder(Protocol):
     @property
     def samples(self) -> int:
         """The number of samples of the source."""
+
+    @property
+    def has_each_once(self) -> bool:
+        """Whether each epoch has each sample at one place."""
 
     @property
     def digest(self) -> str:
@@ -251,6 +286,50 @@ class Plan:
         first = (self.occurrences(epoch, sample)[:1] for sample in samples.tolist())
         return np.asarray([int(one[0]) if len(one) else -1 for one in first], np.int64)
 
+    @property
+    def has_each_once(self) -> bool:
+        """Whether each epoch has each sample at one place."""
+        return self.draws is None and (self.order is None or self.order.has_each_once)
+
+    def all_places(
+        self, epochs: NDArray[np.int64], samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return all places of samples, each in its epoch; both int64 ``[samples]``.
+
+        Returns the number of each pair, ascending, and a place of it, int64 ``[places]`` each.
+        """
+        if self.has_each_once and self.order is None:
+            if not self.shuffle:
+                return np.arange(len(samples)), samples.astype(np.int64)
+            keyed = Permutation(self.samples, (self.seed, epochs))
+            return np.arange(len(samples)), keyed.inverse(samples.astype(np.uint64)).astype(np.int64)
+        pairs, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for epoch in np.unique(epochs).tolist():
+            chosen = np.flatnonzero(epochs == epoch)
+            which, found = self._all_places_in(epoch, samples[chosen])
+            pairs.append(chosen[which])
+            places.append(found)
+        order = np.argsort(np.concatenate(pairs), kind="stable")
+        return np.concatenate(pairs)[order], np.concatenate(places)[order]
+
+    def _all_places_in(self, epoch: int, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the same for one epoch. For many samples, it looks at all places."""
+        if self.has_each_once:
+            return np.arange(len(samples)), self._places_of(epoch, samples)
+        if len(samples) * PLACES_FOR_A_SAMPLE < self.samples:
+            found = [self.occurrences(epoch, sample) for sample in samples.tolist()]
+            return np.repeat(np.arange(len(samples)), list(map(len, found))), np.concatenate(found)
+        order = np.argsort(samples, kind="stable")
+        pairs, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for first in range(0, self.samples, PLACES_AT_ONCE):
+            some = np.arange(first, min(self.samples, first + PLACES_AT_ONCE))
+            numbers = self._samples_at(epoch, some)
+            which = np.minimum(np.searchsorted(samples, numbers, sorter=order), len(samples) - 1)
+            is_wanted = samples[order[which]] == numbers
+            pairs.append(order[which[is_wanted]])
+            places.append(some[is_wanted])
+        return np.concatenate(pairs), np.concatenate(places)
+
     def occurrences(self, epoch: int, sample: int) -> NDArray[np.int64]:
         """Return all places of a sample in an epoch, ascending: int64 ``[places]``."""
         if self.draws is not None:
@@ -296,6 +375,19 @@ class Plan:
         if self.source_samples != self.samples or self.draws is not None:
             return int(self._samples_at(epoch, np.asarray([number % self.samples]))[0])
         return sample if self.samples == 1 else (sample + 1 + number % (self.samples - 1)) % self.samples
+
+    def substitutes(self, epochs: NDArray[np.int64], samples: NDArray[np.int64], attempt: int) -> NDArray[np.int64]:
+        """Return what ``substitute`` does for each sample in its epoch: int64 ``[samples]``."""
+        numbers = mixed_each((self.seed, epochs, samples, attempt))
+        if self.source_samples != self.samples or self.draws is not None:
+            places = (numbers % np.uint64(self.samples)).astype(np.int64)
+            others = np.empty(len(samples), np.int64)
+            for epoch in np.unique(epochs).tolist():
+                others[epochs == epoch] = self._samples_at(epoch, places[epochs == epoch])
+            return others
+        if self.samples == 1:
+            return samples
+        return (samples + 1 + (numbers % np.uint64(self.samples - 1)).astype(np.int64)) % self.samples
 
 
 @lru_cache(maxsize=64)
