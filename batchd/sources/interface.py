@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from batchd.errors import KeyPath, SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import Value
+from batchd.sources.finding import FilePattern, has_no_files
 from batchd.sources.neighbours import Neighbours, in_order
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
@@ -143,7 +144,10 @@ class BuiltInKind:
     labels: Callable[[Any, SourceIndex], NDArray[np.int64] | None] = lambda _source, index: index.arrays.get(
         "labels", index.arrays.get("numbers.label")
     )
-    """The label of each sample, int64 ``[samples]``, for weights; None if the index has none."""
+    """The label of each sample, int64 ``[samples]``, for weights and `batchd seen`; None if the index has none."""
+    find: Callable[[Any, SourceIndex, FilePattern], NDArray[np.int64]] = has_no_files
+    """The samples of the files that match, int64 ``[found]``, ascending; for `batchd seen`. Raises
+    ``SourceInvalid`` if its index names no files."""
 
 
 class FoundFiles(NamedTuple):

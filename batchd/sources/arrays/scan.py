@@ -11,6 +11,7 @@ Invariant: all samples are in members whose checksum was right, and in files of 
 wrong record type or offset is found before it does harm.
 """
 
+import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -21,12 +22,14 @@ from typing import BinaryIO
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column, check_field_names
 from batchd.sources.arrays.index import Run, StoredArray, fingerprint, read_array
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.files.walk import files_of, files_problems
+from batchd.sources.finding import FilePattern
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_files
 from batchd.storage.access import Storage
@@ -262,12 +265,24 @@ def neighbours_of_parts(_source: object, index: SourceIndex) -> Neighbours:
     return in_files(firsts, len(index), sample_bytes=np.array(sizes, np.float64))
 
 
+def find_parts(_source: object, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    """The samples that have a run in a file that matches."""
+    files = [pattern.matches(os.fsencode(path)) for path in index.place["files"]]
+    found, first = [np.zeros(0, np.int64)], 0
+    for samples, *runs in index.facts["parts"]:
+        if any(files[Run(*run).file] for run in runs):
+            found.append(pattern.chosen(first, first + samples))
+        first += samples
+    return np.concatenate(found)
+
+
 KINDS = {
     NpySource: BuiltInKind(
         problems=_npy_problems,
         columns=lambda source, storage: _columns_of(npy_arrays(source, storage)),
         scan=_npy_scan,
         neighbours=neighbours_of_parts,
+        find=find_parts,
         samples=lambda source, storage: _samples_of(npy_arrays(source, storage)),
     ),
     NpzSource: BuiltInKind(
@@ -275,9 +290,14 @@ KINDS = {
         columns=lambda source, storage: _columns_of(npz_arrays(source, storage)),
         scan=_npz_scan,
         neighbours=neighbours_of_parts,
+        find=find_parts,
         samples=lambda source, storage: _samples_of(npz_arrays(source, storage)),
     ),
     RawSource: BuiltInKind(
-        problems=_raw_problems, scan=_raw_scan, neighbours=neighbours_of_parts, samples=_raw_samples
+        problems=_raw_problems,
+        scan=_raw_scan,
+        neighbours=neighbours_of_parts,
+        find=find_parts,
+        samples=_raw_samples,
     ),
 }

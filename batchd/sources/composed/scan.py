@@ -25,8 +25,9 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.arrays.index import read_array
 from batchd.sources.composed.index import part_of
-from batchd.sources.composed.options import NUMBER_MAX, ConcatSource, MixSource, SubsetSource, share_of
+from batchd.sources.composed.options import NUMBER_MAX, ConcatSource, MixSource, SubsetSource, parts_of, share_of
 from batchd.sources.csv.values import BYTE_ORDER_MARK
+from batchd.sources.finding import FilePattern
 from batchd.sources.interface import BuiltInKind, kind_of
 from batchd.sources.neighbours import Neighbours, in_order, joined, selected
 from batchd.sources.options import SourceOptions
@@ -303,18 +304,55 @@ def _subset_neighbours(source: SubsetSource, index: SourceIndex) -> Neighbours:
     return selected(kind_of(source.of).neighbours(source.of, part), len(part), index.arrays["numbers"])
 
 
+def _find(
+    source: ConcatSource | MixSource | SubsetSource, index: SourceIndex, pattern: FilePattern
+) -> NDArray[np.int64]:
+    """The samples whose parts find them; a part that names no files has none of them."""
+    parts = [part for _key, part in parts_of(source)]
+    found: list[NDArray[np.int64]] = []
+    problem: SourceInvalid | None = None
+    for number, part in enumerate(parts):
+        try:
+            found.append(_in_whole(index, number, kind_of(part).find(part, part_of(index, number), pattern)))
+        except SourceInvalid as error:
+            problem = error
+    if not found and problem is not None:
+        raise problem
+    return np.sort(np.concatenate(found))
+
+
+def _in_whole(index: SourceIndex, part: int, found: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The samples of the whole that are ``found`` in a part."""
+    members, numbers = _members(index, part)
+    is_found = np.zeros(index.facts["parts"][part][0], np.bool_)
+    is_found[found] = True
+    return members[is_found[numbers]]
+
+
+def _members(index: SourceIndex, part: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The samples of the whole that are of a part, and their numbers in it: int64 ``[members]``."""
+    counts = [samples for samples, _facts in index.facts["parts"]]
+    if "numbers" not in index.arrays:
+        return sum(counts[:part]) + np.arange(counts[part]), np.arange(counts[part])
+    of_part = index.arrays.get("parts")
+    members = np.arange(len(index)) if of_part is None else np.flatnonzero(of_part == part)
+    return members, index.arrays["numbers"][members]
+
+
 KINDS = {
     ConcatSource: BuiltInKind(
         columns=_columns,
         scan=_scan_concat,
         samples=_concat_samples,
         neighbours=_concat_neighbours,
+        find=_find,
         labels=lambda source, index: _labels_of_parts(source.sources, index),
     ),
     MixSource: BuiltInKind(
         columns=_columns,
         scan=_scan_mix,
         neighbours=lambda _source, index: in_order(index, "a mix takes its samples from several sources in turn"),
+        find=_find,
         labels=lambda source, index: _labels_of_parts(source.sources, index),
     ),
     SubsetSource: BuiltInKind(
@@ -323,6 +361,7 @@ KINDS = {
         scan=_scan_subset,
         samples=_subset_samples,
         neighbours=_subset_neighbours,
+        find=_find,
         labels=lambda source, index: _labels_of_parts([source.of], index),
     ),
 }

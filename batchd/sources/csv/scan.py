@@ -35,6 +35,7 @@ from batchd.samples.columns import Column
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.csv.values import BYTE_ORDER_MARK, IMAGE, TOO_LONG, split_record
 from batchd.sources.files.walk import file_to_look_at, files_of, files_problems
+from batchd.sources.finding import find_in_records
 from batchd.sources.interface import BuiltInKind, SourceProblem
 from batchd.sources.neighbours import Neighbours, in_records
 from batchd.storage.access import Storage
@@ -266,4 +267,12 @@ def _neighbours(source: CsvSource, index: SourceIndex) -> Neighbours:
     return in_records(index, "the index has no sizes of the images that the table names" if source.image else "")
 
 
-KINDS = {CsvSource: BuiltInKind(problems=_problems, columns=_columns, scan=_scan, neighbours=_neighbours)}
+KINDS = {
+    CsvSource: BuiltInKind(
+        problems=_problems,
+        columns=_columns,
+        scan=_scan,
+        neighbours=_neighbours,
+        find=lambda _source, index, pattern: find_in_records(pattern, index),
+    )
+}

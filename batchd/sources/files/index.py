@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
+from batchd.sources.finding import FilePattern, NamedSamples, find_in_shards
 from batchd.sources.neighbours import Neighbours, in_files, in_order
 from batchd.storage.index import IndexMalformed, SourceIndex, blob, number_array, readable
 from batchd.storage.survey import ReportProgress, Survey
@@ -90,6 +91,17 @@ class FilesIndex:
         if not 0 <= start <= end <= len(self._paths):
             raise IndexMalformed(f"sample {sample} has its path at bytes {start} to {end} of {len(self._paths)}")
         return bytes(self._paths[start:end])
+
+
+def find_files(_source: object, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    """The samples of the files that match: files, or the records of shards."""
+    extents = index.arrays.get("extents")
+    if extents is None:
+        root = os.fsencode(index.place["root"])
+        before = root if root.endswith(b"/") else root + b"/"
+        return NamedSamples(index.arrays["offsets"], index.arrays["paths"], before).find(pattern)
+    firsts = np.searchsorted(extents[:, 0], np.arange(len(index.names("shards"))))
+    return find_in_shards(pattern, index, firsts)
 
 
 class GrowingIndex:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from batchd.errors import SourceInvalid
 from batchd.sources.csv.values import BYTE_ORDER_MARK
-from batchd.sources.files.index import GrowingIndex, files_neighbours, image_columns
+from batchd.sources.files.index import GrowingIndex, files_neighbours, find_files, image_columns
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, is_image, matching, shards_problems, walk
 from batchd.sources.interface import BuiltInKind
@@ -137,17 +137,20 @@ KINDS = {
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_folder,
         neighbours=files_neighbours,
+        find=find_files,
     ),
     ListSource: BuiltInKind(
         problems=_list_problems,
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_list,
         neighbours=files_neighbours,
+        find=find_files,
     ),
     GlobSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.patterns, storage, "patterns"),
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_glob,
         neighbours=files_neighbours,
+        find=find_files,
     ),
 }

@@ -26,6 +26,7 @@ from batchd.errors import SourceInvalid
 from batchd.sources.csv.scan import BLOCK_BYTES, UTF_16, Places, record_starts
 from batchd.sources.csv.values import BYTE_ORDER_MARK
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.sources.finding import find_in_records
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.neighbours import Neighbours, in_records
@@ -132,4 +133,11 @@ def _neighbours(source: JsonlSource, index: SourceIndex) -> Neighbours:
     return in_records(index, "the index has no sizes of the images that the lines name" if has_images else "")
 
 
-KINDS = {JsonlSource: BuiltInKind(problems=_problems, scan=_scan, neighbours=_neighbours)}
+KINDS = {
+    JsonlSource: BuiltInKind(
+        problems=_problems,
+        scan=_scan,
+        neighbours=_neighbours,
+        find=lambda _source, index, pattern: find_in_records(pattern, index),
+    )
+}

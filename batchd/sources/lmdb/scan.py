@@ -9,6 +9,7 @@ Invariant: each sample has a record for each of its fields; no list with an entr
 made.
 """
 
+import os
 import sys
 from array import array
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
+from batchd.sources.finding import find_in_runs
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.lmdb.environment import Environment, data_file
 from batchd.sources.lmdb.options import FIELD_MARK, LmdbSource
@@ -119,6 +121,9 @@ KINDS = {
     LmdbSource: BuiltInKind(
         problems=lambda source, storage: storage.at(source.path).file_problems(data_file(source.path), "the database"),
         scan=_scan,
+        find=lambda _source, index, pattern: find_in_runs(
+            pattern, [os.fsencode(index.place["path"])], np.zeros(1, np.int64), len(index)
+        ),
     )
 }
 

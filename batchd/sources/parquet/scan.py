@@ -46,6 +46,7 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import Unfitting, converted
 from batchd.sources.files.walk import Patterns, file_to_look_at, shards_of, shards_problems
+from batchd.sources.finding import FilePattern, find_in_shards
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_files
 from batchd.sources.parquet.options import ParquetSource
@@ -351,11 +352,19 @@ def _neighbours(_source: ParquetSource, index: SourceIndex) -> Neighbours:
     return in_files(firsts, len(index), sample_bytes=sizes / rows[has_rows])
 
 
+def _find_files(_source: ParquetSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    """The rows of the files that match."""
+    files, _groups, firsts = index.arrays["groups"].T
+    group = np.searchsorted(files, np.arange(len(index.names("shards"))))
+    return find_in_shards(pattern, index, np.append(firsts, len(index))[group])
+
+
 KINDS = {
     ParquetSource: BuiltInKind(
         problems=_problems,
         scan=lambda source, survey: scan_apart(MODULE, source, survey),
         neighbours=_neighbours,
+        find=_find_files,
     )
 }
 

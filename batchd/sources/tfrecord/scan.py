@@ -22,6 +22,7 @@ from typing import BinaryIO
 from batchd.errors import SourceInvalid
 from batchd.sources.files.index import PROGRESS_EVERY
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.sources.finding import find_in_shards
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import in_files
 from batchd.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc, parts_of
@@ -130,5 +131,6 @@ KINDS = {
         problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
         scan=_scan,
         neighbours=lambda _source, index: in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"]),
+        find=lambda _source, index, pattern: find_in_shards(pattern, index),
     )
 }

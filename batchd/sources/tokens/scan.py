@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.index import Run, fingerprint
-from batchd.sources.arrays.scan import index_of_parts, neighbours_of_parts
+from batchd.sources.arrays.scan import find_parts, index_of_parts, neighbours_of_parts
 from batchd.sources.files.walk import files_of, files_problems
+from batchd.sources.finding import FilePattern, find_in_records
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_records
 from batchd.sources.tokens.options import TokensSource
@@ -221,4 +222,10 @@ def _neighbours(source: TokensSource, index: SourceIndex) -> Neighbours:
     return in_records(index) if source.length is None else neighbours_of_parts(source, index)
 
 
-KINDS = {TokensSource: BuiltInKind(problems=_problems, scan=_scan, samples=_samples, neighbours=_neighbours)}
+def _find(source: TokensSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    return find_in_records(pattern, index) if source.length is None else find_parts(source, index, pattern)
+
+
+KINDS = {
+    TokensSource: BuiltInKind(problems=_problems, scan=_scan, samples=_samples, neighbours=_neighbours, find=_find)
+}

@@ -49,6 +49,7 @@ from batchd.samples.columns import Column
 from batchd.sources.arrays.index import fingerprint
 from batchd.sources.files.index import check_path_length, path_columns
 from batchd.sources.files.walk import Patterns, matching, shards_problems
+from batchd.sources.finding import FilePattern, NamedSamples
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import in_files
 from batchd.sources.scan import answer, scan_apart
@@ -211,6 +212,13 @@ def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
     return scan_apart(MODULE, source, survey, source.scan_timeout_s)
 
 
+def _find(_source: VideoSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    names, samples = index.arrays["files"][:2]
+    listed = NamedSamples(names, index.arrays["names"], os.path.join(os.fsencode(index.place["root"]), b""))  # noqa: PTH118  bytes
+    found = [pattern.chosen(samples[file], samples[file + 1]) for file in listed.find(pattern)]
+    return np.concatenate(found or [np.zeros(0, np.int64)])
+
+
 KINDS = {
     VideoSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
@@ -219,6 +227,8 @@ KINDS = {
         neighbours=lambda _source, index: in_files(
             np.append(0, index.arrays["files"][1, :-1]), len(index), why_no_bytes="frames have no sizes of their own"
         ),
+        find=_find,
+        labels=lambda _source, index: np.repeat(index.arrays["labels"], np.diff(index.arrays["files"][1])),
     )
 }
 

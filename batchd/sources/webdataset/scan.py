@@ -36,6 +36,7 @@ from tarfile import BLOCKSIZE
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
@@ -45,10 +46,12 @@ from batchd.sources.files.index import (
     GrowingIndex,
     check_path_length,
     files_neighbours,
+    find_files,
     image_columns,
     path_columns,
 )
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.sources.finding import FilePattern, find_in_shards
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_files
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
@@ -319,11 +322,16 @@ def _neighbours(source: WebDatasetSource, index: SourceIndex) -> Neighbours:
     return in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"])
 
 
+def _find(source: WebDatasetSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    return find_in_shards(pattern, index) if "firsts" in index.arrays else find_files(source, index, pattern)
+
+
 KINDS = {
     WebDatasetSource: BuiltInKind(
         problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
         columns=_columns,
         scan=_scan,
         neighbours=_neighbours,
+        find=_find,
     )
 }
