@@ -14,14 +14,17 @@ from batchd.embedded import serve
 
 if TYPE_CHECKING:
     from batchd.history.batches import replay
+    from batchd.history.seen import seen
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "replay", "serve"]
+__all__ = ["__version__", "replay", "seen", "serve"]
 
 
 def __getattr__(name: str) -> object:
-    """Import ``replay`` when it is used: it needs pydantic and numpy."""
+    """Import ``replay`` and ``seen`` when they are used: they need pydantic and numpy."""
     if name == "replay":
         return import_module("batchd.history.batches").replay
+    if name == "seen":
+        return import_module("batchd.history.seen").seen
     raise AttributeError(f"module 'batchd' has no attribute {name!r}")

@@ -1,23 +1,29 @@
 """Benchmark: the shuffle's time and memory, and the randomness of a shuffle of blocks.
 
-Sample indices of a batch of 256: for 10^3 and 10^9 samples, and of 10^7 in blocks. Then, for a
-source that is sorted by class, how far neighbours get apart and how many classes a batch has.
+Sample indices of a batch of 256: for 10^3 and 10^9 samples, and of 10^7 in blocks. The rows of one
+sample out of 10^9 in 100 epochs, as `batchd seen` finds them. Then, for a source that is sorted by
+class, how far neighbours get apart and how many classes a batch has.
 """
 
 import statistics
 import time
 import tracemalloc
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from harness import Bench, Figure, spread
 
+from batchd.config.load import load_config
 from batchd.core.blocks import BlockOrder
 from batchd.core.plan import Plan
+from batchd.history.seen import Leg, SampleLookup
 from batchd_wire.position import Position
 
 BATCH_SIZE = 256
 REPEATS = 200
+SEEN_SAMPLES = 10**9
 CLASSES, CLASS_SAMPLES = 1000, 1280
 MIXES = ((1, 80), (16, 80), (64, 80), (256, 80), (1024, 80), (64, 8), (64, 1280))
 """Open blocks, and samples in each: 80 pictures of 105 kB are 8 MiB."""
@@ -41,10 +47,33 @@ def run(bench: Bench) -> None:
         print(f"indices of a batch of {BATCH_SIZE} of {name} samples: {spread(values, 1)} us")
         bench.report(Figure(f"plan-{name}-us", statistics.median(values), "<=", 200, 1))
     bench.report(Figure("plan-1e9-peak-kb", peak_kb, "<=", 100, 1))
+    _measure_seen(bench)
     begun_s = time.perf_counter()
     blocks.samples_at(99, np.arange(1))
     print(f"table of {blocks.blocks:,} blocks, once per epoch: {(time.perf_counter() - begun_s) * 1e3:.0f} ms")
     _print_mixes()
+
+
+def _measure_seen(bench: Bench) -> None:
+    """Find a record by its name, and its 100 rows among 8 ranks: beyond reading the index."""
+    with TemporaryDirectory() as folder:
+        data, config = Path(folder, "records.bin"), Path(folder, "batchd.toml")
+        with data.open("wb") as file:
+            file.truncate(SEEN_SAMPLES)  # without a block on the disk
+        source = f'{{ type = "raw", path = "{data}", record = {{ x = "uint8" }} }}'
+        config.write_text(f"[streams.records]\nbatch_size = {BATCH_SIZE}\nsource = {source}\n")
+        lookup = SampleLookup(load_config(config), "records")
+        values = [bench.measure("seen-1e9", partial(_seen_ms, lookup, data)) for _ in range(bench.rounds)]
+    print(f"100 rows of one of {SEEN_SAMPLES:,} samples: {spread(values, 2)} ms")
+    bench.report(Figure("seen-1e9-ms", statistics.median(values), "<=", 10, 2))
+
+
+def _seen_ms(lookup: SampleLookup, data: Path) -> float:
+    begun_s = time.perf_counter()
+    samples = lookup.of_file(f"{data}: sample 123456789")
+    seen = lookup.seen(samples, Position(100, 0), [Leg(Position(0, 0), 8)])
+    assert len(list(seen.places())) == seen.times == 100
+    return (time.perf_counter() - begun_s) * 1e3
 
 
 def _print_mixes() -> None:

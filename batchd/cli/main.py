@@ -36,6 +36,7 @@ COMMANDS = {
     "why": "Show what each trainer waits for, and what helps.",
     "peek": "Draw a batch of a stream, with labels.",
     "replay": "Make the batch of any position again, and say how.",
+    "seen": "Say when the model saw a file, a class or a sample.",
     "card": "Save what it takes to make a run's batches again.",
     "diff": "Say where the batches of two runs begin to differ, and why.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",

@@ -29,6 +29,7 @@ from batchd.errors import BatchdError
 from batchd.history.batches import (
     Draw,
     Replayed,
+    ReplayedDocument,
     ReplayedRow,
     Replayer,
     TrainerRank,
@@ -49,14 +50,16 @@ PIPED_CHARACTERS = 80
 CHANGED_SHOWN_MAX = 10
 
 
-def _position(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
+def parse_position(value: str) -> Position:
     """Parse EPOCH:STEP. Raises ``click.BadParameter``."""
-    if value is None:
-        return None
     if not POSITION.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a position: EPOCH:STEP, as in 3:117, both counted from 0")
     epoch, step = value.split(":")
     return Position(int(epoch), int(step))
+
+
+def _position(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
+    return None if value is None else parse_position(value)
 
 
 def _checksums(_context: click.Context, _parameter: click.Parameter, value: str | None) -> set[int]:
@@ -159,7 +162,7 @@ def command(
     else:
         config = load_config(config_file, overrides)
     with Replayer(config, stream, since_s=since_s) as replayer:
-        check_fingerprint(replayer, card, state)
+        check_fingerprint(replayer.card(), card, state)
         replayed = replayer.at(begin, TrainerRank(rank, world_size), back)
     for older in (card, served):
         _warn_of_versions(older, replayed)
@@ -240,7 +243,7 @@ def shown(replayed: Replayed, width: int) -> list[str]:
     lines += _wrapped(f"fingerprint {replayed.fingerprint}", width)
     for row in replayed.rows:
         lines += ["", *_wrapped(_head(row), width)]
-        for text in (row.name, *map(_drawn, row.draws), *_others(row)):
+        for text in (row.name, *map(drawn_text, row.draws), *map(_document, row.documents), *_others(row)):
             lines += _wrapped(escaped(text), width, indent=2)
     return lines
 
@@ -251,10 +254,21 @@ def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
 
 
 def _head(row: ReplayedRow) -> str:
-    parts = [f"row {row.row}: sample {row.sample}"]
+    parts = [
+        f"row {row.row}: " + (counted(len(row.documents), "document") if row.sample < 0 else f"sample {row.sample}")
+    ]
     if row.label is not None:
         parts.append(f"label {row.label}" + (f" ({escaped(row.class_name)})" if row.class_name else ""))
     return ", ".join([*parts, f"CRC {crc_text(row.crc32)}"])
+
+
+def _document(one: ReplayedDocument) -> str:
+    """Where a document is in its row, and what it is."""
+    if one.reason:
+        return f"bad: sample {one.sample}, {one.name}: {one.reason}"
+    part = f" from its element {one.first}" if one.first else ""
+    place = f"elements {one.offset} to {one.offset + one.length - 1}: sample {one.sample}, {one.name}{part}"
+    return "; ".join([place, *map(drawn_text, one.draws)])
 
 
 def _others(row: ReplayedRow) -> list[str]:
@@ -267,7 +281,8 @@ def _others(row: ReplayedRow) -> list[str]:
     return [*others, *(["its file was written after the run"] if row.is_changed else [])]
 
 
-def _drawn(draw: Draw) -> str:
+def drawn_text(draw: Draw) -> str:
+    """The results of a random step as text."""
     field = f" of {draw.field}" if draw.field not in ("", "image") else ""
     return f"{draw.op}{field}: {', '.join(_result(name, value) for name, value in draw.drew.items())}"
 

@@ -37,10 +37,9 @@ from batchd.history.cards import (
     state_of,
     versions_here,
 )
-from batchd.history.workers import RowWorkers
-from batchd.orders.worker import RowMade
+from batchd.history.workers import MadeRow, RowWorkers
+from batchd.orders.worker import DocumentMade
 from batchd.pipeline.kinds import step_from_plain
-from batchd.pipeline.sample_fields import pack_of
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
@@ -81,6 +80,24 @@ class Draw(NamedTuple):
     drew: Mapping[str, Any]
 
 
+class ReplayedDocument(NamedTuple):
+    """A document of a packed row.
+
+    ``first``: its first element in ``sample``, later than 0 where a long one is split; ``offset``
+    and ``length``: its elements in the row. ``reason``: "", or why the sample is bad: then it has
+    no element in the row.
+    """
+
+    sample: int
+    name: str
+    first: int
+    offset: int
+    length: int
+    reason: str
+    draws: tuple[Draw, ...]
+    is_changed: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayedRow:
     """One row of a batch.
@@ -89,7 +106,8 @@ class ReplayedRow:
     that was bad: ``tried`` has the bad ones in order. ``name``: its file, and the record in it.
     ``is_good``: false if the row has no sample, because of ``on_error``. ``label`` is None without
     such a field of one number, ``class_name`` "" without names. ``crc32``: as ``verify = true`` has
-    it. ``is_changed``: the file was written after the time that the caller named.
+    it. ``is_changed``: the file was written after the time that the caller named. ``documents``: of
+    a packed row, which has no sample of its own: ``planned`` and ``sample`` are -1.
     """
 
     row: int
@@ -103,6 +121,17 @@ class ReplayedRow:
     class_name: str
     crc32: int
     is_changed: bool
+    documents: tuple[ReplayedDocument, ...] = ()
+
+    def to_plain(self) -> dict[str, object]:
+        """The facts as JSON."""
+        plain: dict[str, object] = {name: getattr(self, name) for name in ReplayedRow.__slots__}
+        plain["tried"] = [one._asdict() for one in self.tried]
+        plain["draws"] = [one._asdict() for one in self.draws]
+        plain["documents"] = [
+            {**one._asdict(), "draws": [draw._asdict() for draw in one.draws]} for one in self.documents
+        ]
+        return {**plain, "crc32": crc_text(self.crc32)}
 
 
 class ReplayedField(NamedTuple):
@@ -140,12 +169,6 @@ class Replayed:
 
     def to_plain(self) -> dict[str, object]:
         """The facts as JSON, without the fields."""
-        rows = []
-        for row in self.rows:
-            plain: dict[str, object] = {name: getattr(row, name) for name in ReplayedRow.__slots__}
-            plain["tried"] = [one._asdict() for one in row.tried]
-            plain["draws"] = [one._asdict() for one in row.draws]
-            rows.append({**plain, "crc32": crc_text(row.crc32)})
         return {
             "stream": self.stream,
             "epoch": self.position.epoch,
@@ -154,7 +177,7 @@ class Replayed:
             "fingerprint": self.fingerprint,
             "versions": dict(self.versions),
             "changed": list(self.changed),
-            "rows": rows,
+            "rows": [row.to_plain() for row in self.rows],
         }
 
 
@@ -173,8 +196,6 @@ def check_stream(config: Config, name: str) -> None:
             f'stream {name!r} is live: samples of type "{source.type}" come once and are not kept, so none of its batches can '
             "be made again; write them to files, and serve those"
         )
-    if pack_of(config.streams[name].pipeline) is not None:
-        raise BatchdError(f'stream {name!r} has several samples in a row ("pack"), which replay cannot show yet')
 
 
 def open_alone(config: Config, name: str) -> ServedStream:
@@ -230,6 +251,7 @@ class Replayer:
         self._page = memoryview(mmap.mmap(slot, slot_bytes))
         message = replace(self._opened.message, cache="off", tells_rows=True)
         self._workers.serve(message, self._opened.index_descriptor, slot, slot_bytes)
+        self._is_packed = bool(message.pack)
         self._random = [step for step in map(step_from_plain, message.recipe.steps) if step.is_random]
 
     def __enter__(self) -> Self:
@@ -258,7 +280,13 @@ class Replayer:
         With one rank that is the batch at the position. In an epoch's last round, ranks may share a
         batch; then it is the rows of this one. Raises ``BatchdError``.
         """
-        position, first, count = share_at(self._opened.name, self.plan, position, trainer, back)
+        return self.rows(*share_at(self._opened.name, self.plan, position, trainer, back))
+
+    def rows(self, position: Position, first: int, count: int) -> Replayed:
+        """Make ``count`` rows of the batch at ``position``, from ``first`` on.
+
+        Raises ``BatchdError``.
+        """
         planned = self.plan.indices(position, first, count).tolist()
         rows = range(first, first + count)
         made = self._workers.fill(position, rows, planned)
@@ -278,7 +306,7 @@ class Replayer:
             self.fingerprint,
             versions_here(self._workers.decoders),
             tuple(self._opened.classes),
-            tuple(dict.fromkeys([*self._changed_containers(), *(one.name for one in told if one.is_changed)])),
+            tuple(dict.fromkeys([*self._changed_containers(), *_changed_names(told)])),
             self._opened.spec.bgr_fields,
             rooms,
         )
@@ -288,23 +316,39 @@ class Replayer:
         is_number = room is not None and room.array.ndim == 1 and room.array.dtype.kind in "iu"
         return room.array.tolist() if room is not None and is_number else [None] * count
 
-    def _row(self, made: RowMade, label: int | None, crc32: int) -> ReplayedRow:
-        classes = self._opened.classes
-        steps = self._random if made.draws else []  # a row without a sample drew nothing
-        drawn = zip(steps, made.draws, strict=True)
+    def _row(self, told: MadeRow, label: int | None, crc32: int) -> ReplayedRow:
+        made, classes = told.row, self._opened.classes
+        documents = tuple(map(self._document, told.documents))
         return ReplayedRow(
             row=made.row,
-            planned=made.planned,
-            sample=made.sample,
+            planned=-1 if self._is_packed else made.planned,
+            sample=-1 if self._is_packed else made.sample,
             name=made.name,
             is_good=made.is_good,
             tried=tuple(Tried(*one) for one in made.tried),
-            draws=tuple(Draw(step.op, getattr(step, "field", ""), drew) for step, drew in drawn),
+            draws=self._drawn(made.draws),
             label=label,
             class_name=classes[label] if label is not None and 0 <= label < len(classes) else "",
             crc32=crc32,
-            is_changed=self._is_changed(made.modified_ns),
+            is_changed=self._is_changed(made.modified_ns) or any(one.is_changed for one in documents),
+            documents=documents,
         )
+
+    def _document(self, made: DocumentMade) -> ReplayedDocument:
+        return ReplayedDocument(
+            made.sample,
+            made.name,
+            made.first,
+            made.offset,
+            made.length,
+            made.reason,
+            self._drawn(made.draws),
+            self._is_changed(made.modified_ns),
+        )
+
+    def _drawn(self, draws: Sequence[Mapping[str, object]]) -> tuple[Draw, ...]:
+        steps = self._random if draws else []  # without a sample, nothing was drawn
+        return tuple(Draw(step.op, getattr(step, "field", ""), drew) for step, drew in zip(steps, draws, strict=True))
 
     def _is_changed(self, modified_ns: int) -> bool:
         return self._since_ns is not None and modified_ns > self._since_ns
@@ -313,6 +357,11 @@ class Replayer:
         """The files of many samples that were written too late; the scan has noted when."""
         place = SourceIndex.from_descriptor(self._opened.index_descriptor).place
         return [path for path, modified_ns in _modified_in(place) if self._is_changed(modified_ns)]
+
+
+def _changed_names(rows: Sequence[ReplayedRow]) -> list[str]:
+    parts = [part for row in rows for part in (row.documents or (row,))]
+    return [part.name for part in parts if part.is_changed]
 
 
 def check_position(stream: str, plan: Plan, position: Position) -> None:
@@ -413,19 +462,42 @@ def replay(  # noqa: PLR0913  most have defaults
     Raises ``BatchdError`` if the stream is live or unknown, the position is beyond the epoch, or
     the state or the card is of other files or other settings: it says which.
     """
+    run = read_run_position(config, position, overrides)
+    with Replayer(run.config, stream, since_s=None if run.card is None else run.card.time_s) as replayer:
+        check_fingerprint(replayer.card(), run.card, run.state)
+        return replayer.at(run.position, TrainerRank(rank, world_size))
+
+
+class RunPosition(NamedTuple):
+    """A position that a caller named: ``state`` is that of a trainer if it was one."""
+
+    card: RunCard | None
+    state: TrainerState | None
+    config: Config
+    position: Position
+
+
+def read_run_position(
+    config: str | os.PathLike[str],
+    position: tuple[int, int] | Mapping[str, object],
+    overrides: Mapping[str, str] | None,
+) -> RunPosition:
+    """Read a configuration, or a card (``.json``), and a position, or the state of a trainer.
+
+    Raises ``BatchdError``, naming the file or the argument.
+    """
     file = Path(config)
     card = read_card(file) if file.suffix == ".json" else None
     state = state_of(position, "position") if isinstance(position, Mapping) else None
     whole = load_config(file, overrides or {}) if card is None else card.config()
-    with Replayer(whole, stream, since_s=None if card is None else card.time_s) as replayer:
-        check_fingerprint(replayer, card, state)
-        where = state.position if state is not None else Position(*position)
-        return replayer.at(where, TrainerRank(rank, world_size))
+    if state is None:
+        assert not isinstance(position, Mapping), "it is no state"
+        return RunPosition(card, None, whole, Position(*position))
+    return RunPosition(card, state, whole, state.position)
 
 
-def check_fingerprint(replayer: Replayer, card: RunCard | None, state: TrainerState | None) -> None:
-    """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream's."""
-    now = replayer.card()
+def check_fingerprint(now: RunCard, card: RunCard | None, state: TrainerState | None) -> None:
+    """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream's ``now``."""
     if state is not None and state.stream != now.stream:
         raise BatchdError(f"the state is of stream {state.stream!r}, not {now.stream!r}; name that stream")
     if card is not None and card.fingerprint != now.fingerprint:

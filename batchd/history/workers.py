@@ -21,7 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Self
+from typing import NamedTuple, Self
 
 from batchd.children import Grandchild, Linked, describe, start_linked
 from batchd.errors import BatchdError
@@ -33,6 +33,7 @@ from batchd.orders.worker import (
     TO_REPLAY_FROM_WORKER,
     Chunk,
     ChunksFilled,
+    DocumentMade,
     FillChunks,
     Fork,
     Forked,
@@ -56,6 +57,13 @@ TICK_S = 0.2
 SLOT = 0
 
 
+class MadeRow(NamedTuple):
+    """How a row was made; of a packed row, also its documents, in order."""
+
+    row: RowMade
+    documents: list[DocumentMade]
+
+
 @dataclass(slots=True, eq=False)
 class _Worker:
     process: Grandchild
@@ -63,8 +71,10 @@ class _Worker:
     note: mmap.mmap
     order: int | None = None
     rows: range = range(0)
-    told: list[RowMade] = field(default_factory=list)
+    told: list[MadeRow] = field(default_factory=list)
     """Rows of the present order."""
+    documents: list[DocumentMade] = field(default_factory=list)
+    """Of the row that is told next."""
     note_since: tuple[bytes, float] = (b"", 0.0)
 
     def in_hand(self) -> tuple[int, int] | None:
@@ -127,14 +137,14 @@ class RowWorkers:
         self._descriptors = index_descriptor, slot_descriptor
         self._slot_bytes = slot_bytes
 
-    def fill(self, position: Position, rows: range, planned: Sequence[int]) -> list[RowMade]:
+    def fill(self, position: Position, rows: range, planned: Sequence[int]) -> list[MadeRow]:
         """Make these rows; ``planned``: the samples of all of them.
 
         Raises ``BatchdError`` with the workers' reason if a row cannot be made.
         """
         samples = dict(zip(rows, planned, strict=True))
         waiting = deque(rows[at : at + CHUNK_ROWS] for at in range(0, len(rows), CHUNK_ROWS))
-        made: list[RowMade] = []
+        made: list[MadeRow] = []
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self._end_workers)  # no order of a failed batch is left
             while waiting or any(worker.order is not None for worker in self._workers):
@@ -153,7 +163,7 @@ class RowWorkers:
                     if worker.busy_for_s(now) > self._sample_timeout_s:
                         worker.process.kill()
             where_it_fails.pop_all()
-        return sorted(made, key=lambda one: one.row)
+        return sorted(made, key=lambda one: one.row.row)
 
     def _fork(self) -> _Worker:
         with ExitStack() as until_done, ExitStack() as where_it_fails:
@@ -185,7 +195,7 @@ class RowWorkers:
         return worker
 
     def _order(self, worker: _Worker, position: Position, rows: range) -> None:
-        worker.order, worker.rows, worker.told = next(self._orders), rows, []
+        worker.order, worker.rows, worker.told, worker.documents = next(self._orders), rows, [], []
         chunk = Chunk(worker.order, SLOT, *position, [(rows.start, len(rows))], [])
         with suppress(ChannelClosed):  # its death is seen where it is read
             send_message(worker.channel, FillChunks(self._message.stream, [chunk], is_packed=False))
@@ -197,13 +207,16 @@ class RowWorkers:
         ready = {descriptor for descriptor, _event in poll.poll(TICK_S * 1000)}
         return [worker for worker in self._workers if worker.channel.fileno() in ready]
 
-    def _receive(self, worker: _Worker) -> list[RowMade]:
+    def _receive(self, worker: _Worker) -> list[MadeRow]:
         """Read a message; the rows of an order that is done. Raises ``ChannelClosed``."""
         message, _descriptors = receive_message(worker.channel, TO_REPLAY_FROM_WORKER)
         if isinstance(message, Ready):
             self.decoders = message.decoders
+        elif isinstance(message, DocumentMade):
+            worker.documents.append(message)
         elif isinstance(message, RowMade):
-            worker.told.append(message)
+            worker.told.append(MadeRow(message, worker.documents))
+            worker.documents = []
         elif isinstance(message, ChunksFilled) and message.hopeless:
             raise BatchdError(f"stream {self._message.name!r} stopped at this batch: {message.hopeless}")
         elif isinstance(message, ChunksFilled) and worker.order in message.orders:

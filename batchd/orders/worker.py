@@ -195,7 +195,8 @@ class RowMade(Message):
     ``is_good``: false if the stream's policy left it without a sample. ``tried``: the samples that
     were bad before it, as (index, path, reason); the first one is the planned one.
     ``modified_ns``: when the file of the sample was last written, in ns since 1970; 0 if not known.
-    ``draws``: of each random step, in order, by the names of its results.
+    ``draws``: of each random step, in order, by the names of its results. A packed row has no
+    sample of its own: ``planned`` and ``sample`` are 0.
     """
 
     order: int
@@ -205,6 +206,26 @@ class RowMade(Message):
     name: str
     is_good: bool
     tried: list[tuple[int, str, str]]
+    modified_ns: int
+    draws: list[dict[str, object]]
+
+
+@message(111)
+class DocumentMade(Message):
+    """How a document of a packed ``row`` of ``order`` was made; it comes before its ``RowMade``.
+
+    ``first``: its first element in ``sample``; ``offset`` and ``length``: its elements in the row.
+    ``reason``: why the sample is bad; then it has no element in the row. The rest as ``RowMade``.
+    """
+
+    order: int
+    row: int
+    sample: int
+    name: str
+    first: int
+    offset: int
+    length: int
+    reason: str
     modified_ns: int
     draws: list[dict[str, object]]
 
@@ -269,7 +290,7 @@ HOPELESS_BYTES_MAX = 2000
 
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
-TO_REPLAY_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade)
+TO_REPLAY_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade, DocumentMade)
 
 
 @message(57)

@@ -175,7 +175,7 @@ class WorkerStream:
         self._hopeless: str | None = None
         self._tried: list[tuple[int, str, str]] = []
         """Bad samples of the current row: (index, path, reason)."""
-        self._made: list[orders.RowMade] | None = [] if message.tells_rows else None
+        self._made: list[orders.RowMade | orders.DocumentMade] | None = [] if message.tells_rows else None
         """Rows that were made and are not reported yet; None if no one asks how."""
         self._draws: list[dict[str, object]] = []
         try:
@@ -200,7 +200,7 @@ class WorkerStream:
 
     def fill(
         self, message: orders.FillChunks, slots: Slots, before_next: Callable[[], None] = lambda: None
-    ) -> Iterator[orders.ChunksFilled | orders.RowMade]:
+    ) -> Iterator[orders.ChunksFilled | orders.RowMade | orders.DocumentMade]:
         """Fill rows of slots; report the chunks that are filled, all together or some at a time.
 
         Reports each row before its chunk, if asked to.

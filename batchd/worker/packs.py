@@ -29,6 +29,7 @@ from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value, array_of
 from batchd.worker.loop import Arrays, Bad, WorkerStream
+from batchd.worker.sample_maker import shortened
 from batchd_wire.position import Position
 
 
@@ -56,14 +57,36 @@ class PackedStream(WorkerStream):
         for row, parts in zip(target, of_row, strict=True):
             writer = PackWriter(self._pack, self._maker.columns, {name: array[row] for name, array in arrays.items()})
             for sample, first in parts.tolist():
+                offset = writer.elements
                 reason = self._add(chunk.epoch, row, sample, first, writer)
                 if reason is not None:
                     self._tell(bad, sample, reason)
+                if self._made is not None:
+                    length = writer.elements - offset
+                    self._made.append(self._document_made(chunk.order, row, sample, first, offset, length, reason))
             writer.finish()
             self._checksums.write(page, row)
+            if self._made is not None:
+                self._made.append(orders.RowMade(chunk.order, row, 0, 0, "", True, [], 0, []))
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, ""
+
+    def _document_made(  # noqa: PLR0913, PLR0917  each is a fact of the document
+        self, order: int, row: int, sample: int, first: int, offset: int, length: int, reason: str | None
+    ) -> orders.DocumentMade:
+        return orders.DocumentMade(
+            order=order,
+            row=row,
+            sample=sample,
+            name=self._maker.shown_name(sample),
+            first=first,
+            offset=offset,
+            length=length,
+            reason=shortened(reason or "", orders.REASON_BYTES_MAX),
+            modified_ns=self._maker.modified_ns(sample),
+            draws=[] if reason is not None else list(self._draws),
+        )
 
     def _add(self, epoch: int, row: int, sample: int, first: int, writer: "PackWriter") -> str | None:
         """Make a document and add it to a row; says why it is bad, if it is."""
@@ -82,7 +105,8 @@ class PackWriter:
         self._row = row
         self._packed = [column for column in columns.values() if is_packed(column)]
         self._single = [column for column in columns.values() if not is_packed(column)]
-        self._elements = 0
+        self.elements = 0
+        """Written so far."""
         self._documents = 0
 
     def add(self, sample: int, first: int, values: Mapping[str, Value]) -> None:
@@ -94,7 +118,7 @@ class PackWriter:
             if len(array) != length:
                 raise SampleUndecodable(f"{name!r} has {len(array)} elements, and {self._pack.field!r} {length}")
         count = min(length - first, self._pack.length)
-        begin, end = self._elements, self._elements + count
+        begin, end = self.elements, self.elements + count
         if count <= 0 or end > self._pack.length:
             raise SampleUndecodable(
                 f"{self._pack.field!r} has {length} elements, another number than when its rows were planned: the sample "
@@ -109,14 +133,14 @@ class PackWriter:
         row[PLACES][begin:end] = np.arange(count)
         row[INDEX][number] = sample
         row[LENGTHS][number] = count
-        self._elements, self._documents = end, number + 1
+        self.elements, self._documents = end, number + 1
 
     def finish(self) -> None:
         """Fill the room that is left."""
         for column in self._packed:
-            self._row[column.name][self._elements :] = self._pack.fill if column.name == self._pack.field else 0
+            self._row[column.name][self.elements :] = self._pack.fill if column.name == self._pack.field else 0
         for name in (SEGMENTS, PLACES):
-            self._row[name][self._elements :] = 0
+            self._row[name][self.elements :] = 0
         for name in (*(column.name for column in self._single), LENGTHS):
             self._row[name][self._documents :] = 0
         self._row[INDEX][self._documents :] = -1

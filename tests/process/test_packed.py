@@ -7,6 +7,11 @@ import numpy as np
 import pytest
 
 import batchd_client
+from batchd.config.load import load_config
+from batchd.history.batches import Replayer
+from batchd.history.seen import Leg, SampleLookup
+from batchd_wire.position import Position
+from support.commands import batchd
 from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.seen import digest_of
 from support.waiting import wait_until
@@ -230,3 +235,65 @@ def test_a_packed_field_is_one_array_for_attention_over_its_documents(start_pack
         assert found.max_length == max(map(len, pieces))
         with pytest.raises(KeyError, match="'label' is not a packed field"):
             batch.packed("label")
+
+
+def test_a_replay_names_the_documents_of_each_row_as_the_trainer_got_them(start_packed, monkeypatch):
+    """Sample, first element, place in the row; one that kills workers leaves its room empty."""
+    fault = {"worker.sample.begin:60": "segv"}
+    daemon = start_packed(lasting_faults=fault)
+    monkeypatch.setenv("BATCHD_FAILPOINTS", "worker.sample.begin:60=segv")
+    config = load_config(daemon.config)
+    with batchd_client.connect(daemon.address) as connection, connection.stream("texts") as stream:
+        crcs = {}
+        for batch in stream:
+            with batch:
+                crcs[batch.epoch, batch.step] = batch.crc32(), batch["tokens"].copy(), batch["index"].copy()
+    bad, kept = [], 0
+    with Replayer(config, "texts") as replayer:
+        for (epoch, step), (crc, tokens, indices) in crcs.items():
+            made = replayer.at(Position(epoch, step))
+            assert made.crc32 == crc
+            for row, index, values in zip(made.rows, indices, tokens, strict=True):
+                good = [one for one in row.documents if not one.reason]
+                assert index[: len(good)].tolist() == [one.sample for one in good]
+                assert (index[len(good) :] == -1).all()
+                for one in good:
+                    first = 1000 * one.sample + one.first
+                    assert values[one.offset : one.offset + one.length].tolist() == list(
+                        range(first, first + one.length)
+                    )
+                    assert one.name == f"texts:Texts[{one.sample}]"
+                kept += sum(one.length for one in good)
+                bad += [one for one in row.documents if one.reason]
+    assert kept == sum(length for sample, length in enumerate(LENGTHS) if sample != 60)
+    assert [(one.sample, one.length, one.reason) for one in bad] == [(60, 0, "quarantined")]
+
+    monkeypatch.delenv("BATCHD_FAILPOINTS")
+    text = batchd("replay", "texts", "0:0", "--config", daemon.config).stdout
+    assert " documents, CRC " in text
+    assert "  elements 0 to " in text
+
+
+def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed):
+    """Two ranks read two epochs; each part of each sample is where `seen` says."""
+    daemon = start_packed()
+    got = set()
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream("texts", rank, 2, epochs=2) for rank in range(2)]
+        for _epoch in range(2):
+            for rank, stream in enumerate(streams):
+                for batch in stream:
+                    with batch:
+                        for row, (index, lengths, values) in enumerate(
+                            zip(batch["index"], batch["lengths"], batch["tokens"], strict=True), batch._first
+                        ):
+                            offsets = np.cumsum(lengths) - lengths
+                            for sample, offset in zip(index[index >= 0], offsets, strict=False):
+                                place = batch.epoch, batch.step, row, rank
+                                got.add((int(sample), *place, int(values[offset]) - 1000 * int(sample)))
+    lookup = SampleLookup(load_config(daemon.config), "texts")
+
+    seen = lookup.seen(np.arange(DOCUMENTS), Position(2, 0), [Leg(Position(0, 0), 2)])
+
+    assert {(*one[:4], *one.ranks, one.element) for one in seen.places()} == got
+    assert seen.times == len(got)

@@ -29,14 +29,13 @@ from support.seen import digest_of
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S
 
-KINDS = ["train", "webdataset", "mix", "followed", "ragged-tokens", "call", "substituted", "masked", "cached-pixels"]
+KINDS = [
+    *("train", "webdataset", "mix", "followed", "ragged-tokens", "call", "substituted", "masked", "cached-pixels"),
+    *("packed-tokens", "split-tokens", "blocks"),
+]
 """Golden streams of many kinds: random steps, records, users' code, bad samples, a cut pipeline."""
 POISON, STRANGER = 17, 12345
 WIDTH = 80
-
-
-def _is_packed(stream):
-    return any(step["op"] == "pack" for step in stream.get("pipeline", ()))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def golden(tmp_path_factory):
     """Make the golden streams' data, and a configuration of all of them."""
     data = tmp_path_factory.mktemp("golden") / "data"
     write_data(data)
-    streams = {name: stream for name, stream in golden_streams(data).items() if not _is_packed(stream)}
+    streams = golden_streams(data)
     return (
         streams,
         data,
@@ -436,11 +435,6 @@ def test_what_cannot_be_replayed_is_said(daemon, tmp_path):
         tmp_path / "live.toml",
         {
             "pushed": {"source": {"type": "push", "fields": {"x": "float32"}}, "batch_size": 2},
-            "packed": {
-                "source": {"type": "csv", "path": "/no.csv", "fields": {"x": "float32"}},
-                "batch_size": 2,
-                "pipeline": [{"op": "pack", "field": "x", "length": 8}],
-            },
         },
         {},
     )
@@ -473,7 +467,6 @@ def test_what_cannot_be_replayed_is_said(daemon, tmp_path):
             "has no images in a field 'label'",
         ),
         (["photos", "0:0", *config, "--npz", tmp_path / "no" / "a.npz"], 1, "cannot be written: No such file"),
-        (["packed", "0:0", "--config", live], 1, "has several samples in a row"),
         (["pushed", "0:0", "--config", live], 1, 'is live: samples of type "push" come once and are not kept'),
     ]:
         done = run_batchd("replay", *options, status=status)
@@ -513,3 +506,81 @@ def test_other_versions_are_named_with_what_shows_whether_they_matter(daemon, tm
 
     assert "so pixels may differ; --verify CRC shows whether they do\n  decoders: OpenCV 1.0 became " in told
     assert f"the CRC {crc:08x} matches" in told
+
+
+# --- when samples were seen -----------------------------------------------------------------------
+
+
+def test_samples_were_seen_where_trainers_logged_them(start_daemon, tmp_path):
+    """Two ranks, then three after a kill from an older state; two samples are bad; after a reload."""
+    folder = tmp_path / "photos"
+    paths = write_photos(folder, {"cat": 9, "dog": 8})
+    for bad in (paths[3], paths[12]):
+        bad.write_bytes(b"no image")
+    daemon = start_daemon({"photos": folder_stream(folder, batch_size=3, max_bad_fraction=1.0)}, workers=2)
+    logged = {}
+
+    def read(streams, rounds):
+        for _round in range(rounds):
+            for rank, stream in enumerate(streams):
+                batch = stream.take(stream.epoch)
+                with batch:
+                    for row, sample in enumerate(batch["index"].tolist(), batch._first):
+                        logged.setdefault((batch.epoch, batch.step, row), (sample, []))[1].append(rank)
+
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream("photos", rank, 2) for rank in range(2)]
+        read(streams, 4)
+        state = streams[0].state_dict()
+        read(streams, 1)
+        bad_samples = {one.sample for one in connection.bad("photos").samples}
+    for key in [key for key in logged if key[:2] >= (state["epoch"], state["step"])]:
+        del logged[key]  # the run goes on from the checkpoint, as if these had not been
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream("photos", rank, 3, state=state) for rank in range(3)]
+        read(streams, 5)
+        end, fingerprint = streams[0].state_dict(), streams[0].fingerprint
+        bad_samples |= {one.sample for one in connection.bad("photos").samples}
+    legs = [((0, 0), 2), ((state["epoch"], state["step"]), 3)]
+
+    for sample in range(len(paths)):
+        seen = batchd.seen(daemon.config, "photos", end, index=sample, legs=legs, bad=bad_samples)
+        expected = {(*key, tuple(ranks)) for key, (one, ranks) in logged.items() if one == sample}
+        assert {(*place[1:4], place.ranks) for place in seen.places()} == expected
+    assert bad_samples == {3, 12}
+
+    card, state_file = tmp_path / "card.json", tmp_path / "state.json"
+    state_file.write_text(json.dumps(end))
+    run_batchd("card", "photos", "--running", "--state", state_file, "-o", card, address=daemon.address)
+    words = [
+        "seen",
+        "photos",
+        str(paths[0]),
+        "--world-size",
+        "2",
+        "--world-size",
+        f"3@{state['epoch']}:{state['step']}",
+    ]
+    before = run_batchd(*words, "--running", "--state", state_file, "--json", address=daemon.address).stdout
+    daemon.config.write_text(daemon.config.read_text().replace("window = 4", "window = 4\nseed = 5"))
+    daemon.reload()
+    refused = run_batchd(*words, "--running", "--state", state_file, address=daemon.address, status=2)
+    assert "with other files or other settings" in refused.stderr
+    bad_file = tmp_path / "bad.json"
+    bad_file.write_text(json.dumps([{"sample": sample} for sample in bad_samples]))
+    plain = json.loads(run_batchd(*words, "--card", card, "--bad", bad_file, "--json").stdout)
+    assert plain == json.loads(before)
+    assert (plain["fingerprint"], plain["bad_known"]) == (fingerprint, 2)
+
+
+def test_rows_of_a_sample_are_made_again_as_trainers_had_them(daemon, photos):
+    """The crop of each place has the bytes of the trainer's row."""
+    (file,) = [path for path in photos.rglob("*.jpg") if path.name == "00003.jpg" and path.parent.name == "owl"]
+    words = ["seen", "photos", f"owl/{file.name}", "--config", daemon.config, "--epochs", "2", "--rows", "--json"]
+    plain = json.loads(run_batchd(*words).stdout)
+
+    assert [place["epoch"] for place in plain["places"]] == [0, 1]
+    for place in plain["places"]:
+        whole = batchd.replay(daemon.config, "photos", (place["epoch"], place["step"]))
+        assert place["made"] == json.loads(json.dumps(whole.rows[place["row"]].to_plain()))
+        assert place["made"]["name"] == str(file)

@@ -1,0 +1,274 @@
+"""``batchd seen``: say in which rows the model saw a file, a class or a sample.
+
+Runs in the user's shell, without a daemon: places are computed from the index of the source.
+
+Invariant: the state or the card of a run with other batches is refused, as by ``batchd replay``.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import click
+from click.core import ParameterSource
+
+from batchd.cli.asking import client_errors, running_daemon
+from batchd.cli.log_lines import set_up_logs
+from batchd.cli.options import address_option, config_options
+from batchd.cli.prepare import configured_streams
+from batchd.cli.replay import ask_card, drawn_text, parse_position
+from batchd.cli.text import escaped
+from batchd.config.load import load_config
+from batchd.config.tree import Config
+from batchd.errors import BatchdError
+from batchd.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
+from batchd.history.cards import TrainerState, read_card, read_state
+from batchd.history.seen import Leg, SampleLookup, Seen, SeenPlace
+from batchd_client.asking import ANSWER_TIMEOUT_S
+from batchd_wire.messages import AskBad, BadSamples
+from batchd_wire.position import Position
+from batchd_wire.wording import counted
+
+LISTED_MAX = 16
+"""Up to so many samples, each place is listed; of more, the number in each epoch."""
+_LEG = re.compile(r"(\d{1,9})(?:@(\d{1,9}:\d{1,9}))?")
+
+
+def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[Leg]:
+    """Parse N and N@EPOCH:STEP. Raises ``click.BadParameter``."""
+    legs = []
+    for value in values:
+        found = _LEG.fullmatch(value)
+        if found is None:
+            raise click.BadParameter(f"{value!r} is not a number of ranks, as in 4, or as in 2@1:40 from a position on")
+        legs.append(Leg(parse_position(found[2] or "0:0"), int(found[1])))
+    return legs
+
+
+def _until(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
+    return None if value is None else parse_position(value)
+
+
+@click.command("seen")
+@click.argument("stream", shell_complete=configured_streams)
+@click.argument("file", required=False)
+@click.option("--label", help="The samples of a class, by its name or number, instead of FILE.")
+@click.option("--index", type=click.IntRange(0), metavar="N", help="The sample with this number, instead of FILE.")
+@click.option(
+    "--state",
+    "state_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The state of a trainer as JSON: batches before it count. A card may have one, too.",
+)
+@click.option("--epochs", type=click.IntRange(1), metavar="N", help="Count the first N epochs, instead of a state.")
+@click.option("--until", callback=_until, metavar="EPOCH:STEP", help="Count the batches before this one, instead.")
+@click.option(
+    "--world-size",
+    "legs",
+    multiple=True,
+    callback=_legs,
+    metavar="N[@EPOCH:STEP]",
+    help="The number of ranks that shared the stream; N@EPOCH:STEP from where it was another one. Repeatable. [default: 1]",
+)
+@click.option("--rows", "makes_rows", is_flag=True, help="Make each row again, and print what random steps drew.")
+@click.option(
+    "--bad",
+    "bad_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The bad samples, from `batchd bad --json`. With --running, the daemon's.",
+)
+@click.option(
+    "--card",
+    "card_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
+)
+@config_options
+@click.option("--running", is_flag=True, help="Use the configuration and the bad samples of the running daemon.")
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    stream: str,
+    file: str | None,
+    label: str | None,
+    index: int | None,
+    state_file: Path | None,
+    epochs: int | None,
+    until: Position | None,
+    legs: list[Leg],
+    makes_rows: bool,
+    bad_file: Path | None,
+    card_file: Path | None,
+    config_file: Path,
+    overrides: dict[str, str],
+    running: bool,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    """Print when the model saw samples of STREAM: epoch, step, row and rank.
+
+    FILE is a path, the end of one, or a pattern in quotes; a record is named as `batchd replay`
+    names it. Of more than 16 samples, the numbers in each epoch are printed. Nothing of the run
+    need have been logged, and nothing is decoded.
+    """
+    set_up_logs("warning")
+    if sum(one is not None for one in (file, label, index)) != 1:
+        raise click.UsageError("name the samples by one of FILE, --label and --index")
+    if sum(one is not None for one in (state_file, epochs, until)) > 1:
+        raise click.UsageError("--state, --epochs and --until are several ends of the run; give one")
+    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    card = read_card(card_file) if card_file is not None else None
+    state: TrainerState | None = None
+    end = Position(epochs, 0) if epochs is not None else until
+    if end is None:
+        ended = state_file or card_file
+        if ended is None:
+            raise click.UsageError("say how far the run is: --state FILE, --epochs N or --until EPOCH:STEP")
+        state, _written_s = read_state(ended)
+        end = state.position
+    bad = _Bad.read(bad_file) if bad_file is not None else _Bad()
+    config: Config
+    if running or address is not None:
+        if is_given:
+            raise click.UsageError("--running and --config are two configurations; leave one out")
+        config = ask_card(stream, address).config()
+        bad = bad if bad_file is not None else _Bad.ask(stream, address)
+    elif card is not None and not is_given:
+        config = card.config()
+    else:
+        config = load_config(config_file, overrides)
+    lookup = SampleLookup(config, stream, bad.samples)
+    check_fingerprint(lookup.card(), card, state)
+    seen = lookup.seen(lookup.find(file, label, index), end, legs or (Leg(Position(0, 0), 1),))
+    with ExitStack() as until_done:
+        replayer = until_done.enter_context(Replayer(config, stream)) if makes_rows else None
+        if as_json:
+            click.echo(json.dumps(_plain(seen, lookup, bad, replayer), indent=2))
+            return
+        for line in _shown(seen, lookup, bad, replayer):
+            click.echo(line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """Bad samples that are known. ``where``: who knows them; "" if no one was asked."""
+
+    samples: tuple[int, ...] = ()
+    total: int = 0
+    where: str = ""
+
+    @classmethod
+    def read(cls, file: Path) -> "_Bad":
+        """Read what `batchd bad --json` printed. Raises ``BatchdError``, naming the file."""
+        try:
+            plain = json.loads(file.read_text())
+            samples = tuple(int(one["sample"]) for one in plain)
+        except OSError as error:
+            raise BatchdError(f"{file} cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError):
+            raise BatchdError(f"{file} is no list of bad samples; write what `batchd bad --json` prints") from None
+        return cls(samples, len(samples), str(file))
+
+    @classmethod
+    def ask(cls, stream: str, address: str | None) -> "_Bad":
+        """Ask the daemon. Raises ``BatchdError``."""
+        with running_daemon(address) as session, client_errors():
+            deadline = monotonic() + ANSWER_TIMEOUT_S
+            answer = session.request(lambda request: AskBad(request, stream), BadSamples, deadline)
+        return cls(tuple(sample for sample, *_facts in answer.samples), answer.total, "the daemon")
+
+    def text(self) -> str:
+        """What is known of bad samples, for people."""
+        if not self.where:
+            return "no bad samples are known: --running asks the daemon, --bad FILE reads its list"
+        if self.total > len(self.samples):
+            return f"the first {len(self.samples):,} of {self.total:,} bad samples are considered, as {self.where} lists them"
+        return f"{counted(self.total, 'bad sample')} considered, as {self.where} lists them"
+
+
+def _plain(seen: Seen, lookup: SampleLookup, bad: _Bad, replayer: Replayer | None) -> dict[str, object]:
+    """The facts as JSON; places only of a few samples, or if rows are made."""
+    plain: dict[str, object] = {
+        "stream": seen.stream,
+        "fingerprint": seen.fingerprint,
+        "until": seen.until._asdict(),
+        "samples": len(seen.samples),
+        "seen": seen.times,
+        "never": seen.never,
+        "bad_known": len(bad.samples) if bad.where else None,
+        "epochs": [{"epoch": epoch, "seen": times} for epoch, times in seen.by_epoch.items()],
+    }
+    if len(seen.samples) <= LISTED_MAX or replayer is not None:
+        plain["names"] = {sample: lookup.name(sample) for sample in seen.samples.tolist()}
+        plain["places"] = [
+            place._asdict() | ({} if made is None else {"made": made.to_plain()})
+            for place, made in _made(seen, replayer)
+        ]
+    return plain
+
+
+def _made(seen: Seen, replayer: Replayer | None) -> Iterator[tuple[SeenPlace, ReplayedRow | None]]:
+    """Each place, and how its row is made, if that is asked for."""
+    for place in seen.places():
+        made = None
+        if replayer is not None:
+            made = replayer.rows(Position(place.epoch, place.step), place.row, 1).rows[0]
+        yield place, made
+
+
+def _shown(seen: Seen, lookup: SampleLookup, bad: _Bad, replayer: Replayer | None) -> Iterator[str]:
+    """The facts as lines of text."""
+    epoch, step = seen.until
+    samples = counted(len(seen.samples), "sample")
+    yield f"{seen.stream}, before epoch {epoch}, step {step}: {samples}, seen {counted(seen.times, 'time')}"
+    yield f"fingerprint {seen.fingerprint}; {bad.text()}"
+    if seen.never:
+        yield f"never seen: {counted(seen.never, 'sample')}"
+    yield ""
+    if len(seen.samples) > LISTED_MAX and replayer is None:
+        for epoch, times in seen.by_epoch.items():
+            yield f"epoch {epoch}: {times:,}"
+        return
+    for sample in seen.samples.tolist():
+        name = lookup.name(sample)
+        yield f"sample {sample}" + (f": {escaped(name)}" if name else "")
+    for place, made in _made(seen, replayer):
+        yield _place_text(place)
+        yield from (f"  {escaped(text)}" for text in _row_texts(place, made))
+
+
+def _place_text(place: SeenPlace) -> str:
+    ranks = " and ".join(map(str, place.ranks))
+    text = f"  epoch {place.epoch}, step {place.step}, row {place.row}, rank {ranks}: sample {place.sample}"
+    if place.stands_in_for is not None:
+        text += f", in the place of {place.stands_in_for}, which is bad"
+    return text + (f", from its element {place.element}" if place.element else "")
+
+
+def _row_texts(place: SeenPlace, made: ReplayedRow | None) -> list[str]:
+    """What a row says of a sample that was made again."""
+    if made is None:
+        return []
+    parts: list[ReplayedRow | ReplayedDocument] = [made]
+    if made.documents:
+        wanted = place.sample, place.element
+        parts = [one for one in made.documents if (one.sample, one.first) == wanted]
+    texts = []
+    for part in parts:
+        if isinstance(part, ReplayedDocument):
+            texts.append(part.reason or f"elements {part.offset} to {part.offset + part.length - 1} of the row")
+        elif part.sample != place.sample or not part.is_good:
+            reason = next((one.reason for one in part.tried if one.sample == place.sample), "it is not in this row")
+            texts.append(f"not seen: {reason}")
+        texts += map(drawn_text, part.draws)
+    return [f"  {text}" for text in texts]
