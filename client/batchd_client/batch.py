@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
-from batchd_client.memory import BatchMemory
+from batchd_client.memory import BatchMemory, ReceiveBuffer
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
 from batchd_wire.slot import rows_crc32
@@ -327,6 +327,17 @@ class Batch(NotCopyable, Mapping[str, Any]):
         page = self._lease_of("crc32").memory.page
         covered = [(field.offset, field.row_bytes) for field in self._fields.values()]
         return rows_crc32(page, covered, range(self._first, self._first + self.samples))
+
+    def detached(self) -> "Batch":
+        """Copy the batch into memory of this program, of which the daemon knows nothing.
+
+        Raises ``BatchReleased``, and ``OSError`` without memory.
+        """
+        memory = self._lease_of("memory").memory
+        own = ReceiveBuffer(memory.slot_bytes)
+        own.page[:] = memory.page
+        handle = Handle(0, 0, self.epoch, self.step, slot=0, generation=0, first=self._first, count=self.samples)
+        return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._classes)
 
     @property
     def memory(self) -> BatchMemory:

@@ -15,7 +15,7 @@ import numpy as np
 
 from batchd_client.batch import Batch
 from batchd_client.connection import Connection
-from batchd_client.errors import NotCopyable, PositionInvalid, StateMismatch, StreamClosed
+from batchd_client.errors import NotCopyable, PositionInvalid, StateMismatch, StreamChanged, StreamClosed
 from batchd_client.memory import BatchMemory
 from batchd_client.reader import BEGINNING, StreamReader
 from batchd_client.subscription import StreamState, SubscriptionRequest, checked_position, read_state
@@ -26,6 +26,8 @@ from batchd_wire.position import Position
 T = TypeVar("T")
 
 
+WORLD_SIZE_MAX = 1 << 20
+"""Of ranks, as the daemon limits them."""
 ENDLESS_STEPS = 1 << 30
 """A live stream has more steps than this, which have no meaning; other epochs have fewer."""
 
@@ -268,6 +270,40 @@ class Stream(NotCopyable):
         """
         self._check_open()
         return self._reader.take(epoch, wait=wait)
+
+    def at(self, epoch: int, step: int) -> Batch:
+        """Return a copy of the batch at (``epoch``, ``step``); this stream stays where it is.
+
+        The daemon makes it for a spectator, for which no trainer waits. The copy is memory of this
+        program: however long it lives, the ring has its slot back. A rank's part of a shared last
+        round is in it as a whole batch.
+
+        Raises ``PositionInvalid`` also for a live stream, whose batches come once, ``RingTooSmall``
+        or ``RingBusy`` if the ring has no slots to spare, ``StreamChanged`` after a reload with
+        other batches, and what iterating raises.
+        """
+        self._check_open()
+        position = checked_position(epoch, step)
+        if self.steps >= ENDLESS_STEPS:
+            raise PositionInvalid(
+                f"stream {self.name!r} is live: its samples come once, so no batch can be asked for by its position; `batchd "
+                "peek` shows the present one"
+            )
+        if step >= self.steps:
+            raise PositionInvalid(f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}")
+        # Rank 0 of so many ranks reads this one batch in the rest of the epoch, so no other is made.
+        claim = SubscriptionRequest(self.name, 0, min(self.steps - step, WORLD_SIZE_MAX), 1, epoch + 1, True)
+        try:
+            reader = StreamReader(self._reader.connection, claim, position, self.fingerprint)
+        except StateMismatch as error:
+            raise StreamChanged(str(error).partition("\n")[0]) from None
+        try:
+            batch = reader.take(epoch)
+            assert batch is not None, "the course begins with it"
+            with batch:
+                return batch.detached()
+        finally:
+            reader.close()
 
     def memories(self) -> list[BatchMemory]:
         """List the mapped memory of future batches; see ``Batch.memory``."""

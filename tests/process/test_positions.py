@@ -6,9 +6,11 @@ import random
 import pytest
 
 import batchd_client
+from batchd_client.errors import PositionInvalid, RingTooSmall, StreamChanged, StreamClosed
 from support.expected import Expected
-from support.seen import positions, samples, see
+from support.seen import look_at, positions, samples, see
 from support.settings import folder_stream
+from support.waiting import wait_until
 
 MANY = {"batch_size": 3}
 """Fourteen batches in an epoch, the last with one sample."""
@@ -101,3 +103,87 @@ def test_a_stream_without_shuffling_keeps_the_order_of_the_source(daemon):
     assert [one.samples for one in first] == [one.samples for one in second]
     assert [one.digest for one in first] != [one.digest for one in second]
     assert positions(first) == [(0, step) for step in range(5)]
+
+
+# --- a batch by its position ----------------------------------------------------------------------
+
+
+def test_any_batch_can_be_looked_at_while_trainers_read(daemon, expected):
+    """Trainers get what they would have got; states, slots and claims are as before."""
+    looks = [(0, 0), (0, 13), (7, 5), (1, 4), (0, 5)]
+    with batchd_client.connect(daemon.address) as connection, batchd_client.connect(daemon.address) as other:
+        ranks = [connection.stream("photos", rank, 2) for rank in range(2)]
+        watched = other.stream("photos")
+        found, kept, seen = [], [], [[], []]
+        for look in looks:
+            for rank, stream in enumerate(ranks):
+                seen[rank] += see(stream, 1)
+            before = watched.state_dict(), [stream.state_dict() for stream in ranks]
+            batch = watched.at(*look)
+            found.append(look_at(batch))
+            kept.append(batch)
+            assert (watched.state_dict(), [stream.state_dict() for stream in ranks]) == before
+        assert found == [expected.batch(*look) for look in looks]
+        assert sorted(one for rank in seen for one in rank) == sorted(expected.epoch(0)[:10])
+        for stream in (*ranks, watched):
+            stream.close()
+        wait_until(lambda: daemon.status()["streams"][0]["leased_slots"] == 0, "copies hold no slot")
+        assert '<img alt="image"' in kept[0]._repr_html_()
+        assert [kept[1].crc32(), kept[4].crc32()] == [other.stream("photos").at(*looks[one]).crc32() for one in (1, 4)]
+        kept[0].release()
+        assert kept[0].released
+    assert look_at(kept[2]) == found[2], "a copy outlives the connection"
+
+
+def test_a_batch_is_made_for_a_look_and_none_behind_it(start_daemon, photos):
+    """A look costs one batch of work, at the end of an epoch, too."""
+    daemon = start_daemon({"photos": folder_stream(photos, **MANY, window=1)})
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos")
+        see(stream, 1)
+        wait_until(lambda: daemon.status()["streams"][0]["decoded_batches"] == 2, "the next one is ready")
+        for number, (epoch, step) in enumerate([(5, 3), (2, 13)], 1):
+            stream.at(epoch, step).release()
+            assert daemon.status()["streams"][0]["decoded_batches"] == 2 + number
+        assert positions(see(stream, 2)) == [(0, 1), (0, 2)]
+
+
+def test_a_look_that_the_ring_cannot_spare_is_refused_with_the_reason(start_daemon, photos):
+    """Trainers go on; a position that does not exist is refused, too."""
+    stream = folder_stream(photos, memory=str(2 * 32 * 1024))
+    daemon = start_daemon({"photos": stream})
+    with batchd_client.connect(daemon.address) as connection:
+        reading = connection.stream("photos")
+        with pytest.raises(RingTooSmall, match="has 2 slots and 1 trainer, and each needs 2"):
+            reading.at(0, 1)
+        with pytest.raises(PositionInvalid, match="step 5: an epoch of stream 'photos' has steps 0 to 4"):
+            reading.at(0, 5)
+        with pytest.raises(PositionInvalid):
+            reading.at(-1, 0)
+        assert len(see(reading)) == 5
+        reading.close()
+        with pytest.raises(StreamClosed):
+            reading.at(0, 0)
+
+
+def test_a_look_at_a_stream_that_a_reload_has_changed_is_an_error(start_daemon, photos):
+    """The position would be another batch."""
+    daemon = start_daemon({"photos": folder_stream(photos)})
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos")
+        stream.at(0, 0).release()
+        daemon.config.write_text(daemon.config.read_text().replace("window = 4", "window = 4\nseed = 5"))
+        daemon.reload()
+        with pytest.raises(StreamChanged, match="other files or other settings"):
+            stream.at(0, 0)
+
+
+def test_a_live_stream_has_no_batch_to_be_asked_for_by_position(start_daemon):
+    """The error names the command that shows the present one."""
+    source = {"type": "push", "fields": {"x": "float32"}, "capacity": 8}
+    daemon = start_daemon({"live": {"source": source, "batch_size": 2}})
+    with (
+        batchd_client.connect(daemon.address) as connection,
+        pytest.raises(PositionInvalid, match="`batchd peek` shows the present one"),
+    ):
+        connection.stream("live").at(0, 0)

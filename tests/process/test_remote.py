@@ -249,3 +249,11 @@ def test_another_program_that_listens_is_not_taken_for_a_daemon():
         proxy.is_open = False
         with pytest.raises(DaemonNotFound, match="no batchd daemon"):
             batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", connect_timeout_s=0.3)
+
+
+def test_a_batch_is_looked_at_by_its_position_over_tcp(daemon, expected):
+    """It is a copy, as on the daemon's host, and the trainer's next batch stays the same."""
+    with batchd_client.connect(daemon.tcp_address) as connection, connection.stream("photos") as stream:
+        first = see(stream, 1)
+        assert look_at(stream.at(3, 2)) == expected.batch(3, 2)
+        assert first + see(stream, 1) == expected.epoch(0)[:2]
