@@ -28,6 +28,14 @@ from batchd.errors import BatchdError
     help="The state of a trainer as JSON, to be saved with the card.",
 )
 @click.option(
+    "--join",
+    "joined_files",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="The card of another host whose ranks read other rows of the run: add its digests. Repeatable.",
+)
+@click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to FILE, not to standard output."
 )
 def command(
@@ -38,9 +46,12 @@ def command(
     running: bool,
     address: str | None,
     state_file: Path | None,
+    joined_files: tuple[Path, ...],
     output: Path | None,
 ) -> None:
     """Print the card of STREAM: fingerprint and its parts, versions, and the configuration.
+
+    From a running daemon also, with `digest = true`, the digest of what was delivered in each epoch.
 
     Keep it beside the checkpoints of a run. `batchd replay --card` makes any batch of the run again
     when batchd.toml has changed, and `batchd diff` says where two runs differ.
@@ -48,7 +59,7 @@ def command(
     from dataclasses import replace  # noqa: PLC0415  as below
 
     from batchd.history.batches import card_of, open_alone  # noqa: PLC0415  numpy
-    from batchd.history.cards import read_state  # noqa: PLC0415  the same
+    from batchd.history.cards import joined_card, read_card, read_state  # noqa: PLC0415  the same
     from batchd.pipeline.image.decode import decoder_versions  # noqa: PLC0415  it loads OpenCV
 
     set_up_logs("warning")
@@ -68,6 +79,7 @@ def command(
                 f"{stream!r} with {card.fingerprint}; name the stream and the configuration of that run"
             )
         card = replace(card, state=state)
+    card = joined_card(card, [(file, read_card(file)) for file in joined_files])
     if output is None:
         click.echo(card.to_json(), nl=False)
         return

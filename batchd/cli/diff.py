@@ -46,6 +46,6 @@ def command(run_a: Path, run_b: Path) -> None:
         click.echo(f"first other batch: {found.position.epoch}:{found.position.step}")
     elif not found.parts:
         click.echo("the same batch at each position")
-    if found.note:
-        click.echo(found.note)
-    sys.exit(DIFFERENT if found.parts else 0)
+    for line in filter(None, [found.note, *found.delivered]):
+        click.echo(line)
+    sys.exit(DIFFERENT if found.parts or found.has_other_rows else 0)

@@ -416,6 +416,10 @@ class StreamConfig(_Branch):
     asks again for a batch that does not match, and counts it. For untrusted networks and memory;
     costs both sides some 0.2 ms for each MB."""
 
+    digest: bool = False
+    """Whether the daemon keeps a digest of the rows that it delivered in each epoch, for
+    `batchd card` and `batchd diff`. It is made of the checksums of `verify`, so it includes that."""
+
     on_error: Annotated[OnError, Mark.DECIDES_BYTES] = "substitute"
     """Replacement for a sample that cannot be read or decoded: "substitute" takes another sample
     (always the same one), "mask" zeros (a padded field its fill) with valid = false, "fail" stops
@@ -508,6 +512,8 @@ class StreamConfig(_Branch):
             checks.say(f"{why}, so none can be drawn by weight; leave weights out", "weights")
         if isinstance(self.source, MixSource) and self.source.changes:
             self._check_changing_mix(checks)
+        if self.source.is_live and self.digest:
+            checks.say(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest', "digest")
         self._check_pack(checks)
         if isinstance(self.source, PushSource):
             self._check_push(checks, self.source)

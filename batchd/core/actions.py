@@ -153,6 +153,7 @@ class GrantLease(Action):
     first: int
     count: int
     is_remote: bool
+    is_spectator: bool = False
 
 
 @record

@@ -328,6 +328,7 @@ class Delivery:
                 first,
                 count,
                 subscription.is_remote,
+                subscription.is_spectator,
             )
         )
         if subscription.is_spectator:

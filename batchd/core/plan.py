@@ -140,7 +140,7 @@ def _round_keys(key: tuple[int | NDArray[np.int64], ...], rounds: int) -> list[t
         states = mixed_each(key)
         for _ in range(rounds):
             states = states + np.uint64(_GOLDEN)
-            keys.append(_mix_numbers(states))
+            keys.append(mix_numbers(states))
     else:
         state = mixed(key)  # type: ignore[arg-type]
         for _ in range(rounds):
@@ -162,11 +162,11 @@ def mixed_each(key: tuple[int | NDArray[np.int64], ...]) -> Indices:
     states = np.full(1, _GOLDEN, np.uint64)
     for word in key:
         words = word.astype(np.uint64) if isinstance(word, np.ndarray) else np.full(1, word & _MASK, np.uint64)
-        states = _mix_numbers(states ^ words)
+        states = mix_numbers(states ^ words)
     return states
 
 
-def _mix_numbers(values: Indices) -> Indices:
+def mix_numbers(values: Indices) -> Indices:
     """Apply ``_mix_number`` to each element; arrays wrap around as it does."""
     mixed = values + np.uint64(_GOLDEN)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1

@@ -44,3 +44,5 @@ class StreamSpec:
     """Whether its source is the user's own code."""
     source: str = ""
     """Digest of the samples and their places; "" of a live source."""
+    has_digests: bool = False
+    """Whether the rows that are delivered in each epoch have a digest."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import structlog
 import zmq
 
@@ -25,6 +26,7 @@ from batchd import __version__, failpoints
 from batchd.config.cpus import available_cpus
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
+from batchd.core.digests import EpochDigests
 from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
@@ -54,6 +56,7 @@ from batchd.orders.worker import (
     UseSlot,
 )
 from batchd_wire.codec import Message
+from batchd_wire.fields import CHECKSUM
 from batchd_wire.messages import (
     AskBad,
     AskReload,
@@ -254,7 +257,7 @@ class Loop:
                 status = replace(status, warnings=self.log.warnings)
             if not door.is_remote and message.card_of is not None:  # its door has checked the user
                 number = self.state.numbers.get(message.card_of)
-                card = self.streams[number].card if number is not None else None
+                card = self.streams[number].dated_card() if number is not None else None
                 status = DaemonStatus(status.daemon, (), (), (), card=card)
             elif not door.is_remote and message.log_after is not None:  # the message lacks one
                 status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
@@ -458,11 +461,23 @@ class Loop:
         failpoints.passing("daemon.subscribed")
 
     def _grant(self, action: act.GrantLease) -> None:
+        digests = self.streams[action.stream].digests
+        if digests is not None and not action.is_spectator:
+            self._add_rows(digests, action)
         door = self.doors.of(action.session)
         if door is not None:
             door.deliver(action, self.streams[action.stream].layout)
         elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
             self.queue.append(BatchSent(action.session, action.subscription, action.sequence, action.generation))
+
+    def _add_rows(self, digests: EpochDigests, grant: act.GrantLease) -> None:
+        """Add the rows of a lease to the digest of its epoch; the slot has their checksums."""
+        if not digests.lacks(grant.epoch, grant.step, grant.first, grant.count):
+            return
+        sums = next(field for field in self.streams[grant.stream].layout.fields if field.name == CHECKSUM.name)
+        start = sums.offset + grant.first * sums.row_bytes
+        found = os.pread(self.memory.readable(grant.slot), grant.count * sums.row_bytes, start)
+        digests.add(grant.epoch, grant.step, grant.first, np.frombuffer(found, np.dtype(sums.dtype)))
 
     def _admit_producer(self, action: act.AdmitProducer) -> None:
         stream = self.streams[action.stream]

@@ -11,13 +11,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any
 
 import structlog
 
 from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
+from batchd.core.digests import EpochDigests
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
@@ -41,7 +42,7 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout
-from batchd_wire.status import ContentPart, StreamCard, StreamDescription
+from batchd_wire.status import ContentPart, DeliveredRows, StreamCard, StreamDescription
 
 _log = structlog.get_logger()
 
@@ -85,6 +86,11 @@ class ServedStream:
     cache: CacheMemory | CacheOnDisk | None = None
     """The process that serves the stream provides it: see ``provide_cache``."""
     quarantined: list[int] = field(default_factory=list)
+    digests: EpochDigests | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec.has_digests:
+            self.digests = EpochDigests(self.spec.plan)
 
     @property
     def number(self) -> int:
@@ -106,6 +112,11 @@ class ServedStream:
         """Descriptors for a worker: the index, then the mailbox or the cache."""
         mailbox = [self.mailbox.readable] if self.mailbox is not None else []
         return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
+
+    def dated_card(self) -> StreamCard:
+        """The card, with the digests of what was delivered up to now."""
+        digests = [] if self.digests is None else list(self.digests)
+        return replace(self.card, digests=tuple(DeliveredRows(*one) for one in digests))
 
     def provide_cache(self, others: Iterable["ServedStream"]) -> None:
         """Join the cache of one of the ``others``, or make one, if wanted. Raises ``OSError``."""
@@ -180,6 +191,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         groups_neighbours=epochs.order is not None and any(one.reads_urls for _key, one in sources_in(source)),
         own_source=plan.runs_own_code,
         source="" if source.is_live else source_digest(index),
+        has_digests=config.digest,
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     if config.why_no_cache:

@@ -5,10 +5,13 @@
      "parts": {"seed": 7, "source": "9a…", "pipeline[0]": {"op": "decode", …}, …},
      "versions": {"batchd": "0.1.0", "decoders": "libjpeg-turbo 2.1.5 …", …},
      "configuration": {"daemon": {…}, "streams": {"photos": {…}}},
-     "state": {"stream": "photos", "fingerprint": "3f…", "epoch": 3, "step": 117}}
+     "state": {"stream": "photos", "fingerprint": "3f…", "epoch": 3, "step": 117},
+
+     "digests": [{"epoch": 0, "rows": 1281167, "rows_max": 1281167, "digest": "c4…"}]}
 
 Equal fingerprints mean equal parts. Versions are no part of them: they may make other pixels of the
-same file. The state of a trainer is there if the user gave one.
+same file. The state of a trainer is there if the user gave one, and digests of the rows that were
+delivered (``core.digests``) if a daemon kept some.
 
 Invariant: the configuration of a card makes the card's fingerprint, as long as neither the files
 nor batchd's own steps have changed.
@@ -16,8 +19,9 @@ nor batchd's own steps have changed.
 
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import time
 from typing import Any, NamedTuple
@@ -27,6 +31,7 @@ from pydantic import ValidationError
 
 from batchd import __version__
 from batchd.config.tree import Config
+from batchd.core.digests import RowsDigest, joined
 from batchd.daemon.streams import PART_NAMES, content_from
 from batchd.daemon.streams import fingerprint as digest_of
 from batchd.errors import BatchdError
@@ -40,6 +45,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 DECODING_FEATURES = ("sse4_2", "avx2", "avx512f", "avx512bw", "asimd", "sve", "sve2")
 """Instructions for which the decoders have code of their own."""
 SHOWN_CHARACTERS_MAX = 60
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 GUESSES: Mapping[str, Sequence[object]] = {
     "seed": range(4096),
     "batch_size": range(1, 4097),
@@ -77,13 +83,15 @@ class RunCard:
     configuration: Mapping[str, Any]
     time_s: float = field(default_factory=time)
     state: TrainerState | None = None
+    digests: tuple[RowsDigest, ...] = ()
 
     @classmethod
     def of(cls, card: StreamCard, versions: Mapping[str, str]) -> "RunCard":
         """A card of a stream that a daemon serves, or that this process has opened."""
         parts = {part.name: json.loads(part.value) for part in card.parts}
         configuration = json.loads("".join(card.configuration))
-        return cls(card.stream, card.fingerprint, card.samples, parts, versions, configuration)
+        digests = tuple(RowsDigest(one.epoch, one.rows, one.rows_max, one.digest) for one in card.digests)
+        return cls(card.stream, card.fingerprint, card.samples, parts, versions, configuration, digests=digests)
 
     def config(self) -> Config:
         """The configuration, with this stream alone. Raises ``BatchdError``."""
@@ -97,7 +105,8 @@ class RunCard:
 
     def to_json(self) -> str:
         """The text of a file."""
-        plain = {**asdict(self), "state": self.state.to_plain() if self.state else None}
+        state = self.state.to_plain() if self.state else None
+        plain = {**asdict(self), "state": state, "digests": [one._asdict() for one in self.digests]}
         return json.dumps({"card": VERSION, **plain}, indent=2) + "\n"
 
 
@@ -122,10 +131,24 @@ def read_run(file: Path) -> RunCard | TrainerState:
         }:
             state = state_of(plain["state"], f"{file}: state") if plain.get("state") is not None else None
             texts = {str(name): str(text) for name, text in versions.items()}
-            return RunCard(stream, fingerprint, samples, parts, texts, configuration, time_s, state)
+            digests = _digests_of(plain.get("digests", []), file)
+            return RunCard(stream, fingerprint, samples, parts, texts, configuration, time_s, state, digests)
     raise BatchdError(
         f"{file} is a damaged card: {', '.join(_missing(plain))} missing, or of a wrong type; write it again"
     )
+
+
+def _digests_of(plain: object, file: Path) -> tuple[RowsDigest, ...]:
+    found = []
+    for one in plain if isinstance(plain, list) else [plain]:
+        match one:
+            case {"epoch": int(epoch), "rows": int(rows), "rows_max": int(rows_max), "digest": str(digest)} if (
+                _DIGEST.fullmatch(digest)
+            ):
+                found.append(RowsDigest(epoch, rows, rows_max, digest))
+            case _:
+                raise BatchdError(f"{file} is a damaged card: its digests cannot be read; write it again")
+    return tuple(found)
 
 
 def read_card(file: Path) -> RunCard:
@@ -199,6 +222,29 @@ def _cpu_features() -> str:
         (line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))), []
     )
     return " ".join(one for one in DECODING_FEATURES if one in found)
+
+
+def joined_card(card: RunCard, others: Sequence[tuple[Path, RunCard]]) -> RunCard:
+    """Add the digests of cards of other hosts, whose daemons delivered other rows of the same run.
+
+    Raises ``BatchdError``, naming the file, for another run, or if rows were delivered twice.
+    """
+    digests = {one.epoch: one for one in card.digests}
+    for file, other in others:
+        if (other.stream, other.fingerprint) != (card.stream, card.fingerprint):
+            raise BatchdError(
+                f"{file} is the card of stream {other.stream!r} with the fingerprint {other.fingerprint}, not of "
+                f"{card.stream!r} with {card.fingerprint}; join cards of one run"
+            )
+        for one in other.digests:
+            both = joined(digests[one.epoch], one) if one.epoch in digests else one
+            if both.rows > both.rows_max:
+                raise BatchdError(
+                    f"{file}: epoch {one.epoch} has {one.rows_max:,} rows, and both cards together {both.rows:,}, so the "
+                    "hosts delivered the same rows; join cards of hosts that shared the ranks of one run"
+                )
+            digests[one.epoch] = both
+    return replace(card, digests=tuple(digests[epoch] for epoch in sorted(digests)))
 
 
 def part_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

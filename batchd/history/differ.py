@@ -9,7 +9,7 @@
 Invariant: a position that is named is one whose rows are of other samples, or drew other numbers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from batchd.history.cards import RunCard, part_differences, version_differences
 from batchd.pipeline.cache_split import plan_pipeline
 from batchd.pipeline.sample_fields import pack_of
 from batchd_wire.position import Position
+from batchd_wire.wording import counted
 
 ORDER = {"batch_size", "seed", "shuffle", "drop_last"}
 """Parts that decide which samples are in which batch."""
@@ -29,17 +30,46 @@ _FIRST = Position(0, 0)
 class RunDifference:
     """``parts``, ``versions``: lines of text. ``position``: the first one that differs.
 
-    ``position`` is None if no batch differs, or if ``note`` says where one may.
+    ``position`` is None if no batch differs, or if ``note`` says where one may. ``delivered``: lines
+    about the rows that were delivered in each epoch, and ``has_other_rows`` if they differ.
     """
 
     parts: list[str]
     versions: list[str]
     position: Position | None
     note: str
+    delivered: list[str] = field(default_factory=list)
+    has_other_rows: bool = False
 
 
 def difference(before: RunCard, after: RunCard) -> RunDifference:
     """Compare two runs. Raises ``BatchdError`` if the configuration of a card cannot be used."""
+    delivered, has_other_rows = _delivered(before, after)
+    return replace(_planned(before, after), delivered=delivered, has_other_rows=has_other_rows)
+
+
+def _delivered(before: RunCard, after: RunCard) -> tuple[list[str], bool]:
+    """Compare the digests of epochs that both cards have; True if the rows of one differ."""
+    known = {one.epoch: one for one in after.digests}
+    pairs = [(one, known[one.epoch]) for one in before.digests if one.epoch in known]
+    lines, same, has_other_rows = [], 0, False
+    for one, other in pairs:
+        if one == other:
+            same += one.rows
+        elif (one.rows, one.rows_max) == (other.rows, other.rows_max) and one.rows == one.rows_max:
+            has_other_rows = True
+            lines.append(f"epoch {one.epoch}: other rows were delivered, digest {one.digest} became {other.digest}")
+        else:
+            rows = " and ".join(f"{each.rows:,} of {each.rows_max:,}" for each in (one, other))
+            lines.append(f"epoch {one.epoch}: {rows} rows were delivered, which cannot be compared")
+    if same:
+        epochs = sum(one == other for one, other in pairs)
+        lines.append(f"the same {counted(same, 'row')} delivered in {epochs} epoch{'s' * (epochs > 1)}")
+    return lines, has_other_rows
+
+
+def _planned(before: RunCard, after: RunCard) -> RunDifference:
+    """Compare what the cards say that the runs have at each position."""
     parts = part_differences(before.parts, after.parts)
     versions = version_differences(before.versions, after.versions)
     if not parts:

@@ -405,11 +405,22 @@ class ContentPart:
 
 
 @record
+class DeliveredRows:
+    """A digest of the ``rows`` that were delivered in ``epoch``, out of ``rows_max``: 64 digits."""
+
+    epoch: int
+    rows: int
+    rows_max: int
+    digest: str
+
+
+@record
 class StreamCard:
     """What it takes to make a stream's batches again, for `batchd card` and `batchd replay`.
 
     ``parts``: all that the ``fingerprint`` is a digest of. ``samples``: those of an epoch.
     ``configuration``: pieces of one JSON text, as `batchd.toml` with this stream alone.
+    ``digests``: of a stream with ``digest = true``, in the order of epochs.
     """
 
     stream: str
@@ -417,6 +428,7 @@ class StreamCard:
     samples: int
     parts: tuple[ContentPart, ...]
     configuration: tuple[str, ...]
+    digests: tuple[DeliveredRows, ...] = ()
 
 
 @record

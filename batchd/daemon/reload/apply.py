@@ -108,6 +108,10 @@ class ReloadApplier:
         ]
         self.daemon.update(document["daemon"])
         names = {stream.name for stream in made}
+        for stream in made:  # the same rows: their digests go on
+            former = self.streams.get(before.get(stream.name, -1))
+            if former is not None and former.spec.fingerprint == stream.spec.fingerprint and stream.spec.has_digests:
+                stream.digests = former.digests or stream.digests
         replaced = [number for name, number in before.items() if name in names]
         removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
         kept = {name: number for name, number in before.items() if name in document["same"]}
