@@ -308,7 +308,7 @@ class SampleLookup:
         parts = np.where(np.isin(samples, self._bad), 0, self._parts_of(samples))
         was_seen = np.zeros(len(samples), np.bool_)
         for epoch, is_whole in stretches.epochs:
-            if is_whole:  # each part of a good sample was in it once, wherever
+            if is_whole and self._is_each_there:  # each part of a good sample was in it once, wherever
                 by_epoch[epoch] = int(parts.sum())
                 was_seen |= parts > 0
         for found in self.rows(samples, stretches, counts_only=True):
@@ -318,6 +318,11 @@ class SampleLookup:
         never = int((~was_seen).sum())
         fingerprint = self._opened.spec.fingerprint
         return Seen(self._opened.name, fingerprint, until, samples, by_epoch, never, self, stretches)
+
+    @property
+    def _is_each_there(self) -> bool:
+        """Whether each epoch has all samples, or all of their parts, and each at one place."""
+        return self.packs is not None or self.plan.has_each_once
 
     def _parts_of(self, samples: Numbers) -> Numbers:
         """The rows that the plan of an epoch has of each sample: int64 ``[samples]``."""
@@ -353,7 +358,8 @@ class SampleLookup:
         at_once = max(1, PAIRS_MAX // max(1, len(samples), len(self._bad)))
         for first in range(0, len(stretches.epochs), at_once):
             some = stretches.epochs[first : first + at_once]
-            planned = [epoch for epoch, is_whole in some if not (counts_only and is_whole)]
+            is_known = counts_only and self._is_each_there
+            planned = [epoch for epoch, is_whole in some if not (is_known and is_whole)]
             found = self._planned(samples, good, np.array(planned, np.int64))
             if self._substitutes and self.packs is None and len(self._bad):
                 stand_ins = self._stand_ins(samples, np.array([epoch for epoch, _is_whole in some], np.int64))
@@ -364,15 +370,13 @@ class SampleLookup:
     def _planned(self, samples: Numbers, good: Numbers, epochs: Numbers) -> _Found:
         """The rows in which the plan has good samples."""
         which, of_epoch = np.tile(good, len(epochs)), np.repeat(epochs, len(good))
-        elements = np.zeros(len(which), np.int64)
+        plan = self.plan
         if self.packs is None:
-            places = self.plan.places(of_epoch, samples[which])
+            pairs, places = plan.all_places(of_epoch, samples[which])
+            elements = np.zeros(len(pairs), np.int64)
         else:
-            plan = self.plan
-            parts = self.packs.places(of_epoch, samples[which], plan.seed, shuffle=plan.shuffle)
-            pair, places, elements = parts.T
-            which, of_epoch = which[pair], of_epoch[pair]
-        return _Found(which, of_epoch, places, samples[which], elements)
+            pairs, places, elements = self.packs.places(of_epoch, samples[which], plan.seed, shuffle=plan.shuffle).T
+        return _Found(which[pairs], of_epoch[pairs], places, samples[which[pairs]], elements)
 
     def _stand_ins(self, samples: Numbers, epochs: Numbers) -> _Found:
         """The rows in which samples stand in for bad ones."""
@@ -388,8 +392,9 @@ class SampleLookup:
         which = order[at]
         stands = samples[which] == others
         stands[waiting] = False
-        places = self.plan.places(of_epoch[stands], bad[stands])
-        return _Found(which[stands], of_epoch[stands], places, bad[stands], np.zeros(len(places), np.int64))
+        which, of_epoch, bad = which[stands], of_epoch[stands], bad[stands]
+        pairs, places = self.plan.all_places(of_epoch, bad)
+        return _Found(which[pairs], of_epoch[pairs], places, bad[pairs], np.zeros(len(pairs), np.int64))
 
 
 def seen(  # noqa: PLR0913  each is a question of its own

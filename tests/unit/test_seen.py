@@ -2,6 +2,8 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,8 +13,11 @@ from hypothesis import strategies as st
 import batchd
 from batchd.cli.main import main
 from batchd.config.load import load_config
+from batchd.core import plan as plan_module
 from batchd.core.blocks import BlockOrder
 from batchd.core.course import Course
+from batchd.core.draws import EvenDraws, SingleDraws, bounds_of
+from batchd.core.mixtures import Mixture, Segment
 from batchd.core.packs import PackLimits, Packs
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError, SourceInvalid
@@ -22,7 +27,10 @@ from support.images import write_photos
 from support.settings import folder_stream, write_settings
 
 SAMPLES = 23
-KINDS = ["shuffled", "in order", "blocks", "packs", "packs in order"]
+KINDS = [
+    *("shuffled", "in order", "blocks", "packs", "packs in order"),
+    *("weights", "weights in order", "weights in blocks", "single", "mixture", "mixture in order"),
+]
 
 
 def _array_stream(folder, samples, **changes):
@@ -46,8 +54,18 @@ def _plan(kind, batch_size, seed, *, drop_last):
         lengths[0] = 25
         packs = Packs.plan(lengths, PackLimits(10, 4, 6, "split"))
         return Plan(len(packs), batch_size, seed, kind == "packs", drop_last, SAMPLES), packs
-    order = BlockOrder(np.array([0, 3, 4, 11, 16, SAMPLES]), 2, seed) if kind == "blocks" else None
-    return Plan(SAMPLES, batch_size, seed, kind != "in order", drop_last, None, order), None
+    shuffle = not kind.endswith("in order")
+    if kind.startswith("mixture"):
+        mixture = Mixture([8, 15], [Segment(0, [1, 2]), Segment(31, [3, 0])], 19, seed, shuffle=shuffle)
+        return Plan(19, batch_size, seed, shuffle, drop_last, None, mixture), None
+    order = BlockOrder(np.array([0, 3, 4, 11, 16, SAMPLES]), 2, seed) if kind.endswith("blocks") else None
+    plan = Plan(SAMPLES, batch_size, seed, shuffle, drop_last, None, order)
+    weights = np.random.default_rng(seed).integers(0, 4, SAMPLES).astype(np.float64) + (np.arange(SAMPLES) < 9)
+    if kind.startswith("weights"):
+        return replace(plan, draws=EvenDraws(bounds_of(weights, SAMPLES), seed)), None
+    if kind == "single":
+        return replace(plan, samples=9, draws=SingleDraws(weights, 9, seed)), None
+    return plan, None
 
 
 def _contents(plan, packs, bad, position):
@@ -98,12 +116,15 @@ def test_the_places_of_all_samples_are_the_rows_that_ranks_read(lookup, kind, ba
     lookup.plan, lookup.packs, lookup._bad = plan, packs, np.array(sorted(bad), np.int64)
     numbers = st.tuples(st.integers(0, 3), st.integers(0, plan.steps - 1))
     *begins, until = (Position(*one) for one in sorted(data.draw(st.lists(numbers, min_size=2, max_size=4))))
+    looks_at_all = data.draw(st.booleans())
     legs = [Leg(begin, data.draw(st.integers(1, min(5, plan.steps)))) for begin in begins]
 
-    seen = lookup.seen(np.arange(SAMPLES), until, legs)
+    with patch.object(plan_module, "PLACES_FOR_A_SAMPLE", 1_000 if looks_at_all else 0):
+        seen = lookup.seen(np.arange(SAMPLES), until, legs)
+        places = list(seen.places())
 
     expected = _read(plan, packs, bad, legs, until)
-    assert {(*place[:4], *place[5:]): place.ranks for place in seen.places()} == expected
+    assert {(*place[:4], *place[5:]): place.ranks for place in places} == expected
     assert seen.times == len(expected)
     assert {epoch: times for epoch, times in seen.by_epoch.items() if times} == {
         epoch: sum(key[1] == epoch for key in expected) for epoch in {key[1] for key in expected}
@@ -144,9 +165,9 @@ def test_substitutes_of_many_samples_are_those_of_each(samples, seed, data):
 def test_places_of_a_thousand_million_samples_lead_back():
     """One call finds a sample in a hundred epochs."""
     plan = Plan(10**9, 256, 7, shuffle=True, drop_last=False)
-    places = plan.places(np.arange(100), np.full(100, 123_456_789))
+    epochs, places = plan.all_places(np.arange(100), np.full(100, 123_456_789))
 
-    for epoch, place in enumerate(places.tolist()):
+    for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True):
         step, row = divmod(place, 256)
         assert plan.indices(Position(epoch, step), row, 1).tolist() == [123_456_789]
 
