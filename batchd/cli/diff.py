@@ -1,6 +1,6 @@
 """``batchd diff``: say at which position the batches of two runs differ first, and why.
 
-Runs in the user's shell, from two files; it reads no data.
+Runs in the user's shell, from two files; it decodes no data, and scans it only if asked to.
 """
 
 import sys
@@ -16,14 +16,15 @@ DIFFERENT = 1
 @click.command("diff")
 @click.argument("run_a", type=click.Path(path_type=Path))
 @click.argument("run_b", type=click.Path(path_type=Path))
-def command(run_a: Path, run_b: Path) -> None:
+@click.option("--scan", is_flag=True, help="Read the indexes of both sources, for packed rows, blocks and weights.")
+def command(run_a: Path, run_b: Path, *, scan: bool) -> None:
     """Compare the cards of two runs (`batchd card`), or the states of two trainers.
 
     Print which parts of their fingerprints differ, and the first position with other batches. Equal
     fingerprints mean the same batch at each position. Exit code 1 if the runs differ.
     """
     from batchd.history.cards import RunCard, TrainerState, read_run  # noqa: PLC0415  pydantic and numpy
-    from batchd.history.differ import difference  # noqa: PLC0415  the same
+    from batchd.history.differ import RowOrder, difference  # noqa: PLC0415  the same
 
     runs = [read_run(run_a), read_run(run_b)]
     states = [run if isinstance(run, TrainerState) else run.state for run in runs]
@@ -39,7 +40,8 @@ def command(run_a: Path, run_b: Path) -> None:
             else "other batches, and a state does not say why: compare two cards, which `batchd card` writes"
         )
         sys.exit(0 if is_same else DIFFERENT)
-    found = difference(*cards)
+    before, after = cards
+    found = difference(before, after, (RowOrder.scan(before), RowOrder.scan(after)) if scan else None)
     for line in [*found.parts, *found.versions]:
         click.echo(escaped(line))
     if found.position is not None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from batchd.cli.main import main
@@ -20,7 +21,7 @@ from batchd.history.cards import (
     read_run,
     version_differences,
 )
-from batchd.history.differ import difference
+from batchd.history.differ import RowOrder, difference
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
@@ -178,6 +179,54 @@ def test_the_first_position_that_differs_follows_from_two_cards(card, before, af
     assert found.position == (None if position is None else Position(*position))
     assert note in found.note
     assert bool(found.parts) == (before != after)
+
+
+def _row_orders(cards):
+    return tuple(map(RowOrder.scan, cards))
+
+
+@pytest.mark.parametrize(
+    ("stream", "change", "position"),
+    [
+        ("blocks", {"seed": 1}, (0, 0)),
+        ("blocks", {"batch_size": 7}, (0, 0)),
+        ("blocks", {"drop_last": True, "batch_size": 7}, (0, 0)),
+        ("weights", {"seed": 1}, (0, 0)),
+        ("weights", {"drop_last": True}, (0, 5)),
+        ("packs", {"seed": 1}, None),
+        ("packs", {"shuffle": True}, (0, 0)),
+        ("packs", {"drop_last": True}, (0, 2)),
+    ],
+)
+def test_rows_that_follow_from_the_data_are_compared_where_their_indexes_are_read(tmp_path, stream, change, position):
+    """With equal data and seed a card suffices; else it says what would help."""
+    (tmp_path / "lines.jsonl").write_text("".join(f'{{"x": {[1.5] * (1 + n % 3)}}}\n' for n in range(23)))
+    np.save(tmp_path / "w.npy", np.arange(23.0))
+    source = {"type": "jsonl", "root": str(tmp_path), "shards": ["lines.jsonl"], "fields": {"x": "float32[?]"}}
+    pad = [{"op": "pad_batch", "field": "x", "max_shape": [3]}]
+    known = {
+        "blocks": {"shuffle": {"blocks": 2, "block_samples": 3}, "pipeline": pad},
+        "weights": {"weights": {"file": str(tmp_path / "w.npy")}, "pipeline": pad},
+        "packs": {
+            "pipeline": [{"op": "pack", "field": "x", "length": 4, "documents": 4}],
+            "shuffle": False,
+            "batch_size": 5,
+        },
+    }[stream]
+    cards = []
+    for changes in ({}, change):
+        keys = {"source": source, "batch_size": 4, **known, **changes}
+        config = write_settings(tmp_path / "batchd.toml", {"lines": keys}, {})
+        opened = open_alone(load_config(config), "lines")
+        cards.append(card_of(opened, ""))
+        opened.close()
+
+    without, scanned = difference(*cards), difference(*cards, _row_orders(cards))
+
+    assert scanned.position == (None if position is None else Position(*position))
+    follows = bool({"seed", "shuffle"} & change.keys())
+    assert ("--scan reads the indexes" in without.note) == follows
+    assert follows or without.position == scanned.position
 
 
 def test_changed_files_alone_differ_where_a_changed_sample_is(card):
