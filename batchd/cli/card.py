@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Print the card of STREAM: fingerprint and its parts, versions, and the configuration.
 
-    From a running daemon also, with `digest = true`, the digest of what was delivered in each epoch.
+    From a running daemon, with `digest = true`, also a digest of what each epoch delivered.
 
     Keep it beside the checkpoints of a run. `batchd replay --card` makes any batch of the run again
     when batchd.toml has changed, and `batchd diff` says where two runs differ.

@@ -418,7 +418,7 @@ class StreamConfig(_Branch):
 
     digest: bool = False
     """Whether the daemon keeps a digest of the rows that it delivered in each epoch, for
-    `batchd card` and `batchd diff`. It is made of the checksums of `verify`, so it includes that."""
+    `batchd card` and `batchd diff`. It is made of the checksums of `verify`, and includes that."""
 
     on_error: Annotated[OnError, Mark.DECIDES_BYTES] = "substitute"
     """Replacement for a sample that cannot be read or decoded: "substitute" takes another sample

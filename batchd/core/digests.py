@@ -42,7 +42,7 @@ class RowsDigest(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _EpochSum:
     steps: bytearray | None
     """A bit for each step that was delivered as a whole; None if all rows were."""
     rows: int = 0
@@ -76,7 +76,7 @@ class EpochDigests:
         self._plan = plan
         self._rows_max = min(plan.samples, plan.steps * plan.batch_size)
         self._step_bytes = -(-plan.steps // 8)
-        self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
+        self._epochs: OrderedDict[int, _EpochSum] = OrderedDict()
         """In the order in which rows were added last."""
 
     def lacks(self, epoch: int, step: int, first: int, count: int) -> bool:
@@ -98,7 +98,7 @@ class EpochDigests:
         known = self._epochs.get(epoch)
         if known is None:
             self._make_room()
-            known = self._epochs[epoch] = _Epoch(bytearray(self._step_bytes))
+            known = self._epochs[epoch] = _EpochSum(bytearray(self._step_bytes))
         self._epochs.move_to_end(epoch)
         before, rows = known.partial.pop(step, 0), self._plan.rows(step)
         chosen = np.array([row for row in range(first, first + len(checksums)) if not before >> row & 1], np.int64)

@@ -461,12 +461,12 @@ class Loop:
         failpoints.passing("daemon.subscribed")
 
     def _grant(self, action: act.GrantLease) -> None:
-        digests = self.streams[action.stream].digests
-        if digests is not None and not action.is_spectator:
-            self._add_rows(digests, action)
         door = self.doors.of(action.session)
         if door is not None:
-            door.deliver(action, self.streams[action.stream].layout)
+            stream = self.streams[action.stream]
+            if stream.digests is not None and not action.is_spectator:
+                self._add_rows(stream.digests, action)
+            door.deliver(action, stream.layout)
         elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
             self.queue.append(BatchSent(action.session, action.subscription, action.sequence, action.generation))
 

@@ -497,7 +497,7 @@ def read_run_position(
 
 
 def check_fingerprint(now: RunCard, card: RunCard | None, state: TrainerState | None) -> None:
-    """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream's ``now``."""
+    """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream ``now``."""
     if state is not None and state.stream != now.stream:
         raise BatchdError(f"the state is of stream {state.stream!r}, not {now.stream!r}; name that stream")
     if card is not None and card.fingerprint != now.fingerprint:

@@ -43,7 +43,7 @@ _FIRST = Position(0, 0)
 class RunDifference:
     """``parts``, ``versions``: lines of text. ``position``: the first one that differs.
 
-    ``position`` is None if no batch differs, or if ``note`` says where one may. ``delivered``: lines
+    ``position`` is None if no batch differs, or if ``note`` says where one may. ``delivered``: text
     about the rows that were delivered in each epoch, and ``has_other_rows`` if they differ.
     """
 

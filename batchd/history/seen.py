@@ -74,7 +74,7 @@ class SeenPlace(NamedTuple):
     element: int | None = None
 
 
-class _Found(NamedTuple):
+class _SeenRows(NamedTuple):
     """Rows of some samples, int64 ``[rows]`` each. ``which``: their places among the samples."""
 
     which: Numbers
@@ -308,7 +308,7 @@ class SampleLookup:
         parts = np.where(np.isin(samples, self._bad), 0, self._parts_of(samples))
         was_seen = np.zeros(len(samples), np.bool_)
         for epoch, is_whole in stretches.epochs:
-            if is_whole and self._is_each_there:  # each part of a good sample was in it once, wherever
+            if is_whole and self._is_each_there:  # each part of a good sample was in it once
                 by_epoch[epoch] = int(parts.sum())
                 was_seen |= parts > 0
         for found in self.rows(samples, stretches, counts_only=True):
@@ -349,7 +349,7 @@ class SampleLookup:
                     f"stream {name!r} has {counted(steps, 'step')} in an epoch, and none for {before.world_size} ranks"
                 )
 
-    def rows(self, samples: Numbers, stretches: _Stretches, *, counts_only: bool = False) -> Iterator[_Found]:
+    def rows(self, samples: Numbers, stretches: _Stretches, *, counts_only: bool = False) -> Iterator[_SeenRows]:
         """The rows of ``samples`` that were read, some epochs at a time.
 
         ``counts_only``: without the rows that the plan has in epochs that were read whole.
@@ -363,11 +363,11 @@ class SampleLookup:
             found = self._planned(samples, good, np.array(planned, np.int64))
             if self._substitutes and self.packs is None and len(self._bad):
                 stand_ins = self._stand_ins(samples, np.array([epoch for epoch, _is_whole in some], np.int64))
-                found = _Found(*map(np.concatenate, zip(found, stand_ins, strict=True)))
+                found = _SeenRows(*map(np.concatenate, zip(found, stand_ins, strict=True)))
             is_read = stretches.has(found.epochs, found.places // self.plan.batch_size)
-            yield _Found(*(part[is_read] for part in found))
+            yield _SeenRows(*(part[is_read] for part in found))
 
-    def _planned(self, samples: Numbers, good: Numbers, epochs: Numbers) -> _Found:
+    def _planned(self, samples: Numbers, good: Numbers, epochs: Numbers) -> _SeenRows:
         """The rows in which the plan has good samples."""
         which, of_epoch = np.tile(good, len(epochs)), np.repeat(epochs, len(good))
         plan = self.plan
@@ -376,9 +376,9 @@ class SampleLookup:
             elements = np.zeros(len(pairs), np.int64)
         else:
             pairs, places, elements = self.packs.places(of_epoch, samples[which], plan.seed, shuffle=plan.shuffle).T
-        return _Found(which[pairs], of_epoch[pairs], places, samples[which[pairs]], elements)
+        return _SeenRows(which[pairs], of_epoch[pairs], places, samples[which[pairs]], elements)
 
-    def _stand_ins(self, samples: Numbers, epochs: Numbers) -> _Found:
+    def _stand_ins(self, samples: Numbers, epochs: Numbers) -> _SeenRows:
         """The rows in which samples stand in for bad ones."""
         bad, of_epoch = np.tile(self._bad, len(epochs)), np.repeat(epochs, len(self._bad))
         others, waiting = bad.copy(), np.arange(len(bad))
@@ -394,7 +394,7 @@ class SampleLookup:
         stands[waiting] = False
         which, of_epoch, bad = which[stands], of_epoch[stands], bad[stands]
         pairs, places = self.plan.all_places(of_epoch, bad)
-        return _Found(which[pairs], of_epoch[pairs], places, bad[pairs], np.zeros(len(pairs), np.int64))
+        return _SeenRows(which[pairs], of_epoch[pairs], places, bad[pairs], np.zeros(len(pairs), np.int64))
 
 
 def seen(  # noqa: PLR0913  each is a question of its own

@@ -86,13 +86,13 @@ def find_in_runs(pattern: FilePattern, paths: Sequence[bytes], firsts: Numbers, 
 
 
 def find_in_records(pattern: FilePattern, index: SourceIndex) -> Numbers:
-    """As ``find_in_runs``, for records of files: ``facts`` and ``place`` as in ``sources.records``."""
+    """As ``find_in_runs``, for records of files, with an index as in ``sources.records``."""
     firsts = np.cumsum([0, *(records for records, *_rest in index.facts["files"])])[:-1]
     return find_in_runs(pattern, list(map(os.fsencode, index.place["files"])), firsts, len(index))
 
 
 def find_in_shards(pattern: FilePattern, index: SourceIndex, firsts: Numbers | None = None) -> Numbers:
-    """As ``find_in_runs``, for ``shards`` below the root; the index has the first sample of each."""
+    """As ``find_in_runs``, for shards below the root; the index has the first sample of each."""
     root = os.fsencode(index.place["root"])
     shards = [os.path.join(root, name) for name in index.names("shards")]  # noqa: PTH118  bytes
     firsts = index.arrays["firsts"] if firsts is None else firsts

@@ -144,7 +144,8 @@ class BuiltInKind:
     labels: Callable[[Any, SourceIndex], NDArray[np.int64] | None] = lambda _source, index: index.arrays.get(
         "labels", index.arrays.get("numbers.label")
     )
-    """The label of each sample, int64 ``[samples]``, for weights and `batchd seen`; None if the index has none."""
+    """The label of each sample, int64 ``[samples]``, for weights and `batchd seen`; None if the
+    index has none."""
     find: Callable[[Any, SourceIndex, FilePattern], NDArray[np.int64]] = has_no_files
     """The samples of the files that match, int64 ``[found]``, ascending; for `batchd seen`. Raises
     ``SourceInvalid`` if its index names no files."""

@@ -291,7 +291,7 @@ class Stream(NotCopyable):
             )
         if step >= self.steps:
             raise PositionInvalid(f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}")
-        # Rank 0 of so many ranks reads this one batch in the rest of the epoch, so no other is made.
+        # Rank 0 of so many ranks reads this one batch of the epoch's rest, so no other is made.
         claim = SubscriptionRequest(self.name, 0, min(self.steps - step, WORLD_SIZE_MAX), 1, epoch + 1, True)
         try:
             reader = StreamReader(self._reader.connection, claim, position, self.fingerprint)

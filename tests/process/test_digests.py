@@ -1,4 +1,4 @@
-"""`digest = true`: the daemon's digest of what it delivered, whoever read it and whatever happened."""
+"""`digest = true`: the daemon's digest of what it delivered, to any ranks, with any faults."""
 
 import json
 

@@ -297,3 +297,7 @@ def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed)
 
     assert {(*one[:4], *one.ranks, one.element) for one in seen.places()} == got
     assert seen.times == len(got)
+
+    made = batchd("seen", "texts", "--index", "5", "--config", daemon.config, "--epochs", "1", "--rows").stdout
+    assert "    elements " in made
+    assert made.count("  epoch 0, step ") == -(-LENGTHS[5] // 64)

@@ -18,6 +18,7 @@ from batchd.config.load import load_config
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.history import batches
 from batchd.history.batches import Replayer, TrainerRank
+from batchd.history.seen import SampleLookup
 from batchd_wire.position import Position
 from golden.data import write_data
 from golden.digests import FILE as GOLDEN_FILE
@@ -511,13 +512,38 @@ def test_other_versions_are_named_with_what_shows_whether_they_matter(daemon, tm
 # --- when samples were seen -----------------------------------------------------------------------
 
 
+def test_every_kind_of_source_finds_the_samples_of_a_file_and_of_a_label(golden):
+    """Names are those that a replay prints: each leads to its samples, and so does its file."""
+    streams, _data, config_file = golden
+    config, kinds = load_config(config_file), set()
+    for name, stream in streams.items():
+        kinds.add(stream["source"]["type"])
+        lookup = SampleLookup(config, name)
+        names = {sample: lookup.name(sample) for sample in range(lookup.plan.source_samples)}
+        if not names[0]:  # the user's own code
+            with pytest.raises(BatchdError, match="the index of the source names no files"):
+                lookup.of_file("x")
+            continue
+        for text in {names[0], *list(names.values())[-2:]}:
+            assert lookup.of_file(text).tolist() == [sample for sample, other in names.items() if other == text], name
+            file = text.partition(": ")[0]
+            in_file = [sample for sample, other in names.items() if other.partition(": ")[0] == file]
+            assert lookup.of_file(file).tolist() == lookup.of_file(f"{file[:-2]}*").tolist() == in_file, name
+        known = [lookup._reader.known(sample).get("label") for sample in names]
+        if None not in known:
+            label = int(known[-1])
+            assert lookup.of_label(str(label)).tolist() == [one for one, of in enumerate(known) if of == label], name
+    assert kinds >= {"folder", "list", "glob", "webdataset", "csv", "jsonl", "npy", "npz", "raw", "tokens", "tfrecord"}
+
+
 def test_samples_were_seen_where_trainers_logged_them(start_daemon, tmp_path):
-    """Two ranks, then three after a kill from an older state; two samples are bad; after a reload."""
+    """Two ranks, then three from an older state; two samples are bad, and one kills workers."""
     folder = tmp_path / "photos"
     paths = write_photos(folder, {"cat": 9, "dog": 8})
     for bad in (paths[3], paths[12]):
         bad.write_bytes(b"no image")
-    daemon = start_daemon({"photos": folder_stream(folder, batch_size=3, max_bad_fraction=1.0)}, workers=2)
+    stream = folder_stream(folder, batch_size=3, max_bad_fraction=1.0)
+    daemon = start_daemon({"photos": stream}, workers=2, lasting_faults={"worker.sample.decoded:5": "segv"})
     logged = {}
 
     def read(streams, rounds):
@@ -547,7 +573,7 @@ def test_samples_were_seen_where_trainers_logged_them(start_daemon, tmp_path):
         seen = batchd.seen(daemon.config, "photos", end, index=sample, legs=legs, bad=bad_samples)
         expected = {(*key, tuple(ranks)) for key, (one, ranks) in logged.items() if one == sample}
         assert {(*place[1:4], place.ranks) for place in seen.places()} == expected
-    assert bad_samples == {3, 12}
+    assert bad_samples == {3, 5, 12}
 
     card, state_file = tmp_path / "card.json", tmp_path / "state.json"
     state_file.write_text(json.dumps(end))
@@ -570,7 +596,7 @@ def test_samples_were_seen_where_trainers_logged_them(start_daemon, tmp_path):
     bad_file.write_text(json.dumps([{"sample": sample} for sample in bad_samples]))
     plain = json.loads(run_batchd(*words, "--card", card, "--bad", bad_file, "--json").stdout)
     assert plain == json.loads(before)
-    assert (plain["fingerprint"], plain["bad_known"]) == (fingerprint, 2)
+    assert (plain["fingerprint"], plain["bad_known"]) == (fingerprint, 3)
 
 
 def test_rows_of_a_sample_are_made_again_as_trainers_had_them(daemon, photos):

@@ -76,7 +76,7 @@ def test_the_digest_of_known_rows_never_changes():
 
 
 def test_digests_are_forgotten_where_there_are_too_many(monkeypatch):
-    """Those to which no row was added for longest go first; the steps of epochs are limited, too."""
+    """Those to which no row was added for longest go first; the steps of epochs are limited."""
     monkeypatch.setattr(module, "EPOCHS_MAX", 4)
     digests = EpochDigests(PLAN)
     for epoch in (0, 1, 2, 3):
