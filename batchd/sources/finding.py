@@ -9,7 +9,6 @@ Invariant: no file is opened, so a file that is gone is found, too.
 
 import os
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +22,8 @@ from batchd.storage.patterns import ANY_FOLDERS, Pattern, resolve_braces
 
 Numbers = NDArray[np.int64]
 
+FEW = 64
+"""Names that are compared one by one."""
 _WILD = frozenset("*?[{")
 
 
@@ -39,21 +40,35 @@ class FilePattern:
             text = os.path.normpath(Path.cwd() / text) if text.startswith(".") else os.path.normpath(text)
         self.path = os.fsencode(text)
         self.is_whole = text.startswith("/") or is_url(self.path)
+        self._folders: dict[bytes, bool] = {}
+        """Whether a file in a folder may match."""
         self._patterns = [] if self.is_plain else [Pattern(one) for one in resolve_braces("/".join(_names(text)))]
 
     def matches(self, path: bytes) -> bool:
         """True if it names this absolute path, or URL."""
         if self.is_plain:
             return path == self.path or (not self.is_whole and path.endswith(b"/" + self.path))
-        names = [os.fsencode(name) for name in _names(os.fsdecode(path))]
-        for pattern in self._patterns:
-            parts = pattern.text.split("/")
-            lengths = [len(names)] if self.is_whole else [len(parts)]
-            if not self.is_whole and ANY_FOLDERS in parts:
-                lengths = list(range(1, len(names) + 1))
-            if any(0 < length <= len(names) and pattern.matches(names[-length:]) for length in lengths):
-                return True
-        return False
+        folder, _slash, _name = path.rpartition(b"/")
+        may_match = self._folders.get(folder)
+        if may_match is None:
+            may_match = self._folders[folder] = any(
+                pattern.may_match_below(folders)
+                for pattern in self._patterns
+                for folders in self._ends(pattern, folder, 1)
+            )
+        return may_match and any(
+            pattern.matches(names) for pattern in self._patterns for names in self._ends(pattern, path, 0)
+        )
+
+    def _ends(self, pattern: Pattern, path: bytes, names_less: int) -> list[list[bytes]]:
+        """The names of a path to which a pattern may apply: of all of it, or of its ends."""
+        names, parts = [os.fsencode(name) for name in _names(os.fsdecode(path))], pattern.text.split("/")
+        if self.is_whole:
+            return [names]
+        if ANY_FOLDERS in parts:
+            return [names[first:] for first in range(len(names) + names_less)]
+        count = len(parts) - names_less
+        return [names[len(names) - count :]] if count <= len(names) else []
 
     def chosen(self, first: int, end: int) -> Numbers:
         """The samples of a file that matches, which has those from ``first`` to ``end``.
@@ -109,28 +124,26 @@ class NamedSamples:
     def __init__(self, offsets: Numbers, names: NDArray[np.uint8], before: bytes) -> None:
         self._offsets, self._names, self._before = offsets, names, before
 
-    @cached_property
-    def _bytes(self) -> bytes:
-        return self._names.tobytes()
-
     def find(self, pattern: FilePattern) -> Numbers:
         """The samples whose paths match, ascending."""
-        if not pattern.is_plain:
-            samples = range(len(self._offsets) - 1)
-            return np.array([sample for sample in samples if pattern.matches(self._path(sample))], np.int64)
-        needle = pattern.path
-        if pattern.is_whole and needle.startswith(self._before):
-            needle = needle[len(self._before) :]
-        elif not pattern.is_whole and not needle:
-            return np.zeros(0, np.int64)
-        found, place = set(), self._bytes.find(needle)
-        while place >= 0:
-            sample = int(np.searchsorted(self._offsets, place, "right")) - 1
-            if self._offsets[sample + 1] == place + len(needle) and pattern.matches(self._path(sample)):
-                found.add(sample)
-            place = self._bytes.find(needle, place + 1)
-        return np.array(sorted(found), np.int64)
+        samples = np.arange(len(self._offsets) - 1)
+        if pattern.is_plain:
+            samples = self._likely(pattern)
+        return np.array([sample for sample in samples.tolist() if pattern.matches(self._path(sample))], np.int64)
+
+    def _likely(self, pattern: FilePattern) -> Numbers:
+        """The samples whose names end as a path, from its suffix back, until few are left."""
+        whole = pattern.path
+        path = whole.removeprefix(self._before) if pattern.is_whole else whole
+        lengths, ends = np.diff(self._offsets), self._offsets[1:]
+        may_match = (lengths == len(path)) | (lengths == len(whole)) if pattern.is_whole else lengths >= len(path)
+        samples = np.flatnonzero(may_match)
+        for place in range(len(path) - len(os.path.splitext(path)[1]) - 1, -1, -1):  # noqa: PTH122  bytes
+            if len(samples) <= FEW:
+                break
+            samples = samples[self._names[ends[samples] - len(path) + place] == path[place]]
+        return samples
 
     def _path(self, sample: int) -> bytes:
-        name = self._bytes[self._offsets[sample] : self._offsets[sample + 1]]
+        name = self._names[self._offsets[sample] : self._offsets[sample + 1]].tobytes()
         return name if name.startswith(b"/") else self._before + name

@@ -1,6 +1,7 @@
 """`batchd seen`: every row in which the model saw a sample, computed by the inverse of the plan."""
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from unittest.mock import patch
@@ -22,6 +23,8 @@ from batchd.core.packs import PackLimits, Packs
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.history.seen import Leg, SampleLookup
+from batchd.sources import finding
+from batchd.sources.finding import FilePattern, NamedSamples
 from batchd_wire.position import Position
 from support.images import write_photos
 from support.settings import folder_stream, write_settings
@@ -170,6 +173,58 @@ def test_places_of_a_thousand_million_samples_lead_back():
     for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True):
         step, row = divmod(place, 256)
         assert plan.indices(Position(epoch, step), row, 1).tolist() == [123_456_789]
+
+
+NAMES = st.lists(
+    st.lists(st.sampled_from(["a", "b", "ab", "b.jpg", "a.jpg", ".h"]), min_size=1, max_size=3).map("/".join),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(
+    names=NAMES,
+    absolute=st.integers(0, 29),
+    text=st.sampled_from(
+        [
+            "a.jpg",
+            "a/b.jpg",
+            "/r/a/b.jpg",
+            "/r/a.jpg",
+            "*.jpg",
+            "a/*",
+            "/r/*/*",
+            "/r/**/*.jpg",
+            "**/b/*",
+            "{a,b}/a*",
+            "/r",
+        ]
+    ),
+)
+def test_a_search_in_names_finds_those_that_a_look_at_each_finds(names, absolute, text):
+    """Paths of files below the root, and one absolute path among them."""
+    paths = [f"/r/{name}" for name in names]
+    stored = [name if number != absolute else f"/r/{name}" for number, name in enumerate(names)]
+    blob = np.frombuffer("".join(stored).encode(), np.uint8)
+    index = NamedSamples(np.cumsum([0, *map(len, stored)]), blob, b"/r/")
+    pattern = FilePattern(text)
+
+    with patch.object(finding, "FEW", 0):
+        found = index.find(pattern).tolist()
+
+    assert found == [number for number, path in enumerate(paths) if FilePattern(text).matches(path.encode())]
+    for path in paths:
+        assert pattern.matches(path.encode()) == _matches(text, path)
+
+
+def _matches(text, path):
+    """Compare a path with a text by a regular expression that is written another way."""
+    regular = ""
+    for piece in re.split(r"(\*\*/|\*|\{a,b\})", text):
+        hidden = r"(?!\.)" if not regular or regular.endswith("/") else ""
+        special = {"**/": r"(?:(?!\.)[^/]+/)*", "*": hidden + "[^/]*", "{a,b}": "(?:a|b)"}
+        regular += special.get(piece, re.escape(piece))
+    return re.fullmatch(regular if text.startswith("/") else f"(?:.*/)?{regular}", path) is not None
 
 
 # --- which samples --------------------------------------------------------------------------------
