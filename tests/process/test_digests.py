@@ -11,6 +11,7 @@ from batchd_wire.slot import rows_crc32
 from support.commands import batchd
 from support.images import write_photos
 from support.network import free_port
+from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.seen import see
 from support.settings import folder_stream
 
@@ -86,6 +87,22 @@ def test_kills_a_resume_with_other_ranks_and_a_reload_change_no_digest(start_dae
         see(connection.stream("photos", epochs=1))
 
     assert _digests(daemon, tmp_path)[0] == expected
+
+
+def test_rows_of_worker_hosts_have_the_same_digest(start_daemon, photos, tmp_path, expected):
+    """The checksum of a row comes with it."""
+    daemon = start_daemon(_digested(photos), **pool_keys(), chunk_rows=1)
+    with worker_hosts(tmp_path) as start_host:
+        start_host(daemon)
+        wait_serving(daemon, 1)
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("photos", epochs=2)
+            for _epoch in range(2):
+                see(stream)
+        assert sum(link["samples"] for link in links(daemon)) > 0
+
+    found = _digests(daemon, tmp_path)[0]  # also of what it took to prove the host
+    assert {epoch: found[epoch] for epoch in expected} == expected
 
 
 def test_files_that_have_changed_under_the_same_names_are_found_by_their_digest(start_daemon, tmp_path):
