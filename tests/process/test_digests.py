@@ -105,6 +105,25 @@ def test_rows_of_worker_hosts_have_the_same_digest(start_daemon, photos, tmp_pat
     assert {epoch: found[epoch] for epoch in expected} == expected
 
 
+def test_cards_of_two_hosts_that_shared_the_ranks_join_to_the_whole(start_daemon, photos, tmp_path, expected):
+    """Each host has a daemon, and one rank of two. Rows that both cards have are refused."""
+    cards = []
+    for rank in range(2):
+        daemon = start_daemon(_digested(photos))
+        with batchd_client.connect(daemon.address) as connection:
+            stream = connection.stream("photos", rank, 2, epochs=2)
+            for _epoch in range(2):
+                see(stream)
+        join = ["--join", cards[0]] if cards else []
+        cards.append(tmp_path / f"{rank}.json")
+        batchd("card", "photos", "--running", "-o", cards[rank], *join, address=daemon.address)
+
+    whole = json.loads(cards[1].read_text())["digests"]
+    assert {one["epoch"]: (one["rows"], one["digest"]) for one in whole} == expected
+    again = batchd("card", "photos", "--running", "--join", cards[1], address=daemon.address, status=1)
+    assert "1.json: epoch 0 has 40 rows, and both cards together 59" in again.stderr
+
+
 def test_files_that_have_changed_under_the_same_names_are_found_by_their_digest(start_daemon, tmp_path):
     """The fingerprints are equal, as names are, but the model saw something else."""
     folder = tmp_path / "photos"

@@ -229,6 +229,22 @@ def test_rows_that_follow_from_the_data_are_compared_where_their_indexes_are_rea
     assert follows or without.position == scanned.position
 
 
+def test_diff_reads_the_indexes_of_both_runs_if_asked_to(card, tmp_path, capsys):
+    """Without, it says how; an index that is not that of the card any more is refused."""
+    files = [tmp_path / "one.json", tmp_path / "two.json"]
+    blocks = {"shuffle": {"blocks": 2, "block_samples": 5}, "pipeline": STILL_PIPELINE}
+    cards = [card(**blocks), card(**blocks, seed=1)]
+    for file, made in zip(files, cards, strict=True):
+        file.write_text(made.to_json())
+
+    assert "--scan reads the indexes" in _diff(capsys, *files)[1]
+    assert _diff(capsys, *files, "--scan") == (1, "seed: 0 became 1\nfirst other batch: 0:0\n")
+    files[1].write_text(replace(cards[1], fingerprint="5" * 32, parts={**cards[1].parts, "source": "6"}).to_json())
+    with pytest.raises(SystemExit):
+        main(["diff", *map(str, files), "--scan"])
+    assert "makes other batches than when the card was written:\n  source: other files" in capsys.readouterr().err
+
+
 def test_changed_files_alone_differ_where_a_changed_sample_is(card):
     """Which file has changed, a card does not know."""
     one = card()
