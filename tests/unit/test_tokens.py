@@ -117,7 +117,10 @@ def test_a_file_without_a_window_is_refused(tmp_path, count, options, text) -> N
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"length": None}, "length must be set, as in length = 1024: flat files have no documents; .* format = .megatron"),
+        (
+            {"length": None},
+            "length must be set, as in length = 1024: flat files have no documents; .* format = .megatron",
+        ),
         ({"length": 0}, "length must be from 1 to"),
         ({"overlap": 4}, "overlap must be 0 or more, and less than length, not 4"),
         ({"overlap": -1}, "overlap must be 0 or more"),

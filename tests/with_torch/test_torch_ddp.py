@@ -78,7 +78,7 @@ def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path,
 
 @pytest.mark.jobs
 def test_ranks_that_compute_one_model_read_the_same_rows(daemon):
-    """A mesh may have its data-parallel ranks next to each other or apart, in several dimensions."""
+    """Data-parallel ranks may be next to each other or apart, in several dimensions of a mesh."""
     said = run_job_of_a_mesh(daemon)
 
     shares = [one["shares"] for one in said]
