@@ -28,7 +28,10 @@ setup(
                 f"batchd/pipeline/_jpeg{part}.c"
                 for part in ("", "_cut", "_probe", "_scan", "_splice", "_transcode", "_walk")
             ],
-            depends=[f"batchd/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")],
+            depends=[
+                *(f"batchd/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")),
+                "batchd/storage/_rows.h",
+            ],
             libraries=["jpeg"],
             extra_compile_args=FLAGS,
             extra_link_args=build_id("batchd/pipeline", "_jpeg"),
@@ -47,6 +50,7 @@ setup(
         Extension(
             "batchd.storage._rows",
             ["batchd/storage/_rows.c"],
+            depends=["batchd/storage/_rows.h"],
             extra_compile_args=FLAGS,
             extra_link_args=build_id("batchd/storage", "_rows"),
             py_limited_api=True,

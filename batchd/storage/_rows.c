@@ -19,6 +19,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "_rows.h"
+
 PyDoc_STRVAR(read_rows_doc,
              "read_rows(descriptor, starts, places, rows, size) -> int\n\n"
              "Read `size` bytes from each of `starts` (int64) of the file into row places[i] (int64) of `rows`, a writable buffer\n"
@@ -89,20 +91,26 @@ static int64_t read_opened(int descriptor, char *memory, int64_t room, int64_t b
     return filled == status.st_size ? filled : 0;
 }
 
+static int64_t read_whole(int folder, const char *name, int flags, char *memory, int64_t room, int64_t bytes_max)
+{
+    const int descriptor = openat(folder, name, flags);
+    int64_t length;
+    if (descriptor < 0) return 0;
+    length = read_opened(descriptor, memory, room, bytes_max);
+    close(descriptor);
+    return length;
+}
+
 static PyObject *read_file(PyObject *module, PyObject *arguments)
 {
     int folder, flags;
     const char *name;
     Py_buffer memory;
-    long long bytes_max, length = 0;
+    long long bytes_max, length;
     (void)module;
     if (!PyArg_ParseTuple(arguments, "iyiw*L:read_file", &folder, &name, &flags, &memory, &bytes_max)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    const int descriptor = openat(folder, name, flags);
-    if (descriptor >= 0) {
-        length = read_opened(descriptor, memory.buf, (int64_t)memory.len, bytes_max);
-        close(descriptor);
-    }
+    length = read_whole(folder, name, flags, memory.buf, (int64_t)memory.len, bytes_max);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&memory);
     return PyLong_FromLongLong(length);
@@ -120,5 +128,9 @@ static struct PyModuleDef MODULE = {
 
 PyMODINIT_FUNC PyInit__rows(void)
 {
-    return PyModule_Create(&MODULE);
+    static struct reading reading = {read_whole};
+    PyObject *module = PyModule_Create(&MODULE), *capsule = PyCapsule_New(&reading, READING_NAME, NULL);
+    if (!capsule || (module && PyModule_AddObjectRef(module, "READING", capsule) < 0)) Py_CLEAR(module);
+    Py_XDECREF(capsule);
+    return module;
 }
