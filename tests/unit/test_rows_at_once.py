@@ -2,7 +2,6 @@
 
 import os
 import socket
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -10,32 +9,23 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from batchd.config.load import load_config
-from batchd.daemon.memory.cache_file import CacheOnDisk
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
-from batchd.daemon.stream_plan import plan_stream
 from batchd.functions.load import FunctionUnusable
 from batchd.orders import worker as orders
-from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream, Work
+from batchd.orders.worker import Chunk, FillChunks, Work
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.fields.options import Drop, Rename
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
-from batchd.sources.interface import kind_of
 from batchd.storage import rows as stored_rows
-from batchd.storage.access import Storage
 from batchd.worker import loop
 from batchd.worker.loop import WorkerStream
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
 from batchd_wire.channel import receive_message, send_message
-from batchd_wire.fields import CHECKSUM, place_fields
-from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.images import encode, photo
-from support.samples import scan
+from support.worker_streams import fill, worker_streams
 
 COLUMNS = (Column("label", dtype="int64"), Column("x", dtype="uint8", shape=(3, 2)), Column("y", dtype="float32"))
 SAMPLES = 12
@@ -92,9 +82,6 @@ def test_a_number_that_one_sample_must_not_have_is_bad_among_many():
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
     """Make a worker's stream over this folder, and count the rows that it makes at once."""
-    descriptor = os.memfd_create("note")
-    os.truncate(descriptor, NOTE_BYTES)
-    note = NoteMemory(descriptor)
     at_once = []
     monkeypatch.setattr(orders, "REPORT_AFTER_S", 60.0)
     fill_rows = SampleMaker.fill_rows
@@ -104,61 +91,8 @@ def worker(tmp_path, monkeypatch):
         lambda maker, samples, rows: at_once.append(fill_rows(maker, samples, rows)) or at_once[-1],
     )
 
-    def start(
-        source: str, steps: str = "", on_error: str = "fail", cache: str = "off", cache_dir: str = ""
-    ) -> tuple[WorkerStream, list[bool]]:
-        keys = "" if cache == "off" else "cache_memory = '4MiB'"
-        (tmp_path / "batchd.toml").write_text(
-            f"[streams.rows]\nbatch_size = {SAMPLES}\non_error = '{on_error}'\nsource = {source}\npipeline = [{steps}]\n"
-            f"cache = '{cache}'\n{keys}\n"
-        )
-        config = load_config(tmp_path / "batchd.toml", {}, {}).streams["rows"]
-        columns = kind_of(config.source).columns(config.source, Storage())
-        plan = plan_stream("rows", config, columns, ())
-        fields = (*sample_fields(columns, plan.pipeline.steps, config.on_error), CHECKSUM)
-        index = scan(config.source)
-        told = ServeStream(
-            stream=1,
-            name="rows",
-            recipe=plan.recipe(),
-            samples=len(index),
-            batch_size=SAMPLES,
-            shuffle=False,
-            on_error=config.on_error,
-            storage=(5000, 3, 24000),
-            layout=place_fields(fields, SAMPLES).to_wire(),
-            cache=cache,
-            pack={},
-        )
-        memory = index.to_memfd()
-        others = []
-        if cache != "off":
-            spec = CacheSpec(cache, "5e" * 32, SAMPLES, 4 << 20, cache_dir)
-            kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
-            others = list(stack.enter_context(closing(kept)).descriptors)
-            if isinstance(kept, CacheMemory):
-                kept.allow(4 << 20)
-        try:
-            return stack.enter_context(closing(WorkerStream(told, memory, others, note, Storage()))), at_once
-        finally:
-            os.close(memory)
-
-    with ExitStack() as stack:
-        stack.callback(note._memory.close)
-        yield start
-
-
-def fill(stream: WorkerStream, first: int = 0, count: int = SAMPLES) -> tuple[list[int], dict[str, np.ndarray]]:
-    """Return the bad samples and the rows of the first batch, whose checksums are right."""
-    page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
-    chunk = Chunk(1, 1, 0, 0, [(first, count)], [])
-    (done,) = stream.fill(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
-    assert done.hopeless == ""
-    assert RowChecksums(stream.layout).wrong_rows(page, first, count) == []
-    arrays = slot_arrays(page, stream.layout)
-    return [sample for sample, _name, _reason in done.bad], {
-        name: array[first : first + count] for name, array in arrays.items()
-    }
+    with worker_streams(tmp_path) as streams:
+        yield lambda *arguments, **keys: (streams.start(*arguments, **keys), at_once)
 
 
 def files(folder: Path, **changes: np.ndarray) -> str:

@@ -1,0 +1,106 @@
+"""A stream of a worker without its process and its daemon."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from batchd.config.load import load_config
+from batchd.daemon.memory.cache_file import CacheOnDisk
+from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
+from batchd.daemon.stream_plan import plan_stream
+from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream
+from batchd.pipeline.sample_fields import sample_fields
+from batchd.sources.interface import kind_of
+from batchd.storage.access import Storage
+from batchd.worker.loop import WorkerStream
+from batchd.worker.process import NoteMemory
+from batchd_wire.fields import CHECKSUM, place_fields
+from batchd_wire.slot import RowChecksums
+from batchd_wire.views import slot_arrays
+from support.samples import scan
+
+CACHE_BYTES = 4 << 20
+
+
+class WorkerStreams:
+    """Makes streams of one worker; ``note`` is the worker's. They are closed with ``stack``."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        descriptor = os.memfd_create("note")
+        os.truncate(descriptor, NOTE_BYTES)
+        self.note = NoteMemory(descriptor)
+        stack.callback(self.note._memory.close)
+
+    def start(
+        self,
+        source: str,
+        steps: str = "",
+        on_error: str = "fail",
+        cache: str = "off",
+        cache_dir: str = "",
+        samples: int = 12,
+    ) -> WorkerStream:
+        """Open a stream, in order, with a batch of all ``samples``."""
+        keys = "" if cache == "off" else "cache_memory = '4MiB'"
+        (self._folder / "batchd.toml").write_text(
+            f"[streams.rows]\nbatch_size = {samples}\non_error = '{on_error}'\nsource = {source}\npipeline = [{steps}]\n"
+            f"cache = '{cache}'\n{keys}\n"
+        )
+        config = load_config(self._folder / "batchd.toml", {}, {}).streams["rows"]
+        columns = kind_of(config.source).columns(config.source, Storage())
+        plan = plan_stream("rows", config, columns, ())
+        fields = (*sample_fields(columns, plan.pipeline.steps, config.on_error), CHECKSUM)
+        index = scan(config.source)
+        told = ServeStream(
+            stream=1,
+            name="rows",
+            recipe=plan.recipe(),
+            samples=len(index),
+            batch_size=samples,
+            shuffle=False,
+            on_error=config.on_error,
+            storage=(5000, 3, 24000),
+            layout=place_fields(fields, samples).to_wire(),
+            cache=cache,
+            pack={},
+        )
+        memory = index.to_memfd()
+        others = []
+        if cache != "off":
+            spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
+            kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
+            others = list(self._stack.enter_context(closing(kept)).descriptors)
+            if isinstance(kept, CacheMemory):
+                kept.allow(CACHE_BYTES)
+        try:
+            return self._stack.enter_context(closing(WorkerStream(told, memory, others, self.note, Storage())))
+        finally:
+            os.close(memory)
+
+
+@contextmanager
+def worker_streams(folder: Path) -> Iterator[WorkerStreams]:
+    """Make streams; each writes its configuration into ``folder``."""
+    with ExitStack() as stack:
+        yield WorkerStreams(folder, stack)
+
+
+def fill(
+    stream: WorkerStream, first: int = 0, count: int | None = None, epoch: int = 0
+) -> tuple[list[int], dict[str, np.ndarray]]:
+    """Return the bad samples and the rows of the first batch, whose checksums are right."""
+    count = stream.layout.rows if count is None else count
+    page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
+    chunk = Chunk(1, 1, epoch, 0, [(first, count)], [])
+    (done,) = stream.fill(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
+    assert done.hopeless == ""
+    assert RowChecksums(stream.layout).wrong_rows(page, first, count) == []
+    arrays = slot_arrays(page, stream.layout)
+    return [sample for sample, _name, _reason in done.bad], {
+        name: array[first : first + count] for name, array in arrays.items()
+    }
