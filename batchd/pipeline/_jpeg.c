@@ -13,8 +13,9 @@
  *
  * What is unusual is left to other decoders, as is what libjpeg refuses by its header: decode() returns None.
  *
- * The box may be resampled and flipped into a row of a batch in the same call (_pixels.c): a worker's Python code between two calls
- * finds the processor's caches full of a photograph, and takes longer than it would alone.
+ * The box may be resampled and flipped into a row of a batch in the same call (_pixels.c), and the files of several rows may be read
+ * (_rows.c), checked and decoded in one: a worker's Python code between two photographs finds the processor's caches full of one, and
+ * takes twice as long as it would alone.
  *
  * Invariants: no Python object is touched without the GIL; libjpeg leaves run() only through its end or by longjmp to its begin;
  * nothing is written behind the end of the buffer, whatever the file says. What was cut has the pixels of the whole.
@@ -27,6 +28,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "../storage/_rows.h"
 #include "_jpeg.h"
 #include "_pixels.h"
 
@@ -77,6 +79,7 @@ struct job {
 };
 
 static const struct scaling *scaling; /* NULL where _pixels was not built */
+static const struct reading *reading; /* NULL where _rows was not built */
 
 /* --- what libjpeg calls --- */
 
@@ -380,10 +383,10 @@ static enum verdict decode_any(struct job *job)
     return job->is_part ? NOT_MINE : decode_box(job);
 }
 
-static int64_t now_ns(void)
+static int64_t ns_of(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
@@ -392,7 +395,7 @@ static enum verdict resample_box(struct job *job)
     const Py_ssize_t channels = job->color->channels, row_bytes = job->columns * channels;
     uint8_t *const box = (uint8_t *)job->pixels.buf + job->before * channels;
     const struct image from = {.pixels = box, .height = job->box.height, .width = job->box.width, .channels = channels, .stride = row_bytes};
-    job->decoded_ns = now_ns();
+    job->decoded_ns = ns_of(CLOCK_MONOTONIC);
     return scaling->scale(&from, &job->target, job->is_area ? AREA : LINEAR, job->is_upside_down, job->is_mirrored) ? DONE : NO_MEMORY;
 }
 
@@ -400,6 +403,83 @@ static enum verdict run(struct job *job)
 {
     const enum verdict verdict = decode_any(job);
     return verdict == DONE && job->target.pixels ? resample_box(job) : verdict;
+}
+
+/* --- the files of several rows --- */
+
+/* One row, whose box was planned by what is known of its file. */
+struct task {
+    const char *name; /* of the file, below `folder`, a descriptor */
+    int folder, flags;
+    long long bytes_max;
+    struct header header; /* what is known: the file must have this one */
+    int eighths;
+    struct box box;
+    Py_buffer record;
+    struct image target;
+    int is_area, is_upside_down, is_mirrored;
+    unsigned long long row, sample;
+};
+
+/* What became of a row, int64 each, in this order: whether it is made, bytes of the file, ns of reading it, the same of CPU time, ns of
+ * decoding, ns of resampling, ns of CPU time for both. */
+enum { MADE, FILE_BYTES, READ_NS, READ_CPU_NS, DECODED_NS, RESAMPLED_NS, CPU_NS, RESULTS };
+
+/* Memory that all rows share: of a file, of the pixels of a box, and the worker's note (order, row + 1, sample). */
+struct shared {
+    Py_buffer file, pixels, note;
+    const struct color *color;
+};
+
+static int is_same(const struct header *one, const struct header *other)
+{
+    return one->height == other->height && one->width == other->width && one->orientation == other->orientation
+        && one->channels == other->channels && one->pixels_max == other->pixels_max && one->scan == other->scan;
+}
+
+static void write_note(const struct shared *shared, const struct task *task)
+{
+    volatile uint64_t *const note = shared->note.buf;
+    note[1] = task->row + 1;
+    note[2] = task->sample;
+}
+
+/* Whatever is unusual leaves the row unmade, and the worker makes it by itself. */
+static void make_row(const struct task *task, const struct shared *shared, int64_t *results)
+{
+    const int64_t begun = ns_of(CLOCK_MONOTONIC), begun_cpu = ns_of(CLOCK_THREAD_CPUTIME_ID);
+    int64_t is_read, is_read_cpu, end_ns;
+    struct header header;
+    struct job job;
+    memset(results, 0, RESULTS * sizeof *results);
+    write_note(shared, task);
+    results[FILE_BYTES] = reading->read_file(task->folder, task->name, task->flags, shared->file.buf, shared->file.len, task->bytes_max);
+    is_read = ns_of(CLOCK_MONOTONIC);
+    is_read_cpu = ns_of(CLOCK_THREAD_CPUTIME_ID);
+    results[READ_NS] = is_read - begun;
+    results[READ_CPU_NS] = is_read_cpu - begun_cpu;
+    if (!results[FILE_BYTES] || !probe_jpeg(shared->file.buf, (size_t)results[FILE_BYTES], &header)) return;
+    if (!is_same(&header, &task->header)) return;
+    memset(&job, 0, sizeof job);
+    job.data.buf = shared->file.buf;
+    job.data.len = (Py_ssize_t)results[FILE_BYTES];
+    job.pixels = shared->pixels;
+    job.color = shared->color;
+    job.record = task->record;
+    job.height = header.height;
+    job.width = header.width;
+    job.eighths = task->eighths;
+    job.box = task->box;
+    job.target = task->target;
+    job.is_area = task->is_area;
+    job.is_upside_down = task->is_upside_down;
+    job.is_mirrored = task->is_mirrored;
+    results[MADE] = run(&job) == DONE && (!job.record.buf || job.splicing.fits);
+    end(&job);
+    end_ns = ns_of(CLOCK_MONOTONIC);
+    results[DECODED_NS] = (job.decoded_ns ? job.decoded_ns : end_ns) - is_read;
+    results[RESAMPLED_NS] = job.decoded_ns ? end_ns - job.decoded_ns : 0;
+    results[CPU_NS] = ns_of(CLOCK_THREAD_CPUTIME_ID) - is_read_cpu;
 }
 
 /* --- Python --- */
@@ -434,13 +514,17 @@ static PyObject *told(const struct failure *failure, enum verdict verdict)
     Py_RETURN_NONE;
 }
 
+static int is_scale(int eighths)
+{
+    if (eighths == 1 || eighths == 2 || eighths == 4 || eighths == 8) return 1;
+    PyErr_Format(PyExc_ValueError, "the scale is 1, 2, 4 or 8 eighths, not %d", eighths);
+    return 0;
+}
+
 static enum verdict checked_run(struct job *job)
 {
     enum verdict verdict;
-    if (job->eighths != 1 && job->eighths != 2 && job->eighths != 4 && job->eighths != 8) {
-        PyErr_Format(PyExc_ValueError, "the scale is 1, 2, 4 or 8 eighths, not %d", job->eighths);
-        return BAD_SCALE;
-    }
+    if (!is_scale(job->eighths)) return BAD_SCALE;
     Py_BEGIN_ALLOW_THREADS
     verdict = run(job);
     end(job);
@@ -476,25 +560,32 @@ PyDoc_STRVAR(decode_doc,
 "``decoded_ns`` on the clock of ``time.perf_counter_ns``, which is 0 without a target.\n"
 "Raises JpegError where the file is broken down to the last row of the box, ValueError for a wrong box, color, buffer or target.");
 
-/* Look for _pixels once, at its first use: a worker host decodes nothing. Without it, boxes are decoded all the same. */
-static void find_scaling(void)
+static const void *offered(const char *module_name, const char *name, const char *capsule_name)
+{
+    PyObject *module = PyImport_ImportModule(module_name);
+    PyObject *capsule = module ? PyObject_GetAttrString(module, name) : NULL;
+    const void *found = capsule ? PyCapsule_GetPointer(capsule, capsule_name) : NULL;
+    Py_XDECREF(capsule);
+    Py_XDECREF(module); /* sys.modules has it */
+    PyErr_Clear();
+    return found;
+}
+
+/* Look for the other extensions once, at their first use: a worker host decodes nothing. Without them, boxes are decoded all the same. */
+static void find_others(void)
 {
     static int was_sought;
     if (was_sought) return;
     was_sought = 1;
-    PyObject *pixels = PyImport_ImportModule("batchd.pipeline._pixels");
-    PyObject *capsule = pixels ? PyObject_GetAttrString(pixels, "SCALING") : NULL;
-    scaling = capsule ? PyCapsule_GetPointer(capsule, SCALING_NAME) : NULL;
-    Py_XDECREF(capsule);
-    Py_XDECREF(pixels); /* sys.modules has it */
-    PyErr_Clear();
+    scaling = offered("batchd.pipeline._pixels", "SCALING", SCALING_NAME);
+    reading = offered("batchd.storage._rows", "READING", READING_NAME);
 }
 
 static int take_target(PyObject *object, const char *color, struct image *target)
 {
     const struct color *known = color_named(color);
     if (object == Py_None) return 1;
-    find_scaling();
+    find_others();
     if (!scaling) {
         PyErr_SetString(PyExc_ValueError, "there is no _pixels to resample into a target");
         return 0;
@@ -521,6 +612,81 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
     PyBuffer_Release(&job.data);
     PyBuffer_Release(&job.pixels);
     if (job.record.obj) PyBuffer_Release(&job.record);
+    return result;
+}
+
+PyDoc_STRVAR(make_rows_doc,
+"make_rows(tasks, color, file, pixels, note, results) -> None\n\n"
+"Read, decode and resample the files of several rows, without the GIL. Needs _pixels and _rows.\n\n"
+"A task: ((folder, name, flags, bytes_max), header, eighths, box, points, target, is_area, is_upside_down, is_mirrored, row, sample), as\n"
+"the arguments of ``_rows.read_file`` and ``decode``. A row whose file has not this ``header``, as ``probe`` has it, is not made, nor one\n"
+"that ``decode`` would refuse, or make without the points.\n"
+"``file``, ``pixels``: writable buffers for a file, and for the pixels of a box. ``note``: the worker's, which names the row at work.\n"
+"``results``: writable int64 [tasks, 7]: 1 or 0 for made, bytes of the file, ns of reading it, the same of CPU time, ns of decoding, ns of\n"
+"resampling, ns of CPU time for both.\n"
+"Raises ValueError for arguments that do not fit.");
+
+static int take_task(PyObject *object, const char *color, struct task *task)
+{
+    PyObject *target;
+    const char *format;
+    int held_bytes;
+    Py_ssize_t scan;
+    if (!PyArg_ParseTuple(object, "(iyiL)(siiiiKin)i(iiii)z*OpppKK:make_rows", &task->folder, &task->name, &task->flags, &task->bytes_max,
+                          &format, &task->header.height, &task->header.width, &task->header.orientation, &task->header.channels,
+                          &task->header.pixels_max, &held_bytes, &scan, &task->eighths, &task->box.top, &task->box.left,
+                          &task->box.height, &task->box.width, &task->record, &target, &task->is_area, &task->is_upside_down,
+                          &task->is_mirrored, &task->row, &task->sample))
+        return 0;
+    task->header.scan = (size_t)scan;
+    if (target == Py_None) {
+        PyErr_SetString(PyExc_ValueError, "a row without a target");
+        return 0;
+    }
+    return is_scale(task->eighths) && take_target(target, color, &task->target);
+}
+
+static int take_shared(struct shared *shared, const char *color, const Py_buffer *results, Py_ssize_t count)
+{
+    shared->color = color_named(color);
+    if (reading && shared->color && shared->note.len >= 3 * (Py_ssize_t)sizeof(uint64_t)
+        && results->len == count * RESULTS * (Py_ssize_t)sizeof(int64_t))
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "no _rows to read files, another color than rgb, bgr and gray, or a note or results of another size");
+    return 0;
+}
+
+static PyObject *make_rows(PyObject *self, PyObject *arguments)
+{
+    struct shared shared = {0};
+    Py_buffer results;
+    const char *color;
+    PyObject *list, *result = NULL;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "O!sw*w*w*w*:make_rows", &PyList_Type, &list, &color, &shared.file, &shared.pixels, &shared.note, &results))
+        return NULL;
+    const Py_ssize_t count = PyList_Size(list);
+    struct task *const tasks = PyMem_Calloc((size_t)count, sizeof *tasks);
+    Py_ssize_t taken = 0;
+    find_others();
+    if (!tasks) PyErr_NoMemory();
+    else if (take_shared(&shared, color, &results, count))
+        while (taken < count && take_task(PyList_GetItem(list, taken), color, &tasks[taken])) taken++;
+    if (tasks && !PyErr_Occurred()) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t place = 0; place < count; place++) make_row(&tasks[place], &shared, (int64_t *)results.buf + place * RESULTS);
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    }
+    for (Py_ssize_t place = 0; tasks && place < count; place++) {
+        PyBuffer_Release(&tasks[place].target.buffer);
+        if (tasks[place].record.obj) PyBuffer_Release(&tasks[place].record);
+    }
+    PyMem_Free(tasks);
+    PyBuffer_Release(&shared.file);
+    PyBuffer_Release(&shared.pixels);
+    PyBuffer_Release(&shared.note);
+    PyBuffer_Release(&results);
     return result;
 }
 
@@ -662,6 +828,7 @@ static PyObject *access_points(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
+    {"make_rows", make_rows, METH_VARARGS, make_rows_doc},
     {"part", part, METH_VARARGS, part_doc},
     {"probe", probe, METH_O, probe_doc},
     {"access_points", access_points, METH_VARARGS, points_doc},

@@ -1,5 +1,7 @@
 from typing_extensions import Buffer
 
+from batchd.pipeline.image.jpeg_box import FileTask
+
 COLUMNS_BESIDE_MAX: int
 LIBJPEG_TURBO_VERSION: str
 
@@ -20,6 +22,9 @@ def decode(
     is_mirrored: bool = False,
     /,
 ) -> tuple[int, int, bool, int] | None: ...
+def make_rows(
+    tasks: list[FileTask], color: str, file: Buffer, pixels: Buffer, note: Buffer, results: Buffer, /
+) -> None: ...
 def part(
     header: Buffer, eighths: int, size: tuple[int, int], box: tuple[int, int, int, int], points: Buffer, /
 ) -> tuple[int, int] | None: ...

@@ -18,6 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from batchd.pipeline.effects import Columns, effect
+from batchd.pipeline.image.jpeg_box import FileTask
 from batchd.pipeline.image.options import ImageStep
 from batchd.pipeline.image.stages import ImagePlan, ImageStage, can_join
 from batchd.pipeline.kinds import import_families
@@ -28,7 +29,7 @@ from batchd.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_sta
 from batchd.pipeline.timings import Timings
 from batchd.samples.access_points import FileHead
 from batchd.samples.columns import Column
-from batchd.samples.kept_files import KeptFiles
+from batchd.samples.kept_files import KeptFiles, KnownFile
 from batchd.samples.values import Value, array_of
 
 import_families("stages")
@@ -80,14 +81,35 @@ class Pipeline:
         ``SampleUndecodable``, and then leaves the fields in no particular state.
         """
         assert self._storing is not None, "a pipeline with rows"
-        made = self.make(values, epoch, sample, attempt, row)
+        self._store(self.make(values, epoch, sample, attempt, row), row)
+        self._timings.lap(self._storing)
+
+    def _store(self, made: Mapping[str, Value], row: Row) -> None:
         for name, column in self.columns.items():
             value, out = made[name], row[name]
             if type(value) is self._scalars[name]:
                 out[...] = value
             elif value is not out:
                 out[...] = array_of(column, value)
-        self._timings.lap(self._storing)
+
+    @property
+    def of_files(self) -> ImageStage | None:
+        """The stage that is all of it and makes rows of files, several in one call; else None."""
+        stage = self._stages[0][0] if len(self._stages) == 1 and self._storing is not None else None
+        return stage if isinstance(stage, ImageStage) and stage.makes_files else None
+
+    def file_task(  # noqa: PLR0913, PLR0917  each is one thing that a row is made of
+        self, stage: ImageStage, file: KnownFile, known: Mapping[str, Value], epoch: int, sample: int, row: Row
+    ) -> FileTask | None:
+        """Plan the image of a sample, and write its other fields, which are ``known``.
+
+        ``stage`` is ``of_files``. None: ``run`` makes the sample. Raises ``SampleUndecodable``.
+        """
+        self._random.start(epoch, sample, 0)
+        task = stage.file_task(file, self._random, row)
+        if task is not None:
+            self._store({**known, stage.field: row[stage.field]}, row)
+        return task
 
     def run_rows(self, read: Callable[[Row], None], rows: Row, count: int, reading: int) -> None:
         """Make ``count`` samples at once, in ``rows`` ``[count, *shape]``. Only if ``runs_rows``.

@@ -35,6 +35,10 @@ class Timings:
         self._spent_ns[part] += now_ns - self._last_ns
         self._last_ns = now_ns
 
+    def add(self, part: int, spent_ns: int) -> None:
+        """Count time for this part that was measured elsewhere."""
+        self._spent_ns[part] += spent_ns
+
     def since_start_ns(self, part: int) -> int:
         """Time spent on one part since the start."""
         return self._spent_ns[part] - self._before_ns[part]

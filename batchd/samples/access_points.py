@@ -51,6 +51,8 @@ class AccessPoints:
         """Records from the cache."""
         self.found: dict[str, bytes] = {}
         """Records that decoding this sample has made."""
+        self.headers: dict[str, tuple[Any, ...]] = {}
+        """The headers of these files that the extension reads by itself."""
         self.heads: dict[str, FileHead] = {}
         """The heads of these files, if ``wants_heads``."""
         self.wants_heads = False
@@ -61,6 +63,7 @@ class AccessPoints:
         """Begin a sample. ``is_kept``: the cache has room for new records."""
         self.known = known
         self.found.clear()
+        self.headers.clear()
         self.heads.clear()
         self._is_kept = is_kept
 

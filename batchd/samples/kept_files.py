@@ -10,7 +10,7 @@ Invariant: a box of the kept pixels is what decoding that box of the file at the
 bit for bit. So a position has the same bytes whether a file is kept or not.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,18 @@ class FilePart(NamedTuple):
     header: tuple[Any, ...]
     data: memoryview
     read_bytes: int
+
+
+class KnownFile(NamedTuple):
+    """A file of this host whose crop is planned before it is read, by what a cache knows of it.
+
+    ``place``: see ``sources.interface.FilePlace``. ``header``: as its decoder has read it.
+    ``points``: its access points; None if it has none.
+    """
+
+    place: tuple[int, bytes, int, int]
+    header: Sequence[Any]
+    points: memoryview | bytes | None
 
 
 class PartUnfit(Exception):  # noqa: N818  names what is wrong

@@ -75,6 +75,21 @@ class NamesFiles(Protocol):
         """The path or the URL of the file; None if the sample has none."""
 
 
+FilePlace: TypeAlias = tuple[int, bytes, int, int]
+"""Where a file is: the arguments of ``storage.rows.read_file``, without its memory."""
+
+
+@runtime_checkable
+class PlacesFiles(Protocol):
+    """A reader whose samples are a file of this host, ``image``, and what ``known`` says."""
+
+    def place(self, sample: int) -> FilePlace | None:
+        """Where to read the file of a sample; None if only ``read`` can."""
+
+    def memory(self) -> bytearray:
+        """The memory for one file, which ``read`` uses, too."""
+
+
 @runtime_checkable
 class ReadsAhead(Protocol):
     """A reader that reads several samples faster together than one by one."""

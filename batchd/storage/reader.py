@@ -202,6 +202,14 @@ class BytesReader:
         except OSError as error:
             raise blamed(error) from None
 
+    def place(self, path: bytes) -> tuple[int, bytes, int, int] | None:
+        """(folder, name, flags, most bytes) to read a file of this host at once; None for a URL."""
+        return None if is_url(path) else (*self._folders.place(path), self._max_bytes)
+
+    def memory(self) -> bytearray:
+        """The buffer. Files that do not fit have to be read by ``read_file``, which enlarges it."""
+        return self._buffer
+
     def read_extent(self, path: bytes, start: int, size: int) -> memoryview:
         """Return ``size`` bytes of a file."""
         if is_url(path):

@@ -10,6 +10,9 @@
     rows of numbers in arrays, and of samples that are all in a cache and need no random step:
     many at once, straight into the slot; each by itself if one is wrong
 
+    rows of photographs whose headers and access points are in a cache: planned one after the other,
+    then read, decoded and resampled by one call; each by itself if its file is another one
+
     a file that a step reads has changed since the daemon read it,
     or a user's function cannot be imported ----------------> zeros; the daemon stops the stream
 
@@ -143,6 +146,8 @@ ROWS_AHEAD = 256
 """Rows whose samples are planned at once, also of further batches."""
 ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
+FILES_AT_ONCE = 32
+"""Files that may be made by one call: planning them costs little more for each if they are more."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
@@ -273,7 +278,7 @@ class WorkerStream:
             arrays[VALID][_places(target)] = True
         bad: Bad = []
         hopeless = ""
-        left = self._not_filled_at_once(samples, target, arrays, page)
+        left = self._not_filled_at_once(chunk.epoch, samples, target, arrays, page)
         if self._made is not None:
             alone = {row for row, _sample in left}
             rows = zip(target, samples.tolist(), strict=True)
@@ -324,9 +329,11 @@ class WorkerStream:
         )
 
     def _not_filled_at_once(
-        self, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+        self, epoch: int, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
     ) -> list[tuple[int, int]]:
         """Fill as many rows at once as can be; return the others with their samples."""
+        if self._maker.makes_files:
+            return self._fill_files(epoch, list(zip(target, samples.tolist(), strict=True)), arrays, page)
         left: list[tuple[int, int]] = []
         step = ROWS_AT_ONCE if self._maker.makes_rows else len(target)
         for start in range(0, len(target), step):
@@ -335,6 +342,25 @@ class WorkerStream:
                 left += zip(rows, chosen.tolist(), strict=True)
             else:
                 self._checksums.write(page, *rows)
+        return left
+
+    def _fill_files(
+        self, epoch: int, wanted: list[tuple[int, int]], arrays: Arrays, page: memoryview
+    ) -> list[tuple[int, int]]:
+        """Fill the rows whose files a cache knows; return the others with their samples."""
+        left: list[tuple[int, int]] = []
+        for start in range(0, len(wanted), FILES_AT_ONCE):
+            portion = wanted[start : start + FILES_AT_ONCE]
+            good = [pair for pair in portion if pair[1] not in self.quarantined]
+            others = self._maker.fill_files(epoch, good, arrays, self._note) if good else []
+            done = set(good).difference(others)
+            for row, sample in portion:
+                if (row, sample) in done:
+                    self._note.take(row, sample)
+                    failpoints.passing("worker.sample.written", sample)
+                    self._checksums.write(page, row)
+                else:
+                    left.append((row, sample))
         return left
 
     def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:

@@ -64,6 +64,11 @@ class NoteMemory:
         """``sample`` is decoded for ``row``."""
         NOTE.pack_into(self._memory, 0, self._order, row + 1, sample)
 
+    @property
+    def memory(self) -> memoryview:
+        """The note itself, for code that writes the row and the sample by itself."""
+        return memoryview(self._memory)
+
     def take_many(self, row: int) -> None:
         """Many rows, from ``row`` on, are made at once."""
         self.take(MANY_ROWS + row, 0)

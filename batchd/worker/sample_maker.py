@@ -12,7 +12,7 @@ Invariant: a problem of one sample is a reason, and the next sample can be made;
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter_ns
 
@@ -25,7 +25,7 @@ from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.jpeg_box import made_seekable
+from batchd.pipeline.image.jpeg_box import FileTask, made_seekable
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
@@ -40,6 +40,7 @@ from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.location import is_url
+from batchd.worker.process import NoteMemory
 from batchd.worker.stopwatch import Stopwatch
 
 BAD = SampleUnreadable, SampleUndecodable
@@ -111,6 +112,8 @@ class SampleMaker:
                 self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and makes_no_values else None
                 if self._rows_reader is not None and not (self._pipeline.runs_rows and self._rows_reader.reads_rows()):
                     self._rows_reader = None
+                places_files = self._cached is not None and self._cached.places is not None
+                self._files_stage = self._pipeline.of_files if places_files and not cut else None
                 self.reads_ahead = reads_ahead and (self._rows_reader is None or self._cached is not None)
                 """True if ``read_ahead`` saves time: rows are local, but a cache may lack some."""
                 self.columns = self._pipeline.columns
@@ -180,6 +183,47 @@ class SampleMaker:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
         return None
 
+    @property
+    def makes_files(self) -> bool:
+        """True if ``fill_files`` can be tried."""
+        return self._files_stage is not None
+
+    def fill_files(
+        self, epoch: int, wanted: Sequence[tuple[int, int]], arrays: Row, note: NoteMemory
+    ) -> list[tuple[int, int]]:
+        """Plan several rows by what a cache knows of their files, then make these in one call.
+
+        ``wanted``: (row, sample). Returns those that were not made: ``fill`` makes them, or says
+        why not. The ``note`` names each sample while it is planned and while it is made. Only if
+        ``makes_files``. Raises as ``fill``.
+        """
+        assert self._files_stage is not None, "it makes files"
+        assert self._cached is not None, "it knows files"
+        assert self._cached.places is not None, "it places files"
+        self._stopwatch.begin_sample()
+        tasks: list[FileTask] = []
+        for row, sample in wanted:
+            note.take(row, sample)
+            file = self._cached.known_file(sample)
+            if file is None:
+                continue
+            failpoints.passing("worker.sample.begin", sample)
+            fields = {name: array[row, ...] for name, array in arrays.items()}
+            known = self._reader.known(sample)
+            with suppress(SampleUndecodable):
+                task = self._pipeline.file_task(self._files_stage, file, known, epoch, sample, fields)
+                if task is not None:
+                    tasks.append(task._replace(row=row, sample=sample))
+        if not tasks:
+            return list(wanted)
+        self._stopwatch.rows_planned()
+        made = self._files_stage.make_files(tasks, self._cached.places.memory(), note.memory)
+        for place, taken_ns in self._stopwatch.files_made(made):
+            sample = tasks[place].sample
+            self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
+        done = {task.row for task, one in zip(tasks, made, strict=True) if one.is_made}
+        return [pair for pair in wanted if pair[0] not in done]
+
     def fill_rows(self, samples: NDArray[np.int64], rows: Row) -> bool:
         """Write the fields of all samples at once; False if they must be made one by one.
 
@@ -201,6 +245,7 @@ class SampleMaker:
 
     def note_draws(self) -> list[dict[str, object]]:
         """Have random steps note what they draw; the list has those of the last sample."""
+        self._files_stage = None
         return self._pipeline.note_draws()
 
     def modified_ns(self, sample: int) -> int:

@@ -4,13 +4,14 @@ Invariant: all times of a chunk are of the same rows, and each is reported once.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 
 from batchd.orders.worker import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
+from batchd.pipeline.image.jpeg_box import FileMade
 from batchd.pipeline.timings import Timings
 from batchd.samples.kept_files import FilePart
 from batchd.samples.values import Value
@@ -69,6 +70,7 @@ class Stopwatch:
         self._cpu_wait_ns = cpu_wait_ns
         self.reading = self.timings.part(READ_PART)
         self._usual_ns = 0.0
+        self._planned_ns = 0
         self.begin()
 
     @property
@@ -125,6 +127,33 @@ class Stopwatch:
         self._cache_hits += count * from_cache
         self._rows_read_ns += self.timings.since_start_ns(self.reading)
 
+    def rows_planned(self) -> None:
+        """Some samples are planned, since the last one ended, and not begun yet."""
+        self._cpu_before_ns, before_ns = thread_time_ns(), self._cpu_before_ns
+        self._planned_ns = self._cpu_before_ns - before_ns
+
+    def files_made(self, made: Sequence[FileMade]) -> list[tuple[int, int]]:
+        """Count the samples of ``rows_planned``, made in one call; returns slow ones.
+
+        These are (place, ns), as of ``end_sample``.
+        """
+        slow = []
+        all_read_ns = 0
+        planned_ns = self._planned_ns // len(made)
+        for place, (is_made, file_bytes, read_ns, read_cpu_ns, decoded_ns, resampled_ns, cpu_ns) in enumerate(made):
+            if not is_made:
+                self._bad_ns += read_ns + decoded_ns + resampled_ns
+                continue
+            all_read_ns += read_ns
+            self._read_cpu_ns += min(read_cpu_ns, read_ns)
+            self._read_bytes += file_bytes
+            taken_ns = planned_ns + read_ns + cpu_ns
+            if self._is_slow(taken_ns):
+                slow.append((place, taken_ns))
+        self.timings.add(self.reading, all_read_ns)
+        self._cpu_before_ns = thread_time_ns()
+        return slow
+
     def end_sample(self) -> int | None:
         """A sample is done; says how many ns it took if that is much more than usual.
 
@@ -133,9 +162,13 @@ class Stopwatch:
         cpu_ns = thread_time_ns()
         taken_ns = self.timings.since_start_ns(self.reading) + cpu_ns - self._cpu_before_ns
         self._cpu_before_ns = cpu_ns
+        return taken_ns if self._is_slow(taken_ns) else None
+
+    def _is_slow(self, taken_ns: int) -> bool:
+        """True if a sample took much more than usual; it moves the usual time."""
         usual_ns = self._usual_ns or taken_ns
         self._usual_ns = usual_ns * USUAL_STEP if taken_ns > usual_ns else usual_ns / USUAL_STEP
-        return taken_ns if taken_ns > SLOW_FACTOR * usual_ns else None
+        return taken_ns > SLOW_FACTOR * usual_ns
 
     def waste_sample(self) -> None:
         """End a bad sample: all of its time counts as that of bad samples."""

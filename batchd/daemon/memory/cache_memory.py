@@ -41,8 +41,9 @@ CLAIMS_NAME = "batchd-cache-claims"
 BLOCK_BYTES = 512
 """Unit in which the kernel counts a file's size on disk."""
 
-POINTS_VERSION = 1
-"""Of the records of access points: another layout needs another number (``_jpeg_scan.c``)."""
+POINTS_VERSION = 2
+"""Of the records of access points: another layout needs another number (``_jpeg_scan.c``,
+``sources.cache.record``)."""
 PIXELS_VERSION = 2
 """Of the records of pixels (``sources.cache.reader``): another layout needs another number."""
 POINTS_MEMORY_PART = 16

@@ -26,13 +26,13 @@ import numpy as np
 from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.containers import without_animation, without_padding
 from batchd.pipeline.image.geometry import Cut, Move, kept_sizes
-from batchd.pipeline.image.jpeg_box import BoxDecoder
+from batchd.pipeline.image.jpeg_box import EIGHTHS, BoxDecoder, FileMade, FileTask
 from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
 from batchd.pipeline.image.options import Decode
 from batchd.pipeline.image.probe import ImageHeader
 from batchd.pipeline.image.resample import Scaling, cut_out
 from batchd.samples.errors import SampleUndecodable
-from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles
+from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
 
 try:
     import simplejpeg
@@ -148,6 +148,25 @@ class Decoder:
             return cut_out(kept.pixels[factor], box)
         data = value.file() if isinstance(value, DecodedFile) else value
         return self._decode_box(data, header, factor, box, scaling)
+
+    def file_task(
+        self, file: KnownFile, header: ImageHeader, factor: int, box: Cut, scaling: Scaling
+    ) -> FileTask | None:
+        """Plan one file for ``make_rows``; None: ``decode`` decodes it, or says what is wrong.
+
+        Raises ``SampleUndecodable``.
+        """
+        pixels = header.height * header.width
+        if not self.decodes_boxes(header) or pixels > min(self._step.max_pixels, header.pixels_max):
+            return None
+        self._check_memory(header, box.height * box.width)
+        folder, name, flags, bytes_max = file.place
+        place = folder, name, flags, min(bytes_max, self._step.max_bytes)
+        return FileTask(place, header, EIGHTHS // factor, box, file.points, *scaling)
+
+    def make_rows(self, tasks: list[FileTask], file: bytearray, note: memoryview) -> list[FileMade]:
+        """See ``BoxDecoder``."""
+        return self._boxes.make_rows(tasks, file, note)
 
     @property
     def decoded_ns(self) -> int:

@@ -36,7 +36,7 @@ from batchd import failpoints
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.followers import Followers
 from batchd.pipeline.image.geometry import DecodePlan, Geometry, noting, plan_decoding, planner_for
-from batchd.pipeline.image.jpeg_box import part_of, probe_file
+from batchd.pipeline.image.jpeg_box import MAKES_ROWS, FileMade, FileTask, part_of, probe_file
 from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.pipeline.image.probe import ImageHeader
@@ -49,7 +49,7 @@ from batchd.pipeline.timings import Timings
 from batchd.samples.access_points import FileHead
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
-from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles
+from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
 from batchd.samples.values import Value
 
 _GRAY_DIMENSIONS = 2
@@ -124,9 +124,9 @@ class ImageStage:
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
         self._timings = timings
-        self._field = steps[0].field
-        source, made = before[self._field], after[self._field]
-        self._row_shape = made.fixed_shape if self._field in writes else None
+        self.field = steps[0].field
+        source, made = before[self.field], after[self.field]
+        self._row_shape = made.fixed_shape if self.field in writes else None
         self._dtype = np.dtype(made.dtype)
         self._channels = _channel_count(made)
         self._channels_first = made.channels_first
@@ -153,9 +153,9 @@ class ImageStage:
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
         """Replace the image and what follows it. Raises ``SampleUndecodable``."""
-        value = values[self._field]
+        value = values[self.field]
         plan = self._plan(value, random)
-        out = row[self._field] if self._row_shape is not None else None
+        out = row[self.field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         into = out if self._writes_pixels and self._moves_channels == self._channels else None
         pixels = self._moved(value, plan, random.sample, into)
@@ -167,7 +167,7 @@ class ImageStage:
             self._timings.lap(part)
         if pixels is not out:
             pixels = self._converted(pixels, out)
-        values[self._field] = pixels
+        values[self.field] = pixels
         if self._followers:
             self._timings.lap(self._converting)
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
@@ -182,7 +182,7 @@ class ImageStage:
         """Plan a call, with ``tiles``; None without ``decode``. Raises ``SampleUndecodable``."""
         if self._decoder is None:
             return None
-        value = values[self._field]
+        value = values[self.field]
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
         plan = self._plan(value, random)
         return plan._replace(tiles=self._decoder.tiles(value, plan.header, plan.decoding.factor, plan.decoding.box))
@@ -191,7 +191,7 @@ class ImageStage:
         self, field: str, head: FileHead, points: memoryview | bytes, random: SampleRandom
     ) -> tuple[int, int] | None:
         """The bytes of a file with these points that a call would read, as ``part_of``."""
-        if self._decoder is None or field != self._field:
+        if self._decoder is None or field != self.field:
             return None
         try:
             decoding = self._plan(FilePart(head.header, memoryview(b""), 0), random).decoding
@@ -199,8 +199,37 @@ class ImageStage:
             return None
         return part_of(head, points, decoding.factor, decoding.box)
 
+    @property
+    def makes_files(self) -> bool:
+        """True if one call of the extension can do all of it: see ``file_task``."""
+        is_more = not self._writes_pixels or self._moves_channels != self._channels or self._recolors or self._followers
+        return self._decoder is not None and self._row_shape is not None and not is_more and MAKES_ROWS
+
+    def file_task(self, file: KnownFile, random: SampleRandom, row: Mapping[str, Image]) -> FileTask | None:
+        """Plan a call without the file; None if it takes more. Raises ``SampleUndecodable``.
+
+        Only if ``makes_files``.
+        """
+        assert self._decoder is not None, "it makes files"
+        header = ImageHeader(*file.header)
+        decoding, turn = (plan := self._planned(header, random)).decoding, plan.geometry.turn
+        scaling = plan_scaling(decoding, turn, self._channels, self._scratch, row[self.field])
+        return self._decoder.file_task(file, header, decoding.factor, decoding.box, scaling) if scaling else None
+
+    def make_files(self, tasks: list[FileTask], file: bytearray, note: memoryview) -> list[FileMade]:
+        """Make rows by one call of the extension, and say what became of each."""
+        assert self._decoder is not None, "it makes files"
+        self._timings.lap(self._decoding)  # the plans
+        made = self._decoder.make_rows(tasks, file, note)
+        good = [one for one in made if one.is_made]
+        self._timings.add(self._decoding, sum([one.decoded_ns for one in good]))
+        self._timings.add(self._moving, sum([one.resampled_ns for one in good]))
+        return made
+
     def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
-        header = self._look(value)
+        return self._planned(self._look(value), random)
+
+    def _planned(self, header: ImageHeader, random: SampleRandom) -> ImagePlan:
         orientation = header.orientation if self._applies_exif else 1
         is_followed = self._followers is not None or random.draws is not None
         geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
@@ -281,17 +310,17 @@ class ImageStage:
     def _convert_rows(self, made: dict[str, Numbers], rows: Row) -> None:
         if self._writes_pixels:
             return
-        images = made[self._field]
+        images = made[self.field]
         count, height, width = images.shape[:3]
         size = (self._channels, height, width) if self._channels_first else (height, width, self._channels)
-        out = np.empty((count, *size), self._dtype) if self._row_shape is None else rows[self._field]
+        out = np.empty((count, *size), self._dtype) if self._row_shape is None else rows[self.field]
         pixels = images.reshape(count, height, width, self._channels)
         if self._channels_first:
             for image, planes in zip(pixels, out, strict=True):
                 self._write_planes(image, planes)
         else:
             self._converted(pixels.reshape(-1, width, self._channels), out.reshape(-1, width, self._channels))
-        made[self._field] = out
+        made[self.field] = out
 
     def _write_planes(self, pixels: Pixels, out: Image) -> None:
         for channel in range(self._channels):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from batchd.samples.access_points import FileHead, has_points
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.kept_files import FilePart, KeptFiles
+from batchd.samples.kept_files import FilePart, KeptFiles, KnownFile
 from batchd.samples.values import Value
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
@@ -28,15 +28,17 @@ from batchd.sources.cache.record import (
     RecordForm,
     Rewriter,
     has_values,
+    header_and_points,
     heads_of,
     pack,
     record_form,
     rewritten,
     unpack,
+    with_headers,
     with_heads,
     with_points,
 )
-from batchd.sources.interface import Reader, ReadsAhead, ReadsParts
+from batchd.sources.interface import PlacesFiles, Reader, ReadsAhead, ReadsParts
 from batchd_wire.views import Array
 
 DISK_DESCRIPTORS = 3
@@ -96,6 +98,8 @@ class CachedReader:
             reader if kind == "points" and isinstance(reader, ReadsParts) and reader.reads_parts() else None
         )
         self._points.wants_heads = self._parts_reader is not None
+        self.places = reader if kind == "points" and isinstance(reader, PlacesFiles) else None
+        """The reader, if ``known_file`` can be asked."""
         self.plan_part: PlanPart | None = None
         """Plans parts of the files that are read next."""
         self._parts: dict[int, tuple[int, int]] = {}
@@ -144,6 +148,22 @@ class CachedReader:
             self.offer(values)
             self._points.begin(is_kept=self._fresh is not None)
         return values
+
+    def known_file(self, sample: int) -> KnownFile | None:
+        """The file of a sample, if it is known and need not be read to plan its crop.
+
+        Only if ``places``.
+        """
+        assert self.places is not None, "it places files"
+        found = self._cache.find(sample)
+        header, points = header_and_points(*found, "image") if found is not None else (None, None)
+        place = self.places.place(sample) if header is not None else None
+        if header is None or place is None:
+            return None
+        if points is None or not has_points(points):
+            return KnownFile(place, header, None)
+        # A cache on disk uses its memory again.
+        return KnownFile(place, header, bytes(points) if isinstance(self._cache, DiskCache) else points)
 
     def forget_part(self, sample: int) -> None:
         """Read all of this sample from now on."""
@@ -257,7 +277,8 @@ class CachedReader:
         elif found:
             if self._has_record:
                 self._replaced.add(self._sample)
-            record = with_heads(with_points(NO_VALUES, {**self._points.known, **found}), self._points.heads)
+            record = with_headers(with_points(NO_VALUES, {**self._points.known, **found}), self._points.headers)
+            record = with_heads(record, self._points.heads)
             is_kept = self._cache.keep(self._sample, *record)
             self._refused_bytes = 0 if is_kept else sum(map(len, record.values))
 

@@ -11,6 +11,7 @@ and arrays follow behind the facts, in this order:
     pixels    (name, 5, header, length of the file, ((factor, shape), ...), bytes)    instead of the
               file's bytes: all of them as decoded at 1/factor, one factor after the other
     head      (name, 6, header, length of the file, bytes)    what is in front of its image data
+    header    (name, 7, header)                   of the file, as its decoder has read it
 
 Invariant: ``unpack`` gives the values that ``pack`` got, in type, order and content.
 """
@@ -30,7 +31,7 @@ from batchd.samples.kept_files import DecodedFile
 from batchd.samples.values import Value, array_of
 from batchd_wire.views import Array
 
-_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD = range(7)
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER = range(8)
 WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD})
 """Kinds of facts whose last number says how many bytes they have behind the facts."""
 HEAD_BYTES_MAX = 1 << 14
@@ -100,6 +101,27 @@ def with_heads(record: Record, heads: Mapping[str, FileHead]) -> Record:
     )
 
 
+def with_headers(record: Record, headers: Mapping[str, tuple[Any, ...]]) -> Record:
+    """The record with these headers of its files."""
+    facts = facts_of(record.facts) + [(name, _HEADER, header) for name, header in headers.items()]
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), record.values)
+
+
+def header_and_points(facts: memoryview, parts: memoryview, field: str) -> tuple[list[Any] | None, memoryview | None]:
+    """The header of a field's file, None if the record has none, and its access points."""
+    header: list[Any] | None = None
+    points: memoryview | None = None
+    start = 0
+    for name, kind, *rest in facts_of(facts):
+        if kind == _HEADER and name == field:
+            (header,) = rest
+        elif kind in WITH_VALUES:
+            if kind == _POINTS and name == field:
+                points = parts[start : start + rest[-1]]
+            start += rest[-1]
+    return header, points
+
+
 def heads_of(facts: memoryview, parts: memoryview) -> dict[str, FileHead]:
     """The heads of the files of a record."""
     heads: dict[str, FileHead] = {}
@@ -161,6 +183,8 @@ def unpack(
             values[name] = DecodedFile(tuple(header), file_bytes, pixels, partial(file, name))
         elif kind == _HEAD:
             start += rest[-1]
+        elif kind == _HEADER:
+            pass  # ``header_and_points`` has it
         elif kind == _SCALAR:
             dtype, content = rest
             values[name] = np.frombuffer(content, dtype)[0]
@@ -204,7 +228,7 @@ def record_form(facts: bytes, rows: Mapping[str, Array]) -> RecordForm:
 
 def has_values(facts: memoryview) -> bool:
     """True if a record has values of its sample, and not only access points of files."""
-    return any(kind not in {_POINTS, _HEAD} for _name, kind, *_rest in facts_of(facts))
+    return any(kind not in {_POINTS, _HEAD, _HEADER} for _name, kind, *_rest in facts_of(facts))
 
 
 def facts_of(facts: memoryview | bytes) -> list[Any]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from batchd.samples.values import Value
 from batchd.sources.files.index import FilesIndex
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.sources.interface import FilePlace
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -70,6 +71,14 @@ class FilesReader:
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         return {"image": self._bytes.read(sample), **self.known(sample)}
+
+    def place(self, sample: int) -> FilePlace | None:
+        """See ``interface.PlacesFiles``: records in files have none."""
+        return None if self._index.extents is not None else self._bytes.place(self._index.file(sample))
+
+    def memory(self) -> bytearray:
+        """See ``interface.PlacesFiles``."""
+        return self._bytes.memory()
 
     def reads_parts(self) -> bool:
         """See ``interface.ReadsParts``: a part of a local file saves nothing."""

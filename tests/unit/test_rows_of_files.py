@@ -1,0 +1,280 @@
+"""Rows of photographs that one call makes equal those that a worker makes one by one."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchd.orders.worker import NOTE
+from batchd.pipeline.image import jpeg_box
+from batchd.samples.access_points import has_points
+from batchd.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
+from batchd.worker import loop
+from batchd_wire.views import slot_arrays
+from support.images import arithmetic_jpeg, encode, jpeg, jpeg_with_exif, photo, progressive_jpeg
+from support.waiting import wait_until
+from support.worker_streams import fill, worker_streams
+
+if not jpeg_box.MAKES_ROWS:
+    pytest.skip("the extensions are not built", allow_module_level=True)
+
+from batchd.pipeline import _jpeg
+
+CROP = "{ op = 'decode' }, { op = 'random_resized_crop', size = [32, 40] }, { op = 'random_flip' }"
+USUAL = [0, 1, 3, 4, 5, 6]
+"""Samples whose crop is not transposed."""
+STEPS = {
+    "a random crop": (CROP, USUAL),
+    "grey": ("{ op = 'decode', color = 'gray' }, { op = 'random_resized_crop', size = [32, 40] }", USUAL),
+    "a middle that is not turned": ("{ op = 'decode' }, { op = 'center_crop', size = [40, 40] }", [0, 1, 4, 5, 6]),
+    "as stored": (
+        "{ op = 'decode', scale = 'off', exif = 'ignore' }, { op = 'center_crop', size = [40, 40] }",
+        [*range(7)],
+    ),
+}
+OTHER_STEPS = {
+    "another type": CROP + ", { op = 'to', dtype = 'float32' }",
+    "channels first": CROP + ", { op = 'to', layout = 'nchw' }",
+    "colours": CROP + ", { op = 'color_jitter', brightness = 0.5 }",
+    "another step": CROP + ", { op = 'cast', field = 'label', dtype = 'int32' }",
+}
+PHOTOGRAPHS = {
+    "a": jpeg(photo(300, 400)),
+    "b": jpeg(photo(200, 150, 1), 80, "444"),
+    "c-turned": jpeg_with_exif(jpeg(photo(160, 260, 2)), 6),
+    "d-mirrored": jpeg_with_exif(jpeg(photo(160, 260, 2)), 2),
+    "e-small": jpeg(photo(60, 70, 3)),
+    "f-grey": jpeg(photo(170, 250, 4)[..., 0]),
+    "g-large": jpeg(photo(700, 900, 5)),
+}
+UNUSUAL = {
+    "h-progressive": progressive_jpeg(photo(200, 200, 6)),
+    "i-png": encode(photo(160, 200, 7), ".png"),
+    "j-arithmetic": arithmetic_jpeg(),
+    "k-padded": jpeg(photo(200, 200, 8)) + bytes(7),
+}
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Make streams over a folder of these photographs; ``made`` has the samples of each call."""
+    write(tmp_path / "photos", {**PHOTOGRAPHS, **UNUSUAL})
+    made = []
+    make_rows = jpeg_box.BoxDecoder.make_rows
+
+    def noting(decoder, tasks, *rest):
+        results = make_rows(decoder, tasks, *rest)
+        made.append([task.sample for task, one in zip(tasks, results, strict=True) if one.is_made])
+        return results
+
+    monkeypatch.setattr(jpeg_box.BoxDecoder, "make_rows", noting)
+    with worker_streams(tmp_path) as streams:
+        yield Starter(tmp_path / "photos", streams, made)
+
+
+class Starter:
+    """Starts streams over ``folder``."""
+
+    def __init__(self, folder, streams, made):
+        self.folder, self.note, self.made = folder, streams.note, made
+        self._streams = streams
+
+    def start(self, steps=CROP, on_error="mask", cache="points", cache_dir=""):
+        source = f"{{ type = 'folder', path = '{self.folder}' }}"
+        files = len(list(self.folder.rglob("*.*")))
+        return self._streams.start(source, steps, on_error, cache, cache_dir, samples=files)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write each file into the class of its first letter."""
+    for name, data in files.items():
+        (folder / name[0]).mkdir(parents=True, exist_ok=True)
+        (folder / name[0] / f"{name}.{'png' if 'png' in name else 'jpg'}").write_bytes(data)
+
+
+def assert_same(one, other) -> None:
+    """Compare the bad samples and all rows of two calls of ``fill``."""
+    assert one[0] == other[0]
+    for name, rows in other[1].items():
+        np.testing.assert_array_equal(one[1][name], rows, strict=True)
+
+
+@pytest.mark.parametrize(("steps", "together"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+def test_rows_made_by_one_call_equal_those_made_one_by_one(worker, tmp_path, steps, together, on_disk):
+    """The first epoch finds the headers and the points; unusual files are made one by one."""
+    alone = worker.start(steps, cache="off")
+    stream = worker.start(steps, cache_dir=str(tmp_path) if on_disk else "")
+
+    for epoch in range(3):
+        assert_same(fill(stream, epoch=epoch), fill(alone, epoch=epoch))
+
+    assert worker.made == [together] * 2
+
+
+@pytest.mark.parametrize("steps", OTHER_STEPS.values(), ids=OTHER_STEPS)
+def test_steps_that_take_more_than_one_call_make_rows_one_by_one(worker, steps):
+    alone, stream = worker.start(steps, cache="off"), worker.start(steps)
+    for epoch in range(2):
+        assert_same(fill(stream, epoch=epoch), fill(alone, epoch=epoch))
+    assert worker.made == []
+
+
+def test_many_files_are_made_in_portions(worker, monkeypatch):
+    monkeypatch.setattr(loop, "FILES_AT_ONCE", 3)
+    alone, stream = worker.start(cache="off"), worker.start()
+    fill(stream)
+    assert_same(fill(stream, 1, 6, epoch=1), fill(alone, 1, 6, epoch=1))
+    assert worker.made == [[1, 3], [4, 5, 6]]
+
+
+CHANGES = {
+    "another length": jpeg(photo(300, 400, 9)),
+    "another size": jpeg(photo(290, 400, 9)),
+    "longer": PHOTOGRAPHS["a"] + PHOTOGRAPHS["a"],
+    "cut off": PHOTOGRAPHS["a"][:9000],
+    "a hole": PHOTOGRAPHS["a"][:3000] + bytes(3000) + PHOTOGRAPHS["a"][6000:],
+    "empty": b"",
+    "too large for the memory": jpeg(photo(1500, 2000, 9), 100, "444"),
+}
+
+
+@pytest.mark.parametrize("data", CHANGES.values(), ids=CHANGES)
+def test_a_file_that_changed_since_its_header_was_kept_is_made_as_without_a_cache(worker, data):
+    """Whether good or bad, with the same reason; no other row is affected."""
+    alone, stream = worker.start(cache="off"), worker.start()
+    fill(stream)
+    (worker.folder / "a" / "a.jpg").write_bytes(data)
+
+    for epoch in (1, 2):
+        assert_same(fill(stream, epoch=epoch), fill(alone, epoch=epoch))
+    assert worker.made[0] == USUAL[1:]
+
+
+def test_a_removed_file_and_a_link_in_its_place_are_bad_or_good_as_without_a_cache(worker):
+    alone, stream = worker.start(cache="off"), worker.start()
+    fill(stream)
+    (worker.folder / "a" / "a.jpg").unlink()
+    (worker.folder / "b" / "b.jpg").unlink()
+    (worker.folder / "b" / "b.jpg").symlink_to(worker.folder / "e" / "e-small.jpg")
+    made = fill(stream, epoch=1)
+    assert_same(made, fill(alone, epoch=1))
+    assert made[0] == [0]
+
+
+def test_an_image_that_is_larger_than_allowed_is_bad_as_without_a_cache(worker):
+    """Another stream, with other limits, may have kept its header."""
+    small = CROP.replace("'decode'", "'decode', max_pixels = 100000")
+    short = CROP.replace("'decode'", "'decode', max_bytes = 20000")
+    for steps in (small, short):
+        alone, stream = worker.start(steps, cache="off"), worker.start(steps)
+        wide = worker.start()
+        fill(wide)
+        stream._maker._cached._cache = wide._maker._cached._cache
+        assert_same(fill(stream), fill(alone))
+        assert 6 in fill(stream, epoch=1)[0]
+
+
+def test_a_quarantined_sample_is_not_read_among_many(worker):
+    stream = worker.start()
+    fill(stream)
+    stream.quarantined.add(4)
+    assert fill(stream, epoch=1)[0] == [4]
+    assert worker.made == [[0, 1, 3, 5, 6]]
+
+
+def test_work_counts_the_time_and_the_bytes_of_rows_made_by_one_call(worker):
+    """Their parts add up to the time that the worker was busy, as of rows made one by one."""
+    stream = worker.start()
+    fill(stream)
+    rows = slot_arrays(memoryview(bytearray(stream.layout.slot_bytes)), stream.layout)
+    stream._stopwatch.begin()
+    left = stream._maker.fill_files(1, [(row, row) for row in USUAL], rows, worker.note)
+    work = stream._stopwatch.work()
+
+    assert left == []
+    assert work.read_bytes == sum(len(data) for name, data in PHOTOGRAPHS.items() if name != "c-turned")
+    read_us, *parts_us = work.parts_us
+    assert read_us > 0
+    assert 0.5 * work.busy_us < read_us + sum(parts_us) <= work.busy_us
+    assert 0 < work.read_cpu_us < work.cpu_us
+    assert work.usual_us > 0
+
+
+# --- the note -------------------------------------------------------------------------------------
+
+
+def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
+    """A file that hangs is thus blamed on its own sample, as if it were made alone."""
+    os.mkfifo(tmp_path / "hangs.jpg")
+    (tmp_path / "good.jpg").write_bytes(PHOTOGRAPHS["a"])
+    note = bytearray(NOTE.size)
+    NOTE.pack_into(note, 0, 77, 0, 0)
+    target = np.zeros((32, 40, 3), np.uint8)
+    header = _jpeg.probe(PHOTOGRAPHS["a"])
+
+    def task(name, row):
+        place = -1, bytes(tmp_path / name), os.O_RDONLY, 1 << 20
+        return (place, header, 8, (0, 0, 300, 400), None, target, True, False, False, row, 100 + row)
+
+    results = np.full((3, 7), -1, np.int64)
+    tasks = [task("good.jpg", 4), task("hangs.jpg", 5), task("good.jpg", 6)]
+    arguments = (tasks, "rgb", bytearray(1 << 20), bytearray(1 << 20), note, results)
+    calling = threading.Thread(target=_jpeg.make_rows, args=arguments)
+    calling.start()
+    wait_until(lambda: NOTE.unpack_from(note)[1] == 6, "the call has reached the second file")
+
+    assert NOTE.unpack_from(note) == (77, 6, 105)
+    os.close(os.open(tmp_path / "hangs.jpg", os.O_WRONLY))
+    calling.join()
+    assert results[:, 0].tolist() == [1, 0, 1]
+    assert NOTE.unpack_from(note) == (77, 7, 106)
+    assert target.any()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"color": "cmyk"},
+        {"note": bytearray(23)},
+        {"results": np.zeros((1, 6), np.int64)},
+        {"task": {2: 3}},
+        {"task": {5: None}},
+        {"task": {5: np.zeros((4, 4, 1), np.uint8)}},
+    ],
+    ids=["color", "short note", "short results", "scale", "no target", "other channels"],
+)
+def test_arguments_that_do_not_fit_are_refused(changed):
+    place = (-1, b"/none", os.O_RDONLY, 100)
+    parts = [place, _jpeg.probe(PHOTOGRAPHS["a"]), 8, (0, 0, 9, 9), None, np.zeros((4, 4, 3), np.uint8)]
+    for number, value in changed.get("task", {}).items():
+        parts[number] = value
+    with pytest.raises(ValueError):  # noqa: PT011  each has its own words
+        _jpeg.make_rows(
+            [(*parts, False, False, False, 0, 0)],
+            changed.get("color", "rgb"),
+            bytearray(100),
+            bytearray(100),
+            changed.get("note", bytearray(24)),
+            changed.get("results", np.zeros((1, 7), np.int64)),
+        )
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def test_a_record_has_the_header_of_a_file_beside_its_points():
+    header = ("JPEG", 300, 400, 1, 3, 12345, 0, 623)
+    record = with_headers(with_points(NO_VALUES, {"image": b"points"}), {"image": header})
+    facts, parts = memoryview(record.facts), memoryview(b"".join(record.values))
+
+    found, points = header_and_points(facts, parts, "image")
+
+    assert tuple(found) == header
+    assert bytes(points) == b"points"
+    assert not has_points(points)
+    assert header_and_points(facts, parts, "mask") == (None, None)
+    assert unpack(facts, parts) == ({}, {"image": b"points"})
+    assert not has_values(facts)
