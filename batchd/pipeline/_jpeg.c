@@ -418,7 +418,7 @@ struct task {
     Py_buffer record;
     struct image target;
     int is_area, is_upside_down, is_mirrored;
-    unsigned long long row, sample;
+    unsigned long long order, row, sample;
 };
 
 /* What became of a row, int64 each, in this order: whether it is made, bytes of the file, ns of reading it, the same of CPU time, ns of
@@ -440,6 +440,7 @@ static int is_same(const struct header *one, const struct header *other)
 static void write_note(const struct shared *shared, const struct task *task)
 {
     volatile uint64_t *const note = shared->note.buf;
+    note[0] = task->order;
     note[1] = task->row + 1;
     note[2] = task->sample;
 }
@@ -618,8 +619,8 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
 PyDoc_STRVAR(make_rows_doc,
 "make_rows(tasks, color, file, pixels, note, results) -> None\n\n"
 "Read, decode and resample the files of several rows, without the GIL. Needs _pixels and _rows.\n\n"
-"A task: ((folder, name, flags, bytes_max), header, eighths, box, points, target, is_area, is_upside_down, is_mirrored, row, sample), as\n"
-"the arguments of ``_rows.read_file`` and ``decode``. A row whose file has not this ``header``, as ``probe`` has it, is not made, nor one\n"
+"A task: ((folder, name, flags, bytes_max), header, eighths, box, points, target, is_area, is_upside_down, is_mirrored, order, row,\n"
+"sample), as the arguments of ``_rows.read_file`` and ``decode``. A row whose file has not this ``header``, as ``probe`` has it, is not made, nor one\n"
 "that ``decode`` would refuse, or make without the points.\n"
 "``file``, ``pixels``: writable buffers for a file, and for the pixels of a box. ``note``: the worker's, which names the row at work.\n"
 "``results``: writable int64 [tasks, 7]: 1 or 0 for made, bytes of the file, ns of reading it, the same of CPU time, ns of decoding, ns of\n"
@@ -632,11 +633,11 @@ static int take_task(PyObject *object, const char *color, struct task *task)
     const char *format;
     int held_bytes;
     Py_ssize_t scan;
-    if (!PyArg_ParseTuple(object, "(iyiL)(siiiiKin)i(iiii)z*OpppKK:make_rows", &task->folder, &task->name, &task->flags, &task->bytes_max,
+    if (!PyArg_ParseTuple(object, "(iyiL)(siiiiKin)i(iiii)z*OpppKKK:make_rows", &task->folder, &task->name, &task->flags, &task->bytes_max,
                           &format, &task->header.height, &task->header.width, &task->header.orientation, &task->header.channels,
                           &task->header.pixels_max, &held_bytes, &scan, &task->eighths, &task->box.top, &task->box.left,
                           &task->box.height, &task->box.width, &task->record, &target, &task->is_area, &task->is_upside_down,
-                          &task->is_mirrored, &task->row, &task->sample))
+                          &task->is_mirrored, &task->order, &task->row, &task->sample))
         return 0;
     task->header.scan = (size_t)scan;
     if (target == Py_None) {

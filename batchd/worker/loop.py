@@ -52,7 +52,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
 from batchd.worker.process import NoteMemory
-from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, shortened
+from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, WantedRow, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
@@ -148,6 +148,8 @@ ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
 FILES_AT_ONCE = 32
 """Files that may be made by one call: planning them costs little more for each if they are more."""
+SHORT_CHUNKS_ROWS = 8
+"""Rows of several chunks that may be made by one call: a trainer may wait for the first of them."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
@@ -178,6 +180,8 @@ class WorkerStream:
         self._opened = ExitStack()
         self._opened.callback(run_queue.close)
         self._hopeless: str | None = None
+        self._done: set[tuple[int, int]] = set()
+        """(order, row) that are made ahead of their turn."""
         self._tried: list[tuple[int, str, str]] = []
         """Bad samples of the current row: (index, path, reason)."""
         self._made: list[orders.RowMade | orders.DocumentMade] | None = [] if message.tells_rows else None
@@ -225,19 +229,21 @@ class WorkerStream:
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
         filled: list[int] = []
-        for chunk, rows, samples in zip(chunks, ordered, planned, strict=True):
-            if chunk is not chunks[0]:
+        together = 0
+        targets = [range(len(rows)) if message.is_packed else rows for rows in ordered]
+        for place, (chunk, target, samples) in enumerate(zip(chunks, targets, planned, strict=True)):
+            if place:
                 before_next()
-            page, arrays = slots[chunk.slot]
-            if not arrays:  # a slot belongs to one stream, so it has one layout
-                arrays.update(slot_arrays(page, self.layout))
-            target = range(len(rows)) if message.is_packed else rows
+            if place >= together:
+                together = place + self._fill_files(chunks[place:], targets[place:], planned[place:], slots)
+            page, arrays = self._slot(chunk, slots)
             bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
             filled.append(chunk.order)
             if self._made:
                 yield from self._made
                 self._made.clear()
-            is_due = chunk is chunks[-1] or self._stopwatch.elapsed_s >= orders.REPORT_AFTER_S
+            is_late = self._stopwatch.elapsed_s >= orders.REPORT_AFTER_S and place + 1 >= together
+            is_due = chunk is chunks[-1] or is_late
             if is_due or bad or hopeless:
                 work = self._stopwatch.work() if self._hopeless is None else orders.NO_WORK
                 yield orders.ChunksFilled(filled, work, bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX))
@@ -278,7 +284,7 @@ class WorkerStream:
             arrays[VALID][_places(target)] = True
         bad: Bad = []
         hopeless = ""
-        left = self._not_filled_at_once(chunk.epoch, samples, target, arrays, page)
+        left = self._not_filled_at_once(chunk.order, samples, target, arrays, page)
         if self._made is not None:
             alone = {row for row, _sample in left}
             rows = zip(target, samples.tolist(), strict=True)
@@ -329,11 +335,11 @@ class WorkerStream:
         )
 
     def _not_filled_at_once(
-        self, epoch: int, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+        self, order: int, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
     ) -> list[tuple[int, int]]:
         """Fill as many rows at once as can be; return the others with their samples."""
         if self._maker.makes_files:
-            return self._fill_files(epoch, list(zip(target, samples.tolist(), strict=True)), arrays, page)
+            return self._not_done(order, samples, target, page)
         left: list[tuple[int, int]] = []
         step = ROWS_AT_ONCE if self._maker.makes_rows else len(target)
         for start in range(0, len(target), step):
@@ -345,23 +351,52 @@ class WorkerStream:
         return left
 
     def _fill_files(
-        self, epoch: int, wanted: list[tuple[int, int]], arrays: Arrays, page: memoryview
-    ) -> list[tuple[int, int]]:
-        """Fill the rows whose files a cache knows; return the others with their samples."""
-        left: list[tuple[int, int]] = []
+        self,
+        chunks: Sequence[orders.Chunk],
+        targets: Sequence[Rows],
+        planned: Sequence[NDArray[np.int64]],
+        slots: Slots,
+    ) -> int:
+        """Fill rows whose files a cache knows: of the first chunk, and of short ones behind it.
+
+        Returns the number of these chunks; 0 if each row is made by itself.
+        """
+        if self._hopeless is not None or not self._maker.makes_files:
+            return 0
+        wanted: list[WantedRow] = []
+        count = 0
+        for chunk, target, samples in zip(chunks, targets, planned, strict=True):
+            if count and len(wanted) + len(target) > SHORT_CHUNKS_ROWS:
+                break
+            count += 1
+            _page, arrays = self._slot(chunk, slots)
+            rows = zip(target, samples.tolist(), strict=True)
+            good = [(row, sample) for row, sample in rows if sample not in self.quarantined]
+            wanted += [WantedRow(chunk.order, chunk.epoch, row, sample, arrays) for row, sample in good]
         for start in range(0, len(wanted), FILES_AT_ONCE):
-            portion = wanted[start : start + FILES_AT_ONCE]
-            good = [pair for pair in portion if pair[1] not in self.quarantined]
-            others = self._maker.fill_files(epoch, good, arrays, self._note) if good else []
-            done = set(good).difference(others)
-            for row, sample in portion:
-                if (row, sample) in done:
-                    self._note.take(row, sample)
-                    failpoints.passing("worker.sample.written", sample)
-                    self._checksums.write(page, row)
-                else:
-                    left.append((row, sample))
+            self._done |= self._maker.fill_files(wanted[start : start + FILES_AT_ONCE], self._note)
+        return count
+
+    def _not_done(
+        self, order: int, samples: NDArray[np.int64], target: Rows, page: memoryview
+    ) -> list[tuple[int, int]]:
+        """Return the rows of an order that ``_fill_files`` has not made, with their samples."""
+        left: list[tuple[int, int]] = []
+        for row, sample in zip(target, samples.tolist(), strict=True):
+            if (order, row) not in self._done:
+                left.append((row, sample))
+                continue
+            self._done.remove((order, row))
+            self._note.take(row, sample)
+            failpoints.passing("worker.sample.written", sample)
+            self._checksums.write(page, row)
         return left
+
+    def _slot(self, chunk: orders.Chunk, slots: Slots) -> tuple[memoryview, Arrays]:
+        page, arrays = slots[chunk.slot]
+        if not arrays:  # a slot belongs to one stream, so it has one layout
+            arrays.update(slot_arrays(page, self.layout))
+        return page, arrays
 
     def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:
         if self._maker.reads_ahead:

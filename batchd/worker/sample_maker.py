@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,16 @@ BAD = SampleUnreadable, SampleUndecodable
 
 class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
     """No sample can be made: a user's function cannot be imported, or a step's file has changed."""
+
+
+class WantedRow(NamedTuple):
+    """A row of an order that ``SampleMaker.fill_files`` may make. ``arrays``: all of its batch."""
+
+    order: int
+    epoch: int
+    row: int
+    sample: int
+    arrays: Row
 
 
 class SampleMaker:
@@ -188,13 +199,11 @@ class SampleMaker:
         """True if ``fill_files`` can be tried."""
         return self._files_stage is not None
 
-    def fill_files(
-        self, epoch: int, wanted: Sequence[tuple[int, int]], arrays: Row, note: NoteMemory
-    ) -> list[tuple[int, int]]:
+    def fill_files(self, wanted: Sequence[WantedRow], note: NoteMemory) -> set[tuple[int, int]]:
         """Plan several rows by what a cache knows of their files, then make these in one call.
 
-        ``wanted``: (row, sample). Returns those that were not made: ``fill`` makes them, or says
-        why not. The ``note`` names each sample while it is planned and while it is made. Only if
+        Returns (order, row) of those that were made: ``fill`` makes the others, or says why not.
+        The ``note`` names each sample while it is planned and while it is made. Only if
         ``makes_files``. Raises as ``fill``.
         """
         assert self._files_stage is not None, "it makes files"
@@ -202,7 +211,8 @@ class SampleMaker:
         assert self._cached.places is not None, "it places files"
         self._stopwatch.begin_sample()
         tasks: list[FileTask] = []
-        for row, sample in wanted:
+        for order, epoch, row, sample, arrays in wanted:
+            note.begin(order)
             note.take(row, sample)
             file = self._cached.known_file(sample)
             if file is None:
@@ -213,16 +223,15 @@ class SampleMaker:
             with suppress(SampleUndecodable):
                 task = self._pipeline.file_task(self._files_stage, file, known, epoch, sample, fields)
                 if task is not None:
-                    tasks.append(task._replace(row=row, sample=sample))
+                    tasks.append(task._replace(order=order, row=row, sample=sample))
         if not tasks:
-            return list(wanted)
+            return set()
         self._stopwatch.rows_planned()
         made = self._files_stage.make_files(tasks, self._cached.places.memory(), note.memory)
         for place, taken_ns in self._stopwatch.files_made(made):
             sample = tasks[place].sample
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
-        done = {task.row for task, one in zip(tasks, made, strict=True) if one.is_made}
-        return [pair for pair in wanted if pair[0] not in done]
+        return {(task.order, task.row) for task, one in zip(tasks, made, strict=True) if one.is_made}
 
     def fill_rows(self, samples: NDArray[np.int64], rows: Row) -> bool:
         """Write the fields of all samples at once; False if they must be made one by one.

@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.orders.worker import NOTE
+from batchd.orders import worker as orders
+from batchd.orders.worker import NOTE, Chunk, FillChunks
 from batchd.pipeline.image import jpeg_box
 from batchd.samples.access_points import has_points
 from batchd.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
 from batchd.worker import loop
+from batchd.worker.sample_maker import WantedRow
+from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.images import arithmetic_jpeg, encode, jpeg, jpeg_with_exif, photo, progressive_jpeg
 from support.waiting import wait_until
@@ -130,6 +133,28 @@ def test_many_files_are_made_in_portions(worker, monkeypatch):
     assert worker.made == [[1, 3], [4, 5, 6]]
 
 
+def test_rows_of_short_chunks_are_made_by_one_call_and_reported_together(worker, monkeypatch):
+    """No more than eight at a time, since a trainer may wait for the first."""
+    monkeypatch.setattr(orders, "REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(loop, "SHORT_CHUNKS_ROWS", 4)
+    alone, stream = worker.start(cache="off"), worker.start()
+    fill(stream)
+    chunks = [
+        Chunk(order, 1, 1, 0, [(row, count)], [])
+        for order, (row, count) in enumerate([(0, 1), (1, 2), (3, 1), (4, 3)], 5)
+    ]
+    page = memoryview(bytearray(stream.layout.slot_bytes))
+
+    told = list(stream.fill(FillChunks(1, chunks, is_packed=False), {1: (page, {})}))
+
+    assert worker.made == [[0, 1, 3], [4, 5, 6]]
+    assert [report.orders for report in told] == [[5, 6, 7], [8]]
+    assert RowChecksums(stream.layout).wrong_rows(page, 0, 7) == []
+    expected = fill(alone, 0, 7, epoch=1)[1]
+    for name, array in slot_arrays(page, stream.layout).items():
+        np.testing.assert_array_equal(array[:7], expected[name], strict=True)
+
+
 CHANGES = {
     "another length": jpeg(photo(300, 400, 9)),
     "another size": jpeg(photo(290, 400, 9)),
@@ -191,10 +216,10 @@ def test_work_counts_the_time_and_the_bytes_of_rows_made_by_one_call(worker):
     fill(stream)
     rows = slot_arrays(memoryview(bytearray(stream.layout.slot_bytes)), stream.layout)
     stream._stopwatch.begin()
-    left = stream._maker.fill_files(1, [(row, row) for row in USUAL], rows, worker.note)
+    done = stream._maker.fill_files([WantedRow(9, 1, row, row, rows) for row in USUAL], worker.note)
     work = stream._stopwatch.work()
 
-    assert left == []
+    assert done == {(9, row) for row in USUAL}
     assert work.read_bytes == sum(len(data) for name, data in PHOTOGRAPHS.items() if name != "c-turned")
     read_us, *parts_us = work.parts_us
     assert read_us > 0
@@ -211,13 +236,12 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     os.mkfifo(tmp_path / "hangs.jpg")
     (tmp_path / "good.jpg").write_bytes(PHOTOGRAPHS["a"])
     note = bytearray(NOTE.size)
-    NOTE.pack_into(note, 0, 77, 0, 0)
     target = np.zeros((32, 40, 3), np.uint8)
     header = _jpeg.probe(PHOTOGRAPHS["a"])
 
     def task(name, row):
         place = -1, bytes(tmp_path / name), os.O_RDONLY, 1 << 20
-        return (place, header, 8, (0, 0, 300, 400), None, target, True, False, False, row, 100 + row)
+        return (place, header, 8, (0, 0, 300, 400), None, target, True, False, False, 70 + row, row, 100 + row)
 
     results = np.full((3, 7), -1, np.int64)
     tasks = [task("good.jpg", 4), task("hangs.jpg", 5), task("good.jpg", 6)]
@@ -226,11 +250,11 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     calling.start()
     wait_until(lambda: NOTE.unpack_from(note)[1] == 6, "the call has reached the second file")
 
-    assert NOTE.unpack_from(note) == (77, 6, 105)
+    assert NOTE.unpack_from(note) == (75, 6, 105)
     os.close(os.open(tmp_path / "hangs.jpg", os.O_WRONLY))
     calling.join()
     assert results[:, 0].tolist() == [1, 0, 1]
-    assert NOTE.unpack_from(note) == (77, 7, 106)
+    assert NOTE.unpack_from(note) == (76, 7, 106)
     assert target.any()
 
 
@@ -253,7 +277,7 @@ def test_arguments_that_do_not_fit_are_refused(changed):
         parts[number] = value
     with pytest.raises(ValueError):  # noqa: PT011  each has its own words
         _jpeg.make_rows(
-            [(*parts, False, False, False, 0, 0)],
+            [(*parts, False, False, False, 0, 0, 0)],
             changed.get("color", "rgb"),
             bytearray(100),
             bytearray(100),

@@ -51,7 +51,7 @@ MAKES_ROWS = IS_BUILT and resample.IS_BUILT and rows.IS_BUILT
 class FileTask(NamedTuple):
     """How to make one row of a file, as ``_jpeg.make_rows`` takes it; paired with ``FileMade``.
 
-    ``row`` and ``sample`` are for the worker's note.
+    The last three are for the worker's note.
     """
 
     place: tuple[int, bytes, int, int]
@@ -63,6 +63,7 @@ class FileTask(NamedTuple):
     is_area: bool
     is_upside_down: bool
     is_mirrored: bool
+    order: int = 0
     row: int = 0
     sample: int = 0
 
