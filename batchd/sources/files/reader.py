@@ -36,7 +36,7 @@ class SampleReader(BytesReader):
         return self.read_extent(part.path, part.start, end - first)
 
     def read_ahead(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> None:
-        """Request the bytes of all these samples, or ``parts`` of them, from servers at once."""
+        """Announce the bytes of all these samples, or ``parts`` of them: see ``prefetch``."""
         self.prefetch(
             self._part(sample, *parts[sample])
             if sample in parts
@@ -64,7 +64,7 @@ class FilesReader:
         self._bytes = SampleReader(self._index, max_bytes, storage, bound)
         self._path_bytes = source.path_bytes
         self.name, self.file = self._index.path, self._index.file
-        if self._bytes.reads_ahead:
+        if self._bytes.reads_ahead or self._index.extents is not None:
             self.prefetch = self.prefetch_with = self._bytes.read_ahead
         self.close = self._bytes.close
 

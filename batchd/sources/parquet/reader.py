@@ -220,6 +220,9 @@ class ParquetReader:
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request at once all that these samples need: values, and row groups that are not kept."""
         if not self._remote.reads_ahead:
+            for name, reader in self._bytes.items():
+                found = (self._extent(name, self._index.place(sample), sample) for sample in samples)
+                reader.prefetch(extent for extent in found if extent is not None)
             return
         values, groups = [], []
         for number, column in enumerate(self._columns):
