@@ -44,6 +44,7 @@ from batchd.sources.push.options import PushSource
 from batchd.storage.location import check_local
 from batchd.storage.values import StorageLimits
 
+MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
 MEMORY_BYTES_MIN = 1 << 16
 MEMORY_BYTES_MAX = 1 << 50
@@ -445,6 +446,11 @@ class StreamConfig(_Branch):
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
     streams share the remaining memory equally, and a ring keeps for a trainer that is behind the
     others what it reads within the next 256 MiB, or 8 batches; when set, as much as fits."""
+
+    report_memory: Memory = 64 * MEBIBYTE
+    """Most memory for what trainers report of their batches (stream.report, loader.report), in
+    bytes or as "64MiB": for the page and the metrics. A report takes 400 bytes and
+    4 for each value; the last 100,000 are kept, and none before the first."""
 
     decode_at: Literal["anywhere", "here"] = "anywhere"
     """Place where the samples are decoded, if there may be worker hosts: "here" keeps them on this

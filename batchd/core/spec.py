@@ -42,6 +42,8 @@ class StreamSpec:
     """Whether an order has rows whose samples are near each other in storage, for few requests."""
     own_source: bool = False
     """Whether its source is the user's own code."""
+    report_memory: int = 0
+    """Bytes for what trainers report of its batches."""
     source: str = ""
     """Digest of the samples and their places; "" of a live source."""
     has_digests: bool = False

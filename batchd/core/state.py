@@ -21,6 +21,7 @@ from batchd.core.actions import (
     WithdrawOrder,
 )
 from batchd.core.admission import Refusal, not_live, unknown_stream
+from batchd.core.course import Course
 from batchd.core.delivery import Delivery
 from batchd.core.fleet import SMOOTHING, Fleet, Order, Worker, WorkerKind
 from batchd.core.links import Link, LinkRules, Links
@@ -221,6 +222,11 @@ class DaemonState:
                 mailbox.dismiss(event.session)
             else:
                 mailbox.end(event.session, actions)
+
+    def course_of(self, session: int, number: int) -> tuple[int, Course] | None:
+        """The stream's number and the course of a subscription; None if the session has none."""
+        delivery = self._delivery(session, number)
+        return (delivery.spec.number, delivery.subscriptions[number].course) if delivery is not None else None
 
     def _delivery(self, session: int, number: int) -> Delivery | None:
         """Return the delivery of a subscription; None where another session made it."""

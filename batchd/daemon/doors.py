@@ -62,6 +62,7 @@ from batchd_wire.messages import (
     Unsubscribe,
     WithdrawAsk,
 )
+from batchd_wire.reports import ReportedRows
 from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 
 _log = structlog.get_logger()
@@ -135,9 +136,18 @@ class Query:
     message: AskStatus | AskBad | AskReload
 
 
-Queue: TypeAlias = deque[Event | Query]
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A trainer's reports of batches, which decide nothing."""
+
+    session: int
+    subscription: int
+    reports: Sequence[ReportedRows]
+
+
+Queue: TypeAlias = deque[Event | Query | Reported]
 """Events in order. The daemon makes the queue first and gives its ``append`` to all other parts."""
-Enqueue: TypeAlias = Callable[[Event | Query], None]
+Enqueue: TypeAlias = Callable[[Event | Query | Reported], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +273,8 @@ class Door(ABC):
                 return None
 
     def _pulled(self, session: int, message: Pull) -> Pulled:
+        if message.reports:
+            self._daemon.enqueue(Reported(session, message.subscription, message.reports))
         if message.released:
             failpoints.passing("daemon.release.received")
         # The daemon itself ends the leases of batches that were sent as bytes.

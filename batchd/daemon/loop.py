@@ -31,7 +31,7 @@ from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGo
 from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.doors import Doors, Query, Queue, SessionLog
+from batchd.daemon.doors import Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.limits import LinesPerMinute, OncePerMinute
 from batchd.daemon.memory.available import available_bytes
@@ -39,6 +39,7 @@ from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.reload.requests import Reloader
+from batchd.daemon.reports import StreamReports
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.gateway_child import GatewayChild
@@ -108,6 +109,8 @@ class Loop:
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
     _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
+    _reports: dict[int, StreamReports] = field(default_factory=dict)
+    """By the stream's number, from its first report on."""
     _fills: dict[int, FillChunks] = field(default_factory=dict)
     """Orders of this round that were not sent yet, by worker."""
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
@@ -180,6 +183,9 @@ class Loop:
             if isinstance(event, Query):
                 self._answer(event)
                 continue
+            if isinstance(event, Reported):
+                self._keep_reports(event)
+                continue
             self._session_log.observe(event)
             if isinstance(event, WorkerGone):
                 self._book.drop_worker(event.worker)
@@ -238,6 +244,21 @@ class Loop:
                 if id(cache) not in useful and cache.spec.kind == "points":
                     cache.allow(0)
 
+    def _keep_reports(self, event: Reported) -> None:
+        """Keep what a trainer reports of its batches, if the subscription is its own."""
+        found = self.state.course_of(event.session, event.subscription)
+        if found is None:
+            return
+        number, course = found
+        spec = self.streams[number].spec
+        if number not in self._reports:
+            is_live = spec.live is not None
+            self._reports[number] = StreamReports(spec.plan, is_live=is_live, memory_bytes=spec.report_memory)
+        peer = self.doors.peer(event.session)
+        reason = self._reports[number].add(peer.name, course.rank, course.world_size, event.reports)
+        if reason and self._once_per_minute.allows(f"reports {peer.owner}"):
+            _log.warning("report refused", stream=spec.name, name=peer.name, pid=peer.pid, reason=reason)
+
     # --- queries ----------------------------------------------------------------------------------
 
     def _answer(self, query: Query) -> None:
@@ -261,6 +282,10 @@ class Loop:
                 status = DaemonStatus(status.daemon, (), (), (), card=card)
             elif not door.is_remote and message.log_after is not None:  # the message lacks one
                 status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
+            elif message.reports_of is not None and status.stream(message.reports_of) is not None:
+                reports = self._reports.get(self.state.numbers[message.reports_of])
+                page = reports.page(message.reports_after) if reports is not None else None
+                status = DaemonStatus(status.daemon, (), (), (), reports=page)
             door.answer(query.session, Status(message.request, plain_status(status)))
 
     def _status(self, now: float) -> DaemonStatus:
@@ -268,6 +293,7 @@ class Loop:
         counts, pids = self.state.statistics(now), self.workers.pids()
         caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
         described = {number: one.description for number, one in self.streams.items()}
+        reported = {number: one.statistics() for number, one in self._reports.items()}
         doors = [door.counts() for door in self.doors]
         return DaemonStatus(
             daemon=DaemonFacts(
@@ -292,7 +318,12 @@ class Loop:
             workers=tuple(replace(worker, pid=pids.get(worker.number)) for worker in counts.workers),
             trainers=tuple(trainer for door in self.doors for trainer in door.statistics(now)),
             streams=tuple(
-                replace(stream, cache=caches.get(stream.number), description=described.get(stream.number))
+                replace(
+                    stream,
+                    cache=caches.get(stream.number),
+                    description=described.get(stream.number),
+                    reports=reported.get(stream.number),
+                )
                 for stream in counts.streams
             ),
             pool=self._pool(now),
@@ -455,6 +486,7 @@ class Loop:
                 window=action.window,
                 layout=stream.layout.to_wire(),
                 classes=stream.classes,
+                keeps_reports=True,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))
@@ -538,6 +570,7 @@ class Loop:
 
     def _end_stream(self, action: act.EndStream) -> None:
         stream = self.streams.pop(action.stream)
+        self._reports.pop(action.stream, None)
         for worker in self._book.drop_stream(action.stream):
             self._send(worker, ForgetStream(action.stream))
         stream.close()

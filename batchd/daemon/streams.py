@@ -190,6 +190,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
         groups_neighbours=epochs.order is not None and any(one.reads_urls for _key, one in sources_in(source)),
         own_source=plan.runs_own_code,
+        report_memory=config.report_memory,
         source="" if source.is_live else source_digest(index),
         has_digests=config.digest,
     )

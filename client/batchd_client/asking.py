@@ -20,7 +20,7 @@ from batchd_client.session import Session
 from batchd_client.sockets import Sockets
 from batchd_wire.messages import AskStatus, Status
 from batchd_wire.runtime import RuntimeDirectory
-from batchd_wire.status import DaemonStatus, read_status
+from batchd_wire.status import DaemonStatus, ReportPage, read_status
 
 ANSWER_TIMEOUT_S = 10.0
 
@@ -59,3 +59,19 @@ def _open(open_with: Callable[[Sockets], Session]) -> Iterator[Session]:
 def ask_status(session: Session, timeout_s: float = ANSWER_TIMEOUT_S) -> DaemonStatus:
     """Ask for the daemon's status. Raises ``ConnectTimeout`` and ``SessionLost``."""
     return read_status(session.request(AskStatus, Status, time.monotonic() + timeout_s).status)
+
+
+def ask_reports(
+    session: Session, stream: str, after: int = 0, timeout_s: float = ANSWER_TIMEOUT_S
+) -> Iterator[ReportPage]:
+    """Yield the pages of the reports about a stream that the daemon keeps, from number ``after`` on.
+
+    None if there are none, or no such stream. Raises as ``ask_status``.
+    """
+    while True:
+        ask = partial(AskStatus, reports_of=stream, reports_after=after)
+        page = read_status(session.request(ask, Status, time.monotonic() + timeout_s).status).reports
+        if page is None or not page.heads:
+            return
+        yield page
+        after = page.last

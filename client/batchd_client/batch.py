@@ -134,6 +134,15 @@ def field_views(layout: SlotLayout) -> dict[str, FieldView]:
     return views
 
 
+class BatchRows(NamedTuple):
+    """The rows of a batch: ``first`` to ``first + rows`` of the position (``epoch``, ``step``)."""
+
+    epoch: int
+    step: int
+    first: int
+    rows: int
+
+
 class Room(NamedTuple):
     """A field of a batch with the whole room of its samples.
 
@@ -338,6 +347,11 @@ class Batch(NotCopyable, Mapping[str, Any]):
         own.page[:] = memory.page
         handle = Handle(0, 0, self.epoch, self.step, slot=0, generation=0, first=self._first, count=self.samples)
         return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._classes)
+
+    @property
+    def span(self) -> BatchRows:
+        """The rows that this is of its position; ``first`` is not 0 where ranks share a batch."""
+        return BatchRows(self.epoch, self.step, self._first, self.samples)
 
     @property
     def memory(self) -> BatchMemory:

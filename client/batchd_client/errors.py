@@ -18,7 +18,7 @@
     |   +-- TooFewBatches        RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
     |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker        StreamTaken
-    |   +-- PassOvertaken        WorkersInvalid        EpochsUneven
+    |   +-- PassOvertaken        WorkersInvalid        EpochsUneven          ReportInvalid
     |   +-- RingTooSmall
     |       +-- RingBusy
     +-- ProtocolError            the peer sent an unexpected message: report it
@@ -273,6 +273,14 @@ class TensorsInvalid(Misused):
 
     ``loader.schema`` and ``daemon.stream(...).schema`` list the fields, their types and shapes; the
     stream's pipeline decides them.
+    """
+
+
+class ReportInvalid(Misused):
+    """A report does not fit the batch that it is about.
+
+    Report one number for a batch, or one for each of its rows, of a batch that this loop has
+    received: by default the last one, or ``at=batch``.
     """
 
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -226,6 +226,19 @@ class Loader(ABC, Generic[T]):
     def _take(self, epoch: int) -> T | None:
         self._check_open()
         return self._open().take(epoch)
+
+    def report(self, values: Any, at: tuple[int, int] | None = None) -> None:
+        """Report one number for a batch, such as its loss, or one for each of its rows.
+
+        ``at``: the (epoch, step) of the batch; default: the last one that the loop received. See
+        ``Stream.report``.
+        """
+        self._check_open()
+        prefetcher = self._open()
+        if at is not None:
+            prefetcher.stream.report(values, at)
+        else:
+            prefetcher.stream.report_of(values, prefetcher.rows)
 
     # --- its life ---------------------------------------------------------------------------------
 

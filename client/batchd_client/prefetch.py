@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from batchd_client.batch import Batch
+from batchd_client.batch import Batch, BatchRows
 from batchd_client.stream import Stream
 from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
@@ -52,10 +52,11 @@ class Placement(Protocol[T_co]):
 
 
 class _Queued(NamedTuple, Generic[T]):
-    """A transfer, and the position of the stream after its batch."""
+    """A transfer, the position of the stream after its batch, and the rows of the batch."""
 
     transfer: Transfer[T]
     after: Position
+    rows: BatchRows | None
 
 
 class Prefetcher(Generic[T]):
@@ -74,6 +75,8 @@ class Prefetcher(Generic[T]):
         """The first may be what the loop has already: then ``position`` is the one after it."""
         self.position = position_of(stream)
         """Position of the next batch that the loop gets."""
+        self.rows: BatchRows | None = None
+        """The rows of the batch that the loop received last."""
         stream.when_lost(self._let_go)
 
     def take(self, epoch: int) -> T | None:
@@ -98,6 +101,7 @@ class Prefetcher(Generic[T]):
             self.next_s += self._clock() - started_s
             # No calls from here on, so neither a signal handler nor another thread can interrupt.
             self.position = head.after
+            self.rows = head.rows
         finally:
             if self.position is not head.after:
                 self._queue.clear()  # user code in it may have changed it: fetch the batch again
@@ -150,7 +154,7 @@ class Prefetcher(Generic[T]):
         batch = self.stream.take(self.stream.epoch, wait=wait)
         if batch is None:
             return False
-        self._queue.append(_Queued(self._placement.begin(batch), position_of(self.stream)))
+        self._queue.append(_Queued(self._placement.begin(batch), position_of(self.stream), self.stream.last_taken))
         return True
 
     def _look_ahead(self) -> None:

@@ -19,6 +19,7 @@ from batchd_client.batch import Batch, Lease
 from batchd_client.connection import Connection
 from batchd_client.errors import (
     BatchCorrupt,
+    BatchdClientError,
     BatchTimeout,
     ConnectTimeout,
     DaemonUnavailable,
@@ -31,10 +32,11 @@ from batchd_client.errors import (
 )
 from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
 from batchd_client.memory import BATCHES_HELD_MAX, BatchMemory
+from batchd_client.reports import Reports
 from batchd_client.session import Session
 from batchd_client.subscription import Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import AskStatus, Handle, Mismatched, Parcel, Refused, Status, Subscribed
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.slot import UNFINISHED, holds_generation
 from batchd_wire.status import read_status
@@ -46,6 +48,9 @@ SILENCE_MAX_S = 1.0
 """Wait for the first batch before the reason is logged."""
 BUSY_PAUSE_S = 0.1
 """Pause before a retry of ``Subscribe`` when other trainers hold the memory."""
+
+CLOSE_S = 1.0
+"""Most time that ``close`` waits until the daemon has the last reports."""
 
 BEGINNING = Position(0, 0)
 
@@ -80,6 +85,7 @@ class StreamReader:
         self._missing: str | None = None
         """The hint about missing samples at that time."""
         self.connection = connection
+        self.reports = Reports(claim.stream)
         self._ready: Batch | None = None
         self._began_s = 0.0
         self._reconnects_before = 0
@@ -111,6 +117,7 @@ class StreamReader:
             return None
         wait_s = time.perf_counter() - started_s
         wait_us = int(wait_s * 1e6)
+        self.reports.note(batch.span)
         # From here on nothing is called, so neither a signal handler nor another thread can come in
         # between.
         batch.wait_s = wait_s
@@ -127,8 +134,9 @@ class StreamReader:
         self.connection.run(partial(self._move, position=position))
 
     def close(self) -> None:
-        """End the claim."""
+        """End the claim, once its reports are sent."""
         self._ready = None
+        self.reports.wait()
         self.connection.run_if_usable(self._unsubscribe)
 
     # --- subscribing; each of these has the session to itself -------------------------------------
@@ -145,6 +153,8 @@ class StreamReader:
         while True:
             try:
                 subscription = Subscription(self.claim, position, session.request(message, Subscribed, deadline))
+                subscription.reports = self.reports
+                self.reports.is_kept = subscription.admitted.keeps_reports
             except RingBusy as error:
                 if time.monotonic() + BUSY_PAUSE_S >= deadline:
                     raise
@@ -188,6 +198,10 @@ class StreamReader:
         if session.has(self.subscription):
             session.unsubscribe(self.subscription.number)
             session.settle()
+            if self.reports.is_unconfirmed:
+                # Its answer comes after the daemon has read all that was sent before.
+                with suppress(BatchdClientError):
+                    session.request(partial(AskBad, stream=self.claim.stream), BadSamples, time.monotonic() + CLOSE_S)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -238,9 +252,10 @@ class StreamReader:
             session.give_back(subscription)
 
     def _report_end(self, session: Session) -> None:
-        """End of the loop: release its last batch, and report the total wait."""
+        """End of the loop: release its last batch, and send the total wait and the reports."""
         subscription = self.subscription
-        if session.has(subscription) and (subscription.ended or subscription.wait_us > subscription.wait_reported_us):
+        is_worse = subscription.wait_us > subscription.wait_reported_us
+        if session.has(subscription) and (subscription.ended or is_worse or self.reports.has_news):
             session.give_back(subscription)
 
     def _attempt(self, session: Session) -> bool:

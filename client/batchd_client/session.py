@@ -121,9 +121,13 @@ class Session:
         return [link for link in links if isinstance(link, RemoteLink)]
 
     def leave(self) -> None:
-        """Close; if leases keep the lifeline open, tell the daemon first that all claims end."""
+        """Close; if leases keep the lifeline open, tell the daemon first that all claims end.
+
+        The same if a stream that was not closed has reports left.
+        """
         linger_ms = 0
-        if self._lost is None and self.holds_leases:
+        has_reports = any(one.reports is not None and one.reports.has_news for one in self._subscriptions.values())
+        if self._lost is None and (self.holds_leases or has_reports):
             linger_ms = CLOSE_LINGER_MS
             with suppress(SessionLost):
                 self.settle()
@@ -164,9 +168,12 @@ class Session:
         """End a subscription; its leases are reported as they end. Raises ``SessionLost``."""
         if all(over.number != number for over in self._retired):
             subscription = self._subscriptions.get(number)
+            if subscription is not None and subscription.reports is not None and subscription.reports.has_news:
+                self.give_back(subscription)
             if not self.send(Unsubscribe(number, subscription.leased if subscription is not None else 0)):
                 self._lose("ZeroMQ takes no message, though the lifeline is open")
             if subscription is not None:
+                subscription.reports = None
                 self._retired.append(subscription)
         self._subscriptions.pop(number, None)
 
@@ -199,14 +206,24 @@ class Session:
         return True
 
     def give_back(self, subscription: "Subscription", waited_us: int = 0, *, waiting: bool = False) -> bool:
-        """Send a ``Pull`` with the position and the ended leases; False if it could not be sent."""
-        pull = subscription.pull(waited_us, waiting=waiting)
-        if not self.send(pull):
-            return False
-        subscription.reported, subscription.wait_reported_us = pull.consumed, pull.wait_us
-        if pull.released:
-            subscription.forget_released(pull)
-        return True
+        """Send a ``Pull`` with the position and the ended leases; False if it could not be sent.
+
+        Reports that exceed one message go in further ones.
+        """
+        reports = subscription.reports
+        while True:
+            part = reports.next_part(self) if reports is not None else None
+            pull = subscription.pull(waited_us, waiting=waiting, reports=part)
+            if not self.send(pull):
+                return False
+            subscription.reported, subscription.wait_reported_us = pull.consumed, pull.wait_us
+            if pull.released:
+                subscription.forget_released(pull)
+            if reports is None or part is None:
+                return True
+            reports.sent(part)
+            if not reports.has_unsent:
+                return True
 
     def request(self, make: Callable[[int], Message], answer: type[M], deadline: float) -> M:
         """Return the answer. Raises a refusal, ``SessionLost``, or ``ConnectTimeout``."""

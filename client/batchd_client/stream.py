@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from batchd_client.batch import Batch
+from batchd_client.batch import Batch, BatchRows
 from batchd_client.connection import Connection
 from batchd_client.errors import NotCopyable, PositionInvalid, StateMismatch, StreamChanged, StreamClosed
 from batchd_client.memory import BatchMemory
@@ -304,6 +304,33 @@ class Stream(NotCopyable):
                 return batch.detached()
         finally:
             reader.close()
+
+    def report(self, values: Any, at: "Batch | tuple[int, int] | None" = None) -> None:
+        """Report one number for a batch, such as its loss, or one for each of its rows.
+
+        ``values``: a number, or numbers ``[1]`` or ``[rows]`` as a list, a numpy array or a tensor.
+        A tensor of a GPU, or a JAX array, is read later, so that the loop does not wait for the
+        device. ``at``: the batch, or its (epoch, step); default: the last one received. A further
+        report of the same rows replaces the earlier one. NaN and infinities count as bad.
+
+        The daemon keeps the last ones (``report_memory``), for `batchd blame`, its page and its
+        metrics. They go with the next request for a batch; ``close`` sends the rest.
+
+        Raises ``ReportInvalid`` and ``StreamClosed``.
+        """
+        self._check_open()
+        reports = self._reader.reports
+        reports.add(values, reports.last if at is None else reports.rows_at(at))
+
+    def report_of(self, values: Any, rows: BatchRows | None) -> None:
+        """As ``report``, of rows that a loader handed to its loop."""
+        self._check_open()
+        self._reader.reports.add(values, rows)
+
+    @property
+    def last_taken(self) -> BatchRows | None:
+        """The rows of the batch that was taken last; None before the first."""
+        return self._reader.reports.last
 
     def memories(self) -> list[BatchMemory]:
         """List the mapped memory of future batches; see ``Batch.memory``."""

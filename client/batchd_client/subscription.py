@@ -29,10 +29,12 @@ from weakref import ref
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
 from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
 from batchd_client.memory import Arrivals, ReceiveBuffer
+from batchd_client.reports import Reports
 from batchd_wire.codec import NUMBER_MAX
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 from batchd_wire.position import Position
+from batchd_wire.reports import ReportedRows
 from batchd_wire.slot import RowChecksums
 
 RELEASED_MAX = 1024
@@ -194,6 +196,8 @@ class Subscription:
         """The part of ``wait_us`` that the daemon knows."""
         self.announced_s = 0.0
         """Time of the last report that the trainer waits; 0 if there was none."""
+        self.reports: Reports | None = None
+        """Those of the stream, until this subscription ends."""
 
     @property
     def position(self) -> Position:
@@ -240,12 +244,12 @@ class Subscription:
         self.outstanding[self.leased] = lease.token
         self.leased += 1
 
-    def pull(self, waited_us: int, *, waiting: bool) -> Pull:
+    def pull(self, waited_us: int, *, waiting: bool, reports: list[ReportedRows] | None = None) -> Pull:
         """Make a ``Pull`` with the position and the ended leases. Then call ``forget_released``."""
         ended = self.ended  # other threads append at its end meanwhile, so it is read by index
         tokens = [ended[index] for index in range(min(len(ended), RELEASED_MAX))]
         released = [(token.sequence, token.generation) for token in tokens]
-        return Pull(self.number, self.leased, waiting, self.wait_us + waited_us, released)
+        return Pull(self.number, self.leased, waiting, self.wait_us + waited_us, released, reports)
 
     def let_go(self) -> None:
         """Drop everything received: the session is over. Living batches keep their memory."""

@@ -52,6 +52,7 @@ differences, so a repeated or late one does no harm.
 """
 
 from batchd_wire.codec import Message, Vocabulary, message
+from batchd_wire.reports import ReportedRows
 
 # --- on the lifeline ------------------------------------------------------------------------------
 
@@ -161,7 +162,8 @@ class Pull(Message):
 
     ``consumed``: positions handed to the user's loop so far; ``waiting``: the loop waits for the
     next one. ``released``: (sequence, generation) of ended leases. ``wait_us``: microseconds spent
-    waiting so far, in total.
+    waiting so far, in total. ``reports``: what the loop reports of batches that it had, see
+    ``batchd_wire.reports``; a repeated one does no harm.
     """
 
     subscription: int
@@ -169,6 +171,7 @@ class Pull(Message):
     waiting: bool
     wait_us: int
     released: list[tuple[int, int]]
+    reports: list[ReportedRows] | None = None
 
 
 @message(13)
@@ -190,11 +193,15 @@ class AskStatus(Message):
     ``log_after``: for the lines of the log after this one, as far as the daemon keeps them, in
     place of workers, trainers, streams and worker hosts. ``card_of``: for the card of this stream,
     in the same place; only for root and the daemon's own user, as it has the configuration.
+    ``reports_of``: for a page of the reports about this stream, in the same place: those after
+    number ``reports_after``.
     """
 
     request: int
     log_after: int | None = None
     card_of: str | None = None
+    reports_of: str | None = None
+    reports_after: int = 0
 
 
 @message(15)
@@ -288,6 +295,7 @@ class Subscribed(Message):
     ``first_rounds``: batches in the first epoch of this subscription, which starts at (``epoch``,
     ``step``). That is the requested position, or a later one if a live stream no longer has it.
     ``classes``: names of the labels; empty if the source has none, or more than a message holds.
+    ``keeps_reports``: whether the daemon keeps the reports of a ``Pull``.
     """
 
     request: int
@@ -303,6 +311,7 @@ class Subscribed(Message):
     window: int
     layout: object
     classes: list[str]
+    keeps_reports: bool = False
 
 
 @message(22)

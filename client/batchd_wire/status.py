@@ -171,6 +171,43 @@ class WorkStatistics:
     cache_misses: int = 0
 
 
+REPORT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Upper bounds of the buckets in which reported values are counted; one more has the rest."""
+
+
+@record
+class ReportStatistics:
+    """What trainers reported of a stream's batches, such as losses.
+
+    ``kept`` reports are in the daemon's memory. ``received``: in total, without repeated ones;
+    ``refused``: of wrong sizes, or about rows that the stream does not have. ``not_finite``: values
+    that were NaN or infinite. ``values`` and ``sum``: of all others; ``buckets``: how many of them
+    are in each, see ``REPORT_BOUNDS``.
+    """
+
+    kept: int
+    received: int
+    refused: int
+    not_finite: int
+    values: int
+    sum: float
+    buckets: tuple[int, ...]
+
+
+@record
+class ReportPage:
+    """A page of reports, see ``batchd_wire.reports``. ``last``: the number to ask after.
+
+    ``runs`` and ``run_numbers``: the names of runs, and their numbers in the heads.
+    """
+
+    runs: tuple[str, ...]
+    run_numbers: tuple[int, ...]
+    heads: bytes
+    values: bytes
+    last: int
+
+
 @record
 class StreamDescription:
     """What a stream is, for people.
@@ -195,7 +232,7 @@ class StreamStatistics:
     ``source``: equal for streams that read the same samples; "" if it is live, or not known.
     ``filling_slots``: batches that workers fill for a trainer; ``partial_slots``: partly filled
     ones that no trainer waits for any more (both None from an older daemon). ``description``: see
-    ``StreamDescription``.
+    ``StreamDescription``. ``reports``: None before the first.
     """
 
     number: int
@@ -229,6 +266,7 @@ class StreamStatistics:
     filling_slots: int | None = None
     partial_slots: int | None = None
     description: StreamDescription | None = None
+    reports: ReportStatistics | None = None
 
 
 @record
@@ -437,7 +475,8 @@ class DaemonStatus:
 
     ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for, with
     nothing but ``daemon``. Both have the newest last, and are empty for other hosts. ``card``: of a
-    stream, if it was asked for and there is one, with nothing but ``daemon``.
+    stream, if it was asked for and there is one, with nothing but ``daemon``; ``reports``: a page
+    of those about a stream, likewise.
     """
 
     daemon: DaemonFacts
@@ -448,6 +487,7 @@ class DaemonStatus:
     warnings: tuple[LogLine, ...] = ()
     log: tuple[LogLine, ...] = ()
     card: StreamCard | None = None
+    reports: ReportPage | None = None
 
     def stream(self, name: str) -> StreamStatistics | None:
         """Find a stream by its name."""
@@ -465,6 +505,8 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
         del plain["log"]
     if status.card is None:
         del plain["card"]
+    if status.reports is None:
+        del plain["reports"]
     return plain
 
 

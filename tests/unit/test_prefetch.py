@@ -36,6 +36,7 @@ class Stream:
 
     def __init__(self, cut=None, come=99):
         self.epoch = self.step = 0
+        self.last_taken = None
         self.waits = 0
         self.come = come
         self.error = None
@@ -60,7 +61,7 @@ class Stream:
             return None
         else:
             self.come -= 1
-        batch = self.epoch, self.step
+        batch = self.last_taken = self.epoch, self.step
         self.epoch, self.step = divmod(self.epoch * STEPS + self.step + 1, STEPS)
         return batch
 
@@ -143,6 +144,20 @@ def epoch_of(prefetcher):
     while (batch := prefetcher.take(epoch)) is not None:
         taken.append(batch)
     return taken
+
+
+@pytest.mark.parametrize("prefetch", [0, 2, 7])
+def test_a_report_is_about_the_batch_that_the_loop_has(prefetch) -> None:
+    """Not about those in transit; a seek alone changes nothing."""
+    prefetcher = Prefetcher(Stream(), Placement(), prefetch)
+    reported = []
+    for epoch in range(EPOCHS):
+        while prefetcher.take(epoch) is not None:
+            reported.append(prefetcher.rows)
+
+    assert reported == ALL
+    prefetcher.seek(1, 2)
+    assert prefetcher.rows == ALL[-1]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 7, 50])

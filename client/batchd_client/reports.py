@@ -1,0 +1,202 @@
+"""Numbers that a loop reports of its batches, on their way to the daemon. Runs in the trainer.
+
+    report(values) --> waiting, in a device's memory --> unsent --next pull--> sent
+                       (only a GPU's tensors)               ^                   | a new session
+                                                            +-------------------+
+
+A report costs the loop a conversion: it rides on the message that asks for a further batch. A
+tensor of a GPU is read when its copy has arrived, so the loop never waits for the device.
+
+The daemon replaces what it knows of the same rows by the last report. So a new session gets the
+last ``SENT_BYTES`` again: what the old one lost on its way arrives, and nothing counts twice.
+
+Invariant: a report is in exactly one of the three places.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd_client.batch import Batch, BatchRows
+from batchd_client.errors import ReportInvalid
+from batchd_client.hints import log_once
+from batchd_wire.reports import PULL_BYTES, PULL_REPORTS, ROWS_AT_ONCE, VALUE_BYTES, ReportedRows
+
+BATCHES_KNOWN = 1024
+"""Received batches that a loop may still report about by their position."""
+WAITING_MAX = 1024
+"""Reports whose values are on their way from a device; at one more, the first is waited for."""
+SENT_BYTES = 1 << 20
+"""Values, and ``REPORT_BYTES`` for each report, that a new session gets again."""
+REPORT_BYTES = 32
+
+Values = NDArray[np.float32]
+Late = Callable[[bool], Values | None]
+"""Values of a device, ``[values]``; None: not here yet. True: wait for them."""
+
+
+class Reports:
+    """See the module. Reports of one stream, whatever its subscriptions."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._received: deque[BatchRows] = deque(maxlen=BATCHES_KNOWN)
+        self._waiting: deque[tuple[BatchRows, Late]] = deque()
+        self._unsent: OrderedDict[BatchRows, bytes] = OrderedDict()
+        self._sent: OrderedDict[BatchRows, bytes] = OrderedDict()
+        self._sent_bytes = 0
+        self._session: Callable[[], object] = lambda: None
+        self.is_kept = True
+        """Whether the daemon keeps reports."""
+        self.is_unconfirmed = False
+        """Whether reports were sent that the daemon may not have read yet."""
+
+    @property
+    def last(self) -> BatchRows | None:
+        """The batch that was taken last."""
+        return self._received[-1] if self._received else None
+
+    def note(self, taken: BatchRows) -> None:
+        """A batch has been taken."""
+        self._received.append(taken)
+
+    def add(self, values: Any, rows: BatchRows | None) -> None:
+        """Keep what was reported of ``rows`` until the next pull. Raises ``ReportInvalid``."""
+        if rows is None:
+            raise ReportInvalid(
+                f"no batch of stream {self._stream!r} has been received, so there is nothing to report about"
+            )
+        read = _late(values, rows)
+        if read is None:
+            here = _array(values)
+            _check_size(here.size, rows)
+            self._add(rows, here)
+        else:
+            self._waiting.append((rows, read))
+            if len(self._waiting) > WAITING_MAX:
+                self._collect(at_least=1)
+        if not self.is_kept:
+            log_once(
+                f"the daemon keeps no report about stream {self._stream!r}, as it is older than this client: upgrade batchd on "
+                "its host, or log the numbers with their positions",
+                logging.WARNING,
+            )
+
+    def rows_at(self, at: Batch | tuple[int, int]) -> BatchRows:
+        """The rows of a batch that was received. Raises ``ReportInvalid`` if it was not."""
+        epoch, step = (at.epoch, at.step) if isinstance(at, Batch) else at
+        known = next((one for one in reversed(self._received) if one[:2] == (epoch, step)), None)
+        if known is None or (isinstance(at, Batch) and at.span != known):
+            raise ReportInvalid(
+                f"epoch {epoch}, step {step} of stream {self._stream!r} is not among the last {len(self._received)} batches that "
+                "this loop received"
+            )
+        return known
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether some reports can be sent now."""
+        return self.is_kept and bool(self._unsent)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether some reports can be sent now, or soon."""
+        return self.is_kept and bool(self._unsent or self._waiting)
+
+    def next_part(self, session: object) -> list[ReportedRows] | None:
+        """Reports for one message, or None; ``session``: the one that gets it."""
+        if not self.is_kept:
+            return None
+        if self._session() is not session:
+            self._unsent = OrderedDict([*self._sent.items(), *self._unsent.items()])
+            self._sent, self._sent_bytes, self._session = OrderedDict(), 0, ref(session)
+        if self._waiting:
+            self._collect()
+        part: list[ReportedRows] = []
+        left = PULL_BYTES
+        for rows, values in self._unsent.items():
+            left -= len(values)
+            if part and (left < 0 or len(part) == PULL_REPORTS):
+                break
+            part.append((*rows, values))
+        return part or None
+
+    def sent(self, part: list[ReportedRows]) -> None:
+        """The session has taken these reports."""
+        self.is_unconfirmed = True
+        for *rows, values in part:
+            key = BatchRows(*rows)
+            self._unsent.pop(key, None)
+            self._sent_bytes -= self._cost(self._sent.pop(key, None))
+            self._sent[key] = values
+            self._sent_bytes += self._cost(values)
+        while self._sent_bytes > SENT_BYTES:
+            self._sent_bytes -= self._cost(self._sent.popitem(last=False)[1])
+
+    def wait(self) -> None:
+        """Wait for the values of devices: the stream is about to be closed."""
+        self._collect(at_least=len(self._waiting))
+
+    def _cost(self, values: bytes | None) -> int:
+        return 0 if values is None else REPORT_BYTES + len(values)
+
+    def _collect(self, at_least: int = 0) -> None:
+        """Read the values that have arrived, in order; wait for the first ``at_least``."""
+        while self._waiting:
+            rows, read = self._waiting[0]
+            try:
+                values = read(at_least > 0)
+                if values is None:
+                    return
+                self._add(rows, values)
+            except Exception as error:  # noqa: BLE001  a device's library may raise anything, and training goes on
+                log_once(f"a report about stream {self._stream!r} was lost: {error}", logging.WARNING)
+            at_least -= 1
+            self._waiting.popleft()
+
+    def _add(self, rows: BatchRows, values: Values) -> None:
+        for start in range(0, len(values), ROWS_AT_ONCE):
+            part = values[start : start + ROWS_AT_ONCE]
+            count = rows.rows if len(values) == 1 else len(part)
+            self._unsent.pop(key := BatchRows(rows.epoch, rows.step, rows.first + start, count), None)
+            self._unsent[key] = part.tobytes()
+
+
+def _check_size(size: int, rows: BatchRows) -> None:
+    """Raise ``ReportInvalid`` unless there is one value for the batch, or one for each row."""
+    if size not in {1, rows.rows}:
+        raise ReportInvalid(f"{size} values for the {rows.rows} rows of epoch {rows.epoch}, step {rows.step}")
+
+
+def _array(values: Any) -> Values:
+    """Numbers as a new array float32 ``[values]``. Raises ``ReportInvalid``."""
+    try:
+        with np.errstate(over="ignore"):  # a number too large for float32 is an infinity
+            return np.array(values, "<f4").reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise ReportInvalid(f"{type(values).__name__} is not a number, nor an array of numbers ({error})") from None
+
+
+def _late(values: Any, rows: BatchRows) -> Late | None:
+    """A reader of values that a device may still compute; None for those that are here.
+
+    Raises ``ReportInvalid`` if there are too few or too many.
+    """
+    if type(values).__module__.partition(".")[0] == "torch":
+        _check_size(values.numel(), rows)
+        from batchd_client.torch.reports import late_values  # noqa: PLC0415  torch is there, as the values are its own
+
+        return late_values(values)
+    if hasattr(values, "copy_to_host_async") and hasattr(values, "is_ready"):  # an array of JAX
+        _check_size(values.size, rows)
+        values.copy_to_host_async()
+        return lambda wait: _array(values) if wait or values.is_ready() else None
+    return None
+
+
+assert PULL_BYTES >= ROWS_AT_ONCE * VALUE_BYTES, "a report fits into a message"
