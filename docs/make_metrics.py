@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from batchd.cli.config import wrap_prose
-from batchd.observer.metrics import LINKS_MAX, METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Metric
+from batchd.observer.metrics import LINKS_MAX, METRICS, OTHER, OWN, PREFIX, REPORTED, REPORTS, TRAINERS_MAX, Metric
 
 HEAD = Path(__file__).with_name("metrics_head.md")
 TABLE = ("| metric | type | meaning | in the status |", "|---|---|---|---|")
@@ -39,6 +39,8 @@ def _reference() -> Iterator[str]:
         yield f"### `{where}`" + (f" by {', '.join(f'`{label}`' for label in labels)}" if labels else "") + "\n"
         yield from TABLE
         yield from map(_row, metrics)
+        if where == REPORTS.where:
+            yield f"| `{PREFIX}{REPORTED[0]}` | histogram | {REPORTED[1]} | `buckets` |"
         yield ""
 
 

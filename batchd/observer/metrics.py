@@ -18,16 +18,17 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from threading import Lock
 from time import monotonic
 from typing import Literal
 
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from batchd.observer.status_client import Answer, StatusClient
-from batchd_wire.status import DaemonStatus, SubscriptionStatistics, TrainerStatistics
+from batchd_wire.status import REPORT_BOUNDS, DaemonStatus, SubscriptionStatistics, TrainerStatistics
 
 TRAINERS_MAX = 200
 """Further trainers are counted together, as ``OTHER``, by gauges alone."""
@@ -173,6 +174,11 @@ MAILBOX = Scope(
     ("stream",),
     lambda status: [((one.name,), one.live) for one in status.streams if one.live is not None],
 )
+REPORTS = Scope(
+    "streams[].reports",
+    ("stream",),
+    lambda status: [((one.name,), one.reports) for one in status.streams if one.reports is not None],
+)
 TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport", SESSION), _trainers)
 WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
 REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote)
@@ -304,6 +310,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("mailbox_dropped_newest_total", _C, MAILBOX, "dropped_newest", "Samples dropped on arrival."),
     Metric("mailbox_refused_pushes_total", _C, MAILBOX, "refused_pushes", "Pushes from places not lent to the producer."),
     Metric("mailbox_lost_batches_total", _C, MAILBOX, "lost_batches", "Batches that some trainers of the stream missed."),
+    # --- what trainers report of batches
+    Metric("stream_reports", _G, REPORTS, "kept", "Reports about batches, such as losses, in the daemon's memory."),
+    Metric("stream_reports_total", _C, REPORTS, "received", "Reports from trainers, without repeated ones."),
+    Metric("stream_refused_reports_total", _C, REPORTS, "refused", "Reports that did not fit the stream."),
+    Metric("stream_not_finite_values_total", _C, REPORTS, "not_finite", "Reported values that were NaN or infinite."),
     # --- trainers
     Metric("trainer_consumed_batches_total", _C, TRAINER, "consumed_batches", "Batches that the trainer has consumed."),
     Metric("trainer_delivered_samples_total", _C, TRAINER, "delivered_samples", "Samples handed to the trainer."),
@@ -319,6 +330,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("trainer_sent_bytes_total", _C, REMOTE, "sent_bytes", "Bytes of batches sent to a trainer over TCP."),
     Metric("trainer_connections", _G, REMOTE, "connections", "Connections of a trainer over TCP."),
 )  # fmt: skip
+
+REPORTED = ("stream_reported_values", "Reported values that were finite numbers.")
+"""The one histogram, of ``REPORTS``: name and meaning."""
 
 OWN: tuple[tuple[str, str], ...] = (
     ("up", "1 while the daemon's loop answers the observer, else 0: then all other values are from its last answer."),
@@ -370,10 +384,19 @@ class _Table(Collector):
 
     status: DaemonStatus
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         for metric in METRICS:
             kind = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
             family = kind(PREFIX + metric.name, metric.help, labels=metric.scope.labels)
             for labels, value in metric.values(self.status):
                 family.add_metric(labels, value)
             yield family
+        histogram = HistogramMetricFamily(PREFIX + REPORTED[0], REPORTED[1], labels=REPORTS.labels)
+        bounds = [*map(str, REPORT_BOUNDS), "+Inf"]
+        for stream in self.status.streams:
+            reports = stream.reports
+            if reports is not None and len(reports.buckets) == len(bounds):
+                histogram.add_metric(
+                    [stream.name], [*zip(bounds, accumulate(reports.buckets), strict=True)], reports.sum
+                )
+        yield histogram

@@ -24,6 +24,7 @@ from batchd_wire.status import (
     PartStatistics,
     PoolStatistics,
     ReloadOutcome,
+    ReportStatistics,
     StreamStatistics,
     SubscriptionStatistics,
     WaitStatistics,
@@ -50,7 +51,9 @@ NO_METRIC = {
         "work",
         "cache",
         "description",
+        "reports",
     },
+    "ReportStatistics": {"values", "sum", "buckets"},
     "WorkStatistics": {"parts", "slowest"},
     "PartStatistics": {"name"},
     "SubscriptionStatistics": {
@@ -105,6 +108,7 @@ SCOPES_OF = {
     CacheStatistics: {metrics.CACHE},
     PoolStatistics: {metrics.POOL},
     LinkStatistics: {metrics.POOL_LINK},
+    ReportStatistics: {metrics.REPORTS},
 }
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (apt install prometheus)"
@@ -161,6 +165,32 @@ def test_every_number_of_the_statistics_is_a_metric(kind):
     missing = {field.name for field in fields(kind)} - shown - NO_METRIC[kind.__name__]
 
     assert not missing, f"give {missing} of {kind.__name__} a line in batchd/observer/metrics.py"
+
+
+def test_reported_values_are_a_histogram():
+    """Its buckets are cumulative, and the last one has all finite values."""
+    reports = {
+        "kept": 3,
+        "received": 3,
+        "values": 6,
+        "sum": 7.5,
+        "not_finite": 1,
+        "buckets": [1, *[0] * 5, 3, *[0] * 6, 2],
+    }
+    text = Exposition(FakeStatusClient(status([], [], reports=reports))).text().decode()
+
+    found = re.findall(
+        r'^batchd_stream_reported_values(\w+)\{(?:le="(.*?)",)?stream="photos"\} (.*)$', text, re.MULTILINE
+    )
+    assert [(le, float(count)) for _part, le, count in found if le in {"0.001", "0.3", "1.0", "1000.0", "+Inf"}] == [
+        ("0.001", 1),
+        ("0.3", 1),
+        ("1.0", 4),
+        ("1000.0", 4),
+        ("+Inf", 6),
+    ]
+    assert found[-2:] == [("_count", "", "6.0"), ("_sum", "", "7.5")]
+    assert "batchd_stream_not_finite_values_total" in text
 
 
 def test_workers_are_counted_in_every_state_that_there_is():
