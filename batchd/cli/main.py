@@ -37,6 +37,7 @@ COMMANDS = {
     "peek": "Draw a batch of a stream, with labels.",
     "replay": "Make the batch of any position again, and say how.",
     "seen": "Say when the model saw a file, a class or a sample.",
+    "blame": "Name what stands out in the batches whose loss jumped.",
     "card": "Save what it takes to make a run's batches again.",
     "diff": "Say where the batches of two runs begin to differ, and why.",
     "prepare": "Run a pipeline once over a whole source, into shards on the disk.",

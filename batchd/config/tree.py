@@ -449,7 +449,7 @@ class StreamConfig(_Branch):
 
     report_memory: Memory = 64 * MEBIBYTE
     """Most memory for what trainers report of their batches (stream.report, loader.report), in
-    bytes or as "64MiB": for the page and the metrics. A report takes 400 bytes and
+    bytes or as "64MiB": for `batchd blame`, the page and the metrics. A report takes 400 bytes and
     4 for each value; the last 100,000 are kept, and none before the first."""
 
     decode_at: Literal["anywhere", "here"] = "anywhere"

@@ -229,6 +229,7 @@ class Replayer:
 
     def __init__(self, config: Config, stream: str, *, since_s: float | None = None) -> None:
         check_stream(config, stream)
+        self.name, self.source = stream, config.streams[stream].source
         self._since_ns = None if since_s is None else int(since_s * 1e9)
         with ExitStack() as where_it_fails:
             try:
@@ -264,6 +265,11 @@ class Replayer:
     def plan(self) -> Plan:
         """The plan of the stream."""
         return self._opened.spec.plan
+
+    @property
+    def index(self) -> SourceIndex:
+        """The index of the stream's source, over memory that lasts as long as this."""
+        return SourceIndex.from_descriptor(self._opened.index_descriptor)
 
     @property
     def fingerprint(self) -> str:

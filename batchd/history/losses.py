@@ -119,7 +119,10 @@ def _read_line(where: str, line: str, plan: Plan) -> tuple[tuple[int, ...], NDAr
     there = plan.rows(step) if step < plan.steps else 0
     rows = _number(where, facts, "rows", there - first)
     if not 0 < rows <= there - first:
-        raise BatchdError(f"{where}: the stream has no rows {first} to {first + rows} at epoch {epoch}, step {step}")
+        raise BatchdError(
+            f"{where}: the stream has no rows {first} to {first + rows} at epoch {epoch}, step {step}; give the configuration of "
+            "the run, such as its --card"
+        )
     try:
         values = np.array(facts["loss"], np.float64).reshape(-1)
     except KeyError:

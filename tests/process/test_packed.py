@@ -301,3 +301,15 @@ def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed)
     made = batchd("seen", "texts", "--index", "5", "--config", daemon.config, "--epochs", "1", "--rows").stdout
     assert "    elements " in made
     assert made.count("  epoch 0, step ") == -(-LENGTHS[5] // 64)
+
+
+def test_losses_of_packed_rows_are_kept_and_not_blamed(start_packed):
+    """A row has several documents, so its loss is no sample's; the command names what shows them."""
+    daemon = start_packed()
+    with batchd_client.connect(daemon.address) as client, client.stream("texts") as stream:
+        for batch in stream:
+            stream.report([1.0] * batch.samples)
+
+    said = batchd("blame", "texts", address=daemon.address, status=1).stderr
+    assert 'has several samples in a row ("pack")' in said
+    assert "`batchd replay` shows the documents of a batch" in said

@@ -18,8 +18,8 @@ from support.settings import folder_stream
 from support.waiting import wait_until
 
 RANKS = 8
-STEPS = 22
-"""Batches of an epoch of 43 photographs, two in each; in the last round, the ranks share some."""
+STEPS = 20
+"""Batches of an epoch of 40 photographs, two in each; in the last round, the ranks share some."""
 
 
 def reports_of(daemon: DaemonProcess, stream: str = "photos") -> dict[str, Losses]:

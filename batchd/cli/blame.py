@@ -1,0 +1,216 @@
+"""``batchd blame``: which samples, classes, files and sources stand out where the loss jumped.
+
+Runs in the user's shell. The losses come from the running daemon, to which trainers reported them,
+or from a file of lines; the pixels from worker processes of this command's own.
+
+Invariant: a group is named only with the chance that it stands out without a cause.
+"""
+
+import json
+from collections.abc import Sequence
+from math import isinf
+from pathlib import Path
+
+import click
+import numpy as np
+from click.core import ParameterSource
+
+from batchd.cli.asking import client_errors, running_daemon, running_streams
+from batchd.cli.log_lines import set_up_logs
+from batchd.cli.options import address_option, config_options
+from batchd.cli.peek import PeekedBatch
+from batchd.cli.replay import ask_card
+from batchd.cli.text import aligned, escaped
+from batchd.config.load import load_config
+from batchd.errors import BatchdError
+from batchd.history.batches import Replayer, check_fingerprint
+from batchd.history.blame import DEVIATIONS, Found
+from batchd.history.cards import RunCard, read_card
+from batchd.history.losses import Losses, from_lines, from_pages
+from batchd.history.suspects import BadBatch, Blame, SuspectRow, examine
+from batchd_client.asking import ask_reports
+from batchd_client.batch import Room
+from batchd_wire.wording import counted
+
+BATCHES_SHOWN = 8
+GROUPS_SHOWN = 8
+ROWS_SHOWN = 8
+ROWS_DRAWN = 64
+CHANCE_MIN = 1e-9
+_WAYS = {
+    "rows": ("bad rows", "rows"),
+    "batches": ("rows of bad batches", "rows"),
+    "jumps": ("batches at which the loss jumps", "batches"),
+}
+
+
+@click.command("blame")
+@click.argument("stream", shell_complete=running_streams)
+@click.option(
+    "--losses",
+    "losses_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help='Lines of JSON, each with "epoch", "step" and "loss", a number or one for each row. Default: what trainers '
+    "reported to the running daemon.",
+)
+@click.option("--run", help="The run whose reports count, if the daemon has those of several.")
+@click.option(
+    "--card",
+    "card_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --losses: the card of the run, from `batchd card`, in place of --config.",
+)
+@config_options
+@address_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-o", "--output", metavar="PNG", type=click.Path(path_type=Path), help="Draw the worst rows.")
+@click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    stream: str,
+    losses_file: Path | None,
+    run: str | None,
+    card_file: Path | None,
+    config_file: Path,
+    overrides: dict[str, str],
+    address: str | None,
+    as_json: bool,
+    output: Path | None,
+    field: str | None,
+) -> None:
+    """Name what stands out in the batches of STREAM whose loss jumped.
+
+    Bad are the batches, and the rows, whose loss is far above the usual one. A class, a file of
+    many samples, a source or a sample is named if it is more frequent among them than chance
+    explains; the chance of any false alarm is at most 1 in 100.
+    """
+    set_up_logs("warning")
+    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    if losses_file is None and (is_given or card_file is not None):
+        raise click.UsageError(
+            "the daemon's reports are of its own configuration; --config and --card go with --losses"
+        )
+    if losses_file is not None and run is not None:
+        raise click.UsageError("a file has the losses of one run; leave --run out")
+    card = read_card(card_file) if card_file is not None else None
+    reported: Losses | None = None
+    if losses_file is None:
+        reported, card = _reported(stream, run, address)
+    config = card.config() if card is not None and not is_given else load_config(config_file, overrides)
+    with Replayer(config, stream) as replayer:
+        check_fingerprint(replayer.card(), card, None)
+        losses = reported if losses_file is None else from_lines(losses_file, replayer.plan)
+        assert losses is not None, "from the daemon, or from the file"
+        blame = examine(replayer, losses, ROWS_DRAWN if output is not None else ROWS_SHOWN)
+        bgr_fields = next(iter(blame.batches.values())).bgr_fields if blame.batches else ()
+    click.echo(json.dumps(blame.to_plain(), indent=2) if as_json else "\n".join(shown(blame)))
+    if output is not None:
+        _draw(blame, output, field, bgr_fields)
+
+
+def _reported(stream: str, run: str | None, address: str | None) -> tuple[Losses, RunCard]:
+    """The reports of one run, and the card of its stream. Raises ``BatchdError``."""
+    card = ask_card(stream, address)
+    with running_daemon(address) as session, client_errors():
+        runs = from_pages(ask_reports(session, stream))
+    if not runs:
+        raise BatchdError(
+            f"no trainer has reported anything about stream {stream!r}: call stream.report(loss) or loader.report(loss) for each "
+            "batch, or give --losses FILE"
+        )
+    names = ", ".join(sorted(map(repr, runs)))
+    if run is None and len(runs) > 1:
+        raise BatchdError(f"the daemon has reports of {len(runs)} runs: {names}; choose one with --run")
+    chosen = runs.get(run) if run is not None else next(iter(runs.values()))
+    if chosen is None:
+        raise BatchdError(f"the daemon has no reports of a run {run!r}; it has {names}")
+    return chosen, card
+
+
+def shown(blame: Blame) -> list[str]:
+    """What stands out, as text."""
+    run = f" of run {escaped(blame.run)}" if blame.run else ""
+    bad = counted(blame.bad_batches, "bad batch")
+    of_rows = f", {counted(blame.bad_rows, 'bad row')} of {blame.rows:,}" if blame.rows else ""
+    lines = [f"{blame.stream}: {counted(blame.reports, 'report')}{run}, {bad}{of_rows}"]
+    lines.append(f"(bad: more than {DEVIATIONS:g} robust deviations above the usual loss)")
+    if blame.bad:
+        lines += [
+            "",
+            *aligned([("batch", "loss", "usual", "deviations"), *map(_batch_cells, blame.bad[:BATCHES_SHOWN])]),
+        ]
+        lines += _more(blame.bad_batches - BATCHES_SHOWN)
+    lines.append("")
+    if blame.found:
+        lines += [line for one in blame.found[:GROUPS_SHOWN] for line in _group_lines(one)]
+        lines += _more(len(blame.found) - GROUPS_SHOWN)
+        lines.append(f"(of {counted(blame.compared, 'comparison')}, for which the chances are corrected)")
+    else:
+        lines.append(f"nothing stands out: no group of {blame.compared:,} is there more often than chance explains")
+    if blame.worst:
+        lines += ["", "worst rows", *(line for one in blame.worst[:ROWS_SHOWN] for line in _row_lines(one))]
+    return lines
+
+
+def _batch_cells(one: BadBatch) -> tuple[str, str, str, str]:
+    epoch, step = one.position
+    rows = f" rows {one.first} to {one.first + one.rows - 1}" if one.first else ""
+    return f"{epoch}:{step}{rows}", f"{one.loss:.4g}", f"{one.usual:.4g}", _deviations(one.deviations)
+
+
+def _deviations(deviations: float) -> str:
+    return "not a number" if isinf(deviations) else f"{deviations:.1f}"
+
+
+def _group_lines(one: Found) -> list[str]:
+    hits, of = _WAYS[one.way]
+    chance = f"1 in {1 / max(one.chance, CHANCE_MIN):,.0f}"
+    return [
+        f"{one.kind} {escaped(one.name)}: {one.times:.1f} times its share of the {hits}",
+        f"  {one.hits:,.4g} of its {one.seen:,.4g} {of}, {one.expected:,.2g} by chance; without a cause at most {chance}",
+    ]
+
+
+def _row_lines(one: SuspectRow) -> list[str]:
+    epoch, step = one.position
+    label = (
+        ""
+        if one.label is None
+        else f", label {one.label}" + (f" ({escaped(one.class_name)})" if one.class_name else "")
+    )
+    loss = "" if one.loss is None else f", loss {one.loss:.4g}"
+    return [f"  {epoch}:{step} row {one.row}: sample {one.sample}{label}{loss}", f"    {escaped(one.name)}"]
+
+
+def _more(count: int) -> list[str]:
+    return [f"and {count:,} more"] if count > 0 else []
+
+
+def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[str]) -> None:
+    """Draw the contact sheet of the worst rows. Raises ``BatchdError``."""
+    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  it loads OpenCV
+
+    if not blame.worst:
+        raise BatchdError(f"stream {blame.stream!r} has no bad rows to draw in {output}")
+    rooms = [
+        (blame.batches[one.position].rooms, one.row - blame.batches[one.position].rows[0].row) for one in blame.worst
+    ]
+    arrays = {name: np.stack([room[name].array[row] for room, row in rooms]) for name in rooms[0][0]}
+    varying = {
+        name: Room(arrays[name], np.stack([room[name].sizes[row] for room, row in rooms]), first.varying)  # type: ignore[index]
+        for name, first in rooms[0][0].items()
+        if first.varying is not None
+    }
+    first = blame.worst[0].position
+    batch = PeekedBatch(*first, blame.batches[first].classes, arrays, varying, bgr_fields)
+    images = image_fields(batch)
+    drawn = field or next(iter(images), "image")
+    if drawn not in images:
+        there = ", ".join(images) or "none in any field"
+        raise BatchdError(f"stream {blame.stream!r} has no images in a field {drawn!r}: it has {there}")
+    write_sheet(batch, output, drawn, is_bgr=drawn in bgr_fields)
+    click.echo(f"{output}: drawn", err=True)
