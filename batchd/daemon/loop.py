@@ -284,7 +284,10 @@ class Loop:
                 status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
             elif message.reports_of is not None and status.stream(message.reports_of) is not None:
                 reports = self._reports.get(self.state.numbers[message.reports_of])
-                page = reports.page(message.reports_after) if reports is not None else None
+                page = None
+                if reports is not None:
+                    last = message.reports_last
+                    page = reports.last(last) if last else reports.page(message.reports_after)
                 status = DaemonStatus(status.daemon, (), (), (), reports=page)
             door.answer(query.session, Status(message.request, plain_status(status)))
 

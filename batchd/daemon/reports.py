@@ -13,6 +13,7 @@ of another size, or about rows that its epochs do not have, none is kept.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from struct import Struct
 
 import numpy as np
@@ -77,6 +78,15 @@ class StreamReports:
                 values.append(found[2])
                 left -= len(found[2])
         return ReportPage(tuple(self._runs), tuple(self._runs.values()), b"".join(heads), b"".join(values), number)
+
+    def last(self, count: int) -> ReportPage:
+        """The last reports, at most ``PAGE_REPORTS``, each with the mean of its values alone."""
+        kept = list(islice(reversed(self._kept.values()), min(count, PAGE_REPORTS)))[::-1]
+        with np.errstate(invalid="ignore"):
+            means = [np.frombuffer(values, "<f4").mean(dtype=np.float64) for _key, _head, values in kept]
+        heads = b"".join(head for _key, head, _values in kept)
+        names = tuple(self._runs), tuple(self._runs.values())
+        return ReportPage(*names, heads, np.array(means, "<f4").tobytes(), self._last)
 
     def statistics(self) -> ReportStatistics | None:
         """The totals since the start; None before the first report."""

@@ -55,6 +55,7 @@ class StreamView:
     samples: int = 0
     steps: int = 0
     description: StreamDescription = field(default_factory=StreamDescription)
+    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +244,7 @@ def _stream(
         samples=one.samples,
         steps=one.steps,
         description=one.description or StreamDescription(),
+        reports=one.reports.received if one.reports is not None else 0,
     )
 
 

@@ -7,6 +7,7 @@
     /overview.json      the present state, each second
     /history.json       the last ?seconds=, at most 15 minutes
     /bad.json           bad samples of a stream;  /sheet.png  contact sheet of its current batch
+    /losses.json        the last reports about a stream: positions and means
 
 Invariants: a path that is not ``is_private`` has numbers, and names of streams, trainers and worker
 hosts, and nothing else. Names are text, whatever they contain: escaped here, and inserted as text
@@ -20,6 +21,8 @@ from dataclasses import asdict, dataclass
 from email.message import Message
 from html import escape
 from importlib.resources import files
+from math import isfinite
+from struct import iter_unpack
 from time import monotonic
 from urllib.parse import parse_qsl
 
@@ -30,7 +33,8 @@ from batchd.observer.contact_sheets import ContactSheets, current_position
 from batchd.observer.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
 from batchd.observer.status_client import POINTS, STEP_S, StatusClient, StatusRecorder
 from batchd_wire.position import Position
-from batchd_wire.status import DaemonStatus
+from batchd_wire.reports import HEAD, VALUE_BYTES
+from batchd_wire.status import DaemonStatus, ReportPage
 
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -112,6 +116,7 @@ class Router:
             "/overview.json": Route(self._overview, "what the page shows", is_private=True),
             "/history.json": Route(self._history, "?seconds=: the last ones, of 15 minutes", is_private=True),
             "/bad.json": Route(self._bad, "?stream=NAME: its bad samples", is_private=True),
+            "/losses.json": Route(self._losses, "?stream=NAME: its last reported losses", is_private=True),
             "/sheet.png": Route(self._sheet, "?stream=NAME: its current batch", is_private=True, has_effect=True),
         }
 
@@ -201,6 +206,13 @@ class Router:
         samples = [dict(zip(keys, bad, strict=True)) for bad in answer.samples]
         return json_response({"total": answer.total, "samples": samples})
 
+    def _losses(self, query: Query) -> Response:
+        stream = self._stream(query)
+        if stream is None:
+            return _no_stream(query)
+        page = self._client.reports(stream, ANSWER_S)
+        return json_response({"runs": _runs_of(page) if page is not None else []})
+
     def _sheet(self, query: Query) -> Response:
         stream = self._stream(query)
         if stream is None:
@@ -229,6 +241,22 @@ def why_not_ready(status: DaemonStatus) -> str | None:
     if all(stream.stopped is not None for stream in status.streams):
         return "all streams have stopped; `batchd status` shows the reasons"
     return None
+
+
+def _runs_of(page: ReportPage) -> list[dict[str, object]]:
+    """The reports of each run: [epoch, step, rank, mean or None if that is no number], in order."""
+    names = dict(zip(page.run_numbers, page.runs, strict=False))
+    runs: dict[int, list[list[float | None]]] = {}
+    if len(page.heads) % HEAD.size or len(page.values) != VALUE_BYTES * (len(page.heads) // HEAD.size):
+        return []
+    values = (mean for (mean,) in iter_unpack("<f", page.values))
+    for head, mean in zip(HEAD.iter_unpack(page.heads), values, strict=True):
+        epoch, step, _number, _first, _rows, _values, run, rank, _world_size = head
+        runs.setdefault(run, []).append([epoch, step, rank, mean if isfinite(mean) else None])
+    return [
+        {"run": names.get(run, ""), "reports": sorted(reports, key=lambda one: one[:3])}
+        for run, reports in runs.items()
+    ]
 
 
 def _no_stream(query: Query) -> Response:

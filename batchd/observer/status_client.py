@@ -2,6 +2,7 @@
 
     every INTERVAL_S, or for a scrape that wants a new one --> AskStatus --> Answer
     for a request about bad samples                        --> AskBad    --> BadSamples
+    for a request about reported losses                    --> AskStatus --> their page
 
     answers --> StatusRecorder --> StatusWindow: the present
                      +-----------> History: the past, a number of each series every STEP_S,
@@ -23,22 +24,26 @@ from dataclasses import dataclass
 from math import ceil, inf, isnan, nan
 from threading import Condition, Lock
 from time import monotonic
+from typing import NamedTuple
 
 from batchd.diagnosis.overview import Overview, StatusWindow
 from batchd_client.asking import asking_parent
 from batchd_client.errors import BatchdClientError, ProtocolError
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
+from batchd_wire.codec import Message
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.runtime import RuntimeDirectory
-from batchd_wire.status import DaemonStatus, read_status
+from batchd_wire.status import DaemonStatus, ReportPage, read_status
 
 INTERVAL_S = 1.0
 SPACING_S = 0.1
 OPENING_S = 3600.0
 """Timeout of the session. It may be long: the lifeline reports the daemon's end."""
-BAD_S = 5.0
-BAD_KEPT_MAX = 8
+ASIDE_S = 5.0
+ASIDES_KEPT_MAX = 8
+REPORTS_SHOWN = 1_000
+"""The last reports of a stream that are shown."""
 STALL_S = 5.0
 """Time without an answer after which the loop counts as hung; usual are milliseconds."""
 STEP_S, POINTS = 5.0, 180
@@ -67,15 +72,28 @@ class Answer:
     received_s: float
 
 
+class Aside(NamedTuple):
+    """A question beside the status: for bad samples, or for reports if ``of_reports``."""
+
+    stream: str
+    of_reports: bool = False
+
+    def ask(self, request: int) -> Message:
+        """The message that asks."""
+        if self.of_reports:
+            return AskStatus(request, reports_of=self.stream, reports_last=REPORTS_SHOWN)
+        return AskBad(request, self.stream)
+
+
 class StatusClient:
     """One thread calls ``run``, any the rest. ``on_status`` gets each status in that thread."""
 
     def __init__(self, on_status: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
         self._on_status = on_status
-        self._bad_wanted: dict[str, float] = {}
-        self._bad: dict[str, tuple[float, BadSamples]] = {}
-        """For each stream, when its last answer was asked for, and the answer."""
-        self._bad_asked: tuple[str, float] | None = None
+        self._asides_wanted: dict[Aside, float] = {}
+        self._asides: dict[Aside, tuple[float, Message]] = {}
+        """When the last answer was asked for, and the answer."""
+        self._aside_asked: tuple[Aside, float] | None = None
         self._changed = Condition()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._latest: Answer | None = None
@@ -83,8 +101,8 @@ class StatusClient:
         """Time of the last question for the status."""
         self._last_s = -SPACING_S
         """Time of the last question of either kind."""
-        self._was_bad = False
-        """True if that was for bad samples."""
+        self._was_aside = False
+        """True if that was not for the status."""
         self._wanted_s = 0.0
         self._waiting_since_s: float | None = monotonic()
         """Since when an answer is due; at first since the start, until the session is open."""
@@ -105,14 +123,23 @@ class StatusClient:
             return self._latest
 
     def bad(self, stream: str, within_s: float) -> BadSamples | None:
-        """Bad samples of an existing stream, at most ``BAD_S`` old if the daemon answers."""
-        oldest_s = monotonic() - BAD_S
+        """Bad samples of an existing stream, at most ``ASIDE_S`` old if the daemon answers."""
+        found = self._aside(Aside(stream), within_s)
+        return found if isinstance(found, BadSamples) else None
+
+    def reports(self, stream: str, within_s: float) -> ReportPage | None:
+        """The last reports about an existing stream, as ``bad``; None also if there are none."""
+        found = self._aside(Aside(stream, of_reports=True), within_s)
+        return read_status(found.status).reports if isinstance(found, Status) else None
+
+    def _aside(self, aside: Aside, within_s: float) -> Message | None:
+        oldest_s = monotonic() - ASIDE_S
         with self._changed:
-            if self._bad.get(stream, (-inf, None))[0] < oldest_s:
-                self._bad_wanted[stream] = monotonic()
+            if self._asides.get(aside, (-inf, None))[0] < oldest_s:
+                self._asides_wanted[aside] = monotonic()
                 os.eventfd_write(self._wake, 1)
-                self._changed.wait_for(lambda: self._bad.get(stream, (-inf, None))[0] >= oldest_s, within_s)
-            return self._bad[stream][1] if stream in self._bad else None
+                self._changed.wait_for(lambda: self._asides.get(aside, (-inf, None))[0] >= oldest_s, within_s)
+            return self._asides[aside][1] if aside in self._asides else None
 
     def silent_s(self) -> float:
         """Seconds for which a question has been unanswered."""
@@ -143,7 +170,7 @@ class StatusClient:
     def _due_s(self) -> float:
         """When the next question is due, if none is unanswered."""
         spaced_s = self._last_s + SPACING_S
-        return spaced_s if self._bad_wanted else max(spaced_s, self._status_due_s())
+        return spaced_s if self._asides_wanted else max(spaced_s, self._status_due_s())
 
     def _status_due_s(self) -> float:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
@@ -153,13 +180,13 @@ class StatusClient:
         now = monotonic()
         if self._waiting_since_s is not None or now < self._due_s():
             return
-        self._was_bad = bool(self._bad_wanted) and (now < self._status_due_s() or not self._was_bad)
+        self._was_aside = bool(self._asides_wanted) and (now < self._status_due_s() or not self._was_aside)
         self._last_s = self._waiting_since_s = now
-        if self._was_bad:
+        if self._was_aside:
             with self._changed:
-                stream, _wanted_s = self._bad_wanted.popitem()
-            self._bad_asked = stream, now
-            session.begin(lambda request: AskBad(request, stream))
+                aside, _wanted_s = self._asides_wanted.popitem()
+            self._aside_asked = aside, now
+            session.begin(aside.ask)
         else:
             self._asked_s = now
             session.begin(AskStatus)
@@ -171,30 +198,30 @@ class StatusClient:
 
     def _take(self, session: Session) -> None:
         """Take the answer, if it has arrived."""
-        bad_asked, self._bad_asked = self._bad_asked, None
+        aside_asked, self._aside_asked = self._aside_asked, None
         try:
             reply = session.answer()
         except BatchdClientError:
-            if bad_asked is None:
+            if aside_asked is None:
                 raise
             self._waiting_since_s = None  # the stream has ended
             return
         if reply is None:
-            self._bad_asked = bad_asked
+            self._aside_asked = aside_asked
             return
         answer = None
-        if isinstance(reply, Status):
+        if isinstance(reply, Status) and aside_asked is None:
             answer = Answer(read_status(reply.status), reply.status, self._asked_s, monotonic())
             self._on_status(answer.status)
         with self._changed:
             if answer is not None:
                 self._latest = answer
-            elif isinstance(reply, BadSamples) and bad_asked is not None:
-                stream, asked_s = bad_asked
-                self._bad.pop(stream, None)
-                self._bad[stream] = (asked_s, reply)
-                while len(self._bad) > BAD_KEPT_MAX:
-                    del self._bad[next(iter(self._bad))]
+            elif isinstance(reply, BadSamples | Status) and aside_asked is not None:
+                aside, asked_s = aside_asked
+                self._asides.pop(aside, None)
+                self._asides[aside] = (asked_s, reply)
+                while len(self._asides) > ASIDES_KEPT_MAX:
+                    del self._asides[next(iter(self._asides))]
             else:
                 raise ProtocolError(f"the daemon answered AskStatus with {type(reply).__name__}")
             self._waiting_since_s = None

@@ -194,7 +194,8 @@ class AskStatus(Message):
     place of workers, trainers, streams and worker hosts. ``card_of``: for the card of this stream,
     in the same place; only for root and the daemon's own user, as it has the configuration.
     ``reports_of``: for a page of the reports about this stream, in the same place: those after
-    number ``reports_after``.
+    number ``reports_after``; or, if ``reports_last`` is not 0, so many of the last ones, each with
+    the mean of its values alone.
     """
 
     request: int
@@ -202,6 +203,7 @@ class AskStatus(Message):
     card_of: str | None = None
     reports_of: str | None = None
     reports_after: int = 0
+    reports_last: int = 0
 
 
 @message(15)

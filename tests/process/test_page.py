@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+import batchd_client
 from support.commands import batchd
 from support.kernel import children_of, is_alive
 from support.observing import ANYWHERE, asked, fetch, observer_of
@@ -124,3 +125,24 @@ def test_bad_samples_are_listed_by_name_and_reason(observed, start_trainer):
     assert "not a JPEG" in found["samples"][0]["reason"]
     assert json.loads(fetch(observed, "/bad.json?stream=photos").text) == {"total": 0, "samples": []}
     assert overview(observed)["observer"]["up"]
+
+
+def test_reported_losses_are_listed_by_position_and_run(observed):
+    """The mean of each batch; NaN is null. The page learns of new ones by their number."""
+    assert json.loads(fetch(observed, "/losses.json?stream=held").text) == {"runs": []}
+    with (
+        batchd_client.connect(observed.address, name="run-7") as client,
+        client.stream("photos") as stream,
+    ):
+        for batch in stream:
+            stream.report([float("nan"), *[1.0] * 7] if batch.step == 2 else [batch.step, *[0.0] * 7])
+            if batch.step == 3:
+                break
+
+    def shown():
+        (found,) = [one for one in overview(observed)["streams"] if one["name"] == "photos"]
+        return found["reports"] == 4
+
+    wait_until(shown, "the page knows of the reports")
+    (run,) = json.loads(fetch(observed, "/losses.json?stream=photos").text)["runs"]
+    assert run == {"run": "run-7", "reports": [[0, 0, 0, 0.0], [0, 1, 0, 0.125], [0, 2, 0, None], [0, 3, 0, 0.375]]}

@@ -126,6 +126,18 @@ def test_pages_have_each_report_once(reports, monkeypatch) -> None:
     assert not reports.page(1 << 62).heads
 
 
+def test_last_reports_have_one_mean_each(reports) -> None:
+    """For the page, in the order in which they came; NaN stays NaN."""
+    reports.add(
+        "a", 0, 1, [(0, 0, 0, 4, packed(1, 2, 3, 6)), (0, 1, 0, 4, packed(5)), (0, 2, 0, 2, packed(1, math.nan))]
+    )
+
+    page = reports.last(2)
+    assert [HEAD.unpack_from(page.heads, HEAD.size * one)[1] for one in range(2)] == [1, 2]
+    np.testing.assert_array_equal(np.frombuffer(page.values, "<f4"), [5, math.nan])
+    assert np.frombuffer(reports.last(9).values, "<f4")[0] == 3
+
+
 def test_live_stream_has_no_plan_to_compare_with() -> None:
     """Its steps have no end, and its rows are those of a batch."""
     reports = StreamReports(PLAN, is_live=True, memory_bytes=1 << 20)

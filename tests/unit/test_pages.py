@@ -85,7 +85,7 @@ def test_before_the_daemon_has_answered_that_is_said(make_pages):
         assert pages.routes["/history.json"].answer(seconds).status == 200
 
 
-@pytest.mark.parametrize("path", ["/bad.json", "/sheet.png"])
+@pytest.mark.parametrize("path", ["/bad.json", "/losses.json", "/sheet.png"])
 @pytest.mark.parametrize("query", [{}, {"stream": "other"}, {"stream": "--address"}])
 def test_streams_that_there_are_not_have_no_sheets(make_pages, recorder, path, query):
     """No work is started for an unknown stream."""

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from batchd.observer import status_client
-from batchd.observer.status_client import INTERVAL_S, SPACING_S, StatusClient
+from batchd.observer.status_client import INTERVAL_S, SPACING_S, Aside, StatusClient
 from batchd_wire.messages import AskBad, AskStatus
 
 
@@ -69,7 +69,7 @@ def test_questions_are_spaced_whatever_is_wanted(asking, clock):
 
     def want():
         asking._wanted_s = clock.now
-        asking._bad_wanted.update(one=clock.now, other=clock.now)
+        asking._asides_wanted.update({Aside("one"): clock.now, Aside("other"): clock.now})
 
     asked = run(asking, clock, want)
 
@@ -89,7 +89,7 @@ def test_without_requests_the_status_alone_is_asked_for(asking, clock):
 
 def test_bad_samples_do_not_delay_the_status(asking, clock):
     """The client still asks for the status once a second."""
-    asked = run(asking, clock, lambda: asking._bad_wanted.update(one=clock.now))
+    asked = run(asking, clock, lambda: asking._asides_wanted.update({Aside("one"): clock.now}))
 
     assert 9 <= sum(kind is AskStatus for _when, kind in asked) <= 11
 

@@ -383,3 +383,23 @@ def test_the_last_warnings_are_on_the_page(tmp_path, open_page):
         shows(page, "gateway cannot listen")
         assert page.locator("#warnings li").count() == 2
         assert page.locator("#warnings li .pill").first.text_content() == "error"
+
+
+def test_reported_losses_are_drawn_with_their_outliers(observed, open_page, picture):
+    """Those far above the others are circles, named by position; hostile names are text."""
+    page = open_page(address_of(observed))
+    assert page.locator("div.losses").first.is_hidden()
+    with (
+        batchd_client.connect(observed.address, name=HOSTILE) as client,
+        client.stream("photos") as stream,
+    ):
+        for _ in range(20):
+            for batch in stream:
+                usual = 1 + 0.1 * ((7 * batch.step + batch.epoch) % 5)
+                stream.report({(3, 2): 9.0, (7, 1): float("nan")}.get((batch.epoch, batch.step), usual))
+
+    assert shows(page, "2 far above the usual: 7:1, 3:2; batchd blame says what was in them")
+    assert shows(page, f"Reported by {HOSTILE}, by epoch:step")
+    assert page.locator("div.losses circle.outlier").count() == 2
+    assert page.evaluate("document.title") != "1"
+    picture(page, "losses")

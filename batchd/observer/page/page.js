@@ -1,6 +1,6 @@
 // The page: asks the observer each second what there is to see, and shows it. Names may be hostile, so they are put in as
 // text and never as markup.
-import { Plot, fillBar, fillLegend, html, say, svg } from "/plots.js";
+import { Plot, Points, fillBar, fillLegend, html, say, svg } from "/plots.js";
 
 const RING = ["k0", "k6", "k4"]; // leased, ready, filling
 const ringColour = (index) => RING[index];
@@ -214,6 +214,7 @@ class Stream {
       parts: new Plot({ title: "A sample's time", unit: "ms", format: short, exact: (value) => number(value, 2), isStacked: true, colours: (_index, name) => this.partColour(name) }),
     };
     this.sheet = new Sheet(name);
+    this.losses = new Losses(name);
     this.bad = new Bad(name);
     const plots = html("div", { class: "plots" }, ...Object.values(this.plots).map((plot) => plot.node));
     this.node = html(
@@ -224,6 +225,7 @@ class Stream {
       this.stopped,
       html("div", { class: "bars" }, this.ring.node, this.parts.node),
       isFolded ? html("details", {}, html("summary", {}, "Plots"), plots) : plots,
+      this.losses.node,
       this.sheet.node,
       this.bad.node,
     );
@@ -257,6 +259,7 @@ class Stream {
     say(this.parts.title, "a sample's time");
     say(this.parts.value, one.sample_ms === null ? "nothing decoded just now" : `${number(one.sample_ms, 2)} ms`);
     this.bad.show(one.bad_samples);
+    this.losses.show(one.reports);
     this.plots.rates.now({ delivered: one.delivered_per_s, decoded: one.decoded_per_s });
     this.plots.ring.now(Object.fromEntries(slots));
     this.plots.parts.now(Object.fromEntries(one.parts));
@@ -339,6 +342,43 @@ class Sheet {
     const picture = html("img", { alt: `contact sheet of a batch of ${this.stream}`, src });
     for (const event of ["load", "error"]) picture.addEventListener(event, () => URL.revokeObjectURL(src), { once: true });
     this.content.replaceChildren(picture, html("p", {}, this.again));
+  }
+}
+
+// What the loops reported of their batches, by position: one plot for each run.
+class Losses {
+  constructor(stream) {
+    this.stream = stream;
+    this.plots = new Map();
+    this.node = html("div", { class: "plots losses", hidden: "" });
+    this.askedMs = -Infinity;
+    this.count = 0;
+  }
+
+  show(count) {
+    this.node.hidden = count === 0;
+    if (count === this.count || performance.now() - this.askedMs < BAD_MS) return;
+    this.askedMs = performance.now();
+    this.ask(count).catch(console.warn);
+  }
+
+  async ask(count) {
+    const response = await get(`/losses.json?stream=${encodeURIComponent(this.stream)}`);
+    if (!response.ok) return;
+    const { runs } = await response.json();
+    this.count = count;
+    for (const [run, plot] of this.plots)
+      if (!runs.some((one) => one.run === run)) {
+        plot.node.remove();
+        this.plots.delete(run);
+      }
+    for (const { run, reports } of runs) {
+      if (!this.plots.has(run)) {
+        this.plots.set(run, new Points(`Reported by ${run}, by epoch:step`));
+        this.node.append(this.plots.get(run).node);
+      }
+      this.plots.get(run).show(reports);
+    }
   }
 }
 

@@ -167,6 +167,78 @@ export class Plot {
   }
 }
 
+const AROUND = 50, DEVIATIONS = 3.5, MAD_SCALE = 1.4826;
+
+function median(values) {
+  const sorted = [...values].sort((one, other) => one - other);
+  return sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : 0;
+}
+
+// Which of the values are far above those around them, as `batchd blame` counts; null is no number, and always is.
+export function outliers(values) {
+  const near = (all, index) => all.slice(Math.max(0, index - AROUND), index + AROUND + 1).filter((one) => one !== null);
+  const usual = values.map((_value, index) => median(near(values, index)));
+  const away = values.map((value, index) => (value === null ? null : Math.abs(value - usual[index])));
+  return values.map((value, index) => value === null || value - usual[index] > DEVIATIONS * Math.max(MAD_SCALE * median(near(away, index)), 1e-6 * Math.abs(usual[index])));
+}
+
+// Values by position: points of [epoch, step, rank, value or null], in order; outliers are circles, and have their positions in words.
+export class Points {
+  constructor(title) {
+    this.svg = svg("svg", { class: "plot", role: "img" });
+    this.said = html("p", { class: "label" });
+    this.node = html("figure", {}, html("figcaption", {}, html("span")), this.svg, this.said);
+    say(this.node.firstChild.firstChild, title);
+    this.points = [];
+    new ResizeObserver(() => this.draw()).observe(this.svg);
+  }
+
+  show(points) {
+    this.points = points;
+    this.far = outliers(points.map(([, , , value]) => value));
+    this.draw();
+  }
+
+  draw() {
+    const width = this.svg.clientWidth;
+    if (!width || !this.points.length) return;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    const values = this.points.map(([, , , value]) => value).filter((value) => value !== null);
+    const low = Math.min(0, ...values), high = niceTop(Math.max(0, ...values));
+    const x = (index) => LEFT + (index / Math.max(1, this.points.length - 1)) * (width - LEFT - RIGHT);
+    const y = (value) => TOP + (1 - (value - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
+    const drawn = [];
+    for (const value of [low, (low + high) / 2, high]) {
+      drawn.push(svg("line", { class: value ? "grid" : "axis", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }));
+      const label = svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" });
+      label.textContent = `${+value.toPrecision(3)}`;
+      drawn.push(label);
+    }
+    for (const [index, anchor] of [[0, "start"], [this.points.length - 1, "end"]]) {
+      const label = svg("text", { x: x(index), y: HEIGHT - 4, "text-anchor": anchor });
+      label.textContent = this.words(index);
+      drawn.push(label);
+    }
+    drawn.push(line({ index: 0, upper: this.points.map(([, , , value]) => value) }, "k0", x, y));
+    this.points.forEach(([, , , value], index) => {
+      if (!this.far[index]) return;
+      const circle = svg("circle", { class: "outlier", cx: x(index), cy: y(value ?? high), r: 4 }, svg("title"));
+      circle.firstChild.textContent = `${this.words(index)}: ${value === null ? "not a number" : +value.toPrecision(4)}`;
+      drawn.push(circle);
+    });
+    this.svg.replaceChildren(...drawn);
+    const far = this.points.map((_point, index) => index).filter((index) => this.far[index]);
+    const listed = far.slice(-LEGEND_MAX).reverse().map((index) => this.words(index)).join(", ");
+    say(this.said, far.length ? `${far.length} far above the usual: ${listed}${far.length > LEGEND_MAX ? ", …" : ""}; batchd blame says what was in them` : "none far above the usual");
+    this.svg.setAttribute("aria-label", `${this.node.firstChild.textContent}, ${this.points.length} batches; ${this.said.textContent}`);
+  }
+
+  words(index) {
+    const [epoch, step] = this.points[index];
+    return `${epoch}:${step}`;
+  }
+}
+
 // The pieces of a series between gaps, as lists of indices.
 function pieces(values) {
   const found = [];
