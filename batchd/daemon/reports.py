@@ -11,7 +11,7 @@ Invariant: a stream's reports take at most its ``report_memory``, and are at mos
 of another size, or about rows that its epochs do not have, none is kept.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 from struct import Struct
@@ -27,7 +27,7 @@ REPORTS_MAX = 100_000
 REPORT_BYTES = 400
 """Memory of a report beside its values: two entries of dictionaries, and their keys."""
 RUNS_MAX = 64
-"""Names of runs with reports of one stream at a time."""
+"""Names of runs with reports of one stream; a further one takes the place of the oldest."""
 PAGE_REPORTS = 4_096
 PAGE_BYTES = 512 * 1024
 """Of values; a message of the daemon has 1 MiB at most."""
@@ -45,7 +45,6 @@ class StreamReports:
         self._numbers: dict[bytes, int] = {}
         """By key: rows and run."""
         self._runs: dict[str, int] = {}
-        self._of_run: Counter[int] = Counter()
         self._bytes = self._last = self._last_run = 0
         self._received = self._refused = self._not_finite = self._values = 0
         self._sum = 0.0
@@ -55,12 +54,12 @@ class StreamReports:
         """Keep the reports of a message. Returns why some are refused; "" if none is."""
         reason = ""
         for epoch, step, first, rows, values in reports:
-            problem = self._problem(Position(epoch, step), first, rows, len(values)) or self._lacks_run(run)
+            problem = self._problem(Position(epoch, step), first, rows, len(values))
             if problem:
                 self._refused += 1
                 reason = reason or problem
             else:
-                number = self._runs[run]
+                number = self._runs.get(run) or self._add_run(run)
                 self._keep(_KEY.pack(epoch, step, first, number), (rows, number, rank, world_size), values)
         return reason
 
@@ -109,16 +108,17 @@ class StreamReports:
             return f"{value_bytes} bytes of values for {rows} rows"
         return ""
 
-    def _lacks_run(self, run: str) -> str:
-        if run not in self._runs:
-            if len(self._runs) == RUNS_MAX:
-                empty = [name for name, number in self._runs.items() if not self._of_run[number]]
-                if not empty:
-                    return f"reports of {RUNS_MAX} runs are kept already: give the trainers fewer different names"
-                del self._of_run[self._runs.pop(empty[0])]
-            self._last_run += 1
-            self._runs[run] = self._last_run
-        return ""
+    def _add_run(self, run: str) -> int:
+        """Number a run, in place of the oldest one if there are too many."""
+        if len(self._runs) == RUNS_MAX:
+            oldest = self._runs.pop(next(iter(self._runs)))
+            for number in [
+                number for number, (_key, head, _values) in self._kept.items() if HEAD.unpack(head)[6] == oldest
+            ]:
+                self._forget(number)
+        self._last_run += 1
+        self._runs[run] = self._last_run
+        return self._last_run
 
     def _keep(self, key: bytes, of: tuple[int, int, int, int], values: bytes) -> None:
         before = self._numbers.get(key)
@@ -133,7 +133,6 @@ class StreamReports:
         head = HEAD.pack(epoch, step, self._last, first, rows, count, run, rank, world_size)
         self._kept[self._last] = key, head, values
         self._numbers[key] = self._last
-        self._of_run[run] += 1
         self._bytes += REPORT_BYTES + len(values)
         self._count(values)
         while len(self._kept) > REPORTS_MAX or self._bytes > self._memory_bytes:
@@ -149,7 +148,6 @@ class StreamReports:
         np.add.at(self._buckets, np.searchsorted(REPORT_BOUNDS, finite), 1)
 
     def _forget(self, number: int) -> None:
-        key, head, values = self._kept.pop(number)
+        key, _head, values = self._kept.pop(number)
         del self._numbers[key]
-        self._of_run[HEAD.unpack(head)[6]] -= 1
         self._bytes -= REPORT_BYTES + len(values)
