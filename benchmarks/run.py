@@ -38,6 +38,7 @@ BENCHMARKS = (
     "index",
     "torch_loader",
     "batches",
+    "reports",
     "reload",
     "restart",
     "scaling",
