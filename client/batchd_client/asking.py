@@ -64,9 +64,9 @@ def ask_status(session: Session, timeout_s: float = ANSWER_TIMEOUT_S) -> DaemonS
 def ask_reports(
     session: Session, stream: str, after: int = 0, timeout_s: float = ANSWER_TIMEOUT_S
 ) -> Iterator[ReportPage]:
-    """Yield the pages of the reports about a stream that the daemon keeps, from number ``after`` on.
+    """Yield pages of the reports about a stream, those behind number ``after``.
 
-    None if there are none, or no such stream. Raises as ``ask_status``.
+    There is none without reports or such a stream. Raises as ``ask_status``.
     """
     while True:
         ask = partial(AskStatus, reports_of=stream, reports_after=after)

@@ -1,4 +1,4 @@
-"""`batchd blame`: from real reports and from files of losses to the data at fault, with pictures."""
+"""`batchd blame`: from real reports and files of losses to the data at fault, with pictures."""
 
 import json
 import re

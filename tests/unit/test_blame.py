@@ -180,7 +180,7 @@ def test_steps_of_all_ranks_are_one_jump() -> None:
     assert not {100, 103, 104, 130} & set(badness.jumps.tolist())
 
 
-# --- reading ------------------------------------------------------------------------------------------
+# --- reading -----------------------------------------------------------------------------------
 
 PLAN = Plan(10, 4, 0, shuffle=True, drop_last=False)
 
