@@ -138,9 +138,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A trainer's reports of batches, which decide nothing."""
+    """A trainer's reports of batches, which decide nothing. ``peer``: the session may end first."""
 
     session: int
+    peer: Peer
     subscription: int
     reports: Sequence[ReportedRows]
 
@@ -274,7 +275,7 @@ class Door(ABC):
 
     def _pulled(self, session: int, message: Pull) -> Pulled:
         if message.reports:
-            self._daemon.enqueue(Reported(session, message.subscription, message.reports))
+            self._daemon.enqueue(Reported(session, self.peer(session), message.subscription, message.reports))
         if message.released:
             failpoints.passing("daemon.release.received")
         # The daemon itself ends the leases of batches that were sent as bytes.

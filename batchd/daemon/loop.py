@@ -254,7 +254,7 @@ class Loop:
         if number not in self._reports:
             is_live = spec.live is not None
             self._reports[number] = StreamReports(spec.plan, is_live=is_live, memory_bytes=spec.report_memory)
-        peer = self.doors.peer(event.session)
+        peer = event.peer
         reason = self._reports[number].add(peer.name, course.rank, course.world_size, event.reports)
         if reason and self._once_per_minute.allows(f"reports {peer.owner}"):
             _log.warning("report refused", stream=spec.name, name=peer.name, pid=peer.pid, reason=reason)

@@ -13,7 +13,7 @@ from batchd.history.losses import Losses, from_pages
 from batchd_client.asking import ask_reports, ask_status, asking
 from batchd_wire.messages import Pull
 from support.daemon_process import DaemonProcess
-from support.network import free_port
+from support.network import Proxy, free_port
 from support.settings import folder_stream
 from support.waiting import wait_until
 
@@ -104,6 +104,30 @@ def test_killed_daemons_lose_and_double_no_report(start_daemon, pair_stream) -> 
         stream = ask_status(session).stream("photos")
     assert rows_in(losses) == all_rows(stream.samples, range(3))
     assert stream.reports.values == 3 * stream.samples
+
+
+def test_connections_cut_after_each_batch_lose_and_double_no_report(start_daemon, pair_stream) -> None:
+    """The daemon is the same, so it has most of what the trainer sends again."""
+    port = free_port()
+    daemon = start_daemon({"photos": pair_stream}, tcp=f"127.0.0.1:{port}")
+    with (
+        Proxy(port) as proxy,
+        batchd_client.connect(f"tcp://127.0.0.1:{proxy.port}", name="job", reconnect_timeout_s=60) as far,
+        far.stream("photos", epochs=2) as stream,
+    ):
+        for _ in range(2):
+            for batch in stream:
+                stream.report([value_of(batch.epoch, batch.step, row) for row in range(batch.samples)])
+                if (batch.epoch, batch.step) < (1, 15):
+                    proxy.drop()
+        connections = proxy.connections
+
+    (losses,) = reports_of(daemon).values()
+    with asking(daemon.address) as session:
+        found = ask_status(session).stream("photos")
+    assert connections > 2
+    assert rows_in(losses) == all_rows(found.samples, range(2))
+    assert found.reports.values == 2 * found.samples
 
 
 def test_resumed_run_replaces_what_it_trains_on_again(start_daemon, pair_stream) -> None:
