@@ -1,7 +1,7 @@
 """What a trainer reported of its batches: from the daemon's pages, or from a file of lines.
 
     {"epoch": 0, "step": 117, "loss": 0.71}                            one number for a batch
-    {"epoch": 0, "step": 118, "loss": [0.5, 0.9, ...], "rank": 1, "world_size": 8}    or for each row
+    {"epoch": 0, "step": 118, "loss": [0.5, 0.9, ...], "rank": 1, "world_size": 8}   for each row
 
 ``first`` and ``rows`` are the rows of the position; without them a line is about all of them.
 

@@ -261,7 +261,7 @@ class BytesReader:
 
     def _announce(self, extent: Extent) -> None:
         if extent.size and not is_url(extent.path):
-            with suppress(SampleUnreadable, OSError):  # it is read next, and then fails in its own way
+            with suppress(SampleUnreadable, OSError):  # it fails when it is read
                 shard = self._shards.descriptor(extent.path)
                 os.posix_fadvise(shard, extent.start, min(extent.size, self._max_bytes), os.POSIX_FADV_WILLNEED)
 

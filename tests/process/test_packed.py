@@ -304,7 +304,7 @@ def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed)
 
 
 def test_losses_of_packed_rows_are_kept_and_not_blamed(start_packed):
-    """A row has several documents, so its loss is no sample's; the command names what shows them."""
+    """A row has several documents, so no sample has its loss; the command names what shows them."""
     daemon = start_packed()
     with batchd_client.connect(daemon.address) as client, client.stream("texts") as stream:
         for batch in stream:
