@@ -2,6 +2,8 @@
 
     index of the source --> helper processes (worker.lengths) --> lengths --> core.packs --> index
                             make each sample once                                  with packs.*
+          |                                                      ^
+          +-- where the index tells, and no step changes them ---+
 
 The result is kept by the index cache, like a scan, while no file of the source has changed. The
 digest of an index covers its arrays, so a stream's fingerprint covers its packs.
@@ -14,6 +16,7 @@ import mmap
 import os
 from contextlib import ExitStack, suppress
 from functools import partial
+from math import prod
 from time import monotonic
 
 import numpy as np
@@ -26,11 +29,14 @@ from batchd.core.packs import PackLimits, Packs
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import SourceInvalid
 from batchd.orders.lengths import BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.pipeline.shapes.options import LAST_STEPS
 from batchd.pipeline.step_files import named_by_content
+from batchd.sources.interface import kind_of
 from batchd.sources.scan import Extension
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.survey import ReportProgress
+from batchd_wire.fields import ITEM_BYTES
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
@@ -58,7 +64,8 @@ def packs_of(
     measure = partial(_measured, plan, workers, sample_timeout_s, storage, progress)
 
     def extend(index: SourceIndex) -> SourceIndex:
-        lengths, example = measure(index)
+        known = lengths_in_index(plan, index, pack.field)
+        lengths, example = measure(index) if known is None else (known, "")
         limits = PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long)
         empty = int((lengths <= 0).sum())
         dropped = int((lengths > pack.length).sum()) if pack.too_long == "drop" else 0
@@ -76,6 +83,22 @@ def packs_of(
         return SourceIndex.build(len(index), index.facts, {**index.arrays, **packs.to_arrays()}, index.place)
 
     return Extension(json.dumps(made_of, sort_keys=True), extend)
+
+
+def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArray[np.int64] | None:
+    """The elements of a field in each sample, int64 ``[samples]``; 0 for a record that is too long.
+
+    None if the index of the source does not tell, or if a step may change the lengths.
+    """
+    steps = [step for step in plan.pipeline.steps if not isinstance(step, LAST_STEPS)]
+    if not all(step.keeps_length or field not in (step.touches or {field}) for step in steps):
+        return None
+    lengths = kind_of(plan.config.source).lengths(plan.config.source, index, field)
+    if lengths is not None:
+        column = next(column for column in plan.columns if column.name == field)
+        element_bytes = ITEM_BYTES[column.dtype] * prod(length or 1 for length in column.shape)
+        lengths[lengths > plan.pipeline.record_bytes_max // element_bytes] = 0
+    return lengths
 
 
 class _Helper:

@@ -31,6 +31,9 @@ class StepOptions:
     is_cacheable: ClassVar[bool] = True
     """Whether a cache of decoded samples may keep what the step makes, unless ``is_random``."""
 
+    keeps_length: ClassVar[bool] = False
+    """Whether the first dimension of its field stays as long as it is."""
+
     @property
     def is_random(self) -> bool:
         """Whether the step can make different values of one sample."""

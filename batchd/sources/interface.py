@@ -164,6 +164,9 @@ class BuiltInKind:
     find: Callable[[Any, SourceIndex, FilePattern], NDArray[np.int64]] = has_no_files
     """The samples of the files that match, int64 ``[found]``, ascending; for `batchd seen`. Raises
     ``SourceInvalid`` if its index names no files."""
+    lengths: Callable[[Any, SourceIndex, str], NDArray[np.int64] | None] = lambda _source, _index, _field: None
+    """How many elements a field with one dimension that varies, the first, has in each sample, int64
+    ``[samples]``; None if the index does not tell."""
 
 
 class FoundFiles(NamedTuple):

@@ -2,17 +2,34 @@
 
 import signal
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd import children
 from batchd.config.load import load_config
+from batchd.config.tree import StreamConfig
+from batchd.core.packs import Packs
+from batchd.daemon import packing
+from batchd.daemon.packing import lengths_in_index, packs_of
+from batchd.daemon.stream_plan import plan_stream
 from batchd.history.batches import Replayer
 from batchd.history.seen import Leg, SampleLookup
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.fields.options import Rename
+from batchd.pipeline.numbers.options import Cast
+from batchd.pipeline.shapes.options import Pack
+from batchd.sources.interface import kind_of
+from batchd.sources.tokens.options import TokensSource
+from batchd.storage.access import Storage
 from batchd_wire.position import Position
 from support.commands import batchd
+from support.configs import load
+from support.megatron import write_megatron
 from support.pools import links, pool_keys, wait_serving, worker_hosts
+from support.samples import scan
 from support.seen import digest_of
 from support.waiting import wait_until
 
@@ -95,6 +112,63 @@ def whole_texts(*without):
         for sample, length in enumerate(LENGTHS)
         if sample not in without
     }
+
+
+TOKENS = '{{ type = "tokens", path = "{}", format = "megatron", dtype = "uint16" }}'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        TOKENS.format("a.bin"),
+        '{ type = "tokens", root = ".", files = ["*.bin"], format = "megatron", dtype = "uint16" }',
+        f'{{ type = "concat", sources = [ {TOKENS.format("b.bin")}, {TOKENS.format("a.bin")} ] }}',
+        f'{{ type = "mix", weights = [2, 1], sources = [ {TOKENS.format("a.bin")}, {TOKENS.format("b.bin")} ] }}',
+        f'{{ type = "subset", of = {TOKENS.format("a.bin")}, start = "30%", shuffle_seed = 4 }}',
+    ],
+    ids=["one file", "files", "concat", "mix", "subset"],
+)
+def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_path, monkeypatch, source):
+    """No process is started for them. A document above the longest record is in no row, either way."""
+    documents = {
+        name: [[[7] * (1 + start * place % 23)] for place in range(50)] for name, start in (("a", 5), ("b", 9))
+    }
+    for name, those in documents.items():
+        write_megatron(tmp_path / f"{name}.bin", those, "uint16")
+    steps = '[ { op = "cast", field = "tokens", dtype = "int32" }, { op = "pack", field = "tokens", length = 16 } ]'
+    config = load(
+        tmp_path, f"[streams.texts]\nsource = {source}\nbatch_size = 2\nmax_bad_fraction = 1\npipeline = {steps}"
+    ).streams["texts"]
+    plan = plan_stream("texts", config, kind_of(config.source).columns(config.source, Storage()), ())
+    plan = replace(plan, pipeline=replace(plan.pipeline, record_bytes_max=40))
+    index = scan(config.source)
+    extension = packs_of(plan, 2, 30.0, Storage(), lambda _found: None)
+    assert extension is not None
+    monkeypatch.setattr(packing, "lengths_in_index", lambda *_what: None)
+    measured = extension.extend(index)
+    monkeypatch.undo()
+    monkeypatch.setattr(children, "start", lambda *_what, **_options: pytest.fail("it starts a process"))
+
+    known = extension.extend(index)
+
+    assert known.digest == measured.digest
+    assert Packs.from_arrays(known.arrays).parts < 3 * len(index)
+
+
+def test_steps_that_may_change_a_length_have_it_measured(tmp_path):
+    write_megatron(tmp_path / "a.bin", [[[1, 2]], [[3]]], "uint16")
+    source = TokensSource(path=tmp_path / "a.bin", format="megatron", dtype="uint16")
+    columns = kind_of(source).columns(source, Storage())
+    rename, cast = Rename(field="tokens", to="words"), Cast(field="tokens", dtype="int64")
+
+    def known(*steps, field="tokens"):
+        config = StreamConfig(source=source, batch_size=1, pipeline=(*steps, Pack(field=field, length=8)))
+        found = lengths_in_index(plan_stream("texts", config, columns, ()), scan(source), field)
+        return found if found is None else found.tolist()
+
+    assert known() == known(cast) == [2, 1]
+    assert known(rename, field="words") is None
+    assert known(cast, Call(function="json:loads")) is None
 
 
 def test_each_epoch_has_every_token_of_every_document_once(start_packed):

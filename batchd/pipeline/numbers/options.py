@@ -5,7 +5,7 @@ number that cannot become what it should is a bad sample, never a wrong number.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
@@ -37,6 +37,7 @@ Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
 class NumberStep(FieldStep):
     """Base of the steps on labels and numbers."""
 
+    keeps_length: ClassVar[bool] = True
     op: str
     field: str = "label"
 

@@ -339,6 +339,25 @@ def _members(index: SourceIndex, part: int) -> tuple[NDArray[np.int64], NDArray[
     return members, index.arrays["numbers"][members]
 
 
+def _lengths(
+    source: ConcatSource | MixSource | SubsetSource, index: SourceIndex, field: str
+) -> NDArray[np.int64] | None:
+    """Those of all parts, if their indexes tell; no field has the name of ``source_field``."""
+    wholes = [source.of] if isinstance(source, SubsetSource) else source.sources
+    parts = [part_of(index, number) for number in range(len(wholes))]
+    found = [kind_of(one).lengths(one, part, field) for one, part in zip(wholes, parts, strict=True)]
+    known = [lengths for lengths in found if lengths is not None]
+    if len(known) < len(found):
+        return None
+    of_all = np.concatenate(known)
+    if "numbers" not in index.arrays:  # all of one part after the other
+        return of_all
+    which = index.arrays["parts"] if isinstance(source, MixSource) else 0
+    firsts = np.cumsum([0, *map(len, known)])[which]
+    chosen: NDArray[np.int64] = of_all[firsts + index.arrays["numbers"]]
+    return chosen
+
+
 KINDS = {
     ConcatSource: BuiltInKind(
         columns=_columns,
@@ -347,6 +366,7 @@ KINDS = {
         neighbours=_concat_neighbours,
         find=_find,
         labels=lambda source, index: _labels_of_parts(source.sources, index),
+        lengths=_lengths,
     ),
     MixSource: BuiltInKind(
         columns=_columns,
@@ -354,6 +374,7 @@ KINDS = {
         neighbours=lambda _source, index: in_order(index, "a mix takes its samples from several sources in turn"),
         find=_find,
         labels=lambda source, index: _labels_of_parts(source.sources, index),
+        lengths=_lengths,
     ),
     SubsetSource: BuiltInKind(
         problems=_subset_problems,
@@ -363,5 +384,6 @@ KINDS = {
         neighbours=_subset_neighbours,
         find=_find,
         labels=lambda source, index: _labels_of_parts([source.of], index),
+        lengths=_lengths,
     ),
 }

@@ -226,6 +226,19 @@ def _find(source: TokensSource, index: SourceIndex, pattern: FilePattern) -> NDA
     return find_in_records(pattern, index) if source.length is None else find_parts(source, index, pattern)
 
 
+def _lengths(source: TokensSource, index: SourceIndex, _field: str) -> NDArray[np.int64]:
+    if source.length is not None:
+        return np.full(len(index), source.length, np.int64)
+    starts = index.arrays["starts"]
+    documents, sizes, _digests = zip(*index.facts["files"], strict=True)
+    ends = np.append(starts[1:], 0)
+    ends[np.cumsum(documents) - 1] = sizes
+    lengths: NDArray[np.int64] = (ends - starts) // ITEM_BYTES[source.dtype]
+    return lengths
+
+
 KINDS = {
-    TokensSource: BuiltInKind(problems=_problems, scan=_scan, samples=_samples, neighbours=_neighbours, find=_find)
+    TokensSource: BuiltInKind(
+        problems=_problems, scan=_scan, samples=_samples, neighbours=_neighbours, lengths=_lengths, find=_find
+    )
 }
