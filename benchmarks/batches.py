@@ -1,6 +1,8 @@
 """Benchmark: several documents in one row: room lost, time of the plan, tokens/s.
 
     plan      documents with a median length of 500 and at most 4,096, in rows of 4,096
+    balance   attention cost of the most expensive of 8 ranks, divided by their mean, over all steps
+    buckets   filling of padded batches of 32 such documents, plan and memory of ten million
     tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
               with two workers whose collate function packs the documents of a batch, and of Grain
               with two processes and its best-fit packing; each where it is installed
@@ -25,9 +27,14 @@ from harness import Bench, Figure, Player, endless, orders, served, spread
 from numpy.typing import NDArray
 
 import batchd_client
+from batchd.core.buckets import BucketOrder, buckets_of
 from batchd.core.packs import PackLimits, Packs, template
+from batchd.core.plan import Plan
+from batchd.daemon.grouping import BALANCE_BUCKETS
+from batchd_wire.position import Position
 
 ROOM, ROWS = 4096, 16
+RANKS, PADDED_ROWS = 8, 32
 LIMITS = PackLimits(ROOM, 256, 4096, "split")
 SAMPLES = 10_000_000
 DOCUMENTS = 40_000
@@ -52,8 +59,10 @@ MODULE = """
 
 
 def run(bench: Bench) -> None:
-    """The plan of ten million documents, then both sides in turns."""
+    """The plans of ten million documents, then both sides in turns."""
     _plan(bench)
+    _balance(bench)
+    _buckets(bench)
     peers = {name: side for name, (module, side) in PEERS.items() if find_spec(module) is not None}
     if len(peers) < len(PEERS):
         print("not installed here, so not compared: " + ", ".join(PEERS.keys() - peers.keys()))
@@ -108,6 +117,50 @@ def _plan(bench: Bench) -> None:
         packs.contents(repeat, np.arange(ROWS) + 1_000 * ROWS * repeat, 0, shuffle=True)
     taken_us = (time.perf_counter() - begun_s) / REPEATS * 1e6
     print(f"documents of a batch of {ROWS} rows at any position: {taken_us:.0f} us")
+
+
+def _balance(bench: Bench) -> None:
+    """Rows of 4,096 for 8 ranks, one each in a step; attention costs the sum of squared lengths."""
+    lengths = _lengths(DOCUMENTS)
+    packs = Packs.plan(lengths, LIMITS)
+    order = BucketOrder.from_arrays(buckets_of(packs.attention(lengths, ROOM), BALANCE_BUCKETS, RANKS), 0)
+    ratios = {}
+    for name, ordered in (("with", order), ("without", None)):
+        parts = packs.contents(0, np.arange(len(packs)), 0, shuffle=True, order=ordered)
+        costs = np.bincount(parts[:, 0], (lengths[parts[:, 1]]) ** 2.0)
+        ratios[name] = _over_mean(costs)
+    print(f"attention, most expensive of {RANKS} ranks / mean: {ratios['with']:.3f}; {ratios['without']:.2f} at random")
+    bench.report(Figure("batches-attention-over-ranks", ratios["with"], "<=", 1.1))
+
+
+def _over_mean(costs: NDArray[np.float64]) -> float:
+    steps = costs[: len(costs) // RANKS * RANKS].reshape(-1, RANKS)
+    return float((steps.max(1) / steps.mean(1)).mean())
+
+
+def _buckets(bench: Bench) -> None:
+    lengths = _lengths(DOCUMENTS)
+    for count, ranks in ((1, 1), (16, 1), (16, RANKS), (64, RANKS)):
+        order = BucketOrder.from_arrays(buckets_of(lengths, count, PADDED_ROWS * ranks), 0)
+        assert order is not None, "its buckets were planned"
+        batches = lengths[order.samples_at(0, np.arange(DOCUMENTS))].reshape(-1, PADDED_ROWS)
+        longest = batches.max(1)
+        filling = 100 * (1 - batches.mean() / longest.mean())
+        over = _over_mean(longest.astype(np.float64))
+        print(f"{count} buckets, balance {ranks}: {filling:.0f} % filling; longest batch of a step / mean {over:.2f}")
+    bench.report(Figure("batches-bucket-filling-percent", float(filling), "<=", 5))
+    lengths = _lengths(SAMPLES)
+    begun_s = time.perf_counter()
+    arrays = buckets_of(lengths, 64, PADDED_ROWS)
+    bench.report(Figure("batches-bucket-plan-us", (time.perf_counter() - begun_s) / SAMPLES * 1e6, "<=", 0.5))
+    bench.report(Figure("batches-bucket-mb", sum(array.nbytes for array in arrays.values()) / 1e6, "<=", 50, 1))
+    far = BucketOrder.from_arrays(arrays, 0)
+    plan = Plan(SAMPLES, PADDED_ROWS, 0, shuffle=True, drop_last=False, order=far)
+    begun_s = time.perf_counter()
+    for repeat in range(REPEATS):
+        plan.indices(Position(repeat, 6_000 * repeat), 0, PADDED_ROWS)
+    taken_us = (time.perf_counter() - begun_s) / REPEATS * 1e6
+    print(f"samples of a batch of {PADDED_ROWS} at any position, of a new epoch each: {taken_us:.0f} us")
 
 
 def _planned(lengths: NDArray[np.int64]) -> tuple[Packs, float]:

@@ -133,7 +133,8 @@ def _annotated_keys(table: Node) -> Iterator[str]:
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
         yield f"{mark}{name} = {EXAMPLES[name] if value in ('', '[]') else value}"
         if (inner := table_of(node)) is not None:
-            yield from _comment(f"Or {name} = {EXAMPLES[name]}")
+            if value:
+                yield from _comment(f"Or {name} = {EXAMPLES[name]}")
             for key, child in inner["properties"].items():
                 yield from _comment(f"{key} ({_shown_default(key, child, inner)}): {_meaning(child)}", "  ")
         yield ""

@@ -8,20 +8,26 @@ Invariant: no decoder runs, and of the user's functions only those of a source.
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import takewhile
 from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from batchd.cli.text import aligned
 from batchd.config.directories import default_cache_dir
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
+from batchd.core.buckets import BucketOrder, BucketSizes
 from batchd.core.mixtures import Mixture
 from batchd.core.packs import Packs
 from batchd.core.plan import Plan
-from batchd.daemon.packing import packs_of
+from batchd.daemon.grouping import grouping_of
+from batchd.daemon.measuring import Pass
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, planned_index
 from batchd.functions.load import expect
+from batchd.orders.lengths import ASPECT_UNIT
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
@@ -55,15 +61,19 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
         return
     steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    if plan.pack is not None:
-        yield from _packed(plan, daemon, storage, cache)
+    grouping = grouping_of(plan, Pass(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None))
+    scan = partial(scan_source, stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
     decode = next((step for step in steps if isinstance(step, Decode)), None)
     is_planned = (
         isinstance(stream.shuffle, BlockShuffle) or isinstance(stream.source, MixSource) or stream.weights is not None
     )
-    if decode is not None or is_planned:
-        index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
-        epochs = epoch_plan(plan.name, stream, planned_index(plan.name, stream, index))
+    if grouping is not None or decode is not None or is_planned:
+        index = planned_index(plan.name, stream, scan(grouping))
+        epochs = epoch_plan(plan.name, stream, index)
+        if plan.pack is not None:
+            yield from _packed(plan, index, epochs)
+        if isinstance(epochs.order, BucketOrder):
+            yield _bucketed(plan, BucketSizes(index.arrays), epochs)
         if isinstance(epochs.order, BlockOrder):
             yield _shuffled(plan, epochs.order, epochs.samples)
         if isinstance(epochs.order, Mixture):
@@ -74,7 +84,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
             expect(plan.code.python_path, plan.code.digests)
             yield from _decoding(plan, steps, decode, index, epochs, storage)
             return
-    if plan.pack is None:
+    if grouping is None:
         yield f"{plan.name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
 
 
@@ -88,7 +98,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
 ) -> Iterator[str]:
     """The first samples of epoch 0, and what caches would keep of all."""
     name, stream, whole, cut = plan.name, plan.config, plan.pipeline.steps, plan.pipeline.cut
-    samples = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0))).tolist()
+    samples = _first_samples(epochs, index)
     if stream.cache_kind == "pixels":
         yield f"{name}: the cache keeps whole images as decoded, and access points of those without room"
     if stream.cache == "decoded":
@@ -116,15 +126,52 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         yield f"{name}: {need}, if they are like these ({budget} =)"
 
 
-def _packed(plan: StreamPlan, daemon: DaemonConfig, storage: Storage, cache: IndexCache) -> Iterator[str]:
-    """How the rows of a packed stream are filled; measures all samples. Raises ``BatchdError``."""
-    pack, config = plan.pack, plan.config
-    assert pack is not None, "it is packed"
-    extension = packs_of(plan, daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None)
-    index = scan_source(config.source, lambda _found: None, cache, storage, daemon.python_path or (), extension)
+def _first_samples(epochs: Plan, index: SourceIndex) -> list[int]:
+    """The first samples of epoch 0; of a packed stream those of its first row."""
     packs = Packs.from_arrays(index.arrays)
-    assert packs is not None, "the extension adds them"
-    epochs = epoch_plan(plan.name, config, index)
+    if packs is None:
+        first = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0)))
+    else:
+        row = np.zeros(1, np.int64)
+        first = packs.contents(0, row, epochs.seed, shuffle=epochs.shuffle, order=epochs.order)[:SAMPLES, 1]
+    samples: list[int] = first.tolist()
+    return samples
+
+
+def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
+    """How alike the samples of a batch are, and the batches of a step."""
+    bucket, ranks = plan.config.bucket, plan.config.balance
+    if bucket is None:
+        assert ranks is not None, "one of both orders the rows"
+        least, most = (100 * (cost / sizes.mean - 1) for cost in (sizes.mean_largest, sizes.largest_of(ranks)))
+        return (
+            f"{plan.name}: in a step, attention over a row costs the most expensive of {ranks} ranks at most {least:.1f} % more "
+            f"than their mean, on average; without balance some {most:.0f} % more"
+        )
+    unit, what = {"length": (1, "elements"), "aspect": (ASPECT_UNIT, "times as wide as high"), "pixels": (1, "pixels")}[
+        bucket.by
+    ]
+    shown = [f"{size / unit:,.4g}" for size in (*sizes.smallest[:1], *sizes.largest)]
+    text = (
+        f"{plan.name}: {counted(epochs.steps, 'batch')} an epoch, each of one of {counted(len(sizes.counts), 'bucket')} of "
+        f"{bucket.field!r}: {', '.join(f'to {end}' for end in shown[1:])} {what}, from {shown[0]}"
+    )
+    if bucket.by == "length":
+        filling, without = (1 - sizes.mean / size for size in (sizes.mean_largest, sizes.largest_of(epochs.batch_size)))
+        text += f"; padded to the largest of its bucket, {filling:.0%} of a batch is filling, and without buckets {without:.0%}"
+    ranks_text = (
+        "batches of different buckets; balance = 8 has 8 ranks read those of one"
+        if ranks is None
+        else (f"batches of the same bucket, for up to {ranks} ranks")
+    )
+    return f"{text}; the ranks of a step have {ranks_text}"
+
+
+def _packed(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]:
+    """How the rows of a packed stream are filled."""
+    pack, packs = plan.pack, Packs.from_arrays(index.arrays)
+    assert pack is not None, "it is packed"
+    assert packs is not None, "the index has them"
     empty = 1 - packs.elements / (len(packs) * pack.length)
     padded = 1 - packs.elements / (packs.parts * pack.length)
     least, most = packs.documents_of_a_pack

@@ -59,6 +59,9 @@ EXAMPLES = {
     { op = "random_resized_crop", size = [224, 224] },
     { op = "random_flip" },
 ]""",
+    "bucket": '{ field = "tokens", count = 16 }',
+    "bounds": "[128, 512]",
+    "balance": "8",
     "shuffle": '{ blocks = 64, block_bytes = "8MiB" }',
     "sources": '[{ type = "folder", path = "/data/photos" }, { type = "folder", path = "/data/more" }]',
     "mix.weights": "[3, 1]",
@@ -252,8 +255,9 @@ def resolve(node: Node, data: object = None) -> Node:
 
 
 def table_of(node: Node) -> Node | None:
-    """The table among the alternatives of a value (a number, or a table); None without one."""
-    references = (option["$ref"] for option in node.get("oneOf", ()) if "$ref" in option)
+    """The table among the alternatives of a value, such as a number or none; None without one."""
+    options = [*node.get("oneOf", ()), *node.get("anyOf", ())]
+    references = (option["$ref"] for option in options if "$ref" in option)
     return None if "discriminator" in node else next(map(_definition, references), None)
 
 

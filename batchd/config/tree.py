@@ -13,6 +13,7 @@ its files exist and its memory suffices.
 """
 
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -52,6 +53,8 @@ BATCH_SIZE_MAX = 65_536
 BLOCKS_MAX = 65_536
 BLOCK_SAMPLES_MAX = 1 << 30
 DRAWS_MAX = 1 << 32
+BUCKETS_MAX = 1024
+BALANCE_MAX = 1024
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 SAMPLE_SHARE = 0.8
@@ -71,6 +74,7 @@ class Mark(Enum):
     """Facts of a key, as metadata of its field: ``keys_marked(Mark.LIVE, DaemonConfig)``."""
 
     DECIDES_BYTES = "its value is part of the stream's fingerprint; source and pipeline are, by their content"
+    ORDERS = "its value decides which samples are in which batch, and the stream's index has the result"
     LIVE = "a reload changes it in the running daemon; all other keys of [daemon] need a restart"
     OF_CACHE = "it counts only with a cache"
 
@@ -378,6 +382,39 @@ class Weights(_Branch):
         return self
 
 
+class Bucket(_Branch):
+    """Batches of samples of nearly the same size, so that little of a padded batch is filling.
+
+    All samples are sorted by size and cut into buckets; a batch has samples of one bucket. The sizes
+    are found before the first batch.
+    """
+
+    field: str
+    """The field whose size counts: for "length" a field after the steps, for "aspect" and "pixels" a
+    field of the source, an image file or pixels."""
+
+    by: Literal["length", "aspect", "pixels"] = "length"
+    """What the size of a sample is: the elements of the first dimension of the field; the width of
+    the upright image divided by its height; or its width times its height."""
+
+    count: Annotated[int, Field(ge=2, le=BUCKETS_MAX)] = 16
+    """Number of buckets, with as many samples each. More buckets leave less filling, and mix less."""
+
+    bounds: (
+        Annotated[tuple[Annotated[float, Field(gt=0, lt=1e12)], ...], Field(min_length=1, max_length=BUCKETS_MAX - 1)]
+        | None
+    ) = None
+    """Instead of count, the largest size in each bucket but the last, ascending: [128, 512]."""
+
+    @model_validator(mode="after")
+    def _has_one_division(self) -> Self:
+        if self.bounds is not None and "count" in self.model_fields_set:
+            raise ValueError("name count, the number of buckets, or their bounds, and not both")
+        if self.bounds is not None and any(low >= high for low, high in pairwise(self.bounds)):
+            raise ValueError(f"bounds = {list(self.bounds)} must ascend")
+        return self
+
+
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
@@ -406,6 +443,15 @@ class StreamConfig(_Branch):
     """How often each sample is drawn, as { by = "class", power = 0.5 } or { file = "weights.npy" };
     unset, each is once in an epoch. For shares of several sources, and for shares that change with
     the training, see the weights of a mix source."""
+    bucket: Annotated[Bucket | None, Mark.ORDERS] = None
+    """When set, a batch has samples of nearly the same size, such as
+    { field = "tokens", count = 16 }, and batches of all sizes are mixed. With shuffle = false, the
+    smallest samples are first."""
+
+    balance: Annotated[Annotated[int, Field(ge=2, le=BALANCE_MAX)] | None, Mark.ORDERS] = None
+    """Number of ranks that get batches of nearly the same cost in each step, so that no rank waits
+    for another. With a bucket, so many consecutive steps are of one bucket; with "pack", their rows
+    cost attention about the same. Every world size that divides the number is served as well."""
 
     drop_last: Annotated[bool, Mark.DECIDES_BYTES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a
@@ -521,6 +567,7 @@ class StreamConfig(_Branch):
         if self.source.is_live and self.digest:
             checks.say(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest', "digest")
         self._check_pack(checks)
+        self._check_buckets(checks)
         if isinstance(self.source, PushSource):
             self._check_push(checks, self.source)
         elif "max_skew" in self.model_fields_set and self.lag != "lockstep":
@@ -556,6 +603,28 @@ class StreamConfig(_Branch):
         if self.on_error == "mask":
             text = 'a bad sample leaves its room in the row empty: use "substitute" (its usual meaning does not count) or "fail"'
             checks.say(f'on_error = "mask" cannot be done with "pack": {text}', "on_error")
+
+    def _check_buckets(self, checks: Checks) -> None:
+        """Refuse buckets of samples that are not there yet, or that share rows or blocks."""
+        for key in keys_marked(Mark.ORDERS, StreamConfig):
+            if getattr(self, key) is None:
+                continue
+            if self.source.is_live:
+                text = "are not there yet when the batches of an epoch are planned"
+                checks.say(f'samples of type "{self.source.type}" {text}; leave {key} out', key)
+            if isinstance(self.shuffle, BlockShuffle):
+                text = "puts samples together by their sizes, so neighbours in storage are in no order"
+                checks.say(f"{key} {text}; use shuffle = true", "shuffle")
+        if self.bucket is not None and (
+            self.weights is not None or (isinstance(self.source, MixSource) and self.source.changes)
+        ):
+            checks.say("bucket needs each sample once, so none can be drawn by weight; leave bucket out", "bucket")
+        if self.bucket is not None and pack_of(self.pipeline) is not None:
+            text = 'rows of "pack" are full whatever the lengths in them are, so they need no buckets'
+            checks.say(f"{text}; leave bucket out", "bucket")
+        if self.balance is not None and self.bucket is None and pack_of(self.pipeline) is None:
+            text = 'balance needs the costs of samples: set bucket, or end the pipeline with "pack"'
+            checks.say(text, "balance")
 
     def _check_cache(self, checks: Checks) -> None:
         """Refuse a cache for a live source or without a budget, and a budget without a cache."""

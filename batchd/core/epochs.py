@@ -2,6 +2,7 @@
 
     a shuffle of blocks         blocks.BlockOrder    the first sample of each block
     a mix whose shares change   mixtures.Mixture     sizes of its parts, segments, rows of an epoch
+    buckets, ranks in step      buckets.BucketOrder  the samples by size, the first of each bucket
     weights                     draws.EvenDraws      the end of each sample's stretch
     weights, each sample once   draws.SingleDraws    the weight of each sample
 
@@ -15,6 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from batchd.core.blocks import BlockOrder
+from batchd.core.buckets import BucketOrder
 from batchd.core.draws import EvenDraws, SingleDraws
 from batchd.core.mixtures import Mixture, Segment
 from batchd.core.plan import Draws, EpochOrder, Plan
@@ -25,6 +27,9 @@ STARTS, BOUNDS, WEIGHTS = "batchd.plan.blocks", "batchd.plan.bounds", "batchd.pl
 
 def planned(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Plan:
     """Return the plan with the order and the draws that an index describes, if it does."""
+    buckets = BucketOrder.from_arrays(arrays, plan.seed if plan.shuffle else None)
+    if buckets is not None:
+        return replace(plan, order=buckets)
     if FACT not in facts:
         return plan
     return replace(plan, order=_order_in(plan, facts[FACT], arrays), draws=_draws_in(plan, arrays))

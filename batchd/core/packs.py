@@ -18,7 +18,8 @@ neighbours of a stratum have nearly the same length, so little room is lost by t
 range of all lengths in each window.
 
 The shuffle decides which part of a stratum is in which window, by another bijection of [0, N) for
-each stratum and epoch, and the order of all packs, by another bijection for each epoch.
+each stratum and epoch, and the order of all packs, by another bijection for each epoch; ``core.buckets``
+orders them by their cost instead.
 
 Invariant: an epoch has every part of the table exactly once, and no pack is longer than its room.
 """
@@ -31,7 +32,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.core.plan import Permutation, mixed_all
+from batchd.core.plan import EpochOrder, Permutation, mixed_all
 
 WINDOWS_MIN = 16
 """Windows of an epoch, if that leaves ``WINDOW_MIN`` parts for each: with few windows, documents
@@ -130,14 +131,32 @@ class Packs:
         """The parts of documents in an epoch."""
         return len(self._table)
 
-    def contents(self, epoch: int, packs: NDArray[np.int64], seed: int, *, shuffle: bool) -> NDArray[np.int64]:
+    def attention(self, lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+        """Return the cost of attention in each pack: the sum of its squared lengths, int64 ``[packs]``.
+
+        ``lengths``: of all samples. Each pack counts as that of window 0 in the order of the table,
+        which has the longest part of each stratum.
+        """
+        parts = self.contents(0, np.arange(self._of_a_window), 0, shuffle=False)
+        costs = np.minimum(lengths[parts[:, 1]] - parts[:, 2], room) ** 2
+        of_window = np.zeros(self._of_a_window, np.int64)
+        np.add.at(of_window, parts[:, 0], costs)
+        return np.tile(of_window, self._windows)
+
+    def contents(
+        self, epoch: int, packs: NDArray[np.int64], seed: int, *, shuffle: bool, order: EpochOrder | None = None
+    ) -> NDArray[np.int64]:
         """Return the parts in some ``packs`` of an epoch, int64 ``[packs]``.
+
+        ``order``: of the packs, in place of the shuffle of all.
 
         Returns int64 ``[parts, 3]``, pack by pack: the pack's place in ``packs``, the sample, and
         the first of its elements.
         """
         places = packs
-        if shuffle:
+        if order is not None:
+            places = order.samples_at(epoch, packs)
+        elif shuffle:
             places = Permutation(len(self), (seed, epoch, _PACKS))(packs.astype(np.uint64)).astype(np.int64)
         windows, numbers = np.divmod(places, self._of_a_window)
         begins, ends = self._splits[numbers], self._splits[numbers + 1]
@@ -162,7 +181,13 @@ class Packs:
         return parts
 
     def places(
-        self, epochs: NDArray[np.int64], samples: NDArray[np.int64], seed: int, *, shuffle: bool
+        self,
+        epochs: NDArray[np.int64],
+        samples: NDArray[np.int64],
+        seed: int,
+        *,
+        shuffle: bool,
+        order: EpochOrder | None = None,
     ) -> NDArray[np.int64]:
         """Return the packs that have parts of ``samples``, each in its epoch; int64 ``[samples]``.
 
@@ -186,7 +211,10 @@ class Packs:
                     keyed = Permutation(length, (seed, epochs[chosen], word))
                     members[chosen] = keyed.inverse(members[chosen].astype(np.uint64), tweaks).astype(np.int64)
         packs = members * self._of_a_window + self._pack_of_stratum[strata]
-        if shuffle and packs.size:
+        if order is not None:
+            for epoch in np.unique(epochs).tolist():
+                packs[epochs == epoch] = order.places_of(epoch, packs[epochs == epoch])
+        elif shuffle and packs.size:
             packs = Permutation(len(self), (seed, epochs, _PACKS)).inverse(packs.astype(np.uint64)).astype(np.int64)
         return np.stack([which, packs, self._first_elements(found)], axis=1)
 

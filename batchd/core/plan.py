@@ -3,7 +3,7 @@
     place in the epoch   0 ............ B-1 | B ........... 2B-1 | ...            | samples-1
     batch (step)              step 0        |      step 1        | ...            | last, or partial
     sample index         shuffle(place; seed, epoch), or the place itself without shuffling,
-                         or what an ``EpochOrder`` says, such as ``core.blocks``
+                         or what an ``EpochOrder`` says: ``core.blocks``, ``core.buckets``
 
 The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the
 rest: a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few
@@ -390,7 +390,7 @@ class Plan:
         return (samples + 1 + (numbers % np.uint64(self.samples - 1)).astype(np.int64)) % self.samples
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def permutation(length: int, key: tuple[int, ...]) -> Permutation:
     """Make a permutation, or return it if it is one of the last: its keys take longer than it."""
     return Permutation(length, key)

@@ -44,7 +44,7 @@ from batchd.daemon.memory.rings import (
 )
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
-from batchd.daemon.stream_plan import epoch_plan, look_at_stream, plan_stream, planned_index
+from batchd.daemon.stream_plan import check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
@@ -220,7 +220,7 @@ def common_samples(config: Config) -> list[tuple[str, str]]:
 
 
 def _to_share(streams: list[StreamConfig]) -> str:
-    keys = ("pipeline", *keys_marked(Mark.DECIDES_BYTES, StreamConfig))
+    keys = ("pipeline", *keys_marked(Mark.DECIDES_BYTES, StreamConfig), *keys_marked(Mark.ORDERS, StreamConfig))
     if all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys):
         return f"the same batches: one stream for all their trainers is decoded once, not {len(streams)} times"
     common = "the same samples"
@@ -278,9 +278,11 @@ def _stream(
     ]
     if trial.whole is None or problems:
         return problems, unseen
-    kind = ProblemKind.NO_BATCH
+    kind = ProblemKind.STEP_MISFIT
     try:
-        if pack_of(stream.pipeline) is None:  # else the plan needs the lengths of all samples
+        check_bucket(name, stream, ring.columns)
+        kind = ProblemKind.NO_BATCH
+        if pack_of(stream.pipeline) is None and stream.bucket is None:  # else the plan needs all sizes
             epoch_plan(name, stream, planned_index(name, stream, trial.whole))
         kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":

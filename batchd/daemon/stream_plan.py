@@ -41,8 +41,8 @@ from batchd.pipeline.call.effects import GIVEN
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.kinds import step_to_plain
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import StepCheck, pack_of, reserved_names
-from batchd.pipeline.shapes.options import Pack
+from batchd.pipeline.sample_fields import StepCheck, columns_after, pack_of, reserved_names
+from batchd.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
 from batchd.sources.code.options import FunctionOptions
@@ -112,6 +112,7 @@ def plan_stream(
 ) -> StreamPlan:
     """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
     pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
+    check_bucket(name, config, columns)
     try:
         code = code_of(config, python_path)
     except SourceInvalid as error:
@@ -121,6 +122,33 @@ def plan_stream(
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
+
+
+def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:
+    """Raise ``SourceInvalid`` if samples have no size by which a bucket is chosen."""
+    bucket = config.bucket
+    if bucket is None:
+        return
+    key, field = f"streams.{name}.bucket.field", bucket.field
+    steps = [step for step in config.pipeline if not isinstance(step, LAST_STEPS)]
+    made = columns_after(columns, steps) if bucket.by == "length" else {column.name: column for column in columns}
+    where = "after the steps" if bucket.by == "length" else "in the source"
+    if field not in made:
+        raise SourceInvalid(f"{key}: a sample has no {field!r} {where}; it has {', '.join(made)}")
+    column = made[field]
+    kind = "an image file" if column.kind == "encoded" else column.text
+    if bucket.by == "length":
+        random = [step.op for step in steps if step.is_random and (step.touches is None or field in step.touches)]
+        if column.kind != "array" or column.shape[:1] != (None,):
+            raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
+        if random:
+            raise SourceInvalid(
+                f'{key}: {field!r} must have the same length in all epochs, and "{random[0]}" draws random numbers for it'
+            )
+    elif column.kind != "encoded" and (column.kind != "array" or column.shape[:2] != (None, None)):
+        raise SourceInvalid(
+            f"{key}: {field!r} is {kind} {where}: only image files, and pixels [?, ?, …], differ in size"
+        )
 
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:

@@ -22,11 +22,12 @@ from batchd.core.digests import EpochDigests
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
+from batchd.daemon.grouping import grouping_of
+from batchd.daemon.measuring import Pass
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.daemon.memory.rings import RingSize, kept_ahead, window_of
 from batchd.daemon.memory.slots import MailboxMemory
-from batchd.daemon.packing import packs_of
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream, planned_index
 from batchd.errors import SourceInvalid
 from batchd.orders.worker import SampleRecipe, ServeStream
@@ -160,8 +161,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     source = config.source
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
-        extension = packs_of(plan, whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
-        index = scan_source(source, found, index_cache, storage, python_path, extension)
+        pass_ = Pass(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
+        index = scan_source(source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     planned = planned_index(name, config, index)

@@ -33,7 +33,7 @@ ORDER = {"batch_size", "seed", "shuffle", "drop_last", "weights"}
 DATA = {"seed", "shuffle", "weights", "source"}
 """Those that decide it together with the samples, where ``_follows_from_data``."""
 NEEDS_SCAN = (
-    'rows of "pack", blocks of a shuffle and draws follow from the data, so any batch may differ; --scan reads the indexes '
+    'rows of "pack", buckets, blocks of a shuffle and draws follow from the data, so any batch may differ; --scan reads the indexes '
     "and says which is the first"
 )
 _FIRST = Position(0, 0)
@@ -77,7 +77,7 @@ class RowOrder(NamedTuple):
         if self.packs is None:
             return plan.indices(position, 0, rows)
         numbers = position.step * plan.batch_size + np.arange(rows)
-        return self.packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle)
+        return self.packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
 
 def difference(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder] | None = None) -> RunDifference:
@@ -143,7 +143,7 @@ def _differs_everywhere(names: set[str], streams: list[StreamConfig]) -> bool:
 def _follows_from_data(stream: StreamConfig) -> bool:
     """Whether the order of its rows follows from its samples, too, which a card does not have."""
     is_changing = isinstance(stream.source, MixSource) and bool(stream.source.changes)
-    is_drawn = is_changing or stream.weights is not None
+    is_drawn = is_changing or stream.weights is not None or stream.bucket is not None
     return is_drawn or isinstance(stream.shuffle, BlockShuffle) or pack_of(stream.pipeline) is not None
 
 

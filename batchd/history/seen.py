@@ -375,7 +375,8 @@ class SampleLookup:
             pairs, places = plan.all_places(of_epoch, samples[which])
             elements = np.zeros(len(pairs), np.int64)
         else:
-            pairs, places, elements = self.packs.places(of_epoch, samples[which], plan.seed, shuffle=plan.shuffle).T
+            found = self.packs.places(of_epoch, samples[which], plan.seed, shuffle=plan.shuffle, order=plan.order)
+            pairs, places, elements = found.T
         return _SeenRows(which[pairs], of_epoch[pairs], places, samples[which[pairs]], elements)
 
     def _stand_ins(self, samples: Numbers, epochs: Numbers) -> _SeenRows:

@@ -7,15 +7,20 @@ UNKNOWN, IN_WORK = -1, -2
 BLOCK_SAMPLES = 256
 """Samples that are read ahead together. The processes take turns at such blocks."""
 
+ASPECT_UNIT = 1_000_000
+"""The size by aspect of an image that is as wide as it is high."""
+
 
 class LengthsQuestion(NamedTuple):
     """The question, in JSON: the fields of ``SampleRecipe``, the limits of storage, and the field.
 
-    A process measures the blocks ``part``, ``part + parts``, and so on.
+    ``by``: "length", "aspect" (times ``ASPECT_UNIT``) or "pixels". A process measures the blocks
+    ``part``, ``part + parts``, and so on.
     """
 
     recipe: list[Any]
     storage: tuple[int, int, int]
     field: str
+    by: str
     part: int
     parts: int

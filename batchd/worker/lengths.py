@@ -1,10 +1,10 @@
-"""HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: lengths of samples.
+"""HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: sizes of samples.
 
-A packed stream plans its rows by the length of each sample, so each sample is made once before the
-first batch. ``daemon.packing`` starts some of these processes and tells each, in JSON on standard
+A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
+made once before the first batch. ``daemon.measuring`` starts some of these processes and tells each, in JSON on standard
 input, which samples are its own. The answer is shared memory, int64 ``[samples]``:
 
-    UNKNOWN --> IN_WORK --> the length; 0: the sample is bad, or has no element
+    UNKNOWN --> IN_WORK --> the size; 0: the sample is bad, or has no element
 
 If the process dies, the sample that was IN_WORK ended it. A process that is started again continues
 with the UNKNOWN ones. Standard error says in the last line why no sample can be made (status 1).
@@ -13,12 +13,19 @@ with the UNKNOWN ones. Standard error says in the last line why no sample can be
 import json
 import mmap
 import sys
+from typing import TYPE_CHECKING
 
-from batchd.orders.lengths import BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.orders.lengths import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
 from batchd.worker.process import limit_threads, settle_in
+
+if TYPE_CHECKING:  # they import numpy
+    from batchd.samples.columns import Column
+    from batchd.samples.values import Value
 
 limit_threads()
 EPOCH = 0
+FIRST_SIDEWAYS = 5
+"""Of the EXIF orientations: from here on, width and height are exchanged."""
 
 
 def main() -> int:
@@ -30,7 +37,6 @@ def main() -> int:
     from batchd.functions.load import FunctionUnusable  # noqa: PLC0415
     from batchd.orders.worker import SampleRecipe  # noqa: PLC0415
     from batchd.pipeline.effects import StepInvalid  # noqa: PLC0415
-    from batchd.samples.values import array_of  # noqa: PLC0415
     from batchd.storage.access import Storage  # noqa: PLC0415
     from batchd.storage.index import SourceIndex  # noqa: PLC0415
     from batchd.storage.values import StorageLimits  # noqa: PLC0415
@@ -53,7 +59,7 @@ def main() -> int:
             for sample in unknown:
                 lengths[sample] = IN_WORK
                 try:
-                    lengths[sample] = len(array_of(column, maker.make(EPOCH, sample)[asked.field]))
+                    lengths[sample] = _size(column, maker.make(EPOCH, sample)[asked.field], asked.by)
                 except BAD as error:
                     lengths[sample] = 0
                     sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(str(error).split())}\n")
@@ -61,6 +67,25 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _size(column: "Column", value: "Value", by: str) -> int:
+    """The size of a sample, at least 0. Raises ``SampleUndecodable``."""
+    from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415  after the environment is set
+    from batchd.samples.values import array_of  # noqa: PLC0415
+
+    if by == "length":
+        return len(array_of(column, value))
+    if isinstance(value, memoryview):
+        header = probe_image(value)
+        height, width = header.height, header.width
+        if header.orientation >= FIRST_SIDEWAYS:
+            height, width = width, height
+    else:
+        height, width = array_of(column, value).shape[:2]
+    if by == "pixels":
+        return height * width
+    return max(1, width * ASPECT_UNIT // height) if height * width else 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class PackedStream(WorkerStream):
         packs = Packs.from_arrays(self._index.arrays)
         assert packs is not None, "the daemon has planned them"
         numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
-        return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle)
+        return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
     def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:
         super()._read_ahead([parts[:, 1] for parts in planned], epochs)

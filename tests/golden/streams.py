@@ -357,6 +357,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
 def _orders(folder: Path) -> dict[str, dict[str, Any]]:
     """Return streams for the options that decide a batch's samples and its substitutes."""
     images = {"source": _images(folder), "pipeline": STILL}
+    tokenize = {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"}
     small = {"source": {**images["source"]}, "pipeline": [{**DECODE, "max_pixels": 6500}, SMALL], "max_bad_fraction": 1}
     return {
         "in-order": {**images, "shuffle": False},
@@ -374,6 +375,19 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
             "weights": {"by": "class"},
         },
         "drawn-once": {**images, "weights": {"by": "class", "replacement": False, "samples": 7}},
+        "buckets": {**images, "batch_size": 2, "balance": 2, "bucket": {"field": "image", "by": "aspect", "count": 3}},
+        "buckets-of-lengths": {
+            "source": _texts(folder),
+            "batch_size": 2,
+            "bucket": {"field": "tokens", "bounds": [3, 5]},
+            "pipeline": [tokenize, {"op": "pad_batch", "field": "tokens", "max_shape": [9]}],
+        },
+        "balanced-rows": {
+            "source": _texts(folder),
+            "batch_size": 1,
+            "balance": 2,
+            "pipeline": [tokenize, {"op": "pack", "field": "tokens", "length": 9, "window": 8}],
+        },
         "whole-batches": {**images, "drop_last": True},
         "substituted": small,
         "masked": {**small, "on_error": "mask"},

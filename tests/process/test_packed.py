@@ -12,8 +12,9 @@ from batchd import children
 from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
 from batchd.core.packs import Packs
-from batchd.daemon import packing
-from batchd.daemon.packing import lengths_in_index, packs_of
+from batchd.daemon import measuring
+from batchd.daemon.grouping import grouping_of
+from batchd.daemon.measuring import Pass, lengths_in_index
 from batchd.daemon.stream_plan import plan_stream
 from batchd.history.batches import Replayer
 from batchd.history.seen import Leg, SampleLookup
@@ -142,9 +143,9 @@ def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_p
     plan = plan_stream("texts", config, kind_of(config.source).columns(config.source, Storage()), ())
     plan = replace(plan, pipeline=replace(plan.pipeline, record_bytes_max=40))
     index = scan(config.source)
-    extension = packs_of(plan, 2, 30.0, Storage(), lambda _found: None)
+    extension = grouping_of(plan, Pass(2, 30.0, Storage(), lambda _found: None))
     assert extension is not None
-    monkeypatch.setattr(packing, "lengths_in_index", lambda *_what: None)
+    monkeypatch.setattr(measuring, "lengths_in_index", lambda *_what: None)
     measured = extension.extend(index)
     monkeypatch.undo()
     monkeypatch.setattr(children, "start", lambda *_what, **_options: pytest.fail("it starts a process"))
@@ -221,6 +222,22 @@ def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed
     for sample, tokens in taken:
         texts.setdefault(sample, set()).update(tokens)
     assert {sample: sorted(tokens) for sample, tokens in texts.items()} == whole_texts()
+
+
+def test_rows_that_are_dealt_by_cost_are_those_of_an_epoch(start_packed, start_daemon, code):
+    """Other rows come first, and each epoch has every token."""
+    plain = start_packed()
+    balanced = start_daemon({"texts": {**packed(), "balance": 2}}, python_path=[str(code)])
+
+    with batchd_client.connect(plain.address) as first, batchd_client.connect(balanced.address) as second:
+        texts, digests = epoch_of(first.stream("texts", epochs=1))
+        ranks = [second.stream("texts", rank=rank, world_size=2, epochs=1) for rank in range(2)]
+        mine, theirs = map(epoch_of, ranks)
+    joined = {sample: sorted({*mine[0].get(sample, []), *theirs[0].get(sample, [])}) for sample in texts}
+
+    assert joined == texts == whole_texts()
+    assert len(mine[1]) == len(theirs[1]) == -(-len(digests) // 2)
+    assert digests[0, 0] != mine[1][0, 0]
 
 
 def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, tmp_path):

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.load import load_config
-from batchd.daemon.stream_plan import epoch_plan, planned_index
+from batchd.daemon.grouping import grouping_of
+from batchd.daemon.measuring import Pass
+from batchd.daemon.stream_plan import epoch_plan, plan_stream, planned_index
 from batchd.pipeline.cache_split import cut_of, steps_of
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.sample_fields import sample_fields
@@ -32,8 +34,12 @@ class Expected:
     def __init__(self, config_file: Path, stream: str = "photos") -> None:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
-        index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage())
         self._columns = kind_of(config.source).columns(config.source, Storage())
+        grouping = None
+        if config.bucket is not None:
+            plan = plan_stream(stream, config, self._columns, ())
+            grouping = grouping_of(plan, Pass(1, 30.0, Storage(), lambda _found: None))
+        index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), extension=grouping)
         self._reader = open_reader(config.source, index, 1 << 26, Storage())
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
         self._maker: Pipeline | None = None

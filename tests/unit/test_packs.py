@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.core.buckets import BucketOrder, BucketSizes, buckets_of
 from batchd.core.packs import PackLimits, Packs
+from batchd.daemon.grouping import BALANCE_BUCKETS
 
 ROOM = 64
 LENGTHS = st.lists(st.integers(-1, 3 * ROOM), min_size=1, max_size=700).filter(lambda them: max(them) > 0)
@@ -102,6 +104,29 @@ def test_other_documents_share_a_row_in_the_next_epoch():
 
     first, second = pairs(0), pairs(1)
     assert len(first & second) / len(first) < 2 / 16
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_ranks_of_a_step_have_rows_of_nearly_the_same_cost(rows):
+    """Attention costs the square of a length. At random, the most of 8 ranks is over twice the mean."""
+    lengths = log_normal(40_000)
+    packs = Packs.plan(lengths, PackLimits(4096, 256, 4096, "split"))
+    buckets = buckets_of(packs.attention(lengths, 4096), BALANCE_BUCKETS, 8 * rows)
+    balanced = BucketOrder.from_arrays(buckets, 3)
+
+    def excess(order):
+        found = packs.contents(5, np.arange(len(packs)), 3, shuffle=True, order=order)
+        assert np.array_equal(np.sort(found[:, 1]), np.arange(40_000))
+        costs = np.bincount(found[:, 0], lengths[found[:, 1]] ** 2.0)
+        of_steps = costs[: len(packs) // (8 * rows) * 8 * rows].reshape(-1, 8, rows).sum(2)
+        return (of_steps.max(1) / of_steps.mean(1)).mean()
+
+    assert excess(balanced) <= 1.04
+    assert excess(None) >= 1.5
+    if rows == 1:
+        sizes = BucketSizes(buckets)
+        assert sizes.mean_largest / sizes.mean == pytest.approx(excess(balanced), abs=0.02)
+        assert sizes.largest_of(8) / sizes.mean == pytest.approx(excess(None), rel=0.05)
 
 
 def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone():

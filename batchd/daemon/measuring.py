@@ -1,88 +1,58 @@
-"""The packs of a stream: measures its samples, plans the rows, and adds them to the index. Daemon.
+"""The size of each sample of a stream, for plans of which samples share a batch. Daemon.
 
-    index of the source --> helper processes (worker.lengths) --> lengths --> core.packs --> index
-                            make each sample once                                  with packs.*
-          |                                                      ^
-          +-- where the index tells, and no step changes them ---+
+    index of the source --> helper processes (worker.lengths) make each sample once --> sizes
+          |                                                                               ^
+          +-- a length that the index tells, and that no step changes --------------------+
 
-The result is kept by the index cache, like a scan, while no file of the source has changed. The
-digest of an index covers its arrays, so a stream's fingerprint covers its packs.
-
-Invariant: the helper processes are gone when ``packed_index`` returns or raises.
+Invariant: the helper processes are gone when ``measured`` returns or raises.
 """
 
 import json
 import mmap
 import os
 from contextlib import ExitStack, suppress
-from functools import partial
 from math import prod
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from batchd import children
 from batchd.children import PIPE, STDOUT, Child, describe
-from batchd.core.packs import PackLimits, Packs
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import SourceInvalid
 from batchd.orders.lengths import BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
 from batchd.pipeline.shapes.options import LAST_STEPS
-from batchd.pipeline.step_files import named_by_content
 from batchd.sources.interface import kind_of
-from batchd.sources.scan import Extension
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.survey import ReportProgress
 from batchd_wire.fields import ITEM_BYTES
-from batchd_wire.wording import counted
 
-_log = structlog.get_logger()
 LOOK_EVERY_S = 0.25
 DEATHS_MAX = 8
 """Deaths of helper processes in one pass; then something else than a sample is wrong."""
 SAID_BYTES_MAX = 2000
 
 
-def packs_of(
-    plan: StreamPlan, workers: int, sample_timeout_s: float, storage: Storage, progress: ReportProgress
-) -> Extension | None:
-    """How the index of a packed stream is extended; None if its samples have a row each.
+class Size(NamedTuple):
+    """What the size of a sample is: see ``config.tree.Bucket``."""
+
+    field: str
+    by: str
+
+
+class Pass(NamedTuple):
+    """How all samples are measured: by so many ``workers``, each sample in so many seconds.
 
     ``progress`` is called with the number of samples that have been measured.
     """
-    pack = plan.pack
-    if pack is None:
-        return None
-    made_of = [
-        [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
-        [(column.name, column.text) for column in plan.columns],
-        plan.code.digests,
-    ]
-    measure = partial(_measured, plan, workers, sample_timeout_s, storage, progress)
 
-    def extend(index: SourceIndex) -> SourceIndex:
-        known = lengths_in_index(plan, index, pack.field)
-        lengths, example = measure(index) if known is None else (known, "")
-        limits = PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long)
-        empty = int((lengths <= 0).sum())
-        dropped = int((lengths > pack.length).sum()) if pack.too_long == "drop" else 0
-        if empty or dropped:
-            _log.warning("samples in no row", stream=plan.name, bad_or_empty=empty, too_long=dropped, example=example)
-        if empty > plan.config.max_bad_fraction * len(lengths):
-            raise SourceInvalid(
-                f"{empty:,} of {counted(len(lengths), 'sample')} are bad or have no element of {pack.field!r}, more than "
-                f"max_bad_fraction = {plan.config.max_bad_fraction:g}" + (f"; for example {example}" if example else "")
-            )
-        try:
-            packs = Packs.plan(lengths, limits)
-        except ValueError as error:
-            raise SourceInvalid(f"{error}: no batch can be packed") from None
-        return SourceIndex.build(len(index), index.facts, {**index.arrays, **packs.to_arrays()}, index.place)
-
-    return Extension(json.dumps(made_of, sort_keys=True), extend)
+    workers: int
+    sample_timeout_s: float
+    storage: Storage
+    progress: ReportProgress
 
 
 def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArray[np.int64] | None:
@@ -131,18 +101,21 @@ class _Helper:
 
 
 class _Measuring:
-    """One pass over all samples, by ``workers`` processes."""
+    """One pass over all samples."""
 
-    def __init__(self, plan: StreamPlan, index: SourceIndex, storage: Storage, workers: int, timeout_s: float) -> None:
-        assert plan.pack is not None, "it is packed"
+    def __init__(self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> None:
+        recipe = plan.recipe()
+        last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
+        made = [step for step in recipe.steps if step["op"] not in last]
         self._question = LengthsQuestion(
-            list(plan.recipe()),
-            storage.limits.to_wire(),
-            plan.pack.field,
+            list(recipe._replace(steps=made) if size.by == "length" else recipe._replace(steps=[], cut=0)),
+            pass_.storage.limits.to_wire(),
+            size.field,
+            size.by,
             part=0,
-            parts=max(1, min(workers, -(-len(index) // BLOCK_SAMPLES))),
+            parts=max(1, min(pass_.workers, -(-len(index) // BLOCK_SAMPLES))),
         )
-        self._timeout_s = timeout_s
+        self._timeout_s = pass_.sample_timeout_s
         self._deaths = 0
         self.example = ""
         """One bad sample, and why it is bad."""
@@ -200,24 +173,21 @@ class _Measuring:
         self._deaths += 1
         if not killers or self._deaths > DEATHS_MAX:
             why = helper.last_line or f"its process ended with {describe(status)}"
-            raise SourceInvalid(f"the lengths of samples cannot be measured: {why}")
+            raise SourceInvalid(f"the sizes of samples cannot be measured: {why}")
         self.lengths[killers] = 0
         self.example = f"sample {killers[0]}: it ended its process by {describe(status)}"
         return [self._start(helper.part)]
 
 
-def _measured(  # noqa: PLR0913, PLR0917  each is one thing that a pass needs
-    plan: StreamPlan,
-    workers: int,
-    timeout_s: float,
-    storage: Storage,
-    progress: ReportProgress,
-    index: SourceIndex,
-) -> tuple[NDArray[np.int64], str]:
-    """The length of each sample, int64 ``[samples]``; 0 for a bad one, and one of these.
+def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> tuple[NDArray[np.int64], str]:
+    """The size of each sample, int64 ``[samples]``; 0 for a bad one, and one of these with its reason.
 
     Raises ``SourceInvalid``.
     """
-    measuring = _Measuring(plan, index, storage, workers, timeout_s)
-    measuring.run(progress)
+    if size.by == "length":
+        known = lengths_in_index(plan, index, size.field)
+        if known is not None:
+            return known, ""
+    measuring = _Measuring(plan, size, index, pass_)
+    measuring.run(pass_.progress)
     return measuring.lengths, measuring.example

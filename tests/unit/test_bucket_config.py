@@ -1,0 +1,79 @@
+"""The keys ``bucket`` and ``balance``: what they need, and what they cannot be combined with."""
+
+import json
+
+import pytest
+
+from batchd.config.tree import StreamConfig
+from batchd.daemon.stream_plan import check_bucket
+from batchd.errors import SourceInvalid
+from batchd.pipeline.call.options import Call
+from batchd.pipeline.numbers.options import Cast
+from batchd.pipeline.shapes.options import Ragged
+from batchd.samples.columns import Column
+
+TOKENS, IMAGE = Column("tokens", dtype="int32", shape=(None,)), Column("image", "encoded")
+PIXELS = Column("pixels", dtype="uint8", shape=(None, None, 3))
+PACK = [{"op": "pack", "field": "tokens", "length": 8}]
+LIVE = {"type": "generator", "function": "a:b", "fields": {"tokens": "int32[?]"}}
+BUCKET = {"field": "tokens"}
+
+
+def stream_of(**keys):
+    table = {"source": {"type": "npz", "path": "/a.npz"}, "batch_size": 4, **keys}
+    return StreamConfig.model_validate_json(json.dumps(table), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"balance": 8}, 'balance needs the costs of samples: set bucket, or end the pipeline with "pack"'),
+        ({"bucket": BUCKET, "pipeline": PACK}, 'rows of "pack" are full whatever the lengths in them are'),
+        (
+            {"bucket": BUCKET, "shuffle": {"blocks": 2, "block_samples": 4}},
+            "bucket puts samples together by their sizes",
+        ),
+        ({"bucket": BUCKET, "source": LIVE}, 'samples of type "generator" are not there yet when the batches'),
+        ({"bucket": BUCKET, "balance": 1}, "greater than or equal to 2"),
+        ({"bucket": {**BUCKET, "bounds": [3], "count": 4}}, "name count, the number of buckets, or their bounds"),
+        ({"bucket": {**BUCKET, "bounds": [3, 3]}}, r"bounds = \[3.0, 3.0\] must ascend"),
+        ({"bucket": {**BUCKET, "bounds": [0, 3]}}, "greater than 0"),
+        ({"bucket": {**BUCKET, "by": "class"}}, "'length', 'aspect' or 'pixels'"),
+    ],
+)
+def test_keys_that_cannot_be_combined_are_refused(keys, problem):
+    with pytest.raises(ValueError, match=problem):
+        stream_of(**keys)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "steps", "problem"),
+    [
+        ({"field": "words"}, [], "a sample has no 'words' after the steps; it has tokens, image, pixels"),
+        ({"field": "image"}, [], "'image' is an image file after the steps: only numbers"),
+        ({"field": "words", "by": "aspect"}, [], "a sample has no 'words' in the source"),
+        ({"field": "tokens", "by": "pixels"}, [], "'tokens' is int32[?] in the source: only image files"),
+        (BUCKET, [Call(function="a:b", random=True)], '"call" draws random numbers for it'),
+    ],
+)
+def test_a_field_without_a_size_is_refused(bucket, steps, problem):
+    config = stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)})
+
+    with pytest.raises(SourceInvalid) as caught:
+        check_bucket("s", config, [TOKENS, IMAGE, PIXELS])
+
+    assert str(caught.value).startswith("streams.s.bucket.field: ")
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "steps"),
+    [
+        (BUCKET, [Cast(field="tokens", dtype="int64"), Ragged(field="tokens", max_shape=(8,))]),
+        ({"field": "pixels"}, []),
+        ({"field": "pixels", "by": "pixels"}, []),
+        ({"field": "image", "by": "aspect"}, []),
+    ],
+)
+def test_a_field_with_a_size_is_accepted(bucket, steps):
+    check_bucket("s", stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)}), [TOKENS, IMAGE, PIXELS])

@@ -1,0 +1,161 @@
+"""Batches of samples that are alike: each sample once, one bucket in a batch, and any position."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchd.core.buckets import BucketOrder, buckets_of
+from batchd.core.course import Course
+from batchd.core.plan import Plan
+from batchd_wire.position import Position
+
+SIZES = st.lists(st.integers(-3, 60), min_size=1, max_size=300)
+BOUNDS = st.one_of(
+    st.integers(2, 9), st.lists(st.integers(-5, 70), min_size=1, max_size=6, unique=True).map(sorted).map(tuple)
+)
+KEYS = st.integers(0, (1 << 63) - 1)
+
+
+def order_of(sizes, bounds, block, seed=3):
+    order = BucketOrder.from_arrays(buckets_of(np.array(sizes), bounds, block), seed)
+    assert order is not None
+    return order
+
+
+def epoch_of(order, epoch=0):
+    return order.samples_at(epoch, np.arange(len(order.table)))
+
+
+@given(
+    sizes=SIZES,
+    bounds=BOUNDS,
+    batch_size=st.integers(1, 20),
+    ranks=st.integers(1, 4),
+    seed=st.one_of(KEYS, st.none()),
+    epoch=st.integers(0, 1 << 40),
+)
+def test_every_sample_has_one_place_and_all_batches_of_a_block_are_of_one_bucket(
+    sizes, bounds, batch_size, ranks, seed, epoch
+):
+    """Whatever the sizes are: negative, equal, or less than fill a bucket."""
+    order = order_of(sizes, bounds, batch_size * ranks, seed)
+    places = np.arange(len(sizes))
+
+    samples = order.samples_at(epoch, places)
+
+    assert np.array_equal(np.sort(samples), places)
+    assert np.array_equal(order.places_of(epoch, samples), places)
+    in_table = np.argsort(order.table)[samples]
+    buckets = np.searchsorted(order.starts, in_table, "right") - 1
+    whole = len(sizes) // (batch_size * ranks) * batch_size * ranks
+    assert all(len(set(block)) == 1 for block in buckets[:whole].reshape(-1, batch_size * ranks).tolist())
+    assert len(set(buckets[whole:].tolist())) <= 1
+
+
+@given(sizes=SIZES, bounds=BOUNDS.filter(lambda them: isinstance(them, tuple)), block=st.integers(1, 20))
+def test_no_sample_is_larger_than_the_bound_of_its_bucket(sizes, bounds, block):
+    """Samples that are left over in a bucket go to the next one, where they are the smallest."""
+    order = order_of(sizes, bounds, block)
+    *inner, _all = order.starts[1:].tolist()
+
+    for end in inner:
+        largest, next_one = (sizes[order.table[place]] for place in (end - 1, end))
+        bound = next(bound for bound in bounds if sum(size <= bound for size in sizes) // block * block == end)
+        assert largest <= next_one
+        assert largest <= bound
+        assert sum(size <= bound for size in sizes) - end < block
+
+
+@given(sizes=SIZES, bounds=BOUNDS, block=st.integers(1, 20), data=st.data())
+def test_any_places_are_those_of_the_whole_epoch(sizes, bounds, block, data):
+    order = order_of(sizes, bounds, block)
+    chosen = data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=9))
+
+    assert order.samples_at(7, np.array(chosen)).tolist() == epoch_of(order, 7)[chosen].tolist()
+
+
+def test_batches_of_all_buckets_are_mixed_and_each_epoch_has_its_own():
+    """The first batches of an epoch are not those of the smallest samples."""
+    sizes = np.random.default_rng(0).integers(1, 1000, 4_000)
+    order = order_of(sizes, 8, 20)
+
+    means = [sizes[epoch_of(order, epoch)].reshape(-1, 20).mean(1) for epoch in (0, 1)]
+
+    assert all(abs(np.corrcoef(one, np.arange(200))[0, 1]) < 0.2 for one in means)
+    assert (means[0] != means[1]).sum() > 190
+
+
+def test_samples_of_a_bucket_meet_others_in_the_next_epoch():
+    order = order_of(np.arange(4_000), 4, 10)
+
+    def pairs(epoch):
+        samples = epoch_of(order, epoch)
+        return {frozenset(pair) for pair in zip(samples[:-1:2].tolist(), samples[1::2].tolist(), strict=True)}
+
+    assert len(pairs(0) & pairs(1)) / 2_000 < 0.01
+
+
+def test_without_a_shuffle_the_smallest_are_first():
+    sizes = np.random.default_rng(0).integers(1, 1000, 100)
+
+    assert np.array_equal(sizes[epoch_of(order_of(sizes, 4, 10, seed=None), 5)], np.sort(sizes))
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 16])
+def test_ranks_have_equal_steps_and_together_each_sample_once(world_size):
+    """Also where they resume in the middle of an epoch that other ranks began."""
+    order = order_of(np.random.default_rng(0).integers(1, 90, 1_003), 5, 7)
+    plan = Plan(1_003, 7, 3, shuffle=True, drop_last=False, order=order)
+    read = [plan.indices(Position(0, step), 0, 7) for step in range(50)]
+
+    courses = [Course(plan, rank, world_size, 0, 50, 1) for rank in range(world_size)]
+    for course in courses:
+        shares = [course.at(sequence) for sequence in range(course.first_rounds)]
+        assert course.at(course.first_rounds) is None
+        read += [plan.indices(share.position, share.first, share.rows) for share in shares]
+
+    assert set(np.concatenate(read).tolist()) == set(range(1_003))
+
+
+def test_padding_is_little_and_ranks_of_a_step_have_batches_of_the_same_length():
+    """Lengths as of documents, in batches of 32. Without balance, ranks wait for the longest of a step."""
+    lengths = np.exp(np.random.default_rng(0).normal(np.log(500), 1.0, 40_000)).astype(np.int64).clip(1, 4096)
+
+    def longest(count, ranks):
+        return lengths[epoch_of(order_of(lengths, count, 32 * ranks))].reshape(-1, 32).max(1)
+
+    filling = {count: 1 - lengths.sum() / 32 / longest(count, 1).sum() for count in (1, 16, 64)}
+    assert filling[1] > 0.75
+    assert filling[16] < 0.15
+    assert filling[64] < 0.04
+    costs = {ranks: longest(16, ranks)[:1248].reshape(-1, 8) ** 2.0 for ranks in (1, 8)}
+    assert {ranks: round((cost.max(1) / cost.mean(1)).mean(), 2) for ranks, cost in costs.items()} == {1: 4.75, 8: 1.01}
+
+
+def test_the_order_of_buckets_never_changes():
+    """Saved states depend on it. A change here changes the order of users' datasets."""
+    order = order_of([5, 3, 9, 1, 7, 2, 8, 6, 4, 0, 11, 10], (4, 8), 2, seed=42)
+
+    assert epoch_of(order).tolist() == [8, 7, 9, 1, 5, 3, 6, 2, 10, 11, 0, 4]
+    assert order.digest == "d467ba3cb5263024c45c34adc8b5a33b34aeeb374c05b233cd1cfcb14c1f2578"
+
+
+def test_a_batch_far_into_ten_million_samples_needs_the_shared_table_alone():
+    """Four bytes a sample in the index that all workers share, and no other table."""
+    sizes = np.random.default_rng(0).integers(1, 4_000, 10**7)
+    arrays = buckets_of(sizes, 64, 32)
+    order = BucketOrder.from_arrays(arrays, 1)
+    plan = Plan(10**7, 32, 1, shuffle=True, drop_last=False, order=order)
+    tracemalloc.start()
+    try:
+        far = plan.indices(Position(0, 300_000), 0, 32)
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1 << 20
+    assert sum(array.nbytes for array in arrays.values()) < 41 << 20
+    assert np.ptp(sizes[far]) <= 4_000 // 64 + 2
