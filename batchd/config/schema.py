@@ -117,6 +117,7 @@ EXAMPLES = {
     "max_words": "64",
     "pack.field": '"tokens"',
     "pack.length": "4096",
+    "patches.size": "14",
     "documents": "64",
     "length": "256",
     "max_shape": "[512, 512, 3]",

@@ -15,6 +15,7 @@ and ``type``, which decide what a table may have, are never suggested for anothe
 from collections.abc import Mapping, Sequence
 
 _KEYS: Mapping[str, str] = {
+    "bucket": "group_by_length bucket_by_length bucket_by_sequence_length length_bucketing aspect_ratio_bucketing",
     "batch_size": "bs batch batchsize per_device_train_batch_size per_gpu_batch_size max_batch_size samples_per_gpu",
     "brightness": "brightness_limit",
     "cache": "caching cache_images use_cache",
@@ -94,6 +95,7 @@ _KINDS: Mapping[str, str] = {
     "pad": "pad_if_needed letterbox resize_with_pad",
     "pad_batch": "collate pad_collate padded_batch pad_sequence",
     "parquet": "arrow pyarrow huggingface hf datasets",
+    "patches": "patchify patch_embed native_resolution navit",
     "push": "queue stream live",
     "python": "dataset map_dataset map_style custom torch_dataset",
     "random_crop": "random_sized_crop",

@@ -108,7 +108,7 @@ class _Measuring:
         last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
         made = [step for step in recipe.steps if step["op"] not in last]
         self._question = LengthsQuestion(
-            list(recipe._replace(steps=made) if size.by == "length" else recipe._replace(steps=[], cut=0)),
+            list(recipe._replace(steps=made if size.by == "length" else [], cut=0)),
             pass_.storage.limits.to_wire(),
             size.field,
             size.by,

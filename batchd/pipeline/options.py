@@ -31,6 +31,9 @@ class StepOptions:
     is_cacheable: ClassVar[bool] = True
     """Whether a cache of decoded samples may keep what the step makes, unless ``is_random``."""
 
+    later: ClassVar[frozenset[str]] = frozenset()
+    """Options that an older version did not have: at its default, one is in no fingerprint."""
+
     keeps_length: ClassVar[bool] = False
     """Whether the first dimension of its field stays as long as it is."""
 

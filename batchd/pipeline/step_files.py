@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import singledispatch
 from io import BufferedReader
 from pathlib import Path
@@ -86,7 +87,9 @@ def digests_of(steps: Iterable[StepOptions]) -> Digests:
 
 def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
     """The options of a step, with the digest of each file in the place of its path."""
-    return {**step_to_plain(step), **{name: digests[path] for name, path in step.files.items()}}
+    defaults = {option.name: option.default for option in fields(type(step)) if option.name in step.later}
+    plain = {name: value for name, value in step_to_plain(step).items() if defaults.get(name, ...) != value}
+    return {**plain, **{name: digests[path] for name, path in step.files.items()}}
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:

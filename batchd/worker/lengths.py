@@ -1,8 +1,9 @@
 """HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: sizes of samples.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
-made once before the first batch. ``daemon.measuring`` starts some of these processes and tells each, in JSON on standard
-input, which samples are its own. The answer is shared memory, int64 ``[samples]``:
+made once before the first batch; of an image that is cut into patches, the header suffices.
+``daemon.measuring`` starts some of these processes and tells each, in JSON on standard input, which
+samples are its own. The answer is shared memory, int64 ``[samples]``:
 
     UNKNOWN --> IN_WORK --> the size; 0: the sample is bad, or has no element
 
@@ -19,6 +20,8 @@ from batchd.orders.lengths import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, 
 from batchd.worker.process import limit_threads, settle_in
 
 if TYPE_CHECKING:  # they import numpy
+    from batchd.pipeline.options import StepOptions
+    from batchd.pipeline.shapes.options import Patches
     from batchd.samples.columns import Column
     from batchd.samples.values import Value
 
@@ -37,6 +40,7 @@ def main() -> int:
     from batchd.functions.load import FunctionUnusable  # noqa: PLC0415
     from batchd.orders.worker import SampleRecipe  # noqa: PLC0415
     from batchd.pipeline.effects import StepInvalid  # noqa: PLC0415
+    from batchd.pipeline.kinds import step_from_plain  # noqa: PLC0415
     from batchd.storage.access import Storage  # noqa: PLC0415
     from batchd.storage.index import SourceIndex  # noqa: PLC0415
     from batchd.storage.values import StorageLimits  # noqa: PLC0415
@@ -49,8 +53,10 @@ def main() -> int:
     storage = Storage(StorageLimits.from_wire(asked.storage))
     try:
         index = SourceIndex.from_descriptor(index_descriptor)
-        maker = SampleMaker(SampleRecipe(*asked.recipe), index, Stopwatch(), storage, has_rows=False)
+        recipe = SampleRecipe(*asked.recipe)
+        maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)
         column = maker.columns[asked.field]
+        patches = _patches_of([step_from_plain(step) for step in recipe.steps], asked.field)
         for first in range(asked.part * BLOCK_SAMPLES, len(index), asked.parts * BLOCK_SAMPLES):
             block = lengths[first : first + BLOCK_SAMPLES]
             unknown = (first + np.flatnonzero(block == UNKNOWN)).tolist()
@@ -59,7 +65,13 @@ def main() -> int:
             for sample in unknown:
                 lengths[sample] = IN_WORK
                 try:
-                    lengths[sample] = _size(column, maker.make(EPOCH, sample)[asked.field], asked.by)
+                    if patches is not None:
+                        plan = maker.plan(EPOCH, sample)
+                        assert plan is not None, "a step decodes"
+                        geometry = plan.geometry
+                        lengths[sample] = (geometry.height // patches.size) * (geometry.width // patches.size)
+                    else:
+                        lengths[sample] = _size(column, maker.make(EPOCH, sample)[asked.field], asked.by)
                 except BAD as error:
                     lengths[sample] = 0
                     sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(str(error).split())}\n")
@@ -67,6 +79,19 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
+    """The step that cuts ``field``, if all steps on it are planned from the header of a file."""
+    from batchd.pipeline.image.options import Decode, ImageStep  # noqa: PLC0415  after the environment is set
+    from batchd.pipeline.image.stages import can_join  # noqa: PLC0415
+    from batchd.pipeline.shapes.options import Patches  # noqa: PLC0415
+
+    on_field = [step for step in steps if field in (step.touches or {field})]
+    first = next((place for place, step in enumerate(steps) if isinstance(step, ImageStep)), 0)
+    run = [step for step in steps[first : first + len(on_field) - 1] if isinstance(step, ImageStep)]
+    is_planned = bool(run) and run == on_field[:-1] and isinstance(run[0], Decode) and all(map(can_join, run, run[1:]))
+    return on_field[-1] if is_planned and isinstance(on_field[-1], Patches) else None
 
 
 def _size(column: "Column", value: "Value", by: str) -> int:

@@ -129,8 +129,9 @@ class PackWriter:
             row[name][begin:end] = array[first : first + count]
         for name, array in single.items():
             row[name][number] = array
-        row[SEGMENTS][begin:end] = number + 1
-        row[PLACES][begin:end] = np.arange(count)
+        if self._pack.ids:
+            row[SEGMENTS][begin:end] = number + 1
+            row[PLACES][begin:end] = np.arange(count)
         row[INDEX][number] = sample
         row[LENGTHS][number] = count
         self.elements, self._documents = end, number + 1
@@ -139,7 +140,7 @@ class PackWriter:
         """Fill the room that is left."""
         for column in self._packed:
             self._row[column.name][self.elements :] = self._pack.fill if column.name == self._pack.field else 0
-        for name in (SEGMENTS, PLACES):
+        for name in (SEGMENTS, PLACES) if self._pack.ids else ():
             self._row[name][self.elements :] = 0
         for name in (*(column.name for column in self._single), LENGTHS):
             self._row[name][self._documents :] = 0

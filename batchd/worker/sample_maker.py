@@ -27,6 +27,7 @@ from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.jpeg_box import FileTask, made_seekable
+from batchd.pipeline.image.stages import ImagePlan
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.pipeline.step_files import changed_file
@@ -160,6 +161,10 @@ class SampleMaker:
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
         """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
+
+    def plan(self, epoch: int, sample: int) -> ImagePlan | None:
+        """What the first stage on an image would make of a sample, as ``Pipeline.plan``."""
+        return self._pipeline.plan(self._read(epoch, sample, 0), epoch, sample)
 
     def fill(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
         """Write the fields of a sample into ``row``; return why it is bad: then all are undefined.

@@ -88,6 +88,11 @@ class Packed(NamedTuple):
     row_splits: npt.NDArray[np.int32]
     is_document: npt.NDArray[np.bool_]
 
+    def documents(self) -> list[Array]:
+        """Return the values of each document, ``[elements, ...]``: views, in the order of the rows."""
+        pieces = zip(self.row_splits[:-1], self.row_splits[1:], self.is_document, strict=True)
+        return [self.values[begin:end] for begin, end, is_document in pieces if is_document]
+
     @property
     def max_length(self) -> int:
         """The length of the longest piece."""
@@ -272,8 +277,13 @@ class Batch(NotCopyable, Mapping[str, Any]):
         their row.
         """
         lease, field = self._lease_of(name), self._field(name)
-        segments = self._fields.get("segment_ids")
-        if segments is None or "lengths" not in self._fields or field.shape[:1] != segments.shape:
+        lengths_field, segments = self._fields.get("lengths"), self._fields.get("segment_ids")
+        is_packed = lengths_field is not None and lengths_field.shape == self._fields["index"].shape != ()
+        if segments is not None:
+            is_packed &= field.shape[:1] == segments.shape
+        elif lengths_field is not None:  # rows have more elements than documents
+            is_packed &= field.shape[:1] > lengths_field.shape
+        if not is_packed:
             raise KeyError(f"{name!r} is not a packed field: read it with batch[{name!r}]")
         array, room = self._whole(lease, field), field.shape[0]
         lengths = np.array(self["lengths"], np.int64)

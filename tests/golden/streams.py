@@ -307,6 +307,11 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
             {"op": "call", "function": "golden_code:noise", "outputs": {"image": "uint8[24,32,3]", "score": "float32"}},
         ],
         "padded": [DECODE, {"op": "pad_batch", "max_shape": [100, 100, 3], "fill": 7}],
+        "patches": [
+            DECODE,
+            {"op": "patches", "size": 8},
+            {"op": "pack", "field": "image", "length": 300, "too_long": "drop", "ids": False},
+        ],
         "ragged": [DECODE, {"op": "ragged", "max_shape": [64, 90, 3], "too_large": "crop"}],
     }
     text = {

@@ -35,7 +35,7 @@ from batchd.pipeline.image.options import (
 )
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.shapes.options import Pack, PadBatch, Ragged
+from batchd.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.sources.files.options import FolderSource
 from batchd.sources.interface import kind_of
@@ -64,6 +64,7 @@ STEPS = (
     TextBytes(length=8),
     PadBatch(max_shape=(32, 32, 3)),
     Ragged(max_shape=(32, 32, 3)),
+    Patches(size=14),
     Follow(mask="mask"),
     RandomCrop(size=(32, 32)),
     Pad(border=(0, 0, 0, 0)),
@@ -110,7 +111,8 @@ OTHER_OPTIONS = {
     },
     "text_bytes": {"length": 9, "truncation": False},
     "pad_batch": {"max_shape": (32, 31, 3), "fill": 1.0, "too_large": "crop"},
-    "pack": {"length": 9, "too_long": "drop", "documents": 3, "window": 5, "fill": 1.0},
+    "pack": {"length": 9, "too_long": "drop", "documents": 3, "window": 5, "fill": 1.0, "ids": False},
+    "patches": {"size": 15},
     "ragged": {"max_shape": (32, 31, 3), "too_large": "crop"},
     "follow": {"mask": "other mask", "mask_fill": 255, "boxes": "boxes", "points": "points"},
     "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,)},

@@ -38,7 +38,7 @@ from batchd.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
 from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import columns_after, sample_fields
-from batchd.pipeline.shapes.options import Pack, PadBatch, Ragged
+from batchd.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.pipeline.stages import Stage, make_stage
 from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.samples.columns import Column, parse_column
@@ -71,6 +71,7 @@ EVERY_STEP = [
     TextBytes(length=100, truncation=False),
     PadBatch(max_shape=(512, 512, 3), fill=0.5, too_large="crop"),
     Ragged(field="tokens", max_shape=(128,), too_large="crop"),
+    Patches(field="photo", size=14),
     Pack(field="tokens", length=128, too_long="drop", documents=9, window=77, fill=-1),
     RandomCrop(size=(9, 10), padding=4, fill=(1, 2, 3)),
     Pad(size=(11, 12), place="top_left", fill=(7,)),

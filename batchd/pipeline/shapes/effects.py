@@ -5,6 +5,10 @@ Daemon, workers and ``batchd check``; standard library only. With ``pad_batch`` 
     image: uint8 [?, ?, 3]  --> image: uint8 [<=512, <=512, 3]   image_shape: int32 [2]
     tokens: int32 [?]       --> tokens: int32 [<=128]            tokens_length: int32
 
+With ``patches``, of 14 x 14 pixels:
+
+    image: uint8 [?, ?, 3]  --> image: uint8 [?, 588]            image_grid: int32 [2]
+
 With ``pack``, of 4,096 elements and at most 256 documents, columns are those of a row:
 
     tokens: int32 [?]       --> tokens: int32 [4096]    segment_ids, position_ids: int32 [4096]
@@ -17,6 +21,7 @@ from dataclasses import replace
 
 from batchd.pipeline.effects import (
     FLOAT_MAX,
+    IMAGE_DIMENSIONS,
     WHOLE,
     Columns,
     NoSuchField,
@@ -24,9 +29,10 @@ from batchd.pipeline.effects import (
     column_of,
     effect,
     first_step_on,
+    replaced,
     sizes_column,
 )
-from batchd.pipeline.shapes.options import Pack, PadBatch, Ragged, RoomStep
+from batchd.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged, RoomStep
 from batchd.samples.columns import Column
 from batchd_wire.fields import DIMENSIONS_MAX, PADDED, RAGGED, Varying
 
@@ -43,6 +49,27 @@ def _pad_batch(step: PadBatch, columns: Columns) -> Columns:
 @effect.register
 def _ragged(step: Ragged, columns: Columns) -> Columns:
     return _with_room(step, columns, RAGGED)
+
+
+@effect.register
+def _patches(step: Patches, columns: Columns) -> Columns:
+    column = column_of(step, columns)
+    is_image = column.kind == "array" and len(column.shape) == IMAGE_DIMENSIONS and not column.channels_first
+    channels = column.shape[2] if is_image else None
+    if channels is None:
+        why = f"; {first_step_on(column)}" if column.kind == "encoded" else ""
+        raise StepInvalid(
+            f'"patches" needs an image [height, width, channels], and {column.name!r} is {column.text}{why}'
+        )
+    height, width = column.shape[:2]
+    count = None if height is None or width is None else (height // step.size) * (width // step.size)
+    if count == 0:
+        raise StepInvalid(
+            f'"patches" has size = {step.size}, and {column.name!r} is {column.text}, which has none', ("size",)
+        )
+    shape = count, step.size * step.size * channels
+    made = replace(column, shape=shape, is_bgr=False, followers=())
+    return replaced(step, columns, made, Column(step.grid, dtype="int32", shape=(2,)))
 
 
 SEGMENTS, PLACES, LENGTHS = "segment_ids", "position_ids", "lengths"
@@ -63,7 +90,14 @@ def _pack(step: Pack, columns: Columns) -> Columns:
         )
     if not _holds(packed.dtype, step.fill):
         raise StepInvalid(f'"pack" has fill = {step.fill:g}, which {packed.dtype} cannot hold ({step.field!r})')
-    taken = [name for name in (SEGMENTS, PLACES, LENGTHS) if name in columns]
+    if packed.made_by == "patches" and step.too_long != "drop":
+        raise StepInvalid(
+            f'"pack" has too_long = "{step.too_long}", which would cut the patches of an image; "drop" leaves images of more '
+            f"than length = {step.length} out",
+            ("too_long",),
+        )
+    ids = (SEGMENTS, PLACES) if step.ids else ()
+    taken = [name for name in (*ids, LENGTHS) if name in columns]
     if taken:
         raise StepInvalid(f'"pack" makes a field {taken[0]!r}, and the sample already has one of this name')
     made = {}
@@ -80,7 +114,7 @@ def _pack(step: Pack, columns: Columns) -> Columns:
         rows, inner = (step.length, column.shape[1:]) if is_packed(column) else (step.documents_max, column.shape)
         fill = step.fill if name == step.field else 0.0
         made[name] = replace(column, shape=(rows, *inner), made_by=step.op, fill=fill)
-    for name, rows in ((SEGMENTS, step.length), (PLACES, step.length), (LENGTHS, step.documents_max)):
+    for name, rows in (*((name, step.length) for name in ids), (LENGTHS, step.documents_max)):
         made[name] = Column(name, dtype="int32", shape=(rows,), made_by=step.op)
     return made
 

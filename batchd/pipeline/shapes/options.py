@@ -13,6 +13,7 @@ from batchd.samples.columns import LENGTH_MAX
 from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_field
 
 FILL_MAX = 1 << 53
+PATCH_SIZE_MAX = 1024
 DOCUMENTS_MAX = 1 << 16
 ELEMENTS_OF_A_DOCUMENT = 16
 """Of a pack with as many documents as it may have by default."""
@@ -74,6 +75,32 @@ class Ragged(RoomStep):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patches(FieldStep):
+    """Cut an image of any size into square patches, row by row: numbers [patches, size*size*channels].
+
+    ``FIELD_grid`` has how many rows and columns of them there are. What is left at the right and at
+    the bottom, less than a patch, is cut off. A patch has its pixels row by row. With ``pack``, a
+    batch has as many images as a budget of patches holds.
+    """
+
+    is_cacheable: ClassVar[bool] = False
+    op: Literal["patches"] = "patches"
+    field: str = "image"
+    size: Annotated[int, Range(1, PATCH_SIZE_MAX)]
+    """Height and width of a patch, in pixels; 1 makes a list of the pixels."""
+
+    @property
+    def grid(self) -> str:
+        """The field that has the rows and columns of patches."""
+        return f"{self.field}_grid"
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The image, and its grid."""
+        return frozenset({self.field, self.grid})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pack(StepOptions):
     """Fill each row of a batch with several samples, whole documents one after the other.
 
@@ -86,6 +113,7 @@ class Pack(StepOptions):
     """
 
     is_cacheable: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"ids"})
     op: Literal["pack"] = "pack"
     field: str
     """The field that is packed: one dimension varies, the first."""
@@ -101,6 +129,13 @@ class Pack(StepOptions):
     empty; about half a percent with 1,000, a tenth of that with 16,000."""
     fill: Annotated[float, Range(-FILL_MAX, FILL_MAX)] = 0.0
     """The value in the room after the last document."""
+    ids: bool = True
+    """Whether a row has ``segment_ids`` and ``position_ids``, 8 bytes for each element. Attention
+    with ``cu_seqlens`` needs neither."""
+
+    def __post_init__(self) -> None:
+        if not self.ids and self.documents_max >= self.length:
+            raise ValueError(f"ids = false needs documents below length = {self.length}")
 
     @property
     def documents_max(self) -> int:

@@ -1,6 +1,7 @@
-"""The last step on a field whose samples differ in shape: a row has room for the largest.
+"""The steps for samples that differ in shape. Worker process.
 
-Worker process. The sizes, here (2, 3), have their own field:
+After the last step on a field, a row has room for the largest sample. The sizes, here (2, 3), have
+their own field:
 
     padded    v v v f f     ragged    v v v v v v 0 0 0 0 ...
               v v v f f
@@ -20,10 +21,12 @@ is used, so it stays true wherever a worker dies.
 
 from math import prod
 
+import numpy as np
+
 from batchd.pipeline.effects import Columns, sizes_column
 from batchd.pipeline.image.opencv import Image
 from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.shapes.options import RoomStep
+from batchd.pipeline.shapes.options import Patches, RoomStep
 from batchd.pipeline.stages import Row, Stage, make_stage
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value, array_of
@@ -51,6 +54,24 @@ def _give_room(step: RoomStep, before: Columns, after: Columns) -> Stage:
             _begin(array, out, former)
         _set_sizes(sizes, array.shape, varying)
         values[step.field], values[sizes_name] = out, sizes
+
+    return run
+
+
+@make_stage.register
+def _cut_patches(step: Patches, before: Columns, _after: Columns) -> Stage:
+    source, side = before[step.field], step.size
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        image = array_of(source, values[step.field])
+        rows, columns, channels = image.shape[0] // side, image.shape[1] // side, image.shape[2]
+        if not rows * columns:
+            raise SampleUndecodable(
+                f"{step.field!r} is {image.dtype}{list(image.shape)}, smaller than a patch of {side} x {side}"
+            )
+        cut = image[: rows * side, : columns * side].reshape(rows, side, columns, side, channels)
+        values[step.field] = cut.swapaxes(1, 2).reshape(rows * columns, side * side * channels)
+        values[step.grid] = np.array([rows, columns], np.int32)
 
     return run
 
