@@ -3,6 +3,9 @@
     plan      documents with a median length of 500 and at most 4,096, in rows of 4,096
     balance   attention cost of the most expensive of 8 ranks, divided by their mean, over all steps
     buckets   filling of padded batches of 32 such documents, plan and memory of ten million
+    pictures  in their own size, 0.05 to 1.2 megapixels, in a budget of 16,384 patches: bytes of a slot,
+              divided by those of the pictures in it; CPU for a pixel, divided by that of rows of
+              560 x 560
     tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
               with two workers whose collate function packs the documents of a batch, and of Grain
               with two processes and its best-fit packing; each where it is installed
@@ -23,7 +26,7 @@ from textwrap import dedent
 from typing import Any
 
 import numpy as np
-from harness import Bench, Figure, Player, endless, orders, served, spread
+from harness import Bench, Figure, Player, endless, family_cpu_s, orders, served, spread
 from numpy.typing import NDArray
 
 import batchd_client
@@ -35,6 +38,7 @@ from batchd_wire.position import Position
 
 ROOM, ROWS = 4096, 16
 RANKS, PADDED_ROWS = 8, 32
+PICTURES, PATCH, BUDGET, FIXED_SIDE = 2_000, 14, 16_384, 560
 LIMITS = PackLimits(ROOM, 256, 4096, "split")
 SAMPLES = 10_000_000
 DOCUMENTS = 40_000
@@ -63,6 +67,7 @@ def run(bench: Bench) -> None:
     _plan(bench)
     _balance(bench)
     _buckets(bench)
+    _pictures(bench)
     peers = {name: side for name, (module, side) in PEERS.items() if find_spec(module) is not None}
     if len(peers) < len(PEERS):
         print("not installed here, so not compared: " + ", ".join(PEERS.keys() - peers.keys()))
@@ -161,6 +166,61 @@ def _buckets(bench: Bench) -> None:
         plan.indices(Position(repeat, 6_000 * repeat), 0, PADDED_ROWS)
     taken_us = (time.perf_counter() - begun_s) / REPEATS * 1e6
     print(f"samples of a batch of {PADDED_ROWS} at any position, of a new epoch each: {taken_us:.0f} us")
+
+
+def _pictures(bench: Bench) -> None:
+    import cv2  # noqa: PLC0415  of this part alone
+
+    files = sorted(bench.photos.rglob("*.jpg"))
+    random = np.random.default_rng(0)
+    for name in ("own", "fixed"):
+        (bench.scratch / name).mkdir()
+        for number in range(PICTURES):
+            height, width = FIXED_SIDE, FIXED_SIDE
+            if name == "own":
+                height, width = random.integers(16, 78, 2) * PATCH
+            image = cv2.resize(cv2.imread(str(files[number % len(files)])), (int(width), int(height)))
+            cv2.imwrite(str(bench.scratch / name / f"{number}.jpg"), image)
+    steps = {
+        "own": f'{{ op = "patches", size = {PATCH} }}, {{ op = "pack", field = "image", length = {BUDGET}, '
+        'documents = 128, too_long = "drop" }',
+        "fixed": f'{{ op = "resize", size = [{FIXED_SIDE}, {FIXED_SIDE}] }}',
+    }
+    config = bench.scratch / "pictures.toml"
+    config.write_text(
+        "[daemon]\nworkers = 2\n"
+        + "".join(
+            f'[streams.{name}]\nsource = {{ type = "folder", path = "{bench.scratch / name}" }}\n'
+            f'batch_size = {1 if name == "own" else 10}\npipeline = [ {{ op = "decode" }}, {step} ]\n'
+            for name, step in steps.items()
+        )
+    )
+    with served(config) as address, Player(_pixels, address) as player:
+        rounds = [{name: bench.measure(name, partial(player.ask, name)) for name in steps} for _ in range(bench.rounds)]
+    ratios = [one["own"]["ns"] / one["fixed"]["ns"] for one in rounds]
+    print(f"CPU of workers for a pixel: {spread([one['own']['ns'] for one in rounds], 1)} ns; / fixed {spread(ratios)}")
+    bench.report(
+        Figure("batches-pictures-slot-bytes", statistics.median(one["own"]["room"] for one in rounds), "<=", 1.1)
+    )
+    bench.report(Figure("batches-pictures-cpu-to-fixed", statistics.median(ratios), "<=", 1.1))
+
+
+def _pixels(pipe: Connection, address: str) -> None:
+    """CPU of workers for a pixel, in ns, and bytes of a batch, divided by those of its pixels."""
+    with batchd_client.connect(address) as connection:
+        workers = [worker["pid"] for worker in connection.status()["workers"]]
+        for name in orders(pipe):
+            with connection.stream(name) as stream:
+                batches = endless(stream)
+                next(batches).release()
+                begun_s, pixels, size = sum(map(family_cpu_s, workers)), 0, 0
+                for batch in islice(batches, 2 * len(stream)):
+                    with batch:
+                        used = batch["lengths"].sum() * PATCH**2 if name == "own" else batch.samples * FIXED_SIDE**2
+                        pixels += int(used)
+                        size += sum(array.nbytes for _name, array in batch.items())
+                used_s = sum(map(family_cpu_s, workers)) - begun_s
+            pipe.send({"ns": used_s / pixels * 1e9, "room": size / (3 * pixels)})
 
 
 def _planned(lengths: NDArray[np.int64]) -> tuple[Packs, float]:
