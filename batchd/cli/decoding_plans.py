@@ -20,8 +20,9 @@ from batchd.config.directories import default_cache_dir
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import BucketOrder, BucketSizes
+from batchd.core.cuts import Cuts
 from batchd.core.mixtures import Mixture
-from batchd.core.packs import Packs
+from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
 from batchd.daemon.grouping import grouping_of
 from batchd.daemon.measuring import Pass
@@ -128,7 +129,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
 
 def _first_samples(epochs: Plan, index: SourceIndex) -> list[int]:
     """The first samples of epoch 0; of a packed stream those of its first row."""
-    packs = Packs.from_arrays(index.arrays)
+    packs = packed_in(index.arrays)
     if packs is None:
         first = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0)))
     else:
@@ -169,9 +170,17 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
 
 def _packed(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]:
     """How the rows of a packed stream are filled."""
-    pack, packs = plan.pack, Packs.from_arrays(index.arrays)
+    pack, packs = plan.pack, packed_in(index.arrays)
     assert pack is not None, "it is packed"
     assert packs is not None, "the index has them"
+    if isinstance(packs, Cuts):
+        documents, _costs = packs.documents_and_costs()
+        yield (
+            f"{plan.name}: {packs.elements:,} elements of {pack.field!r} as one sequence, cut into {counted(len(packs), 'row')} "
+            f"of {pack.length:,} ({counted(epochs.steps, 'batch')} an epoch), with {documents.min():,} to "
+            f"{documents.max():,} documents in each; no room is empty but in the last row"
+        )
+        return
     empty = 1 - packs.elements / (len(packs) * pack.length)
     padded = 1 - packs.elements / (packs.parts * pack.length)
     least, most = packs.documents_of_a_pack

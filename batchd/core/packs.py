@@ -32,6 +32,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from batchd.core.cuts import Cuts
 from batchd.core.plan import EpochOrder, Permutation, mixed_all
 
 WINDOWS_MIN = 16
@@ -55,6 +56,12 @@ class PackLimits(NamedTuple):
     documents: int
     window: int
     too_long: Long
+
+
+def packed_in(arrays: Mapping[str, NDArray[Any]]) -> "Packs | Cuts | None":
+    """The rows of several samples in the arrays of an index; None if its stream is not packed."""
+    packs = Packs.from_arrays(arrays)
+    return Cuts.from_arrays(arrays) if packs is None else packs
 
 
 class Packs:
@@ -107,7 +114,7 @@ class Packs:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self | None:
-        """The packs in the arrays of an index; None if its stream is not packed."""
+        """The packs in the arrays of an index; None without packs."""
         if f"{PREFIX}table" not in arrays:
             return None
         return cls(*(arrays[f"{PREFIX}{name}"] for name in _NAMES))

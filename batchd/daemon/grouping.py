@@ -1,6 +1,7 @@
 r"""Which samples share a batch, if their sizes decide it, for the index of a stream. Daemon.
 
     index --> daemon.measuring --> sizes --> core.packs    --> index with packs.*     "pack"
+                                         --> core.cuts     --> index with cuts.*      concat-split
                                         \--> core.buckets  --> index with buckets.*   bucket, balance
 
 The result is kept by the index cache, like a scan, while no file of the source has changed. The
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from batchd.config.tree import Bucket, StreamConfig
 from batchd.core.buckets import buckets_of
+from batchd.core.cuts import Cuts
 from batchd.core.packs import PackLimits, Packs
 from batchd.daemon.measuring import Pass, Size, measured
 from batchd.daemon.stream_plan import StreamPlan
@@ -48,6 +50,8 @@ def grouping_of(plan: StreamPlan, pass_: Pass) -> Extension | None:
     ]
     if config.bucket is not None or config.balance is not None:
         made_of += [config.bucket and config.bucket.model_dump(mode="json"), _block(config)]
+    if plan.pack is not None and plan.pack.method == "concat-split":
+        made_of += [config.seed, config.is_shuffled]
     return Extension(json.dumps(made_of, sort_keys=True), extend)
 
 
@@ -64,13 +68,22 @@ def _packed(plan: StreamPlan, pack: Pack, pass_: Pass, index: SourceIndex) -> So
     if empty or dropped:
         _log.warning("samples in no row", stream=plan.name, bad_or_empty=empty, too_long=dropped, example=example)
     _check_bad(plan, pack.field, empty, len(lengths), example)
+    config = plan.config
     try:
-        packs = Packs.plan(lengths, PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long))
+        packs: Packs | Cuts
+        if pack.method == "best-fit":
+            packs = Packs.plan(lengths, PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long))
+            costs = packs.attention(lengths, pack.length)
+        else:
+            packs = Cuts.plan(lengths, pack.length, config.seed, shuffle=config.is_shuffled)
+            documents, costs = packs.documents_and_costs()
+            if (most := int(documents.max())) > pack.documents_max:
+                raise SourceInvalid(f'a row has up to {most} documents: set documents = {most} in "pack", or more')
     except ValueError as error:
         raise SourceInvalid(f"{error}: no batch can be packed") from None
     arrays = packs.to_arrays()
-    if plan.config.balance is not None:
-        arrays |= buckets_of(packs.attention(lengths, pack.length), BALANCE_BUCKETS, _block(plan.config))
+    if config.balance is not None:
+        arrays |= buckets_of(costs, BALANCE_BUCKETS, _block(config))
     return _with(index, arrays)
 
 

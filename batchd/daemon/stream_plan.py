@@ -29,7 +29,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import BlockShuffle, StreamConfig
 from batchd.core.draws import POINT_BITS, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
-from batchd.core.packs import Packs
+from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
 from batchd.daemon.weights import segments_of, weights_of
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
@@ -245,7 +245,7 @@ def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
 
     ``index``: as ``planned_index`` returns it; of a packed stream with its packs.
     """
-    packs = Packs.from_arrays(index.arrays)
+    packs = packed_in(index.arrays)
     samples = index.facts.get(FACT, {}).get("rows", len(index)) if packs is None else len(packs)
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS

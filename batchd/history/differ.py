@@ -33,8 +33,8 @@ ORDER = {"batch_size", "seed", "shuffle", "drop_last", "weights"}
 DATA = {"seed", "shuffle", "weights", "source"}
 """Those that decide it together with the samples, where ``_follows_from_data``."""
 NEEDS_SCAN = (
-    'rows of "pack", buckets, blocks of a shuffle and draws follow from the data, so any batch may differ; --scan reads the indexes '
-    "and says which is the first"
+    'rows of "pack", buckets, blocks of a shuffle and draws follow from the data, so any batch may differ; --scan reads the '
+    "indexes and says which is the first"
 )
 _FIRST = Position(0, 0)
 

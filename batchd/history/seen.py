@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from batchd.config.tree import Config
 from batchd.core.course import Course, readers_of, rounds_from
+from batchd.core.cuts import Cuts
 from batchd.core.packs import Packs
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError, SourceInvalid
@@ -192,6 +193,10 @@ class SampleLookup:
         with closing(self._opened):
             self.index = SourceIndex.from_descriptor(self._opened.index_descriptor)
         self.plan: Plan = self._opened.spec.plan
+        if Cuts.from_arrays(self.index.arrays) is not None:
+            raise BatchdError(
+                f'stream {stream!r} has rows of method = "concat-split", in which no sample can be looked up yet'
+            )
         self.packs = Packs.from_arrays(self.index.arrays)
         self._bad: Numbers = np.unique(np.fromiter(bad, np.int64))
         self._check(self._bad)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd import failpoints
-from batchd.core.packs import Packs
+from batchd.core.packs import packed_in
 from batchd.orders import worker as orders
 from batchd.orders.rows import Rows
 from batchd.pipeline.effects import INDEX
@@ -37,9 +37,9 @@ class PackedStream(WorkerStream):
     """A packed stream in a worker: plans and fills rows of documents."""
 
     def _plan_rows(self, position: Position, rows: Rows) -> NDArray[np.int64]:
-        """The documents of the rows, as ``Packs.contents`` gives them."""
+        """The documents of the rows, as ``Packs.contents`` or ``Cuts.contents`` gives them."""
         plan = self._plan
-        packs = Packs.from_arrays(self._index.arrays)
+        packs = packed_in(self._index.arrays)
         assert packs is not None, "the daemon has planned them"
         numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
         return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
@@ -56,14 +56,14 @@ class PackedStream(WorkerStream):
         of_row = np.split(samples[:, 1:], np.searchsorted(samples[:, 0], np.arange(1, len(target))))
         for row, parts in zip(target, of_row, strict=True):
             writer = PackWriter(self._pack, self._maker.columns, {name: array[row] for name, array in arrays.items()})
-            for sample, first in parts.tolist():
+            for sample, *part in parts.tolist():
                 offset = writer.elements
-                reason = self._add(chunk.epoch, row, sample, first, writer)
+                reason = self._add(chunk.epoch, row, sample, part, writer)
                 if reason is not None:
                     self._tell(bad, sample, reason)
                 if self._made is not None:
                     length = writer.elements - offset
-                    self._made.append(self._document_made(chunk.order, row, sample, first, offset, length, reason))
+                    self._made.append(self._document_made(chunk.order, row, sample, part[0], offset, length, reason))
             writer.finish()
             self._checksums.write(page, row)
             if self._made is not None:
@@ -88,13 +88,16 @@ class PackedStream(WorkerStream):
             draws=[] if reason is not None else list(self._draws),
         )
 
-    def _add(self, epoch: int, row: int, sample: int, first: int, writer: "PackWriter") -> str | None:
-        """Make a document and add it to a row; says why it is bad, if it is."""
+    def _add(self, epoch: int, row: int, sample: int, part: list[int], writer: "PackWriter") -> str | None:
+        """Make a document and add a part of it to a row; says why it is bad, if it is."""
+        first, *count = part
         self._note.take(row, sample)
         if sample in self.quarantined:
             return "quarantined"
         failpoints.passing("worker.sample.begin", sample)
-        return self._maker.make_for(epoch, sample, partial(writer.add, sample, first))
+        return self._maker.make_for(
+            epoch, sample, partial(writer.add, sample, first, count=count[0] if count else None)
+        )
 
 
 class PackWriter:
@@ -109,17 +112,21 @@ class PackWriter:
         """Written so far."""
         self._documents = 0
 
-    def add(self, sample: int, first: int, values: Mapping[str, Value]) -> None:
-        """Add the elements of a sample from ``first`` on. Raises ``SampleUndecodable``."""
+    def add(self, sample: int, first: int, values: Mapping[str, Value], *, count: int | None = None) -> None:
+        """Add the elements of a sample from ``first`` on. Raises ``SampleUndecodable``.
+
+        ``count``: how many; None: all, or as many as a row has.
+        """
         arrays = {column.name: array_of(column, values[column.name]) for column in self._packed}
         single = {column.name: array_of(column, values[column.name]) for column in self._single}
         length = len(arrays[self._pack.field])
         for name, array in arrays.items():
             if len(array) != length:
                 raise SampleUndecodable(f"{name!r} has {len(array)} elements, and {self._pack.field!r} {length}")
-        count = min(length - first, self._pack.length)
+        planned = count
+        count = min(length - first, self._pack.length if planned is None else planned)
         begin, end = self.elements, self.elements + count
-        if count <= 0 or end > self._pack.length:
+        if count <= 0 or end > self._pack.length or count != (planned or count):
             raise SampleUndecodable(
                 f"{self._pack.field!r} has {length} elements, another number than when its rows were planned: the sample "
                 "has changed; restart the daemon, so that it is measured again"

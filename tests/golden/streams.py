@@ -328,6 +328,10 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
             {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"},
             {"op": "pack", "field": "tokens", "length": 4, "window": 8},
         ],
+        "cut-tokens": [
+            {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"},
+            {"op": "pack", "field": "tokens", "length": 7, "documents": 7, "method": "concat-split"},
+        ],
         "words": [
             {"op": "lowercase"},
             {"op": "remove_stopwords", "file": str(folder / "stopwords.txt")},

@@ -52,7 +52,7 @@ MODULE = """
 LENGTHS = [1 + sample * sample % 97 for sample in range(DOCUMENTS)]
 
 
-def packed(**options):
+def packed(pack=(), **options):
     return {
         "source": {
             "type": "python",
@@ -61,7 +61,7 @@ def packed(**options):
             "options": options,
         },
         "batch_size": 4,
-        "pipeline": [{"op": "pack", "field": "tokens", "length": 64, "fill": -1}],
+        "pipeline": [{"op": "pack", "field": "tokens", "length": 64, "fill": -1, **dict(pack)}],
     }
 
 
@@ -222,6 +222,39 @@ def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed
     for sample, tokens in taken:
         texts.setdefault(sample, set()).update(tokens)
     assert {sample: sorted(tokens) for sample, tokens in texts.items()} == whole_texts()
+
+
+CUT = {"method": "concat-split", "documents": 40}
+
+
+@pytest.mark.parametrize("balance", [{}, {"balance": 2}], ids=["alone", "balanced"])
+def test_documents_that_are_cut_at_the_end_of_a_row_lose_no_token(start_daemon, code, balance):
+    """All rows but one are full, with any number of workers, and ranks read the rest of an epoch."""
+    (code / "texts.py").write_text(textwrap.dedent(MODULE))
+    stream = {"texts": {**packed(CUT), **balance}}
+    daemons = [start_daemon(stream, python_path=[str(code)], workers=workers) for workers in (1, 3)]
+    seen = []
+    for daemon in daemons:
+        with batchd_client.connect(daemon.address) as connection, connection.stream("texts", epochs=2) as batches:
+            seen.append([epoch_of(batches), epoch_of(batches)])
+    (first, second), others = seen
+
+    assert [first, second] == others
+    assert first[0] == second[0] == whole_texts()
+    assert set(first[1].values()).isdisjoint(second[1].values())
+    with batchd_client.connect(daemons[0].address) as connection:
+        stream = connection.stream("texts", epochs=1)
+        filled = [batch["lengths"].sum(axis=1).tolist() for batch in stream]
+        rows = sorted(row for batch in filled for row in batch)
+        assert rows[1:] == [64] * (-(-sum(LENGTHS) // 64) - 1)
+
+
+def test_a_row_with_more_documents_than_allowed_is_refused_with_the_number(start_daemon, code):
+    (code / "texts.py").write_text(textwrap.dedent(MODULE))
+    daemon = start_daemon({"texts": packed({"method": "concat-split"})}, python_path=[str(code)], ready=False)
+
+    assert daemon.wait() != 0
+    assert "documents: set documents = " in daemon.log
 
 
 def test_rows_that_are_dealt_by_cost_are_those_of_an_epoch(start_packed, start_daemon, code):

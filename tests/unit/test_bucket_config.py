@@ -33,6 +33,10 @@ def stream_of(**keys):
             {"bucket": BUCKET, "shuffle": {"blocks": 2, "block_samples": 4}},
             "bucket puts samples together by their sizes",
         ),
+        (
+            {"bucket": BUCKET, "weights": {"file": "/w.npy"}},
+            "bucket needs each sample once, so none can be drawn by weight",
+        ),
         ({"bucket": BUCKET, "source": LIVE}, 'samples of type "generator" are not there yet when the batches'),
         ({"bucket": BUCKET, "balance": 1}, "greater than or equal to 2"),
         ({"bucket": {**BUCKET, "bounds": [3], "count": 4}}, "name count, the number of buckets, or their bounds"),

@@ -216,6 +216,17 @@ def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
     assert balanced.endswith("the ranks of a step have batches of the same bucket, for up to 4 ranks")
 
 
+def test_documents_that_are_cut_say_how_many_a_row_has(folder) -> None:
+    pack = '{ op = "pack", field = "tokens", length = 40, documents = 20, method = "concat-split" }'
+
+    rows, *_others = explain(folder, pack, texts_of(folder), shuffle="")
+
+    assert rows == (
+        "s: 13,120 elements of 'tokens' as one sequence, cut into 328 rows of 40 (41 batches an epoch), with 1 to 6 documents "
+        "in each; no room is empty but in the last row"
+    )
+
+
 def test_packed_rows_say_what_they_cost_the_ranks_of_a_step(folder) -> None:
     """Only if they are balanced is the cost of each row known."""
     pack = '{ op = "pack", field = "tokens", length = 40 }'

@@ -14,6 +14,7 @@ from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_f
 
 FILL_MAX = 1 << 53
 PATCH_SIZE_MAX = 1024
+WINDOW = 4096
 DOCUMENTS_MAX = 1 << 16
 ELEMENTS_OF_A_DOCUMENT = 16
 """Of a pack with as many documents as it may have by default."""
@@ -113,7 +114,7 @@ class Pack(StepOptions):
     """
 
     is_cacheable: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = frozenset({"ids"})
+    later: ClassVar[frozenset[str]] = frozenset({"ids", "method"})
     op: Literal["pack"] = "pack"
     field: str
     """The field that is packed: one dimension varies, the first."""
@@ -124,7 +125,7 @@ class Pack(StepOptions):
     of its own; only its first ``length`` elements; or left out."""
     documents: Annotated[int, Range(1, DOCUMENTS_MAX)] | None = None
     """The most documents in a row. When not set, one for each 16 elements, at least 1."""
-    window: Annotated[int, Range(1, 1 << 24)] = 4096
+    window: Annotated[int, Range(1, 1 << 24)] = WINDOW
     """The number of samples among which those of a row are chosen. A larger window leaves less room
     empty; about half a percent with 1,000, a tenth of that with 16,000."""
     fill: Annotated[float, Range(-FILL_MAX, FILL_MAX)] = 0.0
@@ -133,7 +134,14 @@ class Pack(StepOptions):
     """Whether a row has ``segment_ids`` and ``position_ids``, 8 bytes for each element. Attention
     with ``cu_seqlens`` needs neither."""
 
+    method: Literal["best-fit", "concat-split"] = "best-fit"
+    """The way in which rows are filled. "best-fit": whole documents that fit; "concat-split": all
+    documents as one sequence, cut every ``length`` elements, so no room is empty and a document
+    may continue in another row."""
+
     def __post_init__(self) -> None:
+        if self.method == "concat-split" and (self.too_long, self.window) != ("split", WINDOW):
+            raise ValueError('too_long and window count only with method = "best-fit"')
         if not self.ids and self.documents_max >= self.length:
             raise ValueError(f"ids = false needs documents below length = {self.length}")
 
