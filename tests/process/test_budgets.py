@@ -7,6 +7,7 @@ import batchd_client
 from support.images import encode, jpeg, jpeg_with_exif, photo
 from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.seen import digest_of
+from support.waiting import wait_until
 
 SIDE, BUDGET, IMAGES_MAX = 4, 300, 7
 SHAPES = [(24 + 7 * number % 60, 24 + 11 * number % 60) for number in range(60)]
@@ -127,3 +128,22 @@ def test_ranks_have_equal_steps_and_together_all_pictures(start_daemon, pictures
 
     assert len({len(digests) for _images, digests in read}) == 1
     assert sorted({sample for images, _digests in read for sample in images}) == FITTING
+
+
+def test_no_image_is_decoded_to_find_its_patches(start_daemon, pictures):
+    """A picture with a good header and damaged pixels has its room, which stays empty."""
+    damaged = pictures / "17.png"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.write_bytes(data)
+    daemon = start_daemon({"pictures": stream_of(pictures)})
+
+    with batchd_client.connect(daemon.address) as connection:
+        with connection.stream("pictures", epochs=1) as stream:
+            images, _digests = epoch_of(stream)
+        (bad,) = wait_until(lambda: connection.bad("pictures").samples, "the bad sample is listed")
+
+    assert sorted(images) == [sample for sample in FITTING if sample != 17]
+    assert bad.path.endswith("17.png")
+    (line,) = daemon.log_lines("samples in no row")
+    assert line["bad_or_empty"] == 0
