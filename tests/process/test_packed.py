@@ -16,6 +16,7 @@ from batchd.daemon import measuring
 from batchd.daemon.grouping import grouping_of
 from batchd.daemon.measuring import Pass, lengths_in_index
 from batchd.daemon.stream_plan import plan_stream
+from batchd.errors import BatchdError
 from batchd.history.batches import Replayer
 from batchd.history.seen import Leg, SampleLookup
 from batchd.pipeline.call.options import Call
@@ -437,3 +438,12 @@ def test_losses_of_packed_rows_are_kept_and_not_blamed(start_packed):
     said = batchd("blame", "texts", address=daemon.address, status=1).stderr
     assert 'has several samples in a row ("pack")' in said
     assert "`batchd replay` shows the documents of a batch" in said
+
+
+def test_a_sample_in_rows_that_are_cut_is_not_looked_up(start_daemon, code):
+    """The error says so, and names the stream."""
+    (code / "texts.py").write_text(textwrap.dedent(MODULE))
+    daemon = start_daemon({"texts": packed(CUT)}, python_path=[str(code)])
+
+    with pytest.raises(BatchdError, match="'texts' has rows of method = \"concat-split\""):
+        SampleLookup(load_config(daemon.config, {}, {}), "texts")

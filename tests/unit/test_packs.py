@@ -121,6 +121,9 @@ def test_ranks_of_a_step_have_rows_of_nearly_the_same_cost(rows):
         of_steps = costs[: len(packs) // (8 * rows) * 8 * rows].reshape(-1, 8, rows).sum(2)
         return (of_steps.max(1) / of_steps.mean(1)).mean()
 
+    found = packs.contents(5, np.arange(40), 3, shuffle=True, order=balanced)
+    places = packs.places(np.array([5]), found[:, 1], 3, shuffle=True, order=balanced)
+    assert places[:, 1].tolist() == found[:, 0].tolist()
     assert excess(balanced) <= 1.04
     assert excess(None) >= 1.5
     if rows == 1:
