@@ -66,6 +66,7 @@ class RowOrder(NamedTuple):
         """Read the index of a card's stream. Raises ``BatchdError``, also if that has changed."""
         lookup = SampleLookup(card.config(), card.stream)
         check_fingerprint(lookup.card(), card, None)
+        lookup.check_rows()
         return cls(lookup.plan, lookup.packs)
 
     def rows_at(self, position: Position) -> NDArray[np.int64]:

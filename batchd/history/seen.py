@@ -193,10 +193,6 @@ class SampleLookup:
         with closing(self._opened):
             self.index = SourceIndex.from_descriptor(self._opened.index_descriptor)
         self.plan: Plan = self._opened.spec.plan
-        if Cuts.from_arrays(self.index.arrays) is not None:
-            raise BatchdError(
-                f'stream {stream!r} has rows of method = "concat-split", in which no sample can be looked up yet'
-            )
         self.packs = Packs.from_arrays(self.index.arrays)
         self._bad: Numbers = np.unique(np.fromiter(bad, np.int64))
         self._check(self._bad)
@@ -305,6 +301,7 @@ class SampleLookup:
 
         Raises ``BatchdError`` if the legs do not follow each other, or are no legs of the stream.
         """
+        self.check_rows()
         if until.step == self.plan.steps:  # the end of an epoch is the beginning of the next
             until = Position(until.epoch + 1, 0)
         self._check_legs(legs, until)
@@ -323,6 +320,13 @@ class SampleLookup:
         never = int((~was_seen).sum())
         fingerprint = self._opened.spec.fingerprint
         return Seen(self._opened.name, fingerprint, until, samples, by_epoch, never, self, stretches)
+
+    def check_rows(self) -> None:
+        """Raise ``BatchdError`` if rows of the stream cannot be looked up."""
+        if Cuts.from_arrays(self.index.arrays) is not None:
+            raise BatchdError(
+                f'stream {self._opened.name!r} has rows of method = "concat-split", in which no sample can be looked up yet'
+            )
 
     @property
     def _is_each_there(self) -> bool:

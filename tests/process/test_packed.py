@@ -446,4 +446,4 @@ def test_a_sample_in_rows_that_are_cut_is_not_looked_up(start_daemon, code):
     daemon = start_daemon({"texts": packed(CUT)}, python_path=[str(code)])
 
     with pytest.raises(BatchdError, match="'texts' has rows of method = \"concat-split\""):
-        SampleLookup(load_config(daemon.config, {}, {}), "texts")
+        SampleLookup(load_config(daemon.config, {}, {}), "texts").seen(np.array([3]), Position(1, 0))
