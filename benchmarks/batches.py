@@ -3,9 +3,9 @@
     plan      documents with a median length of 500 and at most 4,096, in rows of 4,096
     balance   attention cost of the most expensive of 8 ranks, divided by their mean, over all steps
     buckets   filling of padded batches of 32 such documents, plan and memory of ten million
-    pictures  in their own size, 0.05 to 1.2 megapixels, in a budget of 16,384 patches: bytes of a slot,
-              divided by those of the pictures in it; CPU for a pixel, divided by that of rows of
-              560 x 560
+    pictures  in their own size, 0.05 to 1.2 megapixels, in a budget of 16,384 patches: bytes of a
+              slot, divided by those of the pictures in it; CPU for a pixel, divided by that of rows
+              of 560 x 560
     tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
               with two workers whose collate function packs the documents of a batch, and of Grain
               with two processes and its best-fit packing; each where it is installed

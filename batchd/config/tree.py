@@ -385,20 +385,21 @@ class Weights(_Branch):
 class Bucket(_Branch):
     """Batches of samples of nearly the same size, so that little of a padded batch is filling.
 
-    All samples are sorted by size and cut into buckets; a batch has samples of one bucket. The sizes
-    are found before the first batch.
+    All samples are sorted by size and cut into buckets; a batch has samples of one bucket. The
+    sizes are found before the first batch.
     """
 
     field: str
-    """The field whose size counts: for "length" a field after the steps, for "aspect" and "pixels" a
-    field of the source, an image file or pixels."""
+    """The field whose size counts: for "length" a field after the steps, for "aspect" and "pixels"
+    a field of the source, an image file or pixels."""
 
     by: Literal["length", "aspect", "pixels"] = "length"
     """What the size of a sample is: the elements of the first dimension of the field; the width of
     the upright image divided by its height; or its width times its height."""
 
     count: Annotated[int, Field(ge=2, le=BUCKETS_MAX)] = 16
-    """Number of buckets, with as many samples each. More buckets leave less filling, and mix less."""
+    """Number of buckets, with as many samples each. More buckets leave less filling and mix
+    less."""
 
     bounds: (
         Annotated[tuple[Annotated[float, Field(gt=0, lt=1e12)], ...], Field(min_length=1, max_length=BUCKETS_MAX - 1)]

@@ -77,7 +77,7 @@ class BucketSizes:
         return float(self.largest @ self.counts / self.counts.sum())
 
     def largest_of(self, items: int) -> float:
-        """The expected largest size of so many ``items``, of whatever buckets; it may be a bit less."""
+        """The expected largest size of so many ``items`` of any buckets; it may be a bit less."""
         share = np.cumsum(self.counts) / self.counts.sum()
         return float(self.largest @ np.diff(share**items, prepend=0.0))
 

@@ -73,7 +73,7 @@ class Cuts:
         return (self.elements + self._room - 1) // self._room
 
     def documents_and_costs(self) -> tuple[Numbers, Numbers]:
-        """The parts of documents in each row, and the sum of their squares, int64 ``[rows]`` each."""
+        """The parts of documents in each row, and the sum of their squares: int64 ``[rows]``."""
         ends = np.cumsum(self._lengths, dtype=np.int64)
         rows, begins, part_ends = self._cut(ends - self._lengths, ends)[1:]
         costs = np.zeros(len(self), np.int64)
@@ -109,7 +109,7 @@ class Cuts:
         return np.stack([np.full(len(samples), place), samples, firsts, part_ends[mine] - begins], axis=1)
 
     def _cut(self, begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Cut documents from ``begins`` to ``ends`` at rows: document, row, begin, end of each part."""
+        """Cut documents from ``begins`` to ``ends`` at rows: document, row, begin, end."""
         first_rows = begins // self._room
         counts = np.where(ends > begins, (ends - 1) // self._room - first_rows + 1, 0)
         documents = np.repeat(np.arange(len(begins)), counts)

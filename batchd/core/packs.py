@@ -18,8 +18,8 @@ neighbours of a stratum have nearly the same length, so little room is lost by t
 range of all lengths in each window.
 
 The shuffle decides which part of a stratum is in which window, by another bijection of [0, N) for
-each stratum and epoch, and the order of all packs, by another bijection for each epoch; ``core.buckets``
-orders them by their cost instead.
+each stratum and epoch, and the order of all packs, by another bijection for each epoch;
+``core.buckets`` orders them by their cost instead.
 
 Invariant: an epoch has every part of the table exactly once, and no pack is longer than its room.
 """
@@ -139,7 +139,7 @@ class Packs:
         return len(self._table)
 
     def attention(self, lengths: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-        """Return the cost of attention in each pack: the sum of its squared lengths, int64 ``[packs]``.
+        """Return the cost of attention in each pack, its squared lengths: int64 ``[packs]``.
 
         ``lengths``: of all samples. Each pack counts as that of window 0 in the order of the table,
         which has the longest part of each stratum.

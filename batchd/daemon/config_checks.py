@@ -282,7 +282,7 @@ def _stream(
     try:
         check_bucket(name, stream, ring.columns)
         kind = ProblemKind.NO_BATCH
-        if pack_of(stream.pipeline) is None and stream.bucket is None:  # else the plan needs all sizes
+        if pack_of(stream.pipeline) is None and stream.bucket is None:  # else all sizes decide
             epoch_plan(name, stream, planned_index(name, stream, trial.whole))
         kind = ProblemKind.UNUSABLE_SOURCE
         if stream.cache_kind != "off":

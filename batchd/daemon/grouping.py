@@ -1,8 +1,8 @@
-r"""Which samples share a batch, if their sizes decide it, for the index of a stream. Daemon.
+"""Which samples share a batch, if their sizes decide it, for the index of a stream. Daemon.
 
-    index --> daemon.measuring --> sizes --> core.packs    --> index with packs.*     "pack"
-                                         --> core.cuts     --> index with cuts.*      concat-split
-                                        \--> core.buckets  --> index with buckets.*   bucket, balance
+    index --> daemon.measuring --> sizes --> core.packs    --> index with packs.*    "pack"
+                                         --> core.cuts     --> index with cuts.*     concat-split
+                                         --> core.buckets  --> index with buckets.*  bucket, balance
 
 The result is kept by the index cache, like a scan, while no file of the source has changed. The
 digest of an index covers its arrays, so a stream's fingerprint covers its packs and buckets.

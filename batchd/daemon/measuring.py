@@ -180,7 +180,7 @@ class _Measuring:
 
 
 def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> tuple[NDArray[np.int64], str]:
-    """The size of each sample, int64 ``[samples]``; 0 for a bad one, and one of these with its reason.
+    """The size of each sample, int64 ``[samples]``, 0 for a bad one; one bad one, and its reason.
 
     Raises ``SourceInvalid``.
     """

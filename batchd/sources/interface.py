@@ -165,7 +165,7 @@ class BuiltInKind:
     """The samples of the files that match, int64 ``[found]``, ascending; for `batchd seen`. Raises
     ``SourceInvalid`` if its index names no files."""
     lengths: Callable[[Any, SourceIndex, str], NDArray[np.int64] | None] = lambda _source, _index, _field: None
-    """How many elements a field with one dimension that varies, the first, has in each sample, int64
+    """How many elements a field whose first dimension varies has in each sample: int64
     ``[samples]``; None if the index does not tell."""
 
 

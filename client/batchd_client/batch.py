@@ -89,7 +89,7 @@ class Packed(NamedTuple):
     is_document: npt.NDArray[np.bool_]
 
     def documents(self) -> list[Array]:
-        """Return the values of each document, ``[elements, ...]``: views, in the order of the rows."""
+        """Return the values of each document, ``[elements, ...]``: views, in the rows' order."""
         pieces = zip(self.row_splits[:-1], self.row_splits[1:], self.is_document, strict=True)
         return [self.values[begin:end] for begin, end, is_document in pieces if is_document]
 

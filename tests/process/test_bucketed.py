@@ -83,7 +83,7 @@ def test_a_batch_is_cut_to_the_longest_of_its_bucket(start_daemon, texts):
 
 
 def test_local_and_remote_trainers_and_worker_hosts_have_the_same_bytes(start_daemon, tmp_path, pictures):
-    """A worker host makes the order from the index that it gets; images are told apart as upright."""
+    """A worker host makes the order from the index that it gets, by the upright images."""
     daemon = start_daemon({"photos": pictures}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
     expected = Expected(daemon.config)
     with worker_hosts(tmp_path) as start_host:
@@ -137,7 +137,7 @@ def test_ranks_of_a_step_read_one_bucket_and_others_resume(start_daemon, texts):
 
 
 def test_a_stream_of_a_reload_has_its_buckets(start_daemon, pictures, texts):
-    """The daemon gets the order of a new stream from its index, and other buckets are other batches."""
+    """A new stream gets its order from its index, and other buckets are other batches."""
     daemon = start_daemon({"other": pictures})
     for bounds in ([15, 30], [40]):
         streams = {"other": pictures, "photos": {**texts, "bucket": {"field": "t", "bounds": bounds}}}

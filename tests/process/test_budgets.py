@@ -83,7 +83,7 @@ FITTING = [number for number, shape in enumerate(SHAPES) if patches_in(*shape) <
 
 
 def test_each_picture_has_its_own_size_and_its_own_pixels_once(start_daemon, pictures):
-    """A batch has few large ones or many small ones. Those above the budget are left out, and counted."""
+    """A batch has few large ones or many small ones; those above the budget are counted."""
     daemon = start_daemon({"pictures": stream_of(pictures)})
 
     with batchd_client.connect(daemon.address) as connection, connection.stream("pictures", epochs=1) as stream:

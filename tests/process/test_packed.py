@@ -131,7 +131,7 @@ TOKENS = '{{ type = "tokens", path = "{}", format = "megatron", dtype = "uint16"
     ids=["one file", "files", "concat", "mix", "subset"],
 )
 def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_path, monkeypatch, source):
-    """No process is started for them. A document above the longest record is in no row, either way."""
+    """No process is started for them. A document above the longest record is in no row."""
     documents = {
         name: [[[7] * (1 + start * place % 23)] for place in range(50)] for name, start in (("a", 5), ("b", 9))
     }
@@ -230,7 +230,7 @@ CUT = {"method": "concat-split", "documents": 40}
 
 @pytest.mark.parametrize("balance", [{}, {"balance": 2}], ids=["alone", "balanced"])
 def test_documents_that_are_cut_at_the_end_of_a_row_lose_no_token(start_daemon, code, balance):
-    """All rows but one are full, with any number of workers, and ranks read the rest of an epoch."""
+    """All rows but one are full, with any number of workers; ranks read the rest of an epoch."""
     (code / "texts.py").write_text(textwrap.dedent(MODULE))
     stream = {"texts": {**packed(CUT), **balance}}
     daemons = [start_daemon(stream, python_path=[str(code)], workers=workers) for workers in (1, 3)]

@@ -121,7 +121,7 @@ def test_ranks_have_equal_steps_and_together_each_sample_once(world_size):
 
 
 def test_padding_is_little_and_ranks_of_a_step_have_batches_of_the_same_length():
-    """Lengths as of documents, in batches of 32. Without balance, ranks wait for the longest of a step."""
+    """Lengths as of documents, in batches of 32; ranks wait for the longest of a step."""
     lengths = np.exp(np.random.default_rng(0).normal(np.log(500), 1.0, 40_000)).astype(np.int64).clip(1, 4096)
 
     def longest(count, ranks):

@@ -108,7 +108,7 @@ def test_other_documents_share_a_row_in_the_next_epoch():
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_ranks_of_a_step_have_rows_of_nearly_the_same_cost(rows):
-    """Attention costs the square of a length. At random, the most of 8 ranks is over twice the mean."""
+    """Attention costs the square of a length; at random, the most is over twice the mean."""
     lengths = log_normal(40_000)
     packs = Packs.plan(lengths, PackLimits(4096, 256, 4096, "split"))
     buckets = buckets_of(packs.attention(lengths, 4096), BALANCE_BUCKETS, 8 * rows)

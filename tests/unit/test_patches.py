@@ -79,7 +79,7 @@ def test_the_fields_of_a_batch_with_a_budget():
 
 @pytest.mark.parametrize(("size", "ids"), [(14, True), (16, False), (1, False)])
 def test_a_slot_takes_little_more_than_its_samples(size, ids):
-    """With images of 256 to 1,024 patches in a budget of 16,384: a hundredth and less is for the rest."""
+    """With images of 256 to 1,024 patches in a budget of 16,384, it is below a hundredth."""
     pack = Pack(field="image", length=16_384, documents=64, too_long="drop", ids=ids)
     fields = sample_fields([IMAGE], [Decode(), Patches(size=size), pack], "fail")
 

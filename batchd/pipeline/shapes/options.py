@@ -77,11 +77,12 @@ class Ragged(RoomStep):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches(FieldStep):
-    """Cut an image of any size into square patches, row by row: numbers [patches, size*size*channels].
+    """Cut an image of any size into square patches, row by row.
 
-    ``FIELD_grid`` has how many rows and columns of them there are. What is left at the right and at
-    the bottom, less than a patch, is cut off. A patch has its pixels row by row. With ``pack``, a
-    batch has as many images as a budget of patches holds.
+    They are numbers [patches, size * size * channels]. ``FIELD_grid`` has how many rows and columns
+    of them there are. What is left at the right and at the bottom, less than a patch, is cut off. A
+    patch has its pixels row by row. With ``pack``, a batch has as many images as a budget of
+    patches holds.
     """
 
     is_cacheable: ClassVar[bool] = False
