@@ -10,8 +10,9 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import isqrt
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ from batchd.errors import BatchdError
 from batchd_client.asking import ask_status
 from batchd_client.batch import Room
 from batchd_client.showing import cell_text
-from batchd_wire.fields import length_texts
+from batchd_wire.fields import Varying, length_texts
 from batchd_wire.views import row_views
 from batchd_wire.wording import counted
 
@@ -74,6 +75,7 @@ def show(batch: "PeekedBatch", stream: str, output: Path, field: str | None = No
     """Draw a batch into a file, or print it if it has no images. Raises ``BatchdError``."""
     from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
+    batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     images = image_fields(batch)
     if field is not None and field not in images:
@@ -151,6 +153,32 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
             return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields)
     finally:
         log.removeHandler(echo)
+
+
+def joined_patches(batch: PeekedBatch) -> PeekedBatch:
+    """Images of packed patches (see the steps ``patches`` and ``pack``) with a row for each.
+
+    Any other batch stays as it is.
+    """
+    name = next((name for name in batch.arrays if f"{name}_grid" in batch.arrays), None)
+    if name is None or batch.arrays["lengths"].ndim != 2:  # noqa: PLR2004  rows, documents
+        return batch
+    lengths, grids = batch.arrays["lengths"], batch.arrays[f"{name}_grid"]
+    places = np.argwhere(lengths)
+    images = []
+    for (row, document), end in zip(places, np.cumsum(lengths, 1)[lengths > 0], strict=True):
+        patches, (down, across) = batch.arrays[name][row, end - lengths[row, document] : end], grids[row, document]
+        channels = 3 if isqrt(patches.shape[1] // 3) ** 2 * 3 == patches.shape[1] else 1
+        side = isqrt(patches.shape[1] // channels)
+        tiles = patches.reshape(down, across, side, side, channels).swapaxes(1, 2)
+        images.append(tiles.reshape(down * side, across * side, channels))
+    sizes = np.asarray([image.shape[:2] for image in images]).reshape(-1, 2)
+    padded = np.zeros((len(images), *sizes.max(0, initial=1), images[0].shape[2]), batch.arrays[name].dtype)
+    for room, image in zip(padded, images, strict=True):
+        room[: image.shape[0], : image.shape[1]] = image
+    one_each = {key: array[lengths > 0] for key, array in batch.arrays.items() if array.shape == lengths.shape}
+    room = Room(padded, sizes, Varying("padded", (0, 1)))
+    return replace(batch, arrays={name: padded, **one_each}, varying={name: room})
 
 
 def is_packed(batch: PeekedBatch) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.cli.peek import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed
+from batchd.cli.peek import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd.cli.text import aligned
 from batchd_client.batch import Room
 from batchd_wire.fields import Field, Varying
@@ -159,3 +159,25 @@ def test_packed_rows_are_drawn_with_a_letter_for_each_document():
     ]
     assert click.style("bbbbb", fg="yellow") in rows[0]
     assert not is_packed(PeekedBatch(0, 0, [], {"lengths": lengths}))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_packed_patches_are_drawn_as_the_images_that_they_were(channels):
+    """Two images in one row and one in another; each keeps its label."""
+    chance, side = np.random.default_rng(0), 4
+    grids = np.zeros((2, 3, 2), np.int32)
+    images, patches = [], np.zeros((2, 10, side * side * channels), np.uint8)
+    for row, document, first, grid in ((0, 0, 0, (2, 3)), (0, 1, 6, (1, 2)), (1, 0, 0, (5, 1))):
+        image = chance.integers(0, 255, (grid[0] * side, grid[1] * side, channels), np.uint8)
+        tiles = image.reshape(grid[0], side, grid[1], side, channels).swapaxes(1, 2)
+        patches[row, first : first + grid[0] * grid[1]] = tiles.reshape(-1, side * side * channels)
+        grids[row, document] = grid
+        images.append(image)
+    lengths, labels = np.asarray([[6, 2, 0], [5, 0, 0]], np.int32), np.asarray([[7, 8, -1], [9, -1, -1]])
+    packed = {"image": patches, "image_grid": grids, "label": labels, "lengths": lengths}
+
+    batch = joined_patches(PeekedBatch(0, 0, [], packed))
+
+    assert batch.rows == 3
+    assert batch.arrays["label"].tolist() == [7, 8, 9]
+    assert all(np.array_equal(one, image) for one, image in zip(batch.samples("image"), images, strict=True))
