@@ -18,14 +18,14 @@ is arithmetic and one look into the table. Items may be the rows of a packed str
 Invariant: each item of the table has one place in each epoch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.core.plan import Permutation, permutation
+from batchd.core.plan import Permutation, Table, Tables, permutation
 
 PREFIX = "buckets."
 TABLE, STARTS, BLOCK, SIZES = f"{PREFIX}table", f"{PREFIX}starts", f"{PREFIX}block", f"{PREFIX}sizes"
@@ -34,7 +34,7 @@ TABLE, STARTS, BLOCK, SIZES = f"{PREFIX}table", f"{PREFIX}starts", f"{PREFIX}blo
 Numbers = NDArray[np.int64]
 
 
-def buckets_of(sizes: Numbers, bounds: tuple[int, ...] | int, block: int) -> dict[str, NDArray[Any]]:
+def buckets_of(sizes: Numbers, bounds: tuple[int, ...] | int, block: int) -> dict[str, Table]:
     """Plan the buckets of items with these ``sizes``, int64 ``[items]``: arrays of an index.
 
     ``bounds``: the largest size in each bucket but the last, ascending; or how many buckets, of
@@ -61,7 +61,7 @@ def buckets_of(sizes: Numbers, bounds: tuple[int, ...] | int, block: int) -> dic
 class BucketSizes:
     """What is known of the sizes in the buckets of an index, for people."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, arrays: Tables) -> None:
         self.counts: Numbers = np.diff(arrays[STARTS])
         """int64 ``[buckets]``: items."""
         self.smallest, self.largest, self._sums = arrays[SIZES].T
@@ -89,14 +89,14 @@ class BucketOrder:
     table of each bucket, and the number of items, int64 ``[buckets + 1]``. ``block``: items.
     """
 
-    def __init__(self, table: NDArray[Any], starts: Numbers, block: int, seed: int | None) -> None:
+    def __init__(self, table: Table, starts: Numbers, block: int, seed: int | None) -> None:
         self.table, self.starts = table, starts
         self._block = block
         self._seed = seed
         self._whole = len(table) // block
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], seed: int | None) -> Self | None:
+    def from_arrays(cls, arrays: Tables, seed: int | None) -> Self | None:
         """The order in the arrays of an index; None without one."""
         return cls(arrays[TABLE], arrays[STARTS], int(arrays[BLOCK][0]), seed) if STARTS in arrays else None
 

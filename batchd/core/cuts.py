@@ -10,13 +10,12 @@ permutes the rows. A row is found by a search in the sums of every ``STRIDE`` do
 Invariant: an epoch has every element of every document exactly once.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.core.plan import EpochOrder, Permutation
+from batchd.core.plan import EpochOrder, Permutation, Table, Tables
 
 STRIDE = 1024
 PREFIX = "cuts."
@@ -37,7 +36,7 @@ class Cuts:
     """
 
     def __init__(self, lengths: NDArray[np.int32], sums: Numbers, numbers: Numbers) -> None:
-        self._arrays: tuple[NDArray[Any], ...] = lengths, sums, numbers
+        self._arrays: tuple[Table, ...] = lengths, sums, numbers
         self._lengths, self._sums = lengths, sums
         self._room, self._is_permuted = int(numbers[0]), bool(numbers[1])
         self.elements = int(sums[-1])
@@ -58,13 +57,13 @@ class Cuts:
         return cls(known, sums, np.array([room, shuffle], np.int64))
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self | None:
+    def from_arrays(cls, arrays: Tables) -> Self | None:
         """The rows in the arrays of an index; None without such rows."""
         if f"{PREFIX}sums" not in arrays:
             return None
         return cls(*(arrays[f"{PREFIX}{name}"] for name in _NAMES))
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
+    def to_arrays(self) -> dict[str, Table]:
         """The rows as arrays of an index, for ``from_arrays``."""
         return {f"{PREFIX}{name}": array for name, array in zip(_NAMES, self._arrays, strict=True)}
 

@@ -9,23 +9,19 @@
 The daemon adds these to the facts and arrays of a source's index, and every process reads them.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-from numpy.typing import NDArray
 
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import BucketOrder
 from batchd.core.draws import EvenDraws, SingleDraws
 from batchd.core.mixtures import Mixture, Segment
-from batchd.core.plan import Draws, EpochOrder, Plan
+from batchd.core.plan import Draws, EpochOrder, Facts, Plan, Tables
 
 FACT = "batchd.plan"
 STARTS, BOUNDS, WEIGHTS = "batchd.plan.blocks", "batchd.plan.bounds", "batchd.plan.weights"
 
 
-def planned(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Plan:
+def planned(plan: Plan, facts: Facts, arrays: Tables) -> Plan:
     """Return the plan with the order and the draws that an index describes, if it does."""
     buckets = BucketOrder.from_arrays(arrays, plan.seed if plan.shuffle else None)
     if buckets is not None:
@@ -35,7 +31,7 @@ def planned(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[A
     return replace(plan, order=_order_in(plan, facts[FACT], arrays), draws=_draws_in(plan, arrays))
 
 
-def _order_in(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> EpochOrder | None:
+def _order_in(plan: Plan, facts: Facts, arrays: Tables) -> EpochOrder | None:
     if STARTS in arrays:
         return BlockOrder(arrays[STARTS], facts["open_blocks"], plan.seed)
     if "mixture" not in facts:
@@ -44,7 +40,7 @@ def _order_in(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, NDArray
     return Mixture(sizes, [Segment(*one) for one in segments], plan.samples, plan.seed, shuffle=plan.shuffle)
 
 
-def _draws_in(plan: Plan, arrays: Mapping[str, NDArray[Any]]) -> Draws | None:
+def _draws_in(plan: Plan, arrays: Tables) -> Draws | None:
     if BOUNDS in arrays:
         return EvenDraws(arrays[BOUNDS], plan.seed)
     return SingleDraws(arrays[WEIGHTS], plan.samples, plan.seed) if WEIGHTS in arrays else None

@@ -25,15 +25,15 @@ Invariant: an epoch has every part of the table exactly once, and no pack is lon
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.cuts import Cuts
-from batchd.core.plan import EpochOrder, Permutation, mixed_all
+from batchd.core.plan import EpochOrder, Permutation, Table, Tables, mixed_all
 
 WINDOWS_MIN = 16
 """Windows of an epoch, if that leaves ``WINDOW_MIN`` parts for each: with few windows, documents
@@ -58,7 +58,7 @@ class PackLimits(NamedTuple):
     too_long: Long
 
 
-def packed_in(arrays: Mapping[str, NDArray[Any]]) -> "Packs | Cuts | None":
+def packed_in(arrays: Tables) -> "Packs | Cuts | None":
     """The rows of several samples in the arrays of an index; None if its stream is not packed."""
     packs = Packs.from_arrays(arrays)
     return Cuts.from_arrays(arrays) if packs is None else packs
@@ -76,13 +76,13 @@ class Packs:
 
     def __init__(
         self,
-        table: NDArray[Any],
+        table: Table,
         later: NDArray[np.int64],
         numbers: NDArray[np.int64],
         strata: NDArray[np.int32],
         splits: NDArray[np.int64],
     ) -> None:
-        self._arrays: tuple[NDArray[Any], ...] = table, later, numbers, strata, splits
+        self._arrays: tuple[Table, ...] = table, later, numbers, strata, splits
         self._table, self._later, self._strata, self._splits = table, later, strata, splits
         self._windows = int(numbers[0])
         self.elements = int(numbers[1])
@@ -113,13 +113,13 @@ class Packs:
         )
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Self | None:
+    def from_arrays(cls, arrays: Tables) -> Self | None:
         """The packs in the arrays of an index; None without packs."""
         if f"{PREFIX}table" not in arrays:
             return None
         return cls(*(arrays[f"{PREFIX}{name}"] for name in _NAMES))
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
+    def to_arrays(self) -> dict[str, Table]:
         """The packs as arrays of an index, for ``from_arrays``."""
         return {f"{PREFIX}{name}": array for name, array in zip(_NAMES, self._arrays, strict=True)}
 
@@ -235,7 +235,7 @@ class Packs:
         return np.argsort(self._table, kind="stable")
 
     @cached_property
-    def _sorted(self) -> NDArray[Any]:
+    def _sorted(self) -> Table:
         return self._table[self._by_sample]
 
     @cached_property

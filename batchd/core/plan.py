@@ -16,6 +16,7 @@ clocks and crashes do; for each key, ``Permutation`` maps [0, length) onto itsel
 and ``inverse`` maps it back.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
@@ -44,6 +45,11 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 
 Indices = NDArray[np.uint64]
+Table = NDArray[Any]
+"""Numbers of any type, as the index of a stream has them for all processes."""
+Tables = Mapping[str, Table]
+Facts = Mapping[str, Any]
+"""What JSON can say of a stream."""
 
 
 class Permutation:

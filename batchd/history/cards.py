@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from batchd import __version__
 from batchd.config.tree import Config
 from batchd.core.digests import RowsDigest, joined
+from batchd.core.plan import Facts
 from batchd.daemon.streams import PART_NAMES, content_from
 from batchd.daemon.streams import fingerprint as digest_of
 from batchd.errors import BatchdError
@@ -78,9 +79,9 @@ class RunCard:
     stream: str
     fingerprint: str
     samples: int
-    parts: Mapping[str, Any]
+    parts: Facts
     versions: Mapping[str, str]
-    configuration: Mapping[str, Any]
+    configuration: Facts
     time_s: float = field(default_factory=time)
     state: TrainerState | None = None
     digests: tuple[RowsDigest, ...] = ()
@@ -247,7 +248,7 @@ def joined_card(card: RunCard, others: Sequence[tuple[Path, RunCard]]) -> RunCar
     return replace(card, digests=tuple(digests[epoch] for epoch in sorted(digests)))
 
 
-def part_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def part_differences(before: Facts, after: Facts) -> list[str]:
     """The parts of two fingerprints that differ, one line of text for each."""
     lines = []
     for name in [*before, *(name for name in after if name not in before)]:
@@ -268,7 +269,7 @@ def part_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
     return lines
 
 
-def one_changed_part(fingerprint: str, now: Mapping[str, Any]) -> str | None:
+def one_changed_part(fingerprint: str, now: Facts) -> str | None:
     """The one part by which the stream of an older fingerprint differed from that of these parts.
 
     A digest cannot be read, but it can be compared with those of likely values: if one is equal,
@@ -294,7 +295,7 @@ def version_differences(before: Mapping[str, str], after: Mapping[str, str]) -> 
     ]
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _changes(old: Facts, new: Facts) -> list[tuple[str, str]]:
     return [
         (option, f"{_shown(old, option)} became {_shown(new, option)}")
         for option in [*old, *(option for option in new if option not in old)]
@@ -302,7 +303,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, 
     ]
 
 
-def _shown(parts: Mapping[str, Any], name: str) -> str:
+def _shown(parts: Facts, name: str) -> str:
     if name not in parts:
         return "nothing"
     value = parts[name]
