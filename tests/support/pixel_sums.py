@@ -45,6 +45,7 @@ WITHOUT_NUMBERS = frozenset(
         "pad_batch",
         "ragged",
         "pack",
+        "patches",
         "tokenize",
         "lowercase",
         "remove_stopwords",
