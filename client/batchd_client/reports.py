@@ -154,7 +154,7 @@ class Reports:
                 if values is None:
                     return
                 self._add(rows, values)
-            except (RuntimeError, TypeError, ValueError) as error:  # what torch, JAX and numpy raise; training goes on
+            except (RuntimeError, TypeError, ValueError) as error:  # of torch, JAX or numpy
                 log_once(f"a report about stream {self._stream!r} was lost: {error}", logging.WARNING)
             at_least -= 1
             self._waiting.popleft()
