@@ -51,6 +51,17 @@ def config_options(command: Command) -> Command:
     )(set_option(command))
 
 
+def card_option(command: Command) -> Command:
+    """Add ``--card FILE``, passed as ``card_file: Path | None``."""
+    return click.option(
+        "--card",
+        "card_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
+    )(command)
+
+
 def address_option(command: Command) -> Command:
     """Add ``--address``, passed as ``address: str | None`` for ``running_daemon``."""
     return click.option(

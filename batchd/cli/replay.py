@@ -19,7 +19,7 @@ from click.core import ParameterSource
 
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options
+from batchd.cli.options import address_option, card_option, config_options
 from batchd.cli.peek import POSITION, PeekedBatch
 from batchd.cli.prepare import configured_streams
 from batchd.cli.tables import own_console
@@ -85,13 +85,7 @@ def _checksums(_context: click.Context, _parameter: click.Parameter, value: str 
     type=click.Path(path_type=Path),
     help="The state of a trainer as JSON: its next batch. A card may have one, too.",
 )
-@click.option(
-    "--card",
-    "card_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
-)
+@card_option
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The trainer's rank.")
 @click.option(
     "--world-size",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options
+from batchd.cli.options import address_option, card_option, config_options
 from batchd.cli.prepare import configured_streams
 from batchd.cli.replay import ask_card, drawn_text, parse_position
 from batchd.cli.text import escaped
@@ -83,13 +83,7 @@ def _until(_context: click.Context, _parameter: click.Parameter, value: str | No
     type=click.Path(path_type=Path),
     help="The bad samples, from `batchd bad --json`. With --running, the daemon's.",
 )
-@click.option(
-    "--card",
-    "card_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
-)
+@card_option
 @config_options
 @click.option("--running", is_flag=True, help="Use the configuration and the bad samples of the running daemon.")
 @address_option

@@ -83,7 +83,7 @@ class EvenDraws:
 class SingleDraws:
     """Draws without replacement.
 
-    ``weights``: float64 ``[samples]``, of which at least ``draws`` are above 0.
+    ``weights``: float64 ``[samples]``; at least ``draws`` of them are above 0.
     """
 
     def __init__(self, weights: NDArray[np.float64], draws: int, seed: int) -> None:

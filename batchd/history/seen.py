@@ -110,7 +110,7 @@ class _Stretches:
 
     @cached_property
     def epochs(self) -> list[tuple[int, bool]]:
-        """Each epoch of which steps were read, and whether all of its rows were."""
+        """The epochs that were read, at least in part, and whether all rows of each were."""
         read = self._ends - self._starts
         of_epoch = self._starts // self._plan.steps
         all_rows = self._plan.steps * self._plan.batch_size >= self._plan.samples
@@ -143,7 +143,7 @@ class Seen:
     """When a model saw some samples, from the first leg's beginning up to before ``until``.
 
     ``samples``: their numbers in the source, int64 ``[samples]``. ``by_epoch``: how often they were
-    seen in each epoch of which steps were read; several times, where they stood in for bad ones.
+    seen in each epoch that was read; several times, where they stood in for bad ones.
     ``never``: how many of them were not seen at all. ``fingerprint``: of the stream.
     """
 

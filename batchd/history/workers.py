@@ -74,7 +74,7 @@ class _Worker:
     told: list[MadeRow] = field(default_factory=list)
     """Rows of the present order."""
     documents: list[DocumentMade] = field(default_factory=list)
-    """Of the row that is told next."""
+    """Documents of the row that the worker reports next."""
     note_since: tuple[bytes, float] = (b"", 0.0)
 
     def in_hand(self) -> tuple[int, int] | None:

@@ -348,7 +348,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         return rows_crc32(page, covered, range(self._first, self._first + self.samples))
 
     def detached(self) -> "Batch":
-        """Copy the batch into memory of this program, of which the daemon knows nothing.
+        """Copy the batch into memory of this program, which holds no slot.
 
         Raises ``BatchReleased``, and ``OSError`` without memory.
         """

@@ -115,16 +115,21 @@ def test_without_replacement_equal_keys_are_taken_in_the_order_of_samples():
 
 @given(weights=st.lists(st.floats(0.1, 9), min_size=12, max_size=60), seed=KEYS, epoch=st.integers(0, 9))
 def test_draws_of_blocks_stay_near_each_other(weights, seed, epoch):
-    """A shuffle of blocks orders draws; a block of them has samples next to each other."""
+    """A shuffle of blocks with one open block has the draws of each block together."""
     rows, bounds = 2 * len(weights), bounds_of(np.asarray(weights), 2 * len(weights))
     starts = np.unique(np.append(0, -(-bounds[[4, 9, len(weights) - 1]] >> POINT_BITS)))
     plan = plan_of(EvenDraws(bounds, seed), rows, seed, order=BlockOrder(starts, 1, seed))
     drawn = epoch_of(plan, epoch)
 
     assert sorted(drawn) == sorted(epoch_of(plan_of(EvenDraws(bounds, seed), rows, seed), epoch))
+    samples = [plan.draws.samples_of(epoch, np.arange(first, end)).tolist() for first, end in pairwise(starts.tolist())]
+    opened = [sorted(one) for one in samples]
     begun = 0
-    for length in np.diff(starts)[np.argsort([-1])].tolist() if len(starts) == 2 else ():
-        assert np.ptp(drawn[begun : begun + length]) <= len(weights)
+    while opened:
+        block = next(one for one in opened if sorted(drawn[begun : begun + len(one)].tolist()) == one)
+        opened.remove(block)
+        begun += len(block)
+    assert begun == rows
     for sample in range(len(weights)):
         assert plan.occurrences(epoch, sample).tolist() == np.flatnonzero(drawn == sample).tolist()
 
