@@ -127,6 +127,11 @@ def test_steps_that_give_a_sample_other_values_come_before():
         ([LABEL], [PACK], "\"pack\" is done to 'tokens', and a sample has 'label'"),
         ([LABEL], [Pack(field="label", length=8)], "whose first dimension alone varies, and 'label' is int64"),
         ([Column("tokens", "text")], [PACK], "'tokens' is text; \"tokenize\" makes numbers of a text"),
+        (
+            [Column("tokens", dtype="int32", shape=(8,), made_by="tokenize")],
+            [PACK],
+            'is int32[8]; padding = "none" of "tokenize" leaves each text its length',
+        ),
         ([Column("tokens", "encoded")], [PACK], 'the first step on it must be { op = "decode"'),
         ([TOKENS, Column("name", "text")], [PACK], "and 'name' is text; \"drop\" leaves it out"),
         ([TOKENS, Column("deep", shape=(1,) * 8)], [PACK], "\"pack\" adds a dimension to 'deep', which has 8"),

@@ -82,12 +82,8 @@ def _pack(step: Pack, columns: Columns) -> Columns:
         raise NoSuchField(f'"pack" is done to {step.field!r}', ("field",), [step.field], columns)
     packed = columns[step.field]
     if not is_packed(packed):
-        why = first_step_on(packed) if packed.kind == "encoded" else '"tokenize" makes numbers of a text'
-        raise StepInvalid(
-            f'"pack" needs numbers whose first dimension alone varies, and {packed.name!r} is {packed.text}'
-            + (f"; {why}" if packed.kind != "array" else ""),
-            ("field",),
-        )
+        needs = f'"pack" needs numbers whose first dimension alone varies, and {packed.name!r} is {packed.text}'
+        raise StepInvalid(needs + _numbers_of_a_length(packed), ("field",))
     if not _holds(packed.dtype, step.fill):
         raise StepInvalid(f'"pack" has fill = {step.fill:g}, which {packed.dtype} cannot hold ({step.field!r})')
     if packed.made_by == "patches" and step.too_long != "drop":
@@ -117,6 +113,15 @@ def _pack(step: Pack, columns: Columns) -> Columns:
     for name, rows in (*((name, step.length) for name in ids), (LENGTHS, step.documents_max)):
         made[name] = Column(name, dtype="int32", shape=(rows,), made_by=step.op)
     return made
+
+
+def _numbers_of_a_length(column: Column) -> str:
+    """Return which step makes numbers for ``pack`` of this column, behind a semicolon."""
+    if column.kind == "encoded":
+        return f"; {first_step_on(column)}"
+    if column.kind == "text":
+        return '; "tokenize" makes numbers of a text'
+    return '; padding = "none" of "tokenize" leaves each text its length' if column.made_by == "tokenize" else ""
 
 
 def is_packed(column: Column) -> bool:
