@@ -11,10 +11,12 @@ import pytest
 
 from batchd import __version__
 from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.daemon.workers.local import WorkerProcesses
 from batchd.orders.link import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,
+    ORDERS_MAX,
     AskIndex,
     CannotOpen,
     HostFill,
@@ -610,7 +612,7 @@ def test_an_order_that_cannot_be_ends_the_link(gateway, start_host, stream) -> N
         "too many rows": (stream.number, [(0, 9)], 1),
         "a row twice": (stream.number, [(0, 2), (1, 1)], 1),
         "an unknown stream": (9, [(0, 8)], 1),
-        "too many orders": (stream.number, [(0, 8)], 10),
+        "too many orders": (stream.number, [(0, 8)], WorkerProcesses.kind.orders_max + ORDERS_MAX + 1),
     }
     for ended, (number, runs, orders) in enumerate(impossible.values(), 1):
         gateway.admit()
