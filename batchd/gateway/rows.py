@@ -1,16 +1,19 @@
 """The rows that a worker host sends: checked, written, compared. GATEWAY process; pure.
 
-    frames of HostFilled -> check: every length, every size -> write: one copy into the slot
-                                                            -> difference, for a conformance order
+    frames -> check: every length, every size -> write: one copy into the slot
+                                              -> difference, for a conformance order
 
-Invariant: no byte is written before all frames of an order have the length that its layout gives
-them, and no byte outside of the order's rows. No size of a varying field exceeds its room.
+Invariant: no frame of a message is written before all frames of the message have the length that
+the layout gives them, and no byte outside of the order's rows. No size of a varying field exceeds
+its room. Invariant: from the first frame on until the frame of the sizes, the sizes of an order's
+rows are invalid. So a worker that fills a ragged row next clears all of its room
+(``pipeline.shapes.stages``), even if the order or this process ended in between.
 Invariant: the numbers in a worker host's report are bounded by the order and by the time that
 passed, so their sums fit into every message.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ import numpy.typing as npt
 from batchd.orders.link import HostFilled
 from batchd.orders.rows import Rows
 from batchd.orders.worker import Work
-from batchd_wire.fields import HEADER_BYTES, PlacedField, SlotLayout, sizes_field
+from batchd_wire.fields import HEADER_BYTES, Field, PlacedField, SlotLayout, Varying, sizes_field
 from batchd_wire.tcp import PIECE_BYTES, Piece
 from batchd_wire.views import checked_sizes
 
@@ -30,6 +33,7 @@ SLACK_US = 60_000_000
 """Time that a worker may count beyond twice the time that passed here: clocks differ."""
 
 
+T = TypeVar("T")
 Place = tuple[Piece, ...]
 """The pieces of the slot to which the bytes of one frame belong."""
 
@@ -65,22 +69,17 @@ def length(place: Place) -> int:
     return sum([end - start for start, end in place])
 
 
-def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: Frames) -> None:
-    """Check the frames of ``count`` rows against ``places``. Raises ``RowsInvalid``."""
-    if len(frames) != len(places):
-        raise RowsInvalid(f"{len(frames)} frames of rows came instead of {len(places)}")
-    for number, (place, frame) in enumerate(zip(places, frames, strict=True)):
+def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: Frames, first: int = 0) -> None:
+    """Check frames ``first`` and following of ``count`` rows. Raises ``RowsInvalid``."""
+    for number, (place, frame) in enumerate(zip(places[first:], frames, strict=False), first):
         if len(frame) != length(place):
             raise RowsInvalid(f"frame {number} of the rows has {len(frame)} bytes instead of {length(place)}")
-    by_name = {field.name: parts for field, parts in _fields(layout, count, frames)}
-    for field in layout.fields:
-        sizes = sizes_field(field)
-        if field.varying is None or sizes is None:
-            continue
-        try:
-            checked_sizes(_values(sizes.dtype, count, by_name[sizes.name]), field.shape, field.varying)
-        except ValueError as error:
-            raise RowsInvalid(f"field {field.name!r}: {error}") from None
+    for field, varying, sizes, number in _sizes(layout, count, places):
+        if first <= number < first + len(frames):
+            try:
+                checked_sizes(_values(sizes.dtype, count, [frames[number - first]]), field.shape, varying)
+            except ValueError as error:
+                raise RowsInvalid(f"field {field.name!r}: {error}") from None
 
 
 def check_report(filled: HostFilled, count: int, record_bytes_max: int, passed_s: float) -> None:
@@ -102,6 +101,12 @@ def check_report(filled: HostFilled, count: int, record_bytes_max: int, passed_s
         raise RowsInvalid(f"a worker says it read {work.read_bytes} bytes for {count} rows")
     if max(work.slow_rows, work.cache_hits, work.cache_misses, len(filled.bad), len(work.slow)) > count * TRIES_MAX:
         raise RowsInvalid(f"a worker reports more samples than {count} rows can have")
+
+
+def begin(memory: memoryview, layout: SlotLayout, count: int, places: Sequence[Place]) -> None:
+    """Make the sizes of ``count`` rows invalid, before the first frame of them is written."""
+    for _field, _varying, _sizes_field, number in _sizes(layout, count, places):
+        write(memory, places[number : number + 1], [b"\xff" * length(places[number])])
 
 
 def write(memory: memoryview, places: Sequence[Place], frames: Frames) -> None:
@@ -145,13 +150,27 @@ def _difference(field: PlacedField, rows: Rows, ours: bytes, theirs: bytes) -> s
     return f"field {field.name!r}: {number}, by {largest:g} at most, in row {row} first"
 
 
-def _fields(layout: SlotLayout, count: int, frames: Frames) -> Iterator[tuple[PlacedField, Frames]]:
-    """Yield each field with its frames."""
+def _fields(layout: SlotLayout, count: int, frames: Sequence[T]) -> Iterator[tuple[PlacedField, Sequence[T]]]:
+    """Yield each field with its frames, or with their places."""
     at = 0
     for field in layout.fields:
         number = -(-count * field.row_bytes // PIECE_BYTES)
         yield field, frames[at : at + number]
         at += number
+
+
+def _sizes(
+    layout: SlotLayout, count: int, places: Sequence[Place]
+) -> Iterator[tuple[PlacedField, Varying, Field, int]]:
+    """Yield each varying field, how it varies, the field of its sizes, and their only frame."""
+    if all(field.varying is None for field in layout.fields):
+        return
+    numbers = {field.name: numbers for field, numbers in _fields(layout, count, range(len(places)))}
+    for field in layout.fields:
+        sizes = sizes_field(field)
+        if field.varying is not None and sizes is not None:
+            (number,) = numbers[sizes.name]  # an order has ``CHUNK_ROWS_MAX`` rows at most
+            yield field, field.varying, sizes, number
 
 
 def _values(dtype: str, count: int, parts: Frames) -> npt.NDArray[Any]:

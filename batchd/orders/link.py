@@ -10,7 +10,8 @@
        |  -- WorkerUp ------------------------------> |   a worker takes orders
        |  <------------------------------ HostFill -- |   ``ORDERS_MAX`` at a worker; those of
        |                                              |   one round of the gateway ``Together``
-       |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
+       |  -- HostRows + frames ---------------------> |   the first rows of a long order, in parts
+       |  -- HostFilled + frames: the last rows ----> |   or WorkerDown, if the worker died
        |  <-------------------------- HostWithdraw -- |   the rows of an order are not needed
        |  -- HostFilled, without frames ------------> |   if it was withdrawn before it was begun
        |  <- HostQuarantine, HostForget ------------- |
@@ -25,10 +26,11 @@ and names the other one (``not_at``).
 Every message names its link, so a side whose link the other one has ended learns it. A daemon never
 uses a ``link`` number twice. The worker host numbers its workers.
 
-The rows of an order travel as frames behind ``HostFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
-rows of a slot: field after field, each in pieces of 1 MiB, as if the rows followed each other.
-ZeroMQ delivers a message when all of its frames are there, so each order is reported by itself:
-otherwise rows would wait for those of another order.
+The rows of an order travel as frames, cut as ``batchd_wire.tcp.pieces`` cuts rows of a slot: field
+after field, each in pieces of 1 MiB, as if the rows followed each other. ZeroMQ delivers a message
+when all of its frames are there. So each order is reported by itself: otherwise rows would wait for
+those of another order. And a long order comes in several messages: the gateway copies each part
+while it is in the processor's cache, and while the next part arrives.
 """
 
 from dataclasses import field
@@ -37,7 +39,7 @@ from batchd.orders.together import Together
 from batchd.orders.worker import Work
 from batchd_wire.codec import Message, Vocabulary, message
 
-LINK_VERSION = 2
+LINK_VERSION = 3
 """Version of these messages; both sides must have the same one."""
 ORDERS_MAX = 4
 """Orders in flight at one remote worker."""
@@ -185,9 +187,18 @@ class HostWithdraw(Message):
     order: int
 
 
+@message(112)
+class HostRows(Message):
+    """Travels with the next frames of ``order``, one at least."""
+
+    link: int
+    worker: int
+    order: int
+
+
 @message(73)
 class HostFilled(Message):
-    """``order`` is over. Travels with its rows as frames; with none if it was withdrawn.
+    """``order`` is over. Travels with its last frames; with none if it was withdrawn.
 
     ``work``, ``bad`` and ``hopeless`` are as in ``orders.worker.ChunksFilled``.
     """
@@ -249,7 +260,9 @@ class LinkClosed(Message):
     is_final: bool
 
 
-TO_GATEWAY_FROM_HOST = Vocabulary(Register, AskIndex, HostOpened, CannotOpen, WorkerUp, WorkerDown, HostFilled, Leaving)
+TO_GATEWAY_FROM_HOST = Vocabulary(
+    Register, AskIndex, HostOpened, CannotOpen, WorkerUp, WorkerDown, HostRows, HostFilled, Leaving
+)
 TO_HOST = Vocabulary(
     Admitted,
     Moved,

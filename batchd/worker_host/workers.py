@@ -33,7 +33,7 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd.daemon.workers.interface import WorkerBook
 from batchd.daemon.workers.local import WorkerProcesses
-from batchd.orders.link import ORDERS_MAX, HostFill, HostFilled, WorkerDown, WorkerUp
+from batchd.orders.link import ORDERS_MAX, HostFill, HostFilled, HostRows, WorkerDown, WorkerUp
 from batchd.orders.rows import Rows, are_runs, rows_of
 from batchd.orders.worker import (
     NO_WORK,
@@ -51,6 +51,7 @@ from batchd.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.worker_host.streams import OpenedStream
 from batchd_wire.codec import Message
 from batchd_wire.position import Position
+from batchd_wire.tcp import PIECE_BYTES
 
 _log = structlog.get_logger()
 
@@ -329,8 +330,15 @@ class HostWorkers:
         if not is_wanted:
             scratch.release()
         if fill.link == self._link:
+            key = fill.link, fill.worker, fill.order
+            part: list[memoryview] = []
+            for frame in frames:
+                if sum(map(len, part)) >= PIECE_BYTES:
+                    self._send(HostRows(*key), part)
+                    part = []
+                part.append(frame)
             work: Work = order.stream.as_daemon_counts(event.work)
-            self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
+            self._send(HostFilled(*key, work, event.bad, event.hopeless), part)
         self._begin_orders(event.worker)
 
     def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:

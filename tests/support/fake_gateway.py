@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -34,6 +35,7 @@ from batchd.orders.link import (
     HostFill,
     HostFilled,
     HostOpened,
+    HostRows,
     HostServe,
     IndexPart,
     LinkClosed,
@@ -98,6 +100,8 @@ class FakeGateway:
         self._layouts: dict[int, SlotLayout] = {}
         self._indexes: dict[str, bytes] = {}
         self._queue: list[tuple[Message, list[bytes]]] = []
+        self.parts: defaultdict[int, list[list[bytes]]] = defaultdict(list)
+        """The frames of each message with rows, by order."""
         self._zeromq: TcpRouter | None = None
         self.open()
 
@@ -169,7 +173,10 @@ class FakeGateway:
             message = TO_GATEWAY_FROM_HOST.decode(first)
             if isinstance(message, WorkerUp):
                 self.workers.add(message.worker)
-            self._queue.append((message, frames))
+            if isinstance(message, HostRows | HostFilled):
+                self.parts[message.order].append(frames)
+            if not isinstance(message, HostRows):
+                self._queue.append((message, frames))
 
     # --- a gateway's actions ----------------------------------------------------------------------
 
@@ -231,6 +238,7 @@ class FakeGateway:
         """Return the answer to an order; no other answer may precede it."""
         answer = self.expect(HostFilled)
         assert (answer.link, answer.worker, answer.order) == (self.link, fill.worker, fill.order)
+        self.frames = [frame for part in self.parts[answer.order] for frame in part]
         if not self.frames:
             return Rows(answer, None, [])
         return self._rows(answer, self._layouts[fill.stream], sum(count for _first, count in fill.runs))

@@ -138,13 +138,6 @@ def test_the_header_page_is_never_written() -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_too_few_and_too_many_frames_are_refused(frames) -> None:
-    """The error has both numbers."""
-    for wrong in ([], frames[:-1], [*frames, b""]):
-        with pytest.raises(RowsInvalid, match=rf"^{len(wrong)} frames of rows came instead of {len(frames)}$"):
-            check(wrong)
-
-
 @pytest.mark.parametrize("delta", [-1, 1])
 def test_a_frame_of_another_length_is_refused_at_every_place(frames, delta) -> None:
     """The error has its number and both lengths; swapped frames are found, too."""
