@@ -18,7 +18,7 @@ import click
 
 from batchd.children import fill_standard_streams, start_linked
 from batchd.cli.options import log_options, worker_address
-from batchd.cli.serve import hidden
+from batchd.cli.serve import imports_for_a_daemon
 from batchd.compiled import outdated_extension
 from batchd.config.addresses import is_loopback
 from batchd.config.cpus import available_cpus
@@ -136,7 +136,7 @@ def command(
         fork_server = start_linked("batchd.worker")
     try:
         gc.disable()
-        with hidden("rich"):  # imported here for the reasons in ``serve``
+        with imports_for_a_daemon():  # imported here for the reasons in ``serve``
             from batchd.cli.log_lines import set_up_logs  # noqa: PLC0415
             from batchd.config.directories import default_cache_dir  # noqa: PLC0415
             from batchd.worker_host.connection import GatewayAddress  # noqa: PLC0415

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -42,9 +42,7 @@ from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.reports import StreamReports
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
-from batchd.daemon.workers.gateway_child import GatewayChild
 from batchd.daemon.workers.interface import WorkerBook, Workers
-from batchd.daemon.workers.remote import RemoteWorkers
 from batchd.orders.rows import runs_of
 from batchd.orders.worker import (
     CHUNKS_AT_ONCE,
@@ -73,6 +71,10 @@ from batchd_wire.messages import (
 from batchd_wire.slot import SlotHeader
 from batchd_wire.status import DaemonFacts, DaemonStatus, LocalCounts, PoolStatistics, TcpCounts, plain_status
 
+if TYPE_CHECKING:
+    from batchd.daemon.workers.gateway_child import GatewayChild
+    from batchd.daemon.workers.remote import RemoteWorkers
+
 _log = structlog.get_logger()
 
 BAD_SAMPLE_LINES_PER_MINUTE = 120
@@ -98,7 +100,7 @@ class Loop:
     observer: ObserverProcess
     reloader: Reloader
     started_s: float
-    remote: RemoteWorkers | None = None
+    remote: "RemoteWorkers | None" = None
     """The workers of worker hosts, if they may come."""
     lack: str | None = None
     address: str = ""
@@ -420,7 +422,7 @@ class Loop:
 
     # --- worker hosts -----------------------------------------------------------------------------
 
-    def _tell_gateways(self, remote: RemoteWorkers) -> None:
+    def _tell_gateways(self, remote: "RemoteWorkers") -> None:
         """Count what is wanted. Tell new gateways, or of new streams, what worker hosts need."""
         for gateway in remote.gateways:
             if not gateway.is_up:
@@ -431,7 +433,7 @@ class Loop:
             if gateway.is_up:
                 self._tell_streams(gateway)
 
-    def _tell_streams(self, gateway: GatewayChild) -> None:
+    def _tell_streams(self, gateway: "GatewayChild") -> None:
         for number in self.state.numbers.values():
             stream = self.streams[number]
             if not stream.spec.decodes_here and self._book.enter_stream(gateway.book_number, number):
@@ -440,7 +442,7 @@ class Loop:
                     part = stream.quarantined[first : first + QUARANTINED_AT_ONCE]
                     gateway.send(Quarantine(number, part))
 
-    def _share_slot(self, remote: RemoteWorkers, worker: int, slot: int) -> None:
+    def _share_slot(self, remote: "RemoteWorkers", worker: int, slot: int) -> None:
         gateway = remote.gateway_of(worker)
         if gateway is not None and self._book.enter_slot(gateway.book_number, slot):
             gateway.send(UseSlot(slot, self.memory.slot_bytes(slot)), self.memory.writable(slot))

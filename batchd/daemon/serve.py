@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
@@ -56,15 +56,15 @@ from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.signals import Signals
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers.local import WorkerProcesses
-from batchd.daemon.workers.remote import REMOTE, RemoteWorkers
-from batchd.daemon.workers.wanted import WantedCount, interface_of
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
 from batchd.mapped_files import unmap_loaded_pages
-from batchd.orders import gateway
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.runtime import RuntimeDirectory
+
+if TYPE_CHECKING:
+    from batchd.daemon.workers.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 
@@ -149,6 +149,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             service.scanned(stream, found)
 
         _open_streams(streams, config, rings, storage, scanned)
+        remote = _remote_workers(daemon, selector, queue)
         state = DaemonState(
             [stream.spec for stream in streams.values()],
             daemon.worker_count(),
@@ -156,7 +157,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             sample_timeout_s=daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if daemon.chunk_rows == "auto" else daemon.chunk_rows,
             rules=LinkRules(daemon.pool_audit, daemon.pool_accept == "any", daemon.pool_withdraw_after_s),
-            remote_kind=REMOTE,
+            remote_kind=None if remote is None else remote.kind,
         )
         side = DaemonSide(selector, queue.append, memory)
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
@@ -164,7 +165,6 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(local.close)
         doors = Doors([local, *_tcp_doors(daemon, side, limits, names, stack)])
         local.bind(names.lifeline_path, names.zmq_path)
-        remote = _remote_workers(daemon, selector, queue)
         if remote is not None:
             stack.callback(remote.close)
             remote.start()
@@ -281,17 +281,20 @@ def _tcp_doors(
     return [door]
 
 
-def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> RemoteWorkers | None:
+def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> "RemoteWorkers | None":
     """The workers of worker hosts, if these may come. Beyond loopback each host needs a key."""
     if daemon.worker_address is None:
         return None
     from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
+    from batchd.daemon.workers.remote import RemoteWorkers  # noqa: PLC0415  the same
+    from batchd.daemon.workers.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
+    from batchd.orders.gateway import PoolRules  # noqa: PLC0415  the same
 
     where = ("daemon", "worker_address")
     problem = check_tcp_keys(daemon.worker_address, where, open_keys(daemon.keys_dir).workers)
     if problem is not None:
         raise ConfigInvalid([problem])
-    rules = gateway.PoolRules(daemon.sample_timeout_s, daemon.pool_hosts_max, daemon.pool_hosts_per_key)
+    rules = PoolRules(daemon.sample_timeout_s, daemon.pool_hosts_max, daemon.pool_hosts_per_key)
     endpoints = [tcp_endpoint(daemon.worker_address, number) for number in range(daemon.pool_gateways)]
     wanted = WantedCount(daemon.pool_max, interface_of(parse_tcp(daemon.worker_address)[0]))
     return RemoteWorkers(selector, queue.append, endpoints, daemon.keys_dir, rules, wanted=wanted)

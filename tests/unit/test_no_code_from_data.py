@@ -36,6 +36,10 @@ ALLOWED = {
         "importlib.import_module",
     ): "it imports a command's module; the name is a key of COMMANDS, and is looked up first",
     (
+        "batchd.cli.serve",
+        "importlib.import_module",
+    ): "it imports one of two modules of the standard library, named there, at its first use",
+    (
         "batchd.functions.load",
         "importlib.import_module",
     ): "workers import the functions of the configuration; its author may run code anyway",

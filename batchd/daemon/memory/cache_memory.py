@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple, TypeVar
 
 from batchd import __version__
@@ -207,6 +206,8 @@ def points_budget(samples: int, folder: object | None) -> int:
 
 def decoders() -> list[str]:
     """Versions of the decoders and resizers, which decide pixels, without loading them."""
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  most caches are in memory
+
     found = [f"batchd {__version__}", f"content {CONTENT_VERSION}"]
     for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy"):
         with suppress(PackageNotFoundError):

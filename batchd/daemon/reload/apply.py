@@ -11,7 +11,7 @@ Invariant: a document takes effect completely, or not at all; then its descripto
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -28,12 +28,14 @@ from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import Workers
-from batchd.daemon.workers.remote import RemoteWorkers
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.status import StreamDescription, read_card
+
+if TYPE_CHECKING:
+    from batchd.daemon.workers.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 
@@ -61,7 +63,7 @@ class ReloadApplier:
     workers_wanted: int
     last_number: int
     imported: Code
-    remote: RemoteWorkers | None = None
+    remote: "RemoteWorkers | None" = None
     _numbers: dict[str, int] = field(init=False)
     """Streams after the last reload; the core may not have handled it when the next one begins."""
 
@@ -76,7 +78,7 @@ class ReloadApplier:
         served = [self.streams[number] for number in self._numbers.values()]
         known = {number: stream.delivery for number, stream in self.state.streams.items()}
         stopped = {number for number, delivery in known.items() if delivery.stopped is not None}
-        made = {number: len(delivery.ring.slots) for number, delivery in known.items()}
+        made = {number: delivery.ring.made for number, delivery in known.items()}
         caches = different(stream.cache for stream in self.streams.values())
         return ReloadRequest(
             version=version,
@@ -116,7 +118,7 @@ class ReloadApplier:
         removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
         kept = {name: number for name, number in before.items() if name in document["same"]}
         self._numbers = kept | {stream.name: stream.number for stream in made}
-        self._limit(document, sum(len(self.state.streams[number].delivery.ring.slots) for number in kept.values()))
+        self._limit(document, sum(self.state.streams[number].delivery.ring.made for number in kept.values()))
         chunk_rows = self.daemon["chunk_rows"]
         self.enqueue(
             Reconfigured(

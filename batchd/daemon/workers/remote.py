@@ -91,6 +91,7 @@ class RemoteWorkers:
         *,
         wanted: WantedCount,
     ) -> None:
+        self.kind = REMOTE
         self._enqueue = enqueue
         self._rules = rules
         self._address = endpoints[0]
