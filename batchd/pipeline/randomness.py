@@ -12,6 +12,7 @@ samples, epochs, attempts or seeds never share a block.
 """
 
 import numpy as np
+from numpy.random import Generator, Philox
 
 SALT = 0x6261746368640001
 """Separates augmentations from every other use of the same seed: "batchd" and a version."""
@@ -25,12 +26,12 @@ class SampleRandom:
 
     def __init__(self, seed: int) -> None:
         assert 0 <= seed <= NUMBER_MAX, f"seed {seed}"
-        self._bits = np.random.Philox(key=np.array([seed, SALT], np.uint64))
+        self._bits = Philox(key=np.array([seed, SALT], np.uint64))
         # The state before the first number: nothing buffered, no half of a number kept. Setting it
         # copies it.
         self._state = self._bits.state
         self._counter = self._state["state"]["counter"]
-        self.generator = np.random.Generator(self._bits)
+        self.generator = Generator(self._bits)
         """For steps that need more than uniform numbers."""
         self.random = self.generator.random
         """Draw a number from [0, 1); bound once, as each sample calls it several times."""

@@ -14,6 +14,7 @@ limit_threads()
 def main() -> int:
     """Fork workers until the daemon is gone; in each of them: work until the daemon is gone."""
     settle_in()
+    import batchd.sources.files.reader  # noqa: F401, PLC0415  the usual one, so that no worker has to
     from batchd.worker.fork_server import serve_forks  # noqa: PLC0415  after the environment is set
     from batchd.worker.loop import WorkerLoop  # noqa: PLC0415  the same
     from batchd.worker.process import NoteMemory  # noqa: PLC0415  the same
