@@ -217,8 +217,7 @@ class Claims:
         if slot is None:
             slot = self.ring.choose()
             if slot is None and self.ring.can_grow:
-                slot = self.ring.add(self._new_slot())
-                actions.append(CreateSlot(self._spec.number, slot.number))
+                slot = self.ring.add(self._new_slot(), is_made=False)
             if slot is None:
                 self.block(subscription, Blocked.NO_SLOT)
                 return
@@ -226,10 +225,28 @@ class Claims:
             plan = self._spec.plan
             rows = plan.rows_by_sample(position) if self._spec.groups_neighbours else range(plan.rows(position.step))
             self.ring.take(slot, position, rows)
-            actions.append(ReserveSlot(slot.number))
+            if slot.is_made:
+                actions.append(ReserveSlot(slot.number))
         claim.slot = slot
         subscription.has_rows(claim.sequence)
         self.ring.claim(slot, subscription.number)
+
+    def provide(self, slot: Slot, actions: list[Action]) -> None:
+        """Give a slot memory before its first row is ordered.
+
+        The memory is that of a batch that no trainer will read again, or is new.
+        """
+        if slot.is_made:
+            return
+        spare = self.ring.idle.unneeded()
+        if spare is None:
+            slot.is_made = True
+            actions.append(CreateSlot(self._spec.number, slot.number))
+        else:
+            self.supply.replaced(self.ring.slots[spare])
+            self.ring.move_into(self.ring.slots[spare], slot)
+        self.ring.begin(slot)
+        actions.append(ReserveSlot(slot.number))
 
     # --- what is filled next, and what trainers wait for ------------------------------------------
 

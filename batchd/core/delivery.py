@@ -210,10 +210,11 @@ class Delivery:
         """Forget a slot without memory; return why the stream stops if too few are left."""
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
-        self.ring.drop(slot)
+        for one in (slot, *self.ring.unmade):
+            self.ring.drop(one)
+            self.claims.move(one)
         self.ring.slots_max = len(self.ring.slots)  # there is no memory for more
         self.claims.pace.fit(self.ring.slots_max)
-        self.claims.move(slot)
         needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
         if self.ring.slots_max < needed:
             return f"memory for {counted(self.ring.slots_max, 'slot')} could be had, and its trainers need {needed}"

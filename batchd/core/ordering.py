@@ -63,6 +63,7 @@ class Ordering:
             claims, is_remote = stream.delivery.claims, worker.link > 0
             shares = self._shares(stream) if is_remote else None
             share = shares.of_link[worker.link] if shares is not None else 0
+            claims.provide(slot, actions)
             rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
             subscription.served_s = self._served_s + len(rows) * stream.sample_s
             now_s = self._moment.now_s

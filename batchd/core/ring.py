@@ -4,10 +4,14 @@
               |                                                                     ^
               +-------(not claimed, no order under way)-----------------------------+
 
+A slot gets memory when its first row is ordered (``begin``). So trainers that take each batch as
+soon as it is ready need fewer slots than their windows: the next batch is filled into the slot of
+one that they have released. A slot without memory is not idle: it is dropped with its last claim.
+
 Invariants: a slot is taken only when no trainer leases or claims it and no worker has an order for
-it; each position is in at most one slot; a generation, which a slot gets when it is taken, is given
-once in a ring; ``idle`` has exactly the slots that may be taken; ``pending`` has exactly those with
-rows that no worker has.
+it; each position is in at most one slot; a generation, which a filling gets when it begins, is
+given once in a ring; ``idle`` has exactly the slots that may be taken; ``pending`` has exactly
+those with rows that no worker has.
 
 Idle slots are filed so that the one to evict is found without a look at all of them:
 
@@ -84,6 +88,8 @@ class Slot:
     """One batch worth of shared memory."""
 
     number: int
+    is_made: bool = True
+    """Whether it has memory."""
     generation: int = 0
     position: Position | None = None
     fill: Fill | None = None
@@ -231,11 +237,12 @@ class Ring:
         """Return the slot that holds, or will hold, ``position``."""
         return self._by_position.get(position)
 
-    def add(self, number: int) -> Slot:
-        """Add a new slot."""
+    def add(self, number: int, *, is_made: bool = True) -> Slot:
+        """Add a new slot: an idle one with memory, or one without, for a claim."""
         assert len(self.slots) < self.slots_max, "the ring is full"
-        slot = self.slots[number] = Slot(number)
-        self.let_go(slot)
+        slot = self.slots[number] = Slot(number, is_made)
+        if is_made:
+            self.let_go(slot)
         return slot
 
     def drop(self, slot: Slot) -> None:
@@ -244,6 +251,16 @@ class Ring:
         self._no_rows(slot)
         del self.slots[slot.number]
         self.vacate(slot)
+
+    @property
+    def unmade(self) -> list[Slot]:
+        """The slots without memory."""
+        return [slot for slot in self.slots.values() if not slot.is_made]
+
+    @property
+    def made(self) -> int:
+        """The number of slots with memory."""
+        return sum(slot.is_made for slot in self.slots.values())
 
     @property
     def can_grow(self) -> bool:
@@ -263,17 +280,33 @@ class Ring:
         return None if number is None else self.slots[number]
 
     def take(self, slot: Slot, position: Position, rows: Rows) -> None:
-        """Begin to fill ``position`` into an idle slot. Orders take ``rows``, all rows, in turn."""
+        """Have ``position`` filled into an idle or new slot. Orders take ``rows``, all, in turn."""
         assert slot.is_idle, f"slot {slot.number} is in use"
         self.vacate(slot)
-        self._generation += 1
-        slot.generation = self._generation
         slot.position = position
         slot.fill = Fill([Part(rows, UNDIVIDED)])
         self._sort_rows(slot)
         slot.grants = 0
         self._by_position[position] = slot
-        self.let_go(slot)
+        if slot.is_made:
+            self.begin(slot)
+            self.let_go(slot)
+
+    def begin(self, slot: Slot) -> None:
+        """Give what is to be filled into a slot with memory its generation."""
+        self._generation += 1
+        slot.generation = self._generation
+
+    def move_into(self, spare: Slot, slot: Slot) -> None:
+        """Give ``slot``, which has no memory, that of ``spare``, an idle slot, and its number."""
+        assert spare.is_idle, f"slot {spare.number} is in use"
+        assert not slot.is_made, f"slot {slot.number} has memory"
+        self.drop(spare)
+        self._no_rows(slot)
+        del self.slots[slot.number]
+        slot.number, slot.is_made = spare.number, True
+        self.slots[slot.number] = slot
+        self._sort_rows(slot)
 
     def cut(
         self, slot: Slot, order: int, rows_max: int, *, is_remote: bool = False, share: int = 0
@@ -369,7 +402,9 @@ class Ring:
 
     def let_go(self, slot: Slot) -> None:
         """File a slot as idle if it is, after a lease, claim, order or filling has ended."""
-        if slot.is_idle:
+        if slot.is_idle and not slot.is_made:
+            self.drop(slot)
+        elif slot.is_idle:
             self.idle.put(slot.number, slot.position if slot.is_ready else None)
 
     def _sort_rows(self, slot: Slot) -> None:

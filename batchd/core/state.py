@@ -166,7 +166,7 @@ class DaemonState:
             streams=tuple(self.streams[number].statistics() for number in self.numbers.values()),
             worker_deaths=self.fleet.deaths,
             draining=self.draining,
-            ending_slots=sum(len(self.streams[number].delivery.ring.slots) for number in self._retired),
+            ending_slots=sum(self.streams[number].delivery.ring.made for number in self._retired),
         )
 
     # --- trainers ---------------------------------------------------------------------------------
@@ -479,14 +479,17 @@ class DaemonState:
             self.fleet.recall(order)
 
     def _growing(self) -> Delivery | None:
-        """Return a served stream whose ring can grow."""
+        """Return a served stream whose ring has less memory than it may have."""
         deliveries = (self.streams[number].delivery for number in self.numbers.values())
-        return next((one for one in deliveries if one.verdict is None and one.ring.can_grow), None)
+        return next((one for one in deliveries if one.verdict is None and one.ring.made < one.ring.slots_max), None)
 
     def _slot_wanted(self, _event: ev.SlotWanted, actions: list[Action]) -> None:
-        if delivery := self._growing():
+        delivery = self._growing()
+        if delivery is not None and delivery.ring.can_grow:
             slot = delivery.ring.add(self._new_slot())
             actions.append(CreateSlot(delivery.spec.number, slot.number))
+        elif delivery is not None:
+            delivery.claims.provide(delivery.ring.unmade[0], actions)
 
     def _ticked(self, _event: ev.Ticked, actions: list[Action]) -> None:
         now_s = self._moment.now_s

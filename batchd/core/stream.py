@@ -228,7 +228,7 @@ class Stream:
     def statistics(self) -> StreamStatistics:
         """Return the counters of the stream."""
         delivery, plan = self.delivery, self.spec.plan
-        slots = delivery.ring.slots.values()
+        slots = [slot for slot in delivery.ring.slots.values() if slot.is_made]
         return StreamStatistics(
             number=self.spec.number,
             name=self.spec.name,

@@ -120,7 +120,11 @@ def _check_slots(stream: Stream, world: World) -> None:
     """Every slot is accounted for: by number, position, claims and leases."""
     ring, subscriptions = stream.delivery.ring, stream.delivery.subscriptions.values()
     assert len(ring.slots) <= ring.slots_max == world.slots_max[stream.spec.number]
-    assert set(ring.slots) == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
+    made = {number for number, slot in ring.slots.items() if slot.is_made}
+    assert made == {number for number, slot in world.slots.items() if slot.stream == stream.spec.number}
+    assert all(slot.claims and slot.fill and not slot.fill.under_way for slot in ring.unmade), "a slot for no claim"
+    if ring.unmade and stream.delivery.stopped is None:
+        assert set(ring.slots) - made <= ring.pending, "rows are ordered into a slot without memory"
     assert ring.idle.slots == {slot.number for slot in ring.slots.values() if slot.is_idle}
     fills = {slot.number: slot.fill for slot in ring.slots.values() if slot.fill}
     assert ring.pending == {number for number, fill in fills.items() if fill.pending or fill.doubted}
@@ -139,19 +143,21 @@ def _check_slots(stream: Stream, world: World) -> None:
     assert len(positions) == len(set(positions)), "a position is in two slots"
     for slot in ring.slots.values():
         assert slot.proofs == len(world.proofs_of(slot.number))
+        assert slot.position is None or ring.find(slot.position) is slot
+        claims = {one.number: n for one in subscriptions if (n := sum(claim.slot is slot for claim in one.claims))}
+        assert slot.claims == claims
+        if not slot.is_made:
+            continue
         model = world.slots[slot.number]
         if _is_emptied(stream, slot, world):
             continue
         assert (slot.position is None) == (model.spoilt or model.is_ahead), (
             "a slot is unused, or damaged and still findable"
         )
-        assert slot.position is None or ring.find(slot.position) is slot
         assert slot.generation == model.generation
         assert slot.is_ready == (model.committed is not None and not model.spoilt)
         assert not slot.is_ready or model.committed == slot.position
         assert slot.leases == len(world.holders(slot.number))
-        claims = {one.number: n for one in subscriptions if (n := sum(claim.slot is slot for claim in one.claims))}
-        assert slot.claims == claims
 
 
 def _is_emptied(stream: Stream, slot: Slot, world: World) -> bool:
@@ -178,7 +184,7 @@ def _check_fills(stream: Stream, world: World) -> None:
         assert all(parts), "a part without rows is kept"
         pending = [row for part in parts for row in part]
         under_way = [row for part in slot.fill.under_way.values() for row in part]
-        written = [row for _position, row in world.slots[slot.number].rows]
+        written = [row for _position, row in world.slots[slot.number].rows] if slot.is_made else []
         rows = sorted(pending + under_way + written)
         whole = len(rows) if slot.position is None else stream.spec.plan.rows(slot.position.step)
         assert rows == list(range(whole)), "a row is lost, or filled twice"

@@ -31,7 +31,7 @@ def reserved(actions) -> list[int]:
 
 
 def test_a_subscription_claims_its_window_and_orders_it_at_once():
-    """The actions are a message to the trainer, two slots, and their orders, nearest first."""
+    """The actions are a message to the trainer, and two orders, each behind its slot."""
     world = world_of()
     actions = world.subscribe()
     course = actions[0].course
@@ -39,9 +39,9 @@ def test_a_subscription_claims_its_window_and_orders_it_at_once():
         act.AdmitSubscription(1, 1001, 1, 1, course, 2),
         act.CreateSlot(1, 1),
         act.ReserveSlot(1),
+        act.OrderChunk(1, 1, 1, 1, Position(0, 0), range(3)),
         act.CreateSlot(1, 2),
         act.ReserveSlot(2),
-        act.OrderChunk(1, 1, 1, 1, Position(0, 0), range(3)),
         act.OrderChunk(1, 2, 1, 2, Position(0, 1), range(3)),
     ]
 
@@ -266,6 +266,42 @@ def test_a_claim_gets_the_slots_of_a_dead_workers_orders(note):
     assert sorted(reserved(world.kill(1, note))) == [1, 2]
 
 
+@pytest.mark.parametrize(("batches_late", "slots"), [(0, 3), (3, 5)], ids=["fast-trainer", "slow-trainer"])
+def test_a_slot_has_memory_from_its_first_order_on(batches_late, slots):
+    """A trainer that workers cannot keep up with needs fewer slots than its window of four.
+
+    It has a batch, the workers fill the next, and the first rows of a third are ordered.
+    """
+    world = CheckedWorld([make_spec(samples=300, window=4)], chunk_rows_max=1)
+    world.start_workers()
+    made = len(pick(act.CreateSlot, world.subscribe()))
+    for _ in range(20):
+        for _ in range(3 * (1 + batches_late)):
+            if world.workers[1].orders:
+                made += len(pick(act.CreateSlot, world.fill(1)))
+        made += len(pick(act.CreateSlot, world.pull(1, consume=1)))
+
+    assert made == world.state.statistics().streams[0].slots == slots
+
+
+def test_without_memory_for_a_slot_the_claims_on_further_slots_move_to_those_that_there_are():
+    """The ring stays as small as it is, and its trainer continues."""
+    world = CheckedWorld([make_spec(samples=300, window=6)], chunk_rows_max=1)
+    world.slots_left = 2
+    world.start_workers()
+    world.subscribe()
+    while world.workers[1].orders:
+        world.fill(1)
+    assert len(world.losses) == 1
+    world.lose_next()
+
+    steps = [lease.step for _ in range(6) for lease in pick(act.GrantLease, world.fill_all() + world.pull(1))]
+
+    assert world.state.streams[1].delivery.ring.slots_max == 2
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    assert len(steps) >= 4
+
+
 def test_an_abandoned_fill_is_resumed():
     """Written rows stay for the next trainer that needs the batch."""
     world = CheckedWorld([make_spec()], chunk_rows_max=1)
@@ -275,7 +311,7 @@ def test_an_abandoned_fill_is_resumed():
     world.end_session(1)
     world.fill_all()
     actions = world.subscribe(session=2)
-    assert reserved(actions) == []
+    assert 1 not in reserved(actions)
     assert [(order.position.step, order.rows[0]) for order in pick(act.OrderChunk, actions)] == [(1, 0), (1, 1)]
 
 

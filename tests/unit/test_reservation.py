@@ -79,3 +79,14 @@ def test_a_stream_that_has_stopped_does_not_delay_readiness(world: CheckedWorld)
 
     assert world.state.has_all_slots
     assert not pick(act.CreateSlot, world.state.handle(ev.SlotWanted(), world.now))
+
+
+def test_slots_that_a_trainer_has_claimed_meanwhile_get_their_memory_too(world: CheckedWorld) -> None:
+    """A trainer connects during the reservation: its claims count as slots to make."""
+    world.subscribe(1, 1)
+    made = 0
+    while not world.state.has_all_slots:
+        made += len(pick(act.CreateSlot, world.do(SlotWanted())))
+
+    assert made == 5
+    assert len(world.slots) == 5
