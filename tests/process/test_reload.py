@@ -274,7 +274,7 @@ def test_many_reloads_leave_two_trainers_exact_and_nothing_behind(reloading, rel
     with_more = {"photos": it.stream(), "more": it.stream(seed=5)}
     try:
         cycle(it, with_more, trainers, seen)
-        wait_until(lambda: settled(it), "the first stream has ended")
+        wait_until(lambda: settled(it) and not has_strays(daemon), "the first stream has ended")
         before = possessions(daemon)
         for _ in range(reloads // 2 - 1):
             cycle(it, with_more, trainers, seen)
