@@ -12,6 +12,7 @@ from math import inf
 from typing import TypeAlias
 
 from batchd.errors import KeyPath
+from batchd.pipeline.kinds import import_family
 from batchd.pipeline.options import FieldStep, StepOptions
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
@@ -57,9 +58,17 @@ class NoSuchField(StepInvalid):
 
 
 @singledispatch
-def effect(step: StepOptions, _columns: Columns) -> Columns:
-    """Return the columns after a step: each family registers its own. Raises ``StepInvalid``."""
-    raise NotImplementedError(f"the step {step.op} has no effect")
+def effect(step: StepOptions, columns: Columns) -> Columns:
+    """Return the columns after a step. Raises ``StepInvalid``.
+
+    Each family registers its own steps. A family is imported for the first of its steps: a daemon
+    has those of its configuration.
+    """
+    import_family(type(step), "effects")
+    registered = effect.dispatch(type(step))
+    if registered is effect.dispatch(object):
+        raise NotImplementedError(f"the step {step.op} has no effect")
+    return registered(step, columns)
 
 
 def first_step_on(column: Column) -> str:

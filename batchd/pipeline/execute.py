@@ -32,6 +32,7 @@ from batchd.samples.columns import Column
 from batchd.samples.kept_files import KeptFiles, KnownFile
 from batchd.samples.values import Value, array_of
 
+import_families("effects")
 import_families("stages")
 
 

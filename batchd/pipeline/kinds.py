@@ -22,8 +22,13 @@ STEP_KINDS = Kinds("batchd.pipeline", StepOptions, "op", first="image")
 
 def import_families(module: str) -> None:
     """Import the ``module`` of each family ("effects" or "stages"), which registers its steps."""
-    for family in dict.fromkeys(kind.__module__.rpartition(".")[0] for kind in STEP_KINDS.values()):
-        import_module(f"{family}.{module}")
+    for kind in STEP_KINDS.values():
+        import_family(kind, module)
+
+
+def import_family(kind: type[StepOptions], module: str) -> None:
+    """Import the ``module`` of the family of a step."""
+    import_module(f"{kind.__module__.rpartition('.')[0]}.{module}")
 
 
 def step_to_plain(step: StepOptions) -> dict[str, object]:

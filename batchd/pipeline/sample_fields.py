@@ -24,7 +24,6 @@ from batchd.pipeline.effects import (
     first_step_on,
     sizes_column,
 )
-from batchd.pipeline.kinds import import_families
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import Pack
 from batchd.pipeline.step_files import check_files
@@ -38,7 +37,6 @@ LARGEST_SIDE, LARGEST_LENGTH = 512, 128
 """Proposed room of a sample, in pixels and in elements."""
 OTHERS_MAX = 4
 """Fields that are proposed in the place of one that is not there."""
-import_families("effects")
 
 
 def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:

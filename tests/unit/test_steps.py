@@ -206,6 +206,36 @@ def test_steps_and_fields_load_without_pydantic_and_without_decoders():
     assert loaded.split() == []
 
 
+def test_a_daemon_loads_only_the_families_of_its_steps():
+    """A step of another family is found when it is used first."""
+    code = (
+        "import sys\nfrom batchd.pipeline.effects import effect\n"
+        "from batchd.pipeline.kinds import STEP_KINDS\n"
+        "import batchd.pipeline.sample_fields\n"
+        "families = lambda: [name for name in ('image', 'text') if f'batchd.pipeline.{name}.effects' in sys.modules]\n"
+        "print(families())\n"
+        "for op in ('decode', 'lowercase'):\n"
+        "    try:\n        effect(STEP_KINDS[op](), {})\n"
+        "    except Exception as error:\n        print(type(error).__name__, families())\n"
+    )
+
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert loaded.splitlines() == ["[]", "NoSuchField ['image']", "NoSuchField ['image', 'text']"]
+
+
+def test_a_step_without_an_effect_is_an_error_of_the_program():
+    """Its family has registered none."""
+
+    @dataclass(frozen=True)
+    class Unknown(StepOptions):
+        op: str = "unknown"
+
+    Unknown.__module__ = "batchd.pipeline.call.options"
+    with pytest.raises(NotImplementedError, match="unknown has no effect"):
+        effect(Unknown(), {})
+
+
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
