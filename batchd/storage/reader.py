@@ -114,9 +114,9 @@ class RemoteBytes:
         room_bytes = FETCHED_BYTES_MAX - sum(len(one) for one in self._fetched.values() if isinstance(one, memoryview))
         groups = []
         short = {one for one in extents if one.size is None or one.size <= WHOLE_BYTES_MAX}
-        for group in _joined(sorted(short, key=lambda one: (one.path, one.start))):
+        for around, group in _joined(sorted(short, key=lambda one: (one.path, one.start))):
             try:
-                groups.append((group, self._wanted(_around(group), WHOLE_BYTES_MAX)))
+                groups.append((group, self._wanted(around, WHOLE_BYTES_MAX)))
             except ObjectUnreadable as reason:
                 self._fetched.update(dict.fromkeys(group, reason))
         deadline_s = self._storage.ahead_s
@@ -141,32 +141,23 @@ class RemoteBytes:
         return Wanted(url, extent.start, extent.size, self.versions.get(url), bytes_max)
 
 
-def _joined(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """The extents of one request, sorted."""
-    for _path, those in groupby(extents, key=lambda one: one.path):
+def _joined(extents: Iterable[Extent]) -> Iterator[tuple[Extent, list[Extent]]]:
+    """The extents of each request, sorted, behind the extent around them."""
+    for path, those in groupby(extents, key=lambda one: one.path):
         group: list[Extent] = []
+        end = 0
         for one in those:
-            if group and not _is_near(group, one):
-                yield group
+            is_apart = one.size is None or one.start - end > GAP_BYTES_MAX
+            if group and (is_apart or one.start + (one.size or 0) - group[0].start > JOINED_BYTES_MAX):
+                yield Extent(path, group[0].start, end - group[0].start), group
                 group = []
+            if one.size is None:
+                yield one, [one]
+                continue
+            end = max(end, one.start + one.size) if group else one.start + one.size
             group.append(one)
-        yield group
-
-
-def _is_near(group: list[Extent], one: Extent) -> bool:
-    around = _around(group)
-    if around.size is None or one.size is None:
-        return False
-    gap = one.start - (around.start + around.size)
-    return gap <= GAP_BYTES_MAX and one.start + one.size - around.start <= JOINED_BYTES_MAX
-
-
-def _around(group: list[Extent]) -> Extent:
-    """The bytes from the first to the last."""
-    first = group[0]
-    if first.size is None:
-        return first
-    return Extent(first.path, first.start, max(one.start + (one.size or 0) for one in group) - first.start)
+        if group:
+            yield Extent(path, group[0].start, end - group[0].start), group
 
 
 class BytesReader:
