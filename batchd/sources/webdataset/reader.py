@@ -18,18 +18,20 @@ data.
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from io import BytesIO
 from tarfile import BLOCKSIZE
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, default_value, from_bytes
-from batchd.sources.arrays.index import read_header
+from batchd.sources.arrays.index import StoredArray, read_header
 from batchd.sources.csv.values import cell_reader
 from batchd.sources.files.reader import FilesReader, padded_text
 from batchd.sources.interface import Reader
@@ -39,6 +41,10 @@ from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.paths import bound_of
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
+
+
+_MAGIC = npy_format.magic(1, 0)
+"""The first bytes of an array; behind them, two bytes have the length of its header."""
 
 
 def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
@@ -57,11 +63,24 @@ def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int
 
 def _array(column: Column, content: memoryview) -> NDArray[Any]:
     try:
-        stored = read_header(column.name, BytesIO(content))
+        stored = _header(column.name, content)
         stored.check_end(column.name, len(content))
     except SourceInvalid as error:
         raise SampleUnreadable(str(error)) from None
     return stored.numbers(column.name, content)
+
+
+def _header(name: str, content: memoryview) -> StoredArray:
+    """As ``read_header``; it parses equal headers once, since numpy takes longer than reading."""
+    if content[: len(_MAGIC)] != _MAGIC:
+        return read_header(name, BytesIO(content))
+    length = int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 2], "little")
+    return _parsed(name, bytes(content[: len(_MAGIC) + 2 + length]))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(name: str, head: bytes) -> StoredArray:
+    return read_header(name, BytesIO(head))
 
 
 class _Found(NamedTuple):
