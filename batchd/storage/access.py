@@ -23,6 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from batchd.errors import SourceInvalid
+from batchd.storage.ahead import Requested, Room
 from batchd.storage.index import readable
 from batchd.storage.location import Url, is_url
 from batchd.storage.paths import absent, check_bound, open_regular, status_of, unreachable, unreadable
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
     from batchd.storage.survey import Survey
 
 
+FETCHED_BYTES_MAX = 32 << 20
+"""Bytes that are read ahead for the orders of a worker."""
+
+
 class Storage:
     """Files here and objects of servers, for one process. Belongs to one thread.
 
@@ -61,7 +66,9 @@ class Storage:
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
         self._client: RemoteClient | None = None
-        self._ahead_until_s = inf
+        self.room = Room(FETCHED_BYTES_MAX)
+        self.requested = Requested(self.room)
+        """What is requested now belongs to this."""
         self._sample_until_s = inf
 
     def __enter__(self) -> Self:
@@ -95,14 +102,14 @@ class Storage:
         if client is not None:
             client.close()
 
-    def begin_reading_ahead(self) -> None:
-        """From now on, reading ahead, for all sources together, may take as long as one sample."""
-        self._ahead_until_s = monotonic() + self.limits.deadline_s
+    def begin_reading_ahead(self, room: Room | None = None) -> Requested:
+        """From now on, all that readers request ahead belongs to the result.
 
-    @property
-    def ahead_s(self) -> float:
-        """Seconds that reading ahead may still take."""
-        return min(self.limits.deadline_s, self._ahead_until_s - monotonic())
+        It may take as long as one sample, for all sources together. ``room``: that of orders if
+        there is no other.
+        """
+        self.requested = Requested(room or self.room, monotonic() + self.limits.deadline_s)
+        return self.requested
 
     def begin_sample(self) -> None:
         """From now on, all requests are for one sample."""

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
+    from batchd.storage.ahead import Answer
+
 T = TypeVar("T")
 _Ask: TypeAlias = tuple[str, Callable[[float], T]]
 """A URL, and a function that sends a request for it with a timeout in seconds."""
@@ -120,7 +122,7 @@ class _Server:
 class RemoteClient:
     """Sends requests to servers. Belongs to one thread; ``limits`` may return others each time.
 
-    Its own threads work while it serves a call for several objects, and at no other time.
+    Its own threads work on a call for several objects, and on what ``begin`` has begun.
 
     Things that don't work: obstore's functions for asyncio. One of their threads may still release
     a Python object while the process ends, and then the process is aborted, once in ten times.
@@ -133,8 +135,8 @@ class RemoteClient:
         self._servers: dict[str, _Server] = {}
 
     def close(self) -> None:
-        """Close the connections, and end the threads."""
-        self._threads.shutdown()
+        """Close the connections, and end the threads after the requests under way."""
+        self._threads.shutdown(cancel_futures=True)
         self._stores.clear()
 
     def heads(self, urls: Sequence[str], deadline_s: float | None = None) -> list[Version | ObjectUnreadable]:
@@ -160,21 +162,21 @@ class RemoteClient:
         parts = [wanted._replace(start=start, size=min(BLOCK_BYTES, end - start)) for start in starts]
         return memoryview(b"".join(_good(part) for part in self.read_many(parts, deadline_s)))
 
-    def fetch(
-        self, wanted: Sequence[Wanted], deadline_s: float, bytes_max: int
-    ) -> list[memoryview | ObjectUnreadable | None]:
-        """Like ``read_many``, up to ``bytes_max`` bytes: objects after these are None."""
-        spent = 0
+    def begin(self, wanted: Wanted, deadline_s: float, is_wanted: Callable[[], bool]) -> Answer:
+        """Begin to read an object, as ``read_many``.
 
-        def one(wanted: Wanted, request_s: float) -> memoryview | None:
-            nonlocal spent
-            if spent >= bytes_max:
+        The answer is None if it is not wanted any more, or too late, when its turn comes.
+        """
+        time = _Time.of(self._limits(), deadline_s)
+
+        def read() -> memoryview | ObjectUnreadable | None:
+            if monotonic() >= time.begin_until_s or not is_wanted():
                 return None
-            data = self._get(wanted, request_s)
-            spent += len(data)
-            return data
+            found = self._one(time, (wanted.url, partial(self._get, wanted)))
+            # the frames in a traceback hold the future of this answer
+            return found.with_traceback(None) if isinstance(found, ObjectUnreadable) else found
 
-        return self._all([(each.url, partial(one, each)) for each in wanted], deadline_s)
+        return self._threads.submit(read)
 
     def list_folder(self, url: str, deadline_s: float | None = None) -> Listing:
         """The content of a folder of a bucket. Raises ``ObjectUnreadable``."""
@@ -187,7 +189,7 @@ class RemoteClient:
     # --- one after the other, several at once ---
 
     def _all(self, asks: Sequence[_Ask[T]], deadline_s: float | None) -> list[T | ObjectUnreadable]:
-        """The answer to each request, or why there is none. All threads are idle on return."""
+        """The answer to each request, or why there is none."""
         time = _Time.of(self._limits(), deadline_s)
         if len(asks) == 1:
             return [self._one(time, asks[0])]

@@ -19,15 +19,17 @@ The kernel reads ahead extents of a slow disk, of this host or on a network, whe
 
 Invariants: what is returned is the whole of one regular file as it was in one piece, or of one
 record, at most ``max_bytes`` long, within the bound, however links and folders change meanwhile.
-It stays valid until the next call. What was fetched ahead is forgotten with the next chunk; it is
-never more than ``FETCHED_BYTES_MAX`` and the answers under way when that was reached.
+It stays valid until the next call. What is fetched ahead has its room (``storage.ahead``), and is
+kept until the order or the block that it is for is forgotten.
 """
 
 import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -38,6 +40,7 @@ from numpy.typing import NDArray
 from batchd import failpoints
 from batchd.samples.errors import SampleUnreadable
 from batchd.storage.access import Storage
+from batchd.storage.ahead import Answer, Requested
 from batchd.storage.location import is_url
 from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened, open_within
 from batchd.storage.rows import read_file, read_rows
@@ -64,7 +67,6 @@ _NO_FOLDER = -1
 """In place of a folder's descriptor, where paths are absolute."""
 _HAS_LINKS = -1
 """In place of a folder's descriptor, where files in it are links."""
-FETCHED_BYTES_MAX = 32 << 20
 WHOLE_BYTES_MAX = 4 << 20
 """Longer extents are read on demand, not ahead."""
 JOINED_BYTES_MAX = 4 << 20
@@ -81,6 +83,16 @@ class Extent(NamedTuple):
     size: int | None
 
 
+class _Request:
+    """A request for the bytes ``around`` some extents. ``users``: see ``RemoteBytes.fetch``."""
+
+    def __init__(self, around: Extent, extents: list[Extent]) -> None:
+        self.around = around
+        self.extents = extents
+        self.users = 0
+        self.answer: Answer = Future()
+
+
 class RemoteBytes:
     """Reads objects for one reader, ahead if its ``root`` is a URL.
 
@@ -91,48 +103,62 @@ class RemoteBytes:
         self.reads_ahead = is_url(root)
         self.versions = versions_in(place)
         self._storage = storage
-        self._fetched: dict[Extent, memoryview | ObjectUnreadable] = {}
+        self._fetched: dict[Extent, _Request] = {}
 
     def read(self, extent: Extent, bytes_max: int) -> memoryview:
         """The bytes, fewer if the object ends; ``ObjectUnreadable`` also beyond ``bytes_max``."""
-        found = self._fetched.get(extent)
+        request = self._fetched.get(extent)
+        found = None if request is None else request.answer.result()
+        if request is None or found is None or isinstance(found, ObjectTooLong):
+            return self._read(extent, bytes_max)
         if isinstance(found, ObjectUnreadable):
-            raise found
-        if found is not None:
-            return found
+            raise ObjectUnreadable(str(found))  # a new one: the frames that it passes hold this one
+        first = extent.start - request.around.start
+        return found[first : None if extent.size is None else first + extent.size]
+
+    def fetch(self, extents: Iterable[Extent]) -> None:
+        """Begin to read these extents, for ``Storage.requested``, until that is forgotten.
+
+        What others have requested is not requested again, and kept until all of them forget it.
+        """
+        if not self.reads_ahead:
+            return
+        requested = self._storage.requested
+        wanted = set(extents)
+        short = [one for one in wanted if one.size is None or one.size <= WHOLE_BYTES_MAX]
+        requested.is_whole &= len(short) == len(wanted)
+        used = {self._fetched[one] for one in short if one in self._fetched}
+        absent = (one for one in short if one not in self._fetched)
+        begun = [_Request(*one) for one in _joined(sorted(absent, key=lambda one: (one.path, one.start)))]
+        begun = [request for request in begun if requested.take(request.around.size)]
+        for request in (*used, *begun):
+            request.users += 1
+        requested.at_end(partial(self._release, (*used, *begun)))
+        for request in begun:
+            self._fetched.update(dict.fromkeys(request.extents, request))
+            self._begin(request, requested)
+
+    def _begin(self, request: _Request, requested: Requested) -> None:
+        try:
+            wanted = self._wanted(request.around, WHOLE_BYTES_MAX)
+        except ObjectUnreadable as reason:
+            request.answer.set_result(reason)
+            return
+        request.answer = self._storage.client.begin(wanted, requested.left_s, lambda: request.users > 0)
+        requested.add(request.answer, request.around.size)
+
+    def _release(self, requests: Iterable[_Request]) -> None:
+        for request in requests:
+            request.users -= 1
+            if not request.users:
+                for one in request.extents:
+                    del self._fetched[one]
+
+    def _read(self, extent: Extent, bytes_max: int) -> memoryview:
         deadline_s = self._storage.sample_s
         if deadline_s <= 0:
             raise ObjectUnreadable(f"it was not read within {self._storage.limits.deadline_s:g} s")
         return self._storage.client.read(self._wanted(extent, bytes_max), deadline_s)
-
-    def fetch(self, extents: Iterable[Extent], *, further: bool = False) -> None:
-        """Read ahead these extents. Forget earlier ones unless these are ``further`` to them."""
-        if not self.reads_ahead:
-            return
-        if not further:
-            self._fetched.clear()
-        room_bytes = FETCHED_BYTES_MAX - sum(len(one) for one in self._fetched.values() if isinstance(one, memoryview))
-        groups = []
-        short = {one for one in extents if one.size is None or one.size <= WHOLE_BYTES_MAX}
-        for around, group in _joined(sorted(short, key=lambda one: (one.path, one.start))):
-            try:
-                groups.append((group, self._wanted(around, WHOLE_BYTES_MAX)))
-            except ObjectUnreadable as reason:
-                self._fetched.update(dict.fromkeys(group, reason))
-        deadline_s = self._storage.ahead_s
-        if not groups or deadline_s <= 0 or room_bytes <= 0:
-            return
-        asked = [wanted for _, wanted in groups]
-        answers = self._storage.client.fetch(asked, deadline_s, room_bytes)
-        for (group, wanted), answer in zip(groups, answers, strict=True):
-            if answer is None or isinstance(answer, ObjectTooLong):
-                continue
-            if isinstance(answer, ObjectUnreadable):
-                self._fetched.update(dict.fromkeys(group, answer))
-                continue
-            for one in group:
-                start = one.start - wanted.start
-                self._fetched[one] = answer[start : None if one.size is None else start + one.size]
 
     def _wanted(self, extent: Extent, bytes_max: int) -> Wanted:
         url = os.fsdecode(extent.path)

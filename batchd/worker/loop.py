@@ -34,6 +34,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
 from batchd.worker.process import NoteMemory
-from batchd.worker.sample_maker import RecipeUnusable, SampleMaker, WantedRow, shortened
+from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, WantedRow, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
@@ -92,7 +93,7 @@ class WorkerLoop:
                 failpoints.passing("worker.idle")
                 self._handle(*(self._heard.popleft() if self._heard else self._receive()))
         except ChannelClosed:
-            return
+            self._storage.close()
 
     def _handle(self, message: Message, descriptors: list[int]) -> None:
         match message, descriptors:
@@ -125,21 +126,24 @@ class WorkerLoop:
 
     def _fill(self, message: orders.FillChunks) -> None:
         failpoints.passing("worker.order.received")
-        for filled in self._streams[message.stream].fill(message, self._slots, self._hear_of_quarantine):
+        for filled in self._streams[message.stream].fill(message, self._slots, self._listen):
             send_message(self._channel, filled)
             failpoints.passing("worker.done.sent")
 
-    def _hear_of_quarantine(self) -> None:
-        """Obey a quarantine that arrived during the current order; other messages wait.
+    def _listen(self) -> None:
+        """Receive what arrived during the current order; all but a quarantine waits.
 
-        The sample may be in the next chunk.
+        A quarantined sample may be in the next chunk. What a further order needs from servers is
+        requested now.
         """
         while self._poll.poll(0):
             message, descriptors = self._receive()
             if isinstance(message, orders.Quarantine) and message.stream in self._streams:
                 self._handle(message, descriptors)
-            else:
-                self._heard.append((message, descriptors))
+                continue
+            if isinstance(message, orders.FillChunks) and message.stream in self._streams:
+                self._streams[message.stream].expect(message)
+            self._heard.append((message, descriptors))
 
 
 ROWS_AHEAD = 256
@@ -152,6 +156,18 @@ SHORT_CHUNKS_ROWS = 8
 """Rows of several chunks that may be made by one call: a trainer may wait for the first of them."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
+
+
+class PlannedOrder(NamedTuple):
+    """The chunks of an order: of each its rows, and the samples that fill them.
+
+    ``announced``: the samples that are requested from servers; None if that saves nothing.
+    """
+
+    chunks: list[orders.Chunk]
+    rows: list[Rows]
+    samples: list[NDArray[np.int64]]
+    announced: Announced | None
 
 
 class WorkerStream:
@@ -180,10 +196,14 @@ class WorkerStream:
         self._opened = ExitStack()
         self._opened.callback(run_queue.close)
         self._hopeless: str | None = None
+        self._listen: Callable[[], None] = _nothing
+        """Called before each row, so that the next order is requested early."""
         self._done: set[tuple[int, int]] = set()
         """(order, row) that are made ahead of their turn."""
         self._tried: list[tuple[int, str, str]] = []
         """Bad samples of the current row: (index, path, reason)."""
+        self._expected: dict[int, PlannedOrder] = {}
+        """Orders that wait behind others, by the number of their first chunk."""
         self._made: list[orders.RowMade | orders.DocumentMade] | None = [] if message.tells_rows else None
         """Rows that were made and are not reported yet; None if no one asks how."""
         self._draws: list[dict[str, object]] = []
@@ -207,33 +227,62 @@ class WorkerStream:
         """Close the files of the stream; no order follows."""
         self._opened.close()
 
+    def expect(self, message: orders.FillChunks) -> None:
+        """Request from servers what an order needs that waits behind others. ``fill`` follows."""
+        order = self._planned_order(message)
+        self._expected[order.chunks[0].order] = order
+
     def fill(
-        self, message: orders.FillChunks, slots: Slots, before_next: Callable[[], None] = lambda: None
+        self, message: orders.FillChunks, slots: Slots, listen: Callable[[], None] = lambda: None
     ) -> Iterator[orders.ChunksFilled | orders.RowMade | orders.DocumentMade]:
         """Fill rows of slots; report the chunks that are filled, all together or some at a time.
 
         Reports each row before its chunk, if asked to.
 
-        ``before_next`` is called before each chunk except the first.
+        ``listen`` is called before each chunk except the first, and wherever servers are waited
+        for.
         """
+        self._stopwatch.begin()
+        order = self._expected.pop(orders.Chunk(*message.chunks[0]).order, None)
+        if order is None or (order.announced is not None and not order.announced.requested.is_whole):
+            late, order = order, self._planned_order(message)  # there may be room now
+            if late is not None and late.announced is not None:
+                late.announced.requested.forget()
+        try:
+            if order.announced is not None:
+                listen()
+                self._maker.begin_announced(order.announced, listen)
+                self._listen = listen if order.announced.requested.has_begun else _nothing
+            yield from self._fill_planned(message, order, slots, listen)
+        finally:
+            if order.announced is not None:
+                order.announced.requested.forget()
+
+    def _planned_order(self, message: orders.FillChunks) -> PlannedOrder:
         chunks = [orders.Chunk(*chunk) for chunk in message.chunks]
         ordered = [rows_of(chunk.runs) for chunk in chunks]
         planned = [
             self._plan_rows(Position(chunk.epoch, chunk.step), rows)
             for chunk, rows in zip(chunks, ordered, strict=True)
         ]
-        self._stopwatch.begin()
-        if self._hopeless is None:
+        announced = None
+        if self._hopeless is None and self._maker.reads_ahead:
             try:
-                self._read_ahead(planned, {chunk.epoch for chunk in chunks})
+                announced = self._announce(planned, {chunk.epoch for chunk in chunks})
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
+        return PlannedOrder(chunks, ordered, planned, announced)
+
+    def _fill_planned(
+        self, message: orders.FillChunks, order: PlannedOrder, slots: Slots, listen: Callable[[], None]
+    ) -> Iterator[orders.ChunksFilled | orders.RowMade | orders.DocumentMade]:
+        chunks, planned = order.chunks, order.samples
         filled: list[int] = []
         together = 0
-        targets = [range(len(rows)) if message.is_packed else rows for rows in ordered]
+        targets = [range(len(rows)) if message.is_packed else rows for rows in order.rows]
         for place, (chunk, target, samples) in enumerate(zip(chunks, targets, planned, strict=True)):
             if place:
-                before_next()
+                listen()
             if place >= together:
                 together = place + self._fill_files(chunks[place:], targets[place:], planned[place:], slots)
             page, arrays = self._slot(chunk, slots)
@@ -398,10 +447,14 @@ class WorkerStream:
             arrays.update(slot_arrays(page, self.layout))
         return page, arrays
 
-    def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:
-        if self._maker.reads_ahead:
-            wanted = [sample for samples in planned for sample in samples.tolist() if sample not in self.quarantined]
-            self._maker.read_ahead(wanted, min(epochs) if len(epochs) == 1 else None)
+    def _announce(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> Announced:
+        samples = (sample for rows in planned for sample in self._samples_of(rows).tolist())
+        wanted = [sample for sample in samples if sample not in self.quarantined]
+        return self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
+
+    def _samples_of(self, planned: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of planned rows."""
+        return planned
 
     def _fill_at_once(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> bool:
         if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:
@@ -413,6 +466,7 @@ class WorkerStream:
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
+        self._listen()
         self._note.take(row, sample)
         if sample in self.quarantined:
             reason: str | None = "quarantined"
@@ -473,6 +527,10 @@ class PlannedRows:
             self._samples = self._plan.indices(position, rows[0], planned)
         samples = self._samples[start : start + count]
         return samples if len(rows) == count else samples[_numbers(rows) - rows[0]]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _places(rows: Rows) -> slice | NDArray[np.int64]:

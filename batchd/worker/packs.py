@@ -44,8 +44,9 @@ class PackedStream(WorkerStream):
         numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
         return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
-    def _read_ahead(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> None:
-        super()._read_ahead([parts[:, 1] for parts in planned], epochs)
+    def _samples_of(self, planned: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The samples of planned rows."""
+        return planned[:, 1]
 
     def _fill(
         self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
@@ -91,6 +92,7 @@ class PackedStream(WorkerStream):
     def _add(self, epoch: int, row: int, sample: int, part: list[int], writer: "PackWriter") -> str | None:
         """Make a document and add a part of it to a row; says why it is bad, if it is."""
         first, *count = part
+        self._listen()
         self._note.take(row, sample)
         if sample in self.quarantined:
             return "quarantined"

@@ -40,6 +40,7 @@ from batchd.sources.interface import NamesFiles, Reader, ReadsAhead, ReadsRows, 
 from batchd.sources.kinds import source_from_plain
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
+from batchd.storage.ahead import Requested
 from batchd.storage.index import SourceIndex
 from batchd.storage.location import is_url
 from batchd.worker.process import NoteMemory
@@ -47,6 +48,10 @@ from batchd.worker.stopwatch import Stopwatch
 
 BAD = SampleUnreadable, SampleUndecodable
 """Errors of a single sample."""
+
+
+MEANWHILE_S = 0.005
+"""How often a worker that waits for servers looks for something else to do."""
 
 
 class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
@@ -61,6 +66,13 @@ class WantedRow(NamedTuple):
     row: int
     sample: int
     arrays: Row
+
+
+class Announced(NamedTuple):
+    """Samples that are requested before they are made; of those in ``parts``, a part is enough."""
+
+    requested: Requested
+    parts: dict[int, tuple[int, int]]
 
 
 class SampleMaker:
@@ -95,6 +107,7 @@ class SampleMaker:
         self._cached: CachedReader | None = None
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps, with and without such a cache."""
+        self._ahead = Announced(storage.requested, {})
         timings, cut = stopwatch.timings, recipe.cut
         cropped = [name for name, _longest in recipe.cropped]
         kept_files = KeptFiles(cropped, decoded_files(steps) if cache == "pixels" else ())
@@ -127,7 +140,7 @@ class SampleMaker:
                 places_files = self._cached is not None and self._cached.places is not None
                 self._files_stage = self._pipeline.of_files if places_files and not cut else None
                 self.reads_ahead = reads_ahead and (self._rows_reader is None or self._cached is not None)
-                """True if ``read_ahead`` saves time: rows are local, but a cache may lack some."""
+                """True if ``announce`` saves time: rows are local, but a cache may lack some."""
                 self.columns = self._pipeline.columns
                 changed = changed_file(recipe.files)
             except (FunctionUnusable, StepInvalid) as error:
@@ -146,17 +159,35 @@ class SampleMaker:
         self._opened.close()
 
     def read_ahead(self, samples: Sequence[int], epoch: int | None = None) -> None:
-        """Request all samples that the reader can fetch at once, which saves waiting for each.
+        """Request all samples that the reader can fetch at once, and wait for the answers.
 
-        ``epoch``: of all of them, so that parts of files suffice; None if it differs.
+        Those of the call before this one are forgotten. ``epoch``: see ``announce``.
         """
         if self.reads_ahead:
-            if self._cached is not None:
-                self._cached.plan_part = None if epoch is None else partial(self._pipeline.part, epoch)
-            begun_ns = perf_counter_ns()
-            self._storage.begin_reading_ahead()
-            read_ahead(self._reader, samples)
-            self._stopwatch.waited(begun_ns)
+            self._ahead.requested.forget()
+            self._ahead = self.announce(samples, epoch)
+            self.begin_announced(self._ahead)
+
+    def announce(self, samples: Sequence[int], epoch: int | None = None) -> Announced:
+        """Request all samples that the reader can fetch at once, which saves waiting for each.
+
+        ``epoch``: of all of them, so that parts of files suffice; None if it differs. Paired with
+        ``Requested.forget``.
+        """
+        if self._cached is not None:
+            self._cached.plan_part = None if epoch is None else partial(self._pipeline.part, epoch)
+        requested = self._storage.begin_reading_ahead()
+        read_ahead(self._reader, samples)
+        return Announced(requested, {} if self._cached is None else self._cached.parts)
+
+    def begin_announced(self, announced: Announced, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait for announced samples, which are made next. ``meanwhile`` is called now and then."""
+        if self._cached is not None:
+            self._cached.parts = announced.parts
+        begun_ns = perf_counter_ns()
+        while not announced.requested.wait(MEANWHILE_S):
+            meanwhile()
+        self._stopwatch.waited(begun_ns)
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
         """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from batchd.errors import SourceInvalid
 from batchd.storage import remote_stream
-from batchd.storage.access import Storage
-from batchd.storage.reader import FETCHED_BYTES_MAX, WHOLE_BYTES_MAX, Extent, RemoteBytes
+from batchd.storage.access import FETCHED_BYTES_MAX, Storage
+from batchd.storage.ahead import Room
+from batchd.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
@@ -238,6 +239,7 @@ class TestReadingAhead:
         ]
         remote = RemoteBytes(storage, b"http://", {})
         remote.fetch(wanted)
+        assert storage.requested.wait(10)
         assert sorted(one.span or "" for one in web.asked) == ["bytes=0-519", "bytes=3-6", "bytes=900000-900006"]
 
         for one in wanted:
@@ -272,22 +274,25 @@ class TestReadingAhead:
     def test_there_is_a_limit_to_what_is_fetched(
         self, web: FileServer, monkeypatch: pytest.MonkeyPatch, storage: Storage
     ) -> None:
-        """The rest is read on demand, and the next chunk drops everything read ahead."""
+        """The rest is read on demand, and what is forgotten is read again."""
         assert FETCHED_BYTES_MAX < 1 << 26
-        monkeypatch.setattr("batchd.storage.reader.FETCHED_BYTES_MAX", 1000)
         monkeypatch.setattr("batchd.storage.reader.GAP_BYTES_MAX", 0)
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
-        remote = RemoteBytes(storage, b"http://", {})
+        remote, room = RemoteBytes(storage, b"http://", {}), Room(1000)
+        requested = storage.begin_reading_ahead(room)
         remote.fetch(wanted)
-        asked = len(web.asked)
-        assert 2 <= asked <= 2 + 16
+        assert requested.wait(10)
+        assert len(web.asked) == 2
+        assert not requested.is_whole
 
         assert all(len(remote.read(one, 1 << 20)) == 500 for one in wanted)
         assert len(web.asked) == 100
-        remote.fetch([])
-        remote.read(wanted[0], 1 << 20)
-        assert len(web.asked) == 101
+        requested.forget()
+        assert room.has(1000)
+        for one in wanted:
+            remote.read(one, 1 << 20)
+        assert len(web.asked) == 200
 
     def test_all_that_is_read_ahead_together_takes_no_longer_than_one_sample(
         self, web: FileServer, storage: Storage
@@ -302,8 +307,9 @@ class TestReadingAhead:
         assert web.asked == []
 
         assert bytes(remote.read(wanted, 10)) == CONTENT[:3]
-        storage.begin_reading_ahead()
+        requested = storage.begin_reading_ahead()
         remote.fetch([wanted])
+        assert requested.wait(10)
         assert len(web.asked) == 2
 
     def test_chunk_after_chunk_uses_the_same_connections(self, web: FileServer, storage: Storage) -> None:
@@ -311,8 +317,9 @@ class TestReadingAhead:
         web.files["a"] = CONTENT
         remote = RemoteBytes(storage, b"http://", {})
         for number in range(30):
-            storage.begin_reading_ahead()
+            requested = storage.begin_reading_ahead()
             remote.fetch([Extent(f"{web.url}/a".encode(), number, 10)])
+            assert requested.wait(10)
         assert len(web.asked) == 30
         assert web.connections < 10  # a connection becomes free a moment after its answer was read
 

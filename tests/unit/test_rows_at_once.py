@@ -427,7 +427,7 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
     def refuse(_maker: SampleMaker, _samples: list[int], _epoch: int | None) -> None:
         raise FunctionUnusable("not here")
 
-    monkeypatch.setattr(SampleMaker, "read_ahead", refuse)
+    monkeypatch.setattr(SampleMaker, "announce", refuse)
     slots = slots_of(stream, 2)
     done = list(stream.fill(message_of((0, 4), (4, 8)), slots))
     assert [(one.orders, one.hopeless) for one in done] == [([10], "not here"), ([11], "not here")]

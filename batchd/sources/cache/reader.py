@@ -102,7 +102,8 @@ class CachedReader:
         """The reader, if ``known_file`` can be asked."""
         self.plan_part: PlanPart | None = None
         """Plans parts of the files that are read next."""
-        self._parts: dict[int, tuple[int, int]] = {}
+        self.parts: dict[int, tuple[int, int]] = {}
+        """The planned parts of the samples that were announced last, or that are read now."""
         self._unfit: set[int] = set()
         """Samples of whose files a part was not enough: they are others by now."""
         self._refused_bytes = 0
@@ -135,7 +136,7 @@ class CachedReader:
         if self.is_hit:
             self._points.begin(known, is_kept=False)
             return kept
-        values = self._read_part(sample, *found) if found is not None and sample in self._parts else None
+        values = self._read_part(sample, *found) if found is not None and sample in self.parts else None
         if values is None:
             values = self._reader.read(sample)
         self._sample = sample
@@ -167,7 +168,7 @@ class CachedReader:
 
     def forget_part(self, sample: int) -> None:
         """Read all of this sample from now on."""
-        self._parts.pop(sample, None)
+        self.parts.pop(sample, None)
         self._unfit.add(sample)
 
     def _read_part(self, sample: int, facts: memoryview, parts: memoryview) -> Mapping[str, Value] | None:
@@ -176,7 +177,7 @@ class CachedReader:
         head = heads_of(facts, parts).get("image")
         if head is None:
             return None
-        first, end = self._parts[sample]
+        first, end = self.parts[sample]
         try:
             values = dict(self._parts_reader.read_part(sample, first, end))
         except SampleUnreadable:
@@ -292,10 +293,10 @@ class CachedReader:
         """Announce samples; those that are not in the cache are read next."""
         if self._ahead is None:
             return
-        self._parts = self._planned_parts(samples)
-        if self._parts:
+        self.parts = self._planned_parts(samples)
+        if self.parts:
             assert self._parts_reader is not None, "parts are planned for it"
-            self._parts_reader.prefetch_with(samples, self._parts)
+            self._parts_reader.prefetch_with(samples, self.parts)
             return
         is_kept = self.reads_rows() and self.has_all(np.asarray(samples, np.int64))
         self._ahead.prefetch([] if is_kept else [sample for sample in samples if not self._has_values(sample)])

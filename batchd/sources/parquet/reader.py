@@ -235,7 +235,7 @@ class ParquetReader:
                     groups.append((place, number, self._titles[number]))
                 elif 0 < (extent.size or 0) <= self._max_bytes:
                     values.append(extent)
-        self._remote.fetch([*values, *self._groups.ahead(groups)], further=True)
+        self._remote.fetch([*values, *self._groups.ahead(groups)])
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """Single numbers are in the index."""

@@ -42,7 +42,6 @@ from batchd.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.storage.paths import bound_of
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
-
 _MAGIC = npy_format.magic(1, 0)
 """The first bytes of an array; behind them, two bytes have the length of its header."""
 

@@ -1,0 +1,102 @@
+"""Bytes of servers that are requested before samples need them. Workers and helpers.
+
+    Room        how many bytes requests may hold together
+    Requested   the requests for one order, or for one block: begun -> answered -> forgotten
+
+Invariant: the bytes of a ``Requested`` count in its room until they are forgotten: from before
+their request begins, or, of whole objects, from their answer on.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, wait
+from math import inf
+from threading import Lock
+from time import monotonic
+from typing import TYPE_CHECKING, TypeAlias
+
+from batchd.storage.values import ObjectUnreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Answer: TypeAlias = Future[memoryview | ObjectUnreadable | None]
+"""The bytes of an object, or why there are none; None if they were not asked for in the end."""
+
+
+class Room:
+    """Counts the bytes that are requested and not forgotten."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._used_bytes = 0
+        self._lock = Lock()
+        """The threads of a ``RemoteClient`` count, too."""
+
+    def count(self, size: int) -> None:
+        """Count more bytes, or fewer."""
+        with self._lock:
+            self._used_bytes += size
+
+    def has(self, size: int) -> bool:
+        """Return whether there is room for ``size`` bytes more."""
+        return self._used_bytes + size <= self.bytes_max
+
+
+class Requested:
+    """Requests that are forgotten together. ``until_s``: when to give up; of the monotonic clock."""
+
+    def __init__(self, room: Room, until_s: float = inf) -> None:
+        self._room = room
+        self._until_s = until_s
+        self._bytes = 0
+        self._answers: list[Answer] = []
+        self._releases: list[Callable[[], None]] = []
+        self.has_begun = False
+        """True once there was a request."""
+        self.is_whole = True
+        """False once there was no room, or no time, for something."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that its requests may still take."""
+        return self._until_s - monotonic()
+
+    def take(self, size: int | None) -> bool:
+        """Count bytes, None: not known yet. False if there is no room or no time for them."""
+        if not self._room.has(size or 1) or self.left_s <= 0:
+            self.is_whole = False
+            return False
+        self._count(size or 0)
+        return True
+
+    def add(self, answer: Answer, size: int | None) -> None:
+        """Note a request that has begun, for bytes that ``take`` took."""
+        self.has_begun = True
+        self._answers.append(answer)
+        if size is None:
+            answer.add_done_callback(self._count_answer)
+
+    def at_end(self, release: Callable[[], None]) -> None:
+        """Have ``forget`` call this, which drops the answers."""
+        self._releases.append(release)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for all answers; return whether they are there."""
+        self._answers = list(wait(self._answers, timeout_s).not_done)
+        return not self._answers
+
+    def forget(self) -> None:
+        """Drop all answers, and requests that did not begin."""
+        for release in self._releases:
+            release()
+        self._releases.clear()
+        self._count(-self._bytes)
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._room.count(size)
+
+    def _count_answer(self, answer: Answer) -> None:
+        if self._releases and not answer.cancelled() and isinstance(found := answer.result(), memoryview):
+            self._count(len(found))
