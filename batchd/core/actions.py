@@ -70,7 +70,8 @@ class CommitSlot(Action):
 class OrderChunk(Action):
     """Have ``worker`` fill ``rows`` of ``position`` into ``slot``.
 
-    ``places``: for a live stream, the place of each row's sample in the mailbox.
+    ``places``: for a live stream, the place of each row's sample in the mailbox. ``share``: see
+    ``orders.worker.Chunk``.
     """
 
     worker: int
@@ -80,6 +81,7 @@ class OrderChunk(Action):
     position: Position
     rows: Rows
     places: tuple[int, ...] = ()
+    share: tuple[int, int] = (0, 0)
 
 
 @record

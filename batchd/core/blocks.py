@@ -94,14 +94,25 @@ class BlockOrder:
     def places_of(self, epoch: int, samples: Numbers) -> Numbers:
         """See ``EpochOrder``."""
         table = self._epoch(epoch)
-        blocks = np.searchsorted(self._starts, samples, "right") - 1
-        ranks = self._ranking(epoch).inverse(blocks.astype(np.uint64)).astype(np.int64)
+        blocks, ranks = self._blocks_of(samples), self.ranks_of(epoch, samples)
         unmixed = table.ends[ranks] - self._starts[blocks + 1] + samples
         places = np.empty(samples.shape, np.int64)
         for window, first, chosen in _each(ranks // self.open_blocks, table):
             mixing = self._mixing(epoch, table, window)
             places[chosen] = mixing.inverse((unmixed[chosen] - first).astype(np.uint64)).astype(np.int64) + first
         return places
+
+    def ranks_of(self, epoch: int, samples: Numbers) -> Numbers:
+        """Return the ranks of the blocks of some samples in an epoch: int64 of the same shape."""
+        return self._ranking(epoch).inverse(self._blocks_of(samples).astype(np.uint64)).astype(np.int64)
+
+    def block_at(self, epoch: int, rank: int) -> range:
+        """Return the samples of the block of a rank."""
+        block = self._epoch(epoch).blocks[rank]
+        return range(int(self._starts[block]), int(self._starts[block + 1]))
+
+    def _blocks_of(self, samples: Numbers) -> Numbers:
+        return np.searchsorted(self._starts, samples, "right") - 1
 
     def occurrences(self, epoch: int, sample: int) -> Numbers:
         """See ``EpochOrder``; there is one."""

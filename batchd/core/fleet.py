@@ -306,6 +306,15 @@ class Fleet:
         """The local worker that will be done first, if any takes an order."""
         return next((next(iter(takers.local.values())) for takers in self._by_orders() if takers.local), None)
 
+    def takers(self) -> dict[int, Worker]:
+        """The local workers that take an order, by their places."""
+        return {worker.place: worker for takers in self._by_orders() for worker in takers.local.values()}
+
+    @property
+    def places(self) -> int:
+        """How many local workers there shall be."""
+        return len(self._places)
+
     def free_remote(self, stream: int) -> Iterator[Worker]:
         """The remote workers that take an order of ``stream``, by the time when they are done."""
         for takers in self._by_orders():

@@ -3,7 +3,9 @@
     most urgent of each stream -> of all streams -> rows cut for the worker with the fewest orders
 
 Local workers fill any rows. Remote workers fill rows of the streams that their links permit and, if
-caches are shared, first the rows of their own share.
+caches are shared, first the rows of their own share. Of a shuffle of blocks on a server, each local
+worker fills the rows of its own blocks, so that it reads each of them once. Of another's it fills
+rows that their worker has no time for, if it is idle itself or a trainer waits for them.
 """
 
 from collections.abc import Mapping
@@ -63,6 +65,9 @@ class Ordering:
             claims, is_remote = stream.delivery.claims, worker.link > 0
             shares = self._shares(stream) if is_remote else None
             share = shares.of_link[worker.link] if shares is not None else 0
+            divided = (0, 0)
+            if stream.blocks is not None and not is_remote:
+                share, divided = worker.place + 1, (worker.place, self._fleet.places)
             claims.provide(slot, actions)
             rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
             subscription.served_s = self._served_s + len(rows) * stream.sample_s
@@ -70,7 +75,8 @@ class Ordering:
             expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
             order = Order(number, stream.spec.number, slot, position, rows, now_s, expected_s, doubter)
             self._fleet.give(worker, order)
-            actions.append(OrderChunk(worker.number, order.number, order.stream, slot.number, position, rows, places))
+            where = worker.number, order.number, order.stream, slot.number, position
+            actions.append(OrderChunk(*where, rows, places, divided))
 
     def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
         """Return the most urgent filling of a stream and the worker for it."""
@@ -83,8 +89,33 @@ class Ordering:
             worker = self._fleet.free_local()  # remote workers may not fill the remaining rows
         if worker is None:
             return None
+        if stream.blocks is not None:
+            found = self._next_of_blocks(stream)
+            remote = next(self._fleet.free_remote(stream.spec.number), None) if self._fleet.windows.left > 0 else None
+            return found if found is not None or remote is None else self._next_remote(stream, remote)
         want = claims.wanted(self._served_s, claims.ring.pending)
         return None if want is None else (want, worker)
+
+    def _next_of_blocks(self, stream: Stream) -> tuple[Want, Worker] | None:
+        """Return the most urgent filling with rows of blocks of a worker that takes an order.
+
+        If there is none, the most urgent one, if a trainer waits for it, or a worker is idle.
+        """
+        claims, pending, takers = stream.delivery.claims, set(stream.delivery.ring.pending), self._fleet.takers()
+        first: Want | None = None
+        while (want := claims.wanted(self._served_s, pending)) is not None:
+            assert want.slot.fill is not None, f"slot {want.slot.number} is not being filled"
+            stream.divide_blocks(want.slot, self._fleet.places)
+            if want.slot.fill.doubted:
+                return want, next(iter(takers.values()))
+            for part in want.slot.fill.pending:
+                owner = takers.get(part.share - 1) if part.share > ANY_SHARE else next(iter(takers.values()))
+                if owner is not None:
+                    return want, owner
+            first = first or want
+            pending.discard(want.slot.number)
+        worker = next(iter(takers.values()))  # the one with the fewest orders
+        return None if first is None or (first.need[0] and worker.load) else (first, worker)
 
     def _next_remote(self, stream: Stream, worker: Worker) -> tuple[Want, Worker] | None:
         """Return the most urgent filling for remote workers; ``worker`` has the fewest orders."""

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from batchd.core.actions import Action, EndStream, FreeSlots, QuarantineSample, Refuse, ReportBad, ReportStopped
 from batchd.core.admission import Refusal
+from batchd.core.blocks import BlockOrder
 from batchd.core.delivery import Delivery
 from batchd.core.events import ChunkDone, Note, WorkerGone
 from batchd.core.fleet import Order
@@ -41,6 +44,10 @@ class Stream:
         self.decoded_samples = 0
         self.sample_s = 0.0
         self.chunk_rows_max = chunk_rows_max
+        plan = spec.plan
+        may_divide = spec.groups_neighbours and not spec.shares_caches and plan.draws is None and plan.documents is None
+        self.blocks = plan.order if may_divide and isinstance(plan.order, BlockOrder) else None
+        """The blocks of which each is one local worker's to read; None if rows are not divided."""
         self.shares: Shares | None = None
         """By which pending rows are divided; None: each worker host may fill any of them."""
         self._stalled: dict[int, tuple[int, int]] = {}
@@ -133,6 +140,23 @@ class Stream:
         samples = self.spec.plan.indices_of(slot.position, rows)
         self.delivery.ring.divide(slot, [Part(*one) for one in self.shares.divide(samples, rows)])
         return True
+
+    def divide_blocks(self, slot: Slot, workers: int) -> None:
+        """Divide the pending rows of a slot among the places of local workers, by their blocks.
+
+        The share of a place is one more than the place.
+        """
+        rows = self.delivery.ring.undivided(slot)
+        if not rows:
+            return
+        assert self.blocks is not None, "there are blocks"
+        assert slot.position is not None, f"slot {slot.number} has no position"
+        samples = self.spec.plan.indices_of(slot.position, rows)
+        owners = self.blocks.ranks_of(slot.position.epoch, samples) % workers
+        order = np.lexsort((samples, owners))
+        parts = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
+        shares = [Part(tuple(rows[at] for at in part.tolist()), 1 + int(owners[part[0]])) for part in parts]
+        self.delivery.ring.divide(slot, shares)
 
     def share_stalled(self) -> None:
         """Let every host fill rows that a trainer waits for and that were not ordered meanwhile.

@@ -407,7 +407,7 @@ class Loop:
         if fill is None:
             fill = self._fills[worker] = FillChunks(action.stream, [], is_packed=False)
         runs, places = runs_of(action.rows), list(action.places)
-        fill.chunks.append(Chunk(action.order, action.slot, *action.position, runs, places))
+        fill.chunks.append(Chunk(action.order, action.slot, *action.position, runs, places, action.share))
 
     def _send_orders(self, worker: int) -> None:
         """Send the orders that a worker was given in this round."""

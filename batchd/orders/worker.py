@@ -121,6 +121,8 @@ class Chunk(NamedTuple):
     """Fill the rows of ``runs`` (``orders.rows``) of position (``epoch``, ``step``) into ``slot``.
 
     ``places``: for a live stream, the place in the mailbox of each row's sample; else empty.
+    ``share``, of a shuffle of blocks: (place of the worker, number of workers that divide the
+    blocks); no worker, if they are not divided.
     """
 
     order: int
@@ -129,6 +131,7 @@ class Chunk(NamedTuple):
     step: int
     runs: list[tuple[int, int]]
     places: list[int]
+    share: tuple[int, int] = (0, 0)
 
 
 @message(102)

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 FETCHED_BYTES_MAX = 32 << 20
 """Bytes that are read ahead for the orders of a worker."""
+BLOCKS_BYTES_MAX = 512 << 20
+"""Bytes of the blocks of shuffles that a worker has open, or requests ahead."""
 
 
 class Storage:
@@ -67,6 +69,7 @@ class Storage:
         self.remote = RemoteFiles(self)
         self._client: RemoteClient | None = None
         self.room = Room(FETCHED_BYTES_MAX)
+        self.blocks_room = Room(BLOCKS_BYTES_MAX, is_sized=True)
         self.requested = Requested(self.room)
         """What is requested now belongs to this."""
         self._sample_until_s = inf
@@ -102,13 +105,17 @@ class Storage:
         if client is not None:
             client.close()
 
-    def begin_reading_ahead(self, room: Room | None = None) -> Requested:
-        """From now on, all that readers request ahead belongs to the result.
+    def begin_reading_ahead(self) -> Requested:
+        """From now on, all that readers request ahead is for one order, and belongs to the result.
 
-        It may take as long as one sample, for all sources together. ``room``: that of orders if
-        there is no other.
+        It may take as long as one sample, for all sources together.
         """
-        self.requested = Requested(room or self.room, monotonic() + self.limits.deadline_s)
+        self.requested = Requested(self.room, monotonic() + self.limits.deadline_s)
+        return self.requested
+
+    def begin_reading_block(self) -> Requested:
+        """From now on, all that readers request ahead is for one block, and for several orders."""
+        self.requested = Requested(self.blocks_room)
         return self.requested
 
     def begin_sample(self) -> None:

@@ -10,6 +10,7 @@ their request begins, or, of whole objects, from their answer on.
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
+from functools import partial
 from math import inf
 from threading import Lock
 from time import monotonic
@@ -27,8 +28,10 @@ Answer: TypeAlias = Future[memoryview | ObjectUnreadable | None]
 class Room:
     """Counts the bytes that are requested and not forgotten."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, *, is_sized: bool = False) -> None:
+        """``is_sized``: it takes nothing of unknown size."""
         self.bytes_max = bytes_max
+        self.is_sized = is_sized
         self._used_bytes = 0
         self._lock = Lock()
         """The threads of a ``RemoteClient`` count, too."""
@@ -49,33 +52,44 @@ class Requested:
     def __init__(self, room: Room, until_s: float = inf) -> None:
         self._room = room
         self._until_s = until_s
-        self._bytes = 0
+        self.bytes = 0
+        """Bytes that it counts."""
         self._answers: list[Answer] = []
         self._releases: list[Callable[[], None]] = []
         self.has_begun = False
         """True once there was a request."""
+        self.has_failed = False
+        """True once an answer was no bytes."""
         self.is_whole = True
-        """False once there was no room, or no time, for something."""
+        """False once there was no room, or no time, for something, or something does not fit."""
+        self.is_fit = True
+        """False once something did not fit that never will."""
 
     @property
     def left_s(self) -> float:
-        """Seconds that its requests may still take."""
+        """Seconds that its requests may still take; infinite, if each has its own limit alone."""
         return self._until_s - monotonic()
 
     def take(self, size: int | None) -> bool:
         """Count bytes, None: not known yet. False if there is no room or no time for them."""
+        if size is None and self._room.is_sized:
+            self.refuse()
+            return False
         if not self._room.has(size or 1) or self.left_s <= 0:
             self.is_whole = False
             return False
         self._count(size or 0)
         return True
 
+    def refuse(self) -> None:
+        """Note that something has to be read when a sample needs it."""
+        self.is_whole = self.is_fit = False
+
     def add(self, answer: Answer, size: int | None) -> None:
         """Note a request that has begun, for bytes that ``take`` took."""
         self.has_begun = True
         self._answers.append(answer)
-        if size is None:
-            answer.add_done_callback(self._count_answer)
+        answer.add_done_callback(partial(self._answered, is_counted=size is not None))
 
     def at_end(self, release: Callable[[], None]) -> None:
         """Have ``forget`` call this, which drops the answers."""
@@ -91,12 +105,14 @@ class Requested:
         for release in self._releases:
             release()
         self._releases.clear()
-        self._count(-self._bytes)
+        self._count(-self.bytes)
 
     def _count(self, size: int) -> None:
-        self._bytes += size
+        self.bytes += size
         self._room.count(size)
 
-    def _count_answer(self, answer: Answer) -> None:
-        if self._releases and not answer.cancelled() and isinstance(found := answer.result(), memoryview):
+    def _answered(self, answer: Answer, *, is_counted: bool) -> None:
+        found = None if answer.cancelled() else answer.result()
+        self.has_failed |= not isinstance(found, memoryview)
+        if not is_counted and self._releases and isinstance(found, memoryview):
             self._count(len(found))

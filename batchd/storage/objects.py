@@ -167,7 +167,7 @@ class RemoteClient:
 
         The answer is None if it is not wanted any more, or too late, when its turn comes.
         """
-        time = _Time.of(self._limits(), deadline_s)
+        time = _Time.of(self._limits(), None if deadline_s == inf else deadline_s)
 
         def read() -> memoryview | ObjectUnreadable | None:
             if monotonic() >= time.begin_until_s or not is_wanted():

@@ -107,8 +107,10 @@ class RemoteBytes:
 
     def read(self, extent: Extent, bytes_max: int) -> memoryview:
         """The bytes, fewer if the object ends; ``ObjectUnreadable`` also beyond ``bytes_max``."""
-        request = self._fetched.get(extent)
-        found = None if request is None else request.answer.result()
+        request, found = self._fetched.get(extent), None
+        if request is not None:
+            with suppress(TimeoutError):
+                found = request.answer.result(max(0, self._storage.sample_s / 2))
         if request is None or found is None or isinstance(found, ObjectTooLong):
             return self._read(extent, bytes_max)
         if isinstance(found, ObjectUnreadable):
@@ -126,7 +128,8 @@ class RemoteBytes:
         requested = self._storage.requested
         wanted = set(extents)
         short = [one for one in wanted if one.size is None or one.size <= WHOLE_BYTES_MAX]
-        requested.is_whole &= len(short) == len(wanted)
+        if len(short) < len(wanted):
+            requested.refuse()
         used = {self._fetched[one] for one in short if one in self._fetched}
         absent = (one for one in short if one not in self._fetched)
         begun = [_Request(*one) for one in _joined(sorted(absent, key=lambda one: (one.path, one.start)))]

@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd import failpoints
+from batchd.core.blocks import BlockOrder
 from batchd.core.epochs import planned
 from batchd.core.plan import Plan
 from batchd.functions.load import FunctionUnusable
@@ -50,8 +51,10 @@ from batchd.pipeline.image.decode import decoder_versions
 from batchd.pipeline.kinds import step_from_plain
 from batchd.pipeline.stages import Row
 from batchd.storage.access import Storage
+from batchd.storage.ahead import Requested
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits
+from batchd.worker.blocks import BlocksAhead
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, WantedRow, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
@@ -195,6 +198,8 @@ class WorkerStream:
         self._stopwatch = Stopwatch(run_queue.waited_ns)
         self._opened = ExitStack()
         self._opened.callback(run_queue.close)
+        self._blocks: BlocksAhead | None = None
+        """The blocks that this worker reads; None if the order has none."""
         self._hopeless: str | None = None
         self._listen: Callable[[], None] = _nothing
         """Called before each row, so that the next order is requested early."""
@@ -218,6 +223,9 @@ class WorkerStream:
                 has_rows=self._pack is None,
             )
             self._opened.callback(self._maker.close)
+            if isinstance(self._plan.order, BlockOrder):
+                self._blocks = BlocksAhead(self._plan.order, self._maker.request_block)
+                self._opened.callback(self._blocks.close)
             if message.tells_rows:
                 self._draws = self._maker.note_draws()
         except RecipeUnusable as error:
@@ -252,7 +260,8 @@ class WorkerStream:
             if order.announced is not None:
                 listen()
                 self._maker.begin_announced(order.announced, listen)
-                self._listen = listen if order.announced.requested.has_begun else _nothing
+                waits = order.announced.requested.has_begun or order.announced.blocks
+                self._listen = listen if waits else _nothing
             yield from self._fill_planned(message, order, slots, listen)
         finally:
             if order.announced is not None:
@@ -268,7 +277,7 @@ class WorkerStream:
         announced = None
         if self._hopeless is None and self._maker.reads_ahead:
             try:
-                announced = self._announce(planned, {chunk.epoch for chunk in chunks})
+                announced = self._announce(chunks, planned)
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
         return PlannedOrder(chunks, ordered, planned, announced)
@@ -287,6 +296,8 @@ class WorkerStream:
                 together = place + self._fill_files(chunks[place:], targets[place:], planned[place:], slots)
             page, arrays = self._slot(chunk, slots)
             bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
+            if self._blocks is not None:
+                self._blocks.made(chunk.epoch, samples)
             filled.append(chunk.order)
             if self._made:
                 yield from self._made
@@ -447,10 +458,19 @@ class WorkerStream:
             arrays.update(slot_arrays(page, self.layout))
         return page, arrays
 
-    def _announce(self, planned: list[NDArray[np.int64]], epochs: set[int]) -> Announced:
-        samples = (sample for rows in planned for sample in self._samples_of(rows).tolist())
-        wanted = [sample for sample in samples if sample not in self.quarantined]
-        return self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
+    def _announce(self, chunks: list[orders.Chunk], planned: list[NDArray[np.int64]]) -> Announced:
+        """Request the samples of an order: by the blocks that are this worker's, else by rows."""
+        blocks: list[Requested] = []
+        wanted: list[int] = []
+        for chunk, rows in zip(chunks, planned, strict=True):
+            samples = self._samples_of(rows)
+            if self._blocks is not None:
+                found, samples = self._blocks.begin(chunk.epoch, samples, chunk.share)
+                blocks += found
+            wanted += [sample for sample in samples.tolist() if sample not in self.quarantined]
+        epochs = {chunk.epoch for chunk in chunks}
+        announced = self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
+        return announced._replace(blocks=tuple(blocks))
 
     def _samples_of(self, planned: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples of planned rows."""

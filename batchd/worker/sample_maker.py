@@ -69,10 +69,14 @@ class WantedRow(NamedTuple):
 
 
 class Announced(NamedTuple):
-    """Samples that are requested before they are made; of those in ``parts``, a part is enough."""
+    """Samples that are requested before they are made; of those in ``parts``, a part is enough.
+
+    ``blocks``: requests for several orders that some of the samples are in.
+    """
 
     requested: Requested
     parts: dict[int, tuple[int, int]]
+    blocks: tuple[Requested, ...] = ()
 
 
 class SampleMaker:
@@ -180,13 +184,26 @@ class SampleMaker:
         read_ahead(self._reader, samples)
         return Announced(requested, {} if self._cached is None else self._cached.parts)
 
+    def request_block(self, samples: Sequence[int]) -> Requested:
+        """Request whole samples for several orders. Paired with ``Requested.forget``."""
+        if self._cached is not None:
+            self._cached.plan_part = None
+        requested = self._storage.begin_reading_block()
+        read_ahead(self._reader, samples)
+        return requested
+
     def begin_announced(self, announced: Announced, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait for announced samples, which are made next. ``meanwhile`` is called now and then."""
+        """Wait for announced samples, which are made next. ``meanwhile`` is called now and then.
+
+        The wait is no longer than one sample may take; then, samples are read one by one.
+        """
         if self._cached is not None:
             self._cached.parts = announced.parts
         begun_ns = perf_counter_ns()
-        while not announced.requested.wait(MEANWHILE_S):
-            meanwhile()
+        until_ns = begun_ns + int(self._storage.limits.deadline_s * 1e9)
+        for requested in (*announced.blocks, announced.requested):
+            while not requested.wait(MEANWHILE_S) and perf_counter_ns() < until_ns:
+                meanwhile()
         self._stopwatch.waited(begun_ns)
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:

@@ -213,8 +213,9 @@ def test_a_check_says_what_is_wrong_with_a_server(tmp_path, web: FileServer):
     assert "cannot be expanded, as http servers cannot list files" in " ".join(wild.split())
 
 
-def test_blocks_of_neighbours_are_read_by_few_requests(start_daemon, tmp_path, web):
-    """Each of six batches has two blocks of four samples, and each block is one request."""
+@pytest.fixture
+def blocks(tmp_path, web):
+    """Streams of two open blocks of four samples over the same shards, here and on a server."""
     chance = np.random.default_rng(0)
     for shard in range(2):
         rows = chance.integers(0, 256, (24, 100_000), np.uint8)
@@ -222,19 +223,33 @@ def test_blocks_of_neighbours_are_read_by_few_requests(start_daemon, tmp_path, w
     web.files.update(contents(tmp_path))
     fields = {"shards": ["{0..1}.tar"], "fields": {"x": "uint8[100000]"}, "names": {"x": "x.npy"}}
     stream = {"batch_size": 8, "shuffle": {"blocks": 2, "block_samples": 4}, "window": 2}
-    streams = {
+    return {
         name: {"source": {"type": "webdataset", "root": root, **fields}, **stream}
         for name, root in {"files": str(tmp_path), "http": web.url}.items()
     }
-    daemon = start_daemon(streams, workers=2, chunk_rows=4)
+
+
+def test_each_block_of_neighbours_is_read_by_one_request(start_daemon, web, blocks):
+    """One worker has all twelve blocks, and reads each of them once, although orders are short."""
+    daemon = start_daemon(blocks, workers=1, chunk_rows=3)
     with batchd_client.connect(daemon.address) as connection:
         before = len(web.asked)
         found = see(connection.stream("http", epochs=1))
-        asked = web.asked[before:]
+        assert len(web.asked) == before + 12
         assert found == see(connection.stream("files", epochs=1))
-
     assert samples(found) == list(range(48))
-    assert len(asked) <= 2 * (6 + 2), "six batches, and two of the next epoch that may be read ahead"
+
+
+@pytest.mark.parametrize(
+    ("workers", "faults"), [(2, {}), (5, {}), (2, {"worker.chunk.written": "kill@4"})], ids=["two", "five", "killed"]
+)
+def test_blocks_of_a_server_have_the_same_bytes_with_any_workers(start_daemon, blocks, workers, faults):
+    """A worker that dies takes the blocks that it has read with it, and the next one reads them."""
+    daemon = start_daemon(blocks, workers=workers, chunk_rows=2, lasting_faults=faults)
+    with batchd_client.connect(daemon.address) as connection:
+        found = see(connection.stream("http", epochs=1))
+        assert found == see(connection.stream("files", epochs=1))
+    assert samples(found) == list(range(48))
 
 
 def npy(array) -> bytes:

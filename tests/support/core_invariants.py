@@ -331,7 +331,7 @@ def _check_none_idles(world: World) -> None:
     if world.state.draining:
         return
     have_time = [one for one in world.state.fleet.workers.values() if _takes_one(one)]
-    local = any(not one.link for one in have_time)
+    local = [one for one in have_time if not one.link]
     for stream in world.state.streams.values():
         links = world.state.links.by_number
         remote = [one for one in have_time if one.link and stream.spec.number in links[one.link].may_fill]
@@ -345,7 +345,8 @@ def _check_none_idles(world: World) -> None:
                     continue
                 found = {part.share for part in fill.pending}
                 idle = [one for one in remote if found and (shares is None or _should_fill(one, shares, found))]
-                if idle or (local and (fill.pending or fill.doubted)):
+                own = [one for one in local if stream.blocks is None or not one.load or one.place + 1 in found]
+                if idle or (own and fill.pending) or (local and fill.doubted):
                     assert not _has_samples(stream, one, claim), "a worker is idle although there are rows to fill"
 
 

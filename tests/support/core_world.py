@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
+import numpy as np
+
 from batchd.core import actions as act
 from batchd.core import events as ev
+from batchd.core.blocks import BlockOrder
 from batchd.core.course import Share
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
 from batchd.core.links import PROOF_ROWS, LinkRules
@@ -38,9 +41,10 @@ RULES = LinkRules(audit=0.2)
 def make_spec(number: int = 1, **changes: object) -> StreamSpec:
     """A small stream: 12 samples in 4 batches of 3, in order, in a ring of 8 slots.
 
-    ``changes`` also takes ``Plan``'s fields.
+    ``changes`` also takes ``Plan``'s fields, and ``open_blocks`` for a shuffle of blocks of two.
     """
-    plan = {"samples": 12, "batch_size": 3, "seed": 7, "shuffle": False, "drop_last": False}
+    plan: dict[str, object] = {"samples": 12, "batch_size": 3, "seed": 7, "shuffle": False, "drop_last": False}
+    open_blocks = changes.pop("open_blocks", None)
     values: dict[str, object] = {
         "number": number,
         "name": f"stream{number}",
@@ -55,6 +59,9 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
     }
     for key, value in changes.items():
         (plan if key in plan else values)[key] = value
+    if open_blocks is not None:
+        starts = np.append(np.arange(0, plan["samples"], 2), plan["samples"])
+        plan["order"] = BlockOrder(starts, open_blocks, 7)
     return StreamSpec(plan=Plan(**plan), **values)  # type: ignore[arg-type]
 
 

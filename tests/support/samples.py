@@ -4,7 +4,7 @@ For tests of sources.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, ReadsRows, open_reader
+from batchd.sources.interface import Reader, ReadsRows, open_reader, read_ahead
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
@@ -25,6 +25,14 @@ from support.source_files import nothing
 def scan(source: SourceOptions) -> SourceIndex:
     """Scan a source and return its new index."""
     return scan_source(source, nothing, IndexCache(None), Storage())
+
+
+def request(storage: Storage, reader: Reader, samples: Sequence[int]) -> None:
+    """Request samples, as a worker does for an order, and wait. Earlier ones are forgotten."""
+    storage.requested.forget()
+    requested = storage.begin_reading_ahead()
+    read_ahead(reader, samples)
+    assert requested.wait(30)
 
 
 @contextmanager

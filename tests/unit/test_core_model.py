@@ -32,6 +32,7 @@ specs = st.fixed_dictionaries(
         "batch_size": st.integers(1, 6),
         "shuffle": st.booleans(),
         "groups_neighbours": st.booleans(),
+        "open_blocks": st.sampled_from([None, None, 1, 3]),
         "drop_last": st.booleans(),
         "repeats": st.booleans(),
         "window": st.integers(1, 5),

@@ -335,6 +335,48 @@ def test_orders_have_neighbouring_samples_where_requests_are_slow():
     assert sorted(row for one in orders for row in one.rows) == list(range(16))
 
 
+def world_of_blocks(chunk_rows_max=4, **changes):
+    """Two workers, and two batches of eight blocks each, all of them open together."""
+    spec = make_spec(samples=32, batch_size=16, open_blocks=8, groups_neighbours=True, **changes)
+    world = CheckedWorld([spec], workers=2, chunk_rows_max=chunk_rows_max)
+    world.start_workers()
+    return world
+
+
+def places_of(world, order):
+    """The places of the workers that the blocks of an order's rows belong to."""
+    plan = world.state.streams[1].spec.plan
+    samples = plan.indices_of(order.position, order.rows)
+    return set((plan.order.ranks_of(order.position.epoch, samples) % 2).tolist())
+
+
+def test_each_worker_fills_the_rows_of_its_own_blocks():
+    """So that it reads each block once; an order names the share that the worker has."""
+    world = world_of_blocks()
+    orders = pick(act.OrderChunk, world.subscribe(session=1))
+    while any(worker.orders for worker in world.workers.values()):
+        for number in sorted(world.workers):
+            orders += pick(act.OrderChunk, world.fill(number)) if world.workers[number].orders else []
+
+    assert all(places_of(world, one) == {one.share[0]} for one in orders)
+    assert {one.share for one in orders} == {(0, 2), (1, 2)}
+    assert {world.state.fleet.workers[one.worker].place == one.share[0] for one in orders} == {True}
+    assert sorted((one.position.step, row) for one in orders for row in one.rows) == [
+        (step, row) for step in range(2) for row in range(16)
+    ]
+
+
+def test_rows_that_a_trainer_waits_for_are_filled_by_any_worker():
+    """One worker is done with its own blocks, and the other one has more than it takes."""
+    world = world_of_blocks(chunk_rows_max=1, window=1)
+    orders = pick(act.OrderChunk, world.subscribe(session=1)) + pick(act.OrderChunk, world.pull(1, release=0))
+    fast = min(world.workers)
+    while world.workers[fast].orders:
+        orders += pick(act.OrderChunk, world.fill(fast))
+    place = world.state.fleet.workers[fast].place
+    assert {1 - place} in [places_of(world, one) for one in orders if one.worker == fast]
+
+
 def test_a_stopped_stream_notifies_waiting_trainers_and_fills_no_more():
     """Later pulls get the same answer; leases can still be released."""
     world = world_of(on_error="fail", window=1)

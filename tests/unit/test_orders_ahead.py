@@ -24,7 +24,7 @@ def rows() -> np.ndarray:
 
 
 @pytest.fixture
-def streams(tmp_path, web: FileServer, rows):
+def streams(tmp_path, _network_library, web: FileServer, rows):
     """Make streams over a shard with gaps between the samples."""
     members = [(f"{number}.{name}", data) for number, row in enumerate(rows) for name, data in _members(row)]
     web.files["a.tar"] = write_shard(tmp_path / "a.tar", members).read_bytes()

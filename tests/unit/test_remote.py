@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchd.errors import SourceInvalid
 from batchd.storage import remote_stream
 from batchd.storage.access import FETCHED_BYTES_MAX, Storage
-from batchd.storage.ahead import Room
+from batchd.storage.ahead import Requested, Room
 from batchd.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
@@ -280,7 +280,7 @@ class TestReadingAhead:
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
         remote, room = RemoteBytes(storage, b"http://", {}), Room(1000)
-        requested = storage.begin_reading_ahead(room)
+        requested = storage.requested = Requested(room)
         remote.fetch(wanted)
         assert requested.wait(10)
         assert len(web.asked) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, open_reader, read_ahead
+from batchd.sources.interface import Reader, open_reader
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.scan import scan_source
 from batchd.storage import index_cache as cache_module
@@ -20,6 +20,7 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.parquet_files import hugging_face, write_parquet
+from support.samples import request
 from support.source_files import nothing, source_problems
 
 WELL = IgnoreRange()
@@ -72,7 +73,7 @@ def test_values_that_are_not_compressed_are_asked_for_by_their_bytes(
     assert asked_bytes(web) == len(IMAGES[7])
 
     web.asked.clear()
-    read_ahead(reader, range(40))
+    request(storage, reader, range(40))
     assert [image(reader, sample) for sample in range(40)] == IMAGES
     assert len(web.asked) == 1
 
@@ -84,7 +85,7 @@ def test_a_row_group_is_one_request_and_is_used_again(web: FileServer, put: Put,
     web.asked.clear()
     for sample in (25, 3, 29, 20, 0):
         if ahead:
-            read_ahead(reader, [sample])
+            request(storage, reader, [sample])
         assert image(reader, sample) == IMAGES[sample]
     assert len(web.asked) == 3
     assert asked_bytes(web) < len(web.files["a.parquet"]) * 2
@@ -94,7 +95,7 @@ def test_a_chunk_asks_for_all_of_its_row_groups_at_once(web: FileServer, put: Pu
     """Columns of a row group that are adjacent are one request."""
     reader = opened(storage, put(fields={**BOTH, "twice": "uint8[?]"}, compression="snappy", row_group_size=10))
     web.asked.clear()
-    read_ahead(reader, [35, 5, 15])
+    request(storage, reader, [35, 5, 15])
     requests = len(web.asked)
     assert requests <= 4
     for sample in (35, 36, 5, 15):
@@ -229,14 +230,14 @@ class TestSamplesThatFail:
         for ahead in ([], [25]):
             reader = opened(storage, put(compression=compression, row_group_size=10))
             web.faults["a.parquet"] = [Cut(1 << 30)] * reads_before + [fault] * 3
-            read_ahead(reader, ahead)
+            request(storage, reader, ahead)
             with pytest.raises(SampleUnreadable) as error:
                 reader.read(25)
             assert re.fullmatch(rf"{place}: {reason} \(row group 2, row 5 of it\)", str(error.value))
 
             web.faults.clear()
             storage.client.head(f"{web.url}/a.parquet")  # ends the pause after failures
-            read_ahead(reader, ahead)
+            request(storage, reader, ahead)
             assert image(reader, 25) == IMAGES[25]
             assert int(reader.known(25)["label"]) == 25  # type: ignore[arg-type]
         assert SECRET not in str(error.value)

@@ -18,7 +18,7 @@ from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.composed.options import ConcatSource, SubsetSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.interface import Reader, kind_of, open_reader, read_ahead
+from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
@@ -35,6 +35,7 @@ from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Stat
 from support.megatron import write_megatron
 from support.parquet_files import hugging_face, write_parquet
 from support.s3_server import BucketServer
+from support.samples import request
 from support.shards import write_shard
 from support.source_files import nothing, source_problems
 from support.tfrecords import example, write_records
@@ -147,7 +148,7 @@ def contents(storage: Storage, source: SourceOptions, *, ahead: bool) -> tuple[s
     index = scan(storage, source)
     reader = opened(storage, source, index)
     if ahead:
-        read_ahead(reader, range(len(index)))
+        request(storage, reader, range(len(index)))
     found = [plain(reader.read(sample)) for sample in range(len(index))]
     reader.close()
     return index.digest, found
@@ -268,7 +269,7 @@ def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage)
         index = scan(storage, source)
         reader = opened(storage, source, index)
         served.asked.clear()
-        read_ahead(reader, range(len(index)))
+        request(storage, reader, range(len(index)))
         assert len(served.asked) == requests
         for sample in range(len(index)):
             reader.read(sample)
@@ -437,11 +438,11 @@ class TestSamplesThatFail:
         for fault, ahead in product((Status(500), Cut(after=1)), ([], [0])):
             storage.client.head(f"{served.url}/list.txt")  # ends the pause after failures
             served.faults[name] = [fault] * 3
-            read_ahead(reader, ahead)
+            request(storage, reader, ahead)
             with pytest.raises(SampleUnreadable, match=rf"^{reason}\D+(500)? \(asked 3 times\)$"):
                 reader.read(0)
         storage.client.head(f"{served.url}/list.txt")
-        read_ahead(reader, [0])
+        request(storage, reader, [0])
         assert plain(reader.read(0)) == expected
 
     @pytest.mark.parametrize(
@@ -465,7 +466,7 @@ class TestSamplesThatFail:
 
         for ahead in (False, True):
             if ahead:
-                read_ahead(reader, [0, 1, 2])
+                request(storage, reader, [0, 1, 2])
             reasons = ["is empty", "has 100 bytes, more than max_bytes = 99", r"it is not there \(404\)"]
             for sample, reason in enumerate(reasons):
                 with pytest.raises(SampleUnreadable, match=f"^{reason}$"):
@@ -492,7 +493,7 @@ class TestSamplesThatFail:
         )
         reader = opened(storage, source)
 
-        read_ahead(reader, range(4))
+        request(storage, reader, range(4))
         assert plain(reader.read(0)) == {"x": b"bytes of photos/cat/1.jpg"}
         for sample, text in ((1, "not below"), (2, "may lead out of the root"), (3, "not below")):
             with pytest.raises(SampleUnreadable, match=text):
