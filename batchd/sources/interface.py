@@ -113,6 +113,17 @@ class ReadsRows(Protocol):
 
 
 @runtime_checkable
+class ReadsLengths(Protocol):
+    """A reader that finds how long fields are in less time than by reading their samples."""
+
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64] | None:
+        """The elements of a field in each sample, int64 ``[samples]``; 0 where ``read`` fails.
+
+        None if only ``read`` can tell.
+        """
+
+
+@runtime_checkable
 class ReadsParts(Protocol):
     """A reader that reads parts of the files of its column ``image``, in less time than all."""
 

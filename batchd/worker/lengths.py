@@ -1,7 +1,8 @@
 """HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: sizes of samples.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
-made once before the first batch; of an image that is cut into patches, the header suffices.
+made once before the first batch; of an image that is cut into patches, the header suffices, and of
+a list of numbers in Parquet, its length.
 ``daemon.measuring`` starts some of these processes and tells each, in JSON on standard input, which
 samples are its own. The answer is shared memory, int64 ``[samples]``:
 
@@ -60,8 +61,13 @@ def main() -> int:
         for first in range(asked.part * BLOCK_SAMPLES, len(index), asked.parts * BLOCK_SAMPLES):
             block = lengths[first : first + BLOCK_SAMPLES]
             unknown = (first + np.flatnonzero(block == UNKNOWN)).tolist()
-            if unknown:
-                maker.read_ahead(unknown)
+            if not unknown:
+                continue
+            maker.read_ahead(unknown)
+            lengths[unknown[0]] = IN_WORK
+            if asked.by == "length" and (known := maker.lengths(unknown, asked.field)) is not None:
+                lengths[unknown] = known
+                continue
             for sample in unknown:
                 lengths[sample] = IN_WORK
                 try:

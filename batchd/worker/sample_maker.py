@@ -36,7 +36,7 @@ from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.kept_files import KeptFiles, PartUnfit
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
-from batchd.sources.interface import NamesFiles, Reader, ReadsAhead, ReadsRows, open_reader, read_ahead
+from batchd.sources.interface import NamesFiles, Reader, ReadsAhead, ReadsLengths, ReadsRows, open_reader, read_ahead
 from batchd.sources.kinds import source_from_plain
 from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
@@ -101,7 +101,7 @@ class SampleMaker:
         ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay
         the caller's, or that of the mailbox. Without rows, samples are values of whatever shape.
         """
-        steps = [step_from_plain(step) for step in recipe.steps]
+        steps = self._steps = [step_from_plain(step) for step in recipe.steps]
         source = source_from_plain(recipe.source)
         columns = [parse_column(name, text) for name, text in recipe.columns]
         expect(recipe.python_path, dict(recipe.modules))
@@ -209,6 +209,14 @@ class SampleMaker:
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
         """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
+
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64] | None:
+        """The elements of a field in each sample, int64 ``[samples]``, 0 for a bad one.
+
+        None if samples have to be made to know them.
+        """
+        keeps_length = all(step.keeps_length or field not in (step.touches or {field}) for step in self._steps)
+        return self._reader.lengths(samples, field) if keeps_length and isinstance(self._reader, ReadsLengths) else None
 
     def plan(self, epoch: int, sample: int) -> ImagePlan | None:
         """What the first stage on an image would make of a sample, as ``Pipeline.plan``."""

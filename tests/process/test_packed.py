@@ -2,9 +2,11 @@
 
 import signal
 import textwrap
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import batchd_client
@@ -14,7 +16,7 @@ from batchd.config.tree import StreamConfig
 from batchd.core.packs import Packs
 from batchd.daemon import measuring
 from batchd.daemon.grouping import grouping_of
-from batchd.daemon.measuring import Pass, lengths_in_index
+from batchd.daemon.measuring import Pass, Size, lengths_in_index, measured
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError
 from batchd.history.batches import Replayer
@@ -23,13 +25,15 @@ from batchd.pipeline.call.options import Call
 from batchd.pipeline.fields.options import Rename
 from batchd.pipeline.numbers.options import Cast
 from batchd.pipeline.shapes.options import Pack
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import kind_of, open_reader
+from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.tokens.options import TokensSource
 from batchd.storage.access import Storage
 from batchd_wire.position import Position
 from support.commands import batchd
 from support.configs import load
 from support.megatron import write_megatron
+from support.parquet_files import write_parquet
 from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.samples import scan
 from support.seen import digest_of
@@ -155,6 +159,44 @@ def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_p
 
     assert known.digest == measured.digest
     assert Packs.from_arrays(known.arrays).parts < 3 * len(index)
+
+
+LISTS = [list(range(place * 5 % 17)) if place != 7 else None for place in range(40)]
+"""Lists of numbers, one of which is not there: it is a bad sample."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "fields", "is_read"),
+    [
+        (pa.int32(), "int32[?]", {}, False),
+        (pa.int16(), "int64[?]", {"label": "int64"}, False),
+        (pa.int64(), "int32[?]", {}, True),
+        (pa.int32(), "int32[?]", {"note": "text"}, True),
+    ],
+    ids=["lists", "safe", "perhaps too large", "two fields"],
+)
+def test_the_offsets_of_lists_give_the_lengths_that_samples_have(tmp_path, kind, declared, fields, is_read):
+    """Only where a list may be a bad sample for another reason, each sample is read."""
+    columns = {
+        "tokens": pa.array(LISTS, pa.list_(kind)),
+        "label": list(range(40)),
+        "note": [str(number) for number in range(40)],
+    }
+    write_parquet(tmp_path / "a.parquet", columns, row_group_size=15)
+    source = ParquetSource(root=tmp_path, shards=("a.parquet",), fields={"tokens": declared, **fields})
+    index = scan(source)
+    with closing(open_reader(source, index, 1 << 20, Storage())) as reader:
+        found = reader.lengths(range(3, 40), "tokens")
+
+    lengths = [0 if one is None else len(one) for one in LISTS]
+    assert (found is None) == is_read
+    assert found is None or found.tolist() == lengths[3:]
+
+    columns = kind_of(source).columns(source, Storage())
+    config = StreamConfig(source=source, batch_size=2, pipeline=(Pack(field="tokens", length=32),))
+    plan = plan_stream("texts", config, columns, ())
+    made, _example = measured(plan, Size("tokens", "length"), index, Pass(2, 30.0, Storage(), lambda _found: None))
+    assert made.tolist() == lengths
 
 
 def test_steps_that_may_change_a_length_have_it_measured(tmp_path):

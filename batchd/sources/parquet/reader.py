@@ -17,11 +17,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
+from itertools import groupby
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow.compute import list_value_length
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
@@ -237,6 +239,25 @@ class ParquetReader:
                     values.append(extent)
         self._remote.fetch([*values, *self._groups.ahead(groups)])
 
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64] | None:
+        """See ``interface.ReadsLengths``: of lists of numbers, by their offsets."""
+        decoded = [number for number, column in enumerate(self._columns) if column.name not in self._numbers]
+        if len(decoded) != 1 or self._columns[decoded[0]].name != field or len(self._columns[decoded[0]].shape) != 1:
+            return None
+        places = [self._index.place(sample) for sample in samples]
+        found: list[NDArray[np.int64]] = []
+        for _number, those in groupby(places, key=lambda place: place.number):
+            group = list(those)
+            try:
+                lists = self._groups.column(group[0], decoded[0], self._titles[decoded[0]])
+            except SampleUnreadable:
+                return None
+            if not _has_numbers(lists, self._columns[decoded[0]]):
+                return None
+            of_rows = list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+            found.append(of_rows[[place.row for place in group]])
+        return np.concatenate(found)
+
     def known(self, sample: int) -> Mapping[str, Value]:
         """Single numbers are in the index."""
         return {name: numbers[sample] for name, numbers in self._numbers.items()}
@@ -295,6 +316,17 @@ class ParquetReader:
             return self._bytes[column.name].read_file(file, sample)
         except ValueError as error:
             raise SampleUnreadable(f"{readable(name)}: {error}") from None
+
+
+def _has_numbers(lists: pa.ChunkedArray, column: Column) -> bool:
+    """True if each list has the numbers of a column, so that none of them can be bad."""
+    kind = lists.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    stored = kind.value_type
+    is_number = pa.types.is_integer(stored) or pa.types.is_floating(stored)
+    is_safe = is_number and np.can_cast(stored.to_pandas_dtype(), column.dtype)
+    return is_safe and not any(chunk.flatten().null_count for chunk in lists.chunks)
 
 
 class _RowGroups:
