@@ -310,6 +310,10 @@ class Fleet:
         """The local workers that take an order, by their places."""
         return {worker.place: worker for takers in self._by_orders() for worker in takers.local.values()}
 
+    def ready_places(self) -> set[int]:
+        """The places of local workers that have started and take orders."""
+        return {one.place for one in self.workers.values() if one.state is WorkerState.READY and not one.link}
+
     @property
     def places(self) -> int:
         """How many local workers there shall be."""

@@ -5,7 +5,7 @@
 Local workers fill any rows. Remote workers fill rows of the streams that their links permit and, if
 caches are shared, first the rows of their own share. Of a shuffle of blocks on a server, each local
 worker fills the rows of its own blocks, so that it reads each of them once. Of another's it fills
-rows that their worker has no time for, if it is idle itself or a trainer waits for them.
+rows that are long work and that their worker has no time for.
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,10 @@ from batchd.core.stream import Stream
 
 FEW_ORDERS = 2
 """A remote worker with fewer orders is about to be idle: none waits after the current one."""
+
+
+LONG_WORK_S = 0.1
+"""A worker takes rows of another's blocks if that one would need so long: more than requests do."""
 
 
 class Ordering:
@@ -99,23 +103,24 @@ class Ordering:
     def _next_of_blocks(self, stream: Stream) -> tuple[Want, Worker] | None:
         """Return the most urgent filling with rows of blocks of a worker that takes an order.
 
-        If there is none, the most urgent one, if a trainer waits for it, or a worker is idle.
+        If there is none, the most urgent one with long work for a worker that has no time for it.
         """
         claims, pending, takers = stream.delivery.claims, set(stream.delivery.ring.pending), self._fleet.takers()
-        first: Want | None = None
+        free, ready, long_work = next(iter(takers.values())), self._fleet.ready_places(), None
         while (want := claims.wanted(self._served_s, pending)) is not None:
-            assert want.slot.fill is not None, f"slot {want.slot.number} is not being filled"
+            fill = want.slot.fill
+            assert fill is not None, f"slot {want.slot.number} is not being filled"
             stream.divide_blocks(want.slot, self._fleet.places)
-            if want.slot.fill.doubted:
-                return want, next(iter(takers.values()))
-            for part in want.slot.fill.pending:
-                owner = takers.get(part.share - 1) if part.share > ANY_SHARE else next(iter(takers.values()))
-                if owner is not None:
-                    return want, owner
-            first = first or want
+            if fill.doubted:
+                return want, free
+            for part in fill.pending:
+                worker = takers.get(part.share - 1) if part.share - 1 in ready else free
+                if worker is not None:
+                    return want, worker
+                if long_work is None and len(part.rows) * stream.sample_s >= LONG_WORK_S:
+                    long_work = want
             pending.discard(want.slot.number)
-        worker = next(iter(takers.values()))  # the one with the fewest orders
-        return None if first is None or (first.need[0] and worker.load) else (first, worker)
+        return None if long_work is None else (long_work, free)
 
     def _next_remote(self, stream: Stream, worker: Worker) -> tuple[Want, Worker] | None:
         """Return the most urgent filling for remote workers; ``worker`` has the fewest orders."""

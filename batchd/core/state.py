@@ -501,7 +501,7 @@ class DaemonState:
         if self.links.by_number:
             self._withdraw_late(actions)
         for stream in self.streams.values():
-            if stream.shares is not None:
+            if stream.shares is not None or stream.blocks is not None:
                 stream.share_stalled()
 
     def _reconfigure(self, event: ev.Reconfigured, actions: list[Action]) -> None:

@@ -159,9 +159,9 @@ class Stream:
         self.delivery.ring.divide(slot, shares)
 
     def share_stalled(self) -> None:
-        """Let every host fill rows that a trainer waits for and that were not ordered meanwhile.
+        """Let all fill rows that a trainer waits for and that were not ordered meanwhile.
 
-        Their own hosts are late, or have too much to do. Called with each tick.
+        Their own hosts, or workers, are late or have too much to do. Called with each tick.
         """
         ring, before = self.delivery.ring, self._stalled
         self._stalled = {}

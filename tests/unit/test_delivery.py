@@ -366,15 +366,23 @@ def test_each_worker_fills_the_rows_of_its_own_blocks():
     ]
 
 
-def test_rows_that_a_trainer_waits_for_are_filled_by_any_worker():
-    """One worker is done with its own blocks, and the other one has more than it takes."""
+@pytest.mark.parametrize("busy_us", [1_000, 50_000])
+def test_rows_of_long_work_are_filled_by_any_worker(busy_us):
+    """One worker is done with its own blocks, and the other one has more than it takes.
+
+    Short rows wait for the worker that has their blocks, until a tick has changed nothing.
+    """
     world = world_of_blocks(chunk_rows_max=1, window=1)
     orders = pick(act.OrderChunk, world.subscribe(session=1)) + pick(act.OrderChunk, world.pull(1, release=0))
     fast = min(world.workers)
     while world.workers[fast].orders:
-        orders += pick(act.OrderChunk, world.fill(fast))
+        orders += pick(act.OrderChunk, world.fill(fast, busy_us=busy_us))
     place = world.state.fleet.workers[fast].place
-    assert {1 - place} in [places_of(world, one) for one in orders if one.worker == fast]
+    assert ({1 - place} in [places_of(world, one) for one in orders if one.worker == fast]) == (busy_us > 10_000)
+
+    later = [one for _tick in range(2) for one in pick(act.OrderChunk, world.do(ev.Ticked()))]
+    assert later
+    assert all((one.worker, places_of(world, one)) == (fast, {1 - place}) for one in later)
 
 
 def test_a_stopped_stream_notifies_waiting_trainers_and_fills_no_more():
