@@ -26,6 +26,7 @@ from slow_server import slow_server
 import batchd_client
 from batchd.storage import reader
 from batchd.storage.access import Storage
+from batchd.storage.ahead import Requested, Room
 from batchd.storage.reader import Extent, RemoteBytes
 
 DELAY_S = 0.02
@@ -134,10 +135,12 @@ def _measure_gaps(bench: Bench) -> None:
 def _fetch_ms(extents: list[Extent], gap_bytes_max: int) -> float:
     with Storage() as storage, patch.object(reader, "GAP_BYTES_MAX", gap_bytes_max):
         remote = RemoteBytes(storage, b"s3://bucket", {})
-        storage.begin_reading_ahead()
+        storage.requested = Requested(Room(1 << 30))
         remote.fetch(extents[:1])  # connects
+        storage.requested.wait(60)
         started_s = time.perf_counter()
         remote.fetch(extents)
+        storage.requested.wait(60)
         return (time.perf_counter() - started_s) * 1e3
 
 

@@ -313,7 +313,8 @@ class BlockShuffle(_Branch):
 
     blocks: Annotated[int, Field(ge=1, le=BLOCKS_MAX)]
     """Number of blocks that are open at a time: their samples are shuffled together. More blocks
-    mix better."""
+    mix better. From a server, the workers keep them and the next ones: together up to about twice
+    the bytes of the open blocks, each worker at most 512 MiB."""
 
     block_bytes: Memory | None = None
     """Size of a block, in bytes or as "8MiB": it has the samples that begin in the same stretch of
