@@ -14,15 +14,18 @@ from batchd.embedded import serve
 
 if TYPE_CHECKING:
     from batchd.history.batches import replay
+    from batchd.history.journal import journal
     from batchd.history.seen import seen
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "replay", "seen", "serve"]
+__all__ = ["__version__", "journal", "replay", "seen", "serve"]
 
 
 def __getattr__(name: str) -> object:
-    """Import ``replay`` and ``seen`` when they are used: they need pydantic and numpy."""
+    """Import ``journal``, ``replay`` and ``seen`` when they are used: they need pydantic and numpy."""
+    if name == "journal":
+        return import_module("batchd.history.journal").journal
     if name == "replay":
         return import_module("batchd.history.batches").replay
     if name == "seen":

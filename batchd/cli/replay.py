@@ -37,6 +37,7 @@ from batchd.history.batches import (
     crc_text,
 )
 from batchd.history.cards import RunCard, TrainerState, read_card, read_state, version_differences
+from batchd.history.journal import JournalReader
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_client.batch import Room, ragged_view
 from batchd_wire.fields import RAGGED
@@ -137,7 +138,8 @@ def command(
     """Make the batch of STREAM at EPOCH:STEP again, and print how each row was made.
 
     For each row: the sample, its file, label and checksum, what each random step drew, and what
-    stood in for a bad sample. With --rank, the position is where all ranks were.
+    stood in for a bad sample. With --rank, the position is where all ranks were. Of a push stream
+    with a journal: what that has of each row.
 
     Exit code 1 if a checksum differs, or if a file was written after the card or the state.
     """
@@ -155,6 +157,11 @@ def command(
         config = card.config()
     else:
         config = load_config(config_file, overrides)
+    if stream in config.streams and config.streams[stream].journal is not None:
+        if output is not None or npz is not None:
+            raise click.UsageError(f"stream {stream!r} is live: a journal has no samples to draw or to write")
+        _show_journal(JournalReader(config, stream), begin, expected, as_json=as_json)
+        return
     with Replayer(config, stream, since_s=since_s) as replayer:
         check_fingerprint(replayer.card(), card, state)
         replayed = replayer.at(begin, TrainerRank(rank, world_size), back)
@@ -170,6 +177,20 @@ def command(
     if output is not None:
         _draw(replayed, output, field)
     _check(replayed, expected)
+
+
+def _show_journal(journal: JournalReader, position: Position, expected: set[int], *, as_json: bool) -> None:
+    """Print what the journal of a push stream has. Raises ``BatchdError`` if no checksum matches."""
+    batches = journal.at(position)
+    if as_json:
+        click.echo(json.dumps([batch.to_plain() for batch in batches], indent=2))
+    for batch in [] if as_json else batches:
+        epoch, step = batch.position
+        click.echo(f"epoch {epoch}, step {step}, delivered {batch.time_text}, CRC {crc_text(batch.crc32)}")
+        click.echo(f"fingerprint {batch.fingerprint}")
+        click.echo("".join(f"row {row}: {batch.row_text(row)}\n" for row in range(len(batch.pushed))))
+    if expected and not expected & {batch.crc32 for batch in batches}:
+        raise BatchdError("no batch that was delivered at this position has this CRC: its bytes differ")
 
 
 def _begin(

@@ -26,7 +26,8 @@ from batchd.config.load import load_config
 from batchd.config.tree import Config
 from batchd.errors import BatchdError
 from batchd.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
-from batchd.history.cards import TrainerState, read_card, read_state
+from batchd.history.cards import RunCard, TrainerState, read_card, read_state
+from batchd.history.journal import JournalReader, parse_wanted
 from batchd.history.seen import Leg, SampleLookup, Seen, SeenPlace
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
@@ -113,17 +114,23 @@ def command(
 
     FILE is a path, the end of one, or a pattern in quotes; a record is named as `batchd replay`
     names it. Of more than 16 samples, the numbers in each epoch are printed. Nothing of the run
-    need have been logged, and nothing is decoded.
+    need have been logged, and nothing is decoded. In the journal of a push stream, FILE is
+    FIELD=NUMBER, such as key=1200, and --index the number of a push.
     """
     set_up_logs("warning")
     if sum(one is not None for one in (file, label, index)) != 1:
         raise click.UsageError("name the samples by one of FILE, --label and --index")
     if sum(one is not None for one in (state_file, epochs, until)) > 1:
         raise click.UsageError("--state, --epochs and --until are several ends of the run; give one")
-    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
     card = read_card(card_file) if card_file is not None else None
     state: TrainerState | None = None
     end = Position(epochs, 0) if epochs is not None else until
+    config = _config(context, stream, card, config_file, overrides, address, running=running)
+    if stream in config.streams and config.streams[stream].journal is not None:
+        end = read_state(state_file)[0].position if state_file is not None else end
+        wanted = file if file is not None else f"label={label}" if label is not None else f"pushed={index}"
+        _show_journal(JournalReader(config, stream), parse_wanted(wanted), end, as_json=as_json)
+        return
     if end is None:
         ended = state_file or card_file
         if ended is None:
@@ -131,16 +138,8 @@ def command(
         state, _written_s = read_state(ended)
         end = state.position
     bad = _Bad.read(bad_file) if bad_file is not None else _Bad()
-    config: Config
-    if running or address is not None:
-        if is_given:
-            raise click.UsageError("--running and --config are two configurations; leave one out")
-        config = ask_card(stream, address).config()
-        bad = bad if bad_file is not None else _Bad.ask(stream, address)
-    elif card is not None and not is_given:
-        config = card.config()
-    else:
-        config = load_config(config_file, overrides)
+    if (running or address is not None) and bad_file is None:
+        bad = _Bad.ask(stream, address)
     lookup = SampleLookup(config, stream, bad.samples)
     check_fingerprint(lookup.card(), card, state)
     seen = lookup.seen(lookup.find(file, label, index), end, legs or (Leg(Position(0, 0), 1),))
@@ -151,6 +150,41 @@ def command(
             return
         for line in _shown(seen, lookup, bad, replayer):
             click.echo(line)
+
+
+def _config(  # noqa: PLR0917  all that names a configuration
+    context: click.Context,
+    stream: str,
+    card: RunCard | None,
+    config_file: Path,
+    overrides: dict[str, str],
+    address: str | None,
+    *,
+    running: bool,
+) -> Config:
+    """The configuration of the daemon, of a card, or of a file."""
+    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    if running or address is not None:
+        if is_given:
+            raise click.UsageError("--running and --config are two configurations; leave one out")
+        return ask_card(stream, address).config()
+    return card.config() if card is not None and not is_given else load_config(config_file, overrides)
+
+
+def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position | None, *, as_json: bool) -> None:
+    """Print in which rows the journal of a push stream has a number."""
+    (field, value), found = wanted, journal.find(*wanted, end)
+    if as_json:
+        rows = [
+            {**batch.position._asdict(), "row": row, "time_s": batch.time_s, "push": int(batch.pushed[row])}
+            for batch, row in found
+        ]
+        click.echo(json.dumps({"batches": len(journal), "places": rows}, indent=2))
+        return
+    click.echo(f"{field} = {value}: {counted(len(found), 'row')} of the journal, which has {journal.extent}")
+    for batch, row in found:
+        epoch, step = batch.position
+        click.echo(f"  epoch {epoch}, step {step}, row {row}, {batch.time_text}: {batch.row_text(row)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,9 +109,9 @@ MANUAL: dict[ProblemKind, Entry] = {
         'pipeline = [{ op = "decode" }, { op = "resize", size = [8, 8], field = "image" }]',
     ),
     ProblemKind.UNUSABLE_CACHE: Entry(
-        "The stream cannot have the cache that it asks for: its folder is not there or not writable, two streams over one "
-        "file name two sizes, or the pipeline has nothing that this kind of cache could keep. docs/cache.md compares the "
-        "kinds.",
+        "The stream cannot have the cache, or the journal, that it asks for: its folder is not there or not writable, another "
+        "daemon has the file, two streams over one file name two sizes, or the pipeline has nothing that this kind of cache "
+        "could keep. docs/cache.md compares the kinds.",
         'pipeline = [{ op = "decode" }, { op = "resize", size = [8, 8] }]\ncache = "points"',
         'pipeline = [{ op = "decode" }, { op = "center_crop", size = [8, 8] }]\ncache = "points"',
     ),

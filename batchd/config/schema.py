@@ -99,6 +99,7 @@ EXAMPLES = {
     "cache_memory": '"160GiB"',
     "cache_short_side": "256",
     "cache_size": '"160GiB"',
+    "journal": '"64MiB"',
     "memory": '"1GiB"',
     "path": '"/data/photos"',
     "root": '"/data"',

@@ -469,6 +469,12 @@ class StreamConfig(_Branch):
     """Whether the daemon keeps a digest of the rows that it delivered in each epoch, for
     `batchd card` and `batchd diff`. It is made of the checksums of `verify`, and includes that."""
 
+    journal: Memory | None = None
+    """With a push source: the size of a file in which the daemon notes the content of each batch
+    that it delivers: of each row the number of its push, its small fields, such as a label or a
+    key, and its checksum. `batchd replay` and `batchd seen` read it. Where it is full, the oldest
+    batches make room. The file is in cache_dir of [daemon], on a local disk. Includes `verify`."""
+
     on_error: Annotated[OnError, Mark.DECIDES_BYTES] = "substitute"
     """Replacement for a sample that cannot be read or decoded: "substitute" takes another sample
     (always the same one), "mask" zeros (a padded field its fill) with valid = false, "fail" stops
@@ -568,6 +574,10 @@ class StreamConfig(_Branch):
             self._check_changing_mix(checks)
         if self.source.is_live and self.digest:
             checks.say(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest', "digest")
+        if self.journal is not None and not isinstance(self.source, PushSource):
+            checks.say(
+                f'samples of type "{self.source.type}" need no journal: only those of "push" have one', "journal"
+            )
         self._check_pack(checks)
         self._check_buckets(checks)
         if isinstance(self.source, PushSource):
@@ -668,6 +678,11 @@ class StreamConfig(_Branch):
         if self.cache_bytes is not None and self.cache_dir is None and decoded_files(self.pipeline):
             return "pixels"
         return "points" if cropped_files(self.pipeline) and has_crop_decoder() else "off"
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether workers write a checksum of each row."""
+        return self.verify or self.digest or self.journal is not None
 
     @property
     def why_no_cache(self) -> str:

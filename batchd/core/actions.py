@@ -138,6 +138,19 @@ class AdmitSubscription(Action):
 
 
 @record
+class RecordBatch(Action):
+    """Note in the journal what is in a batch that a trainer gets for the first time.
+
+    ``pushed``: for each row, the number of its sample among all that were pushed.
+    """
+
+    stream: int
+    slot: int
+    position: Position
+    pushed: tuple[int, ...]
+
+
+@record
 class GrantLease(Action):
     """Hand the trainer its next batch: rows ``first`` to ``first + count`` of ``slot``.
 

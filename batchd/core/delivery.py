@@ -316,6 +316,8 @@ class Delivery:
         subscription.delivered_samples += count
         self.delivered_batches += 1
         self.delivered_samples += count
+        if not (slot.grants or subscription.is_spectator):
+            self.supply.record(slot, actions)
         actions.append(
             GrantLease(
                 self.spec.number,

@@ -45,6 +45,8 @@ class LiveSpec:
 
     capacity: int
     when_full: WhenFull
+    has_journal: bool = False
+    """Whether the content of each batch that a trainer gets is noted."""
 
 
 class Mailbox:
@@ -60,6 +62,8 @@ class Mailbox:
         self._waiting: dict[int, int] = {}
         """By session, in the order of arrival: the request to answer."""
         self._queued: deque[int] = deque()
+        self._numbers = [0] * spec.capacity
+        """By place: the number of its sample among all that were pushed."""
         self._bound: dict[Position, list[int]] = {}
         self._bound_places = 0
         self.producers: set[int] = set()
@@ -101,6 +105,7 @@ class Mailbox:
             return False
         del self._lent[session]
         self._queued.append(place)
+        self._numbers[place] = self.pushed
         self.pushed += 1
         next_place = None
         if len(self._free) > self._spec.capacity // 2 + self._batch_size:
@@ -154,6 +159,10 @@ class Mailbox:
         """Return the places of some rows of a batch; none where the batch has no samples."""
         bound = self._bound.get(position)
         return tuple([bound[row] for row in rows]) if bound else ()
+
+    def numbers(self, position: Position) -> tuple[int, ...]:
+        """Return the number of each row's sample among all that were pushed."""
+        return tuple([self._numbers[place] for place in self._bound[position]])
 
     def release(self, position: Position, actions: list[Action]) -> None:
         """Free the places of a batch that a trainer got: its samples are never read again."""

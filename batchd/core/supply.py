@@ -14,7 +14,7 @@ batches that spectators look at). Claims that would break it are refused, and a 
 begins behind all lost positions, near enough to the others.
 """
 
-from batchd.core.actions import Action
+from batchd.core.actions import Action, RecordBatch
 from batchd.core.course import Course, Readers
 from batchd.core.events import SubscriptionAsked
 from batchd.core.mailbox import LiveSpec, Mailbox
@@ -129,6 +129,9 @@ class Supply:
         """Give the batch of ``slot`` its samples, if it needs any; return whether that was done."""
         return False
 
+    def record(self, slot: Slot, actions: list[Action]) -> None:
+        """Have the batch in ``slot`` noted, which its first trainer gets next."""
+
     def handed_over(self, position: Position, actions: list[Action]) -> None:
         """Note that the first trainer got the batch at ``position``."""
 
@@ -170,6 +173,8 @@ class LiveSupply(Supply):
 
     def __init__(self, spec: StreamSpec, ring: Ring, readers: Readers, pace: Pace) -> None:
         super().__init__(spec, ring)
+        self._number = spec.number
+        self._has_journal = spec.live is not None and spec.live.has_journal
         self._readers = readers
         self._pace = pace
         self._kept_from = self._claimed_to = 0
@@ -233,6 +238,13 @@ class LiveSupply(Supply):
             return False
         self.mailbox.bind(slot.position, self._plan.rows(slot.position.step))
         return True
+
+    def record(self, slot: Slot, actions: list[Action]) -> None:
+        """Have the journal note the numbers of the batch's samples, and what the slot has of them."""
+        assert slot.position is not None
+        if self._has_journal:
+            pushed = self.mailbox.numbers(slot.position)
+            actions.append(RecordBatch(self._number, slot.number, slot.position, pushed))
 
     def handed_over(self, position: Position, actions: list[Action]) -> None:
         """Free the places of the batch's samples: the slot has their content."""

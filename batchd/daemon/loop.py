@@ -137,6 +137,7 @@ class Loop:
             act.ReportServing: self._report_serving,
             act.EndLink: self._close_link,
             act.AdmitSubscription: self._admit,
+            act.RecordBatch: self._record_batch,
             act.GrantLease: self._grant,
             act.AdmitProducer: self._admit_producer,
             act.LendPlace: self._lend_place,
@@ -506,6 +507,11 @@ class Loop:
             door.deliver(action, stream.layout)
         elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
             self.queue.append(BatchSent(action.session, action.subscription, action.sequence, action.generation))
+
+    def _record_batch(self, action: act.RecordBatch) -> None:
+        journal = self.streams[action.stream].journal
+        if journal is not None:  # a reload may have given the file to another stream of this name
+            journal.add(action.position, action.pushed, self.memory.readable(action.slot))
 
     def _add_rows(self, digests: EpochDigests, grant: act.GrantLease) -> None:
         """Add the rows of a lease to the digest of its epoch; the slot has their checksums."""

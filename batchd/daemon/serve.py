@@ -249,6 +249,7 @@ def _open_streams(
         streams[number] = open_stream(number, name, config, rings[name], storage, index_cache, found)
         try:
             streams[number].provide_cache(list(streams.values()))
+            streams[number].provide_journal(())
         except CacheUnusable as error:
             path, _colon, text = str(error).partition(": ")
             raise ConfigInvalid([Problem(path, ProblemKind.UNUSABLE_CACHE, text)]) from None

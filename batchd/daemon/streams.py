@@ -26,6 +26,7 @@ from batchd.daemon.grouping import grouping_of
 from batchd.daemon.measuring import Pass
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
+from batchd.daemon.memory.journal import Journal, JournalSpec, journal_spec
 from batchd.daemon.memory.rings import RingSize, kept_ahead, window_of
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream, planned_index
@@ -86,6 +87,9 @@ class ServedStream:
     cache_spec: CacheSpec | None = None
     cache: CacheMemory | CacheOnDisk | None = None
     """The process that serves the stream provides it: see ``provide_cache``."""
+    journal_spec: JournalSpec | None = None
+    journal: Journal | None = None
+    """Of a push stream; the process that serves it provides it: see ``provide_journal``."""
     quarantined: list[int] = field(default_factory=list)
     digests: EpochDigests | None = None
 
@@ -135,9 +139,26 @@ class ServedStream:
         if isinstance(cache, CacheOnDisk):
             cache.resize(spec.budget_bytes)
 
+    def provide_journal(self, others: Iterable["ServedStream"]) -> None:
+        """Open the journal, if wanted, or take it from one of the ``others``. Raises ``OSError``."""
+        spec = self.journal_spec
+        if spec is None:
+            return
+        before = next((one for one in others if one.journal and one.journal.spec.path == spec.path), None)
+        journal = None if before is None else before.journal
+        try:
+            self.journal = Journal(spec, self.layout, self.spec.fingerprint, journal)
+        except CacheUnusable as error:
+            raise CacheUnusable(f"streams.{self.name}.journal: {error.strerror or error}") from None
+        if before is not None and journal is not None:
+            journal.close()
+            before.journal = None
+
     def close(self) -> None:
-        """Close index, mailbox and cache. Workers and producers keep theirs."""
+        """Close index, mailbox, cache and journal. Workers and producers keep theirs."""
         os.close(self.index_descriptor)
+        if self.journal is not None:
+            self.journal.close()
         if self.cache is not None:
             self.cache.leave()
         if self.mailbox is not None:
@@ -188,7 +209,9 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         bgr_fields=tuple(bgr_fields),
         decodes_here=decodes_here,
         shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared" and plan.pack is None,
-        live=LiveSpec(source.capacity, source.when_full) if isinstance(source, PushSource) else None,
+        live=LiveSpec(source.capacity, source.when_full, config.journal is not None)
+        if isinstance(source, PushSource)
+        else None,
         groups_neighbours=epochs.order is not None and any(one.reads_urls for _key, one in sources_in(source)),
         own_source=plan.runs_own_code,
         report_memory=config.report_memory,
@@ -225,6 +248,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
         cache_spec=wanted_cache,
+        journal_spec=journal_spec(whole, name),
     )
 
 
@@ -348,6 +372,8 @@ def card_of(name: str, whole: Config, content: Mapping[str, object], samples: in
     """The parts of a stream's fingerprint, and the configuration that makes its batches again."""
     daemon = whole.daemon.model_dump(mode="json", include=REPLAYED_KEYS, exclude_unset=True)
     stream = whole.streams[name].model_dump(mode="json", exclude_unset=True)
+    if (journal := journal_spec(whole, name)) is not None:
+        daemon["cache_dir"] = os.path.dirname(journal.path)  # noqa: PTH120  a text
     text = json.dumps({"daemon": daemon, "streams": {name: stream}})
     pieces = tuple(text[at : at + MESSAGE_CHARACTERS_MAX] for at in range(0, len(text), MESSAGE_CHARACTERS_MAX))
     parts = tuple(ContentPart(part, json.dumps(value)) for part, value in _parts(content))

@@ -195,6 +195,11 @@ def check_stream(config: Config, name: str) -> None:
         raise BatchdError(
             f'stream {name!r} is live: samples of type "{source.type}" come once and are not kept, so none of its batches can '
             "be made again; write them to files, and serve those"
+            + (
+                '; with journal = "64MiB", `batchd replay` and `batchd seen` say what was in which'
+                if source.type == "push"
+                else ""
+            )
         )
 
 

@@ -1,5 +1,6 @@
 """Live data: each pushed sample arrives once, whatever process dies on the way."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 import pytest
 
+import batchd as batchd_package
 import batchd_client
 from batchd_client.errors import (
     ForkedConnection,
@@ -26,7 +28,7 @@ from support.commands import batchd
 from support.daemon_process import clean_environment
 from support.images import jpeg
 from support.network import free_port
-from support.producers import ProducerProcess, frame, push_stream, read
+from support.producers import ProducerProcess, frame, numbers_in, push_stream, read
 from support.settings import folder_stream
 from support.waiting import PATIENCE_S, wait_until
 
@@ -353,16 +355,24 @@ def test_a_forked_child_makes_a_producer_of_its_own(daemon):
 @pytest.mark.parametrize(
     "when_full", ["block", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("drop_oldest", "drop_newest"))]
 )
-def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
-    """Producer and trainer continue with the next daemon, and no sample arrives twice."""
-    daemon = start_daemon({"live": push_stream(when_full=when_full)}, faults={"daemon.push.received": "kill@50"})
+def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full, tmp_path):
+    """Producer and trainer continue with the next daemon, and no sample arrives twice.
+
+    The journal has each batch that the trainer got, of both daemons.
+    """
+    daemon = start_daemon(
+        {"live": {**push_stream(when_full=when_full), "journal": "64KiB"}},
+        faults={"daemon.push.received": "kill@50"},
+        cache_dir=str(tmp_path),
+    )
     with batchd_client.push("live", daemon.address) as producer, batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("live")
-        seen = []
+        seen, crc32 = [], 0
         for number in range(48):
             producer.put(frame(number))
             if number % 4 == 3:
-                seen += read(stream, 1)
+                with next(iter(stream)) as batch:
+                    seen, crc32 = [*seen, *numbers_in(batch)], batch.crc32()
         assert producer.put(frame(48))
         assert producer.put(frame(49))
         daemon.wait()
@@ -372,6 +382,28 @@ def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full):
         seen += read(stream, 2)
         assert producer.statistics().unconfirmed == 1
     assert seen == [*range(48), *range(100, 108)]
+    journal = batchd_package.journal(daemon.config, "live")
+    assert [number for batch in journal for number in batch.fields["label"].tolist()] == seen
+    assert [batch.position for batch in journal] == [(0, step) for step in range(14)]
+    assert [batch.pushed.tolist() for batch in list(journal)[10:13]] == [
+        [40, 41, 42, 43],
+        [44, 45, 46, 47],
+        [0, 1, 2, 3],
+    ]
+    told = batchd("replay", "live", "0:11", "--config", daemon.config, "--verify", f"{crc32:08x}").stdout
+    assert "row 2: push 46, label 46, CRC " in told
+    batchd("replay", "live", "0:11", "--running", "--verify", f"{crc32 ^ 1:08x}", address=daemon.address, status=1)
+    found = batchd("seen", "live", "label=101", "--config", daemon.config).stdout
+    assert "label = 101: 1 row of the journal, which has 14 batches, 0:0 (" in found
+    assert "epoch 0, step 12, row 1, " in found
+    for words, said in (
+        (["replay", "live", "0:99"], "of stream 'live' has no batch 0:99; it has 14 batches, 0:0 ("),
+        (["seen", "live", "colour=3"], "has no number 'colour'"),
+        (["seen", "live", "cat.jpg"], "'cat.jpg' is no FIELD=NUMBER, such as label=3"),
+    ):
+        assert said in batchd(*words, "--config", daemon.config, status=1).stderr
+    places = json.loads(batchd("seen", "live", "--index", "1", "--config", daemon.config, "--json").stdout)["places"]
+    assert [(one["step"], one["row"]) for one in places] == [(0, 1), (12, 1)], "each daemon counts from 0"
 
 
 @pytest.mark.parametrize(

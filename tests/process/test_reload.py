@@ -349,13 +349,13 @@ def mappings(pid, what):
     return sum(f"memfd:batchd-{what}" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
-def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, photos):
+def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, photos, tmp_path):
     """The next batch has the queued samples; the mailbox of a changed stream loses them.
 
-    Later samples are safe: producers switch to the new mailbox.
+    Later samples are safe: producers switch to the new mailbox. The journal has both batches.
     """
-    live = {**push_stream(), "memory": "8MiB"}
-    it = Reloading(start_daemon, photos, {"live": live}, memory="64MiB")
+    live = {**push_stream(), "memory": "8MiB", "journal": "64KiB"}
+    it = Reloading(start_daemon, photos, {"live": live}, memory="64MiB", cache_dir=str(tmp_path))
 
     def put(*numbers):
         assert all(producer.put(frame(number)) for number in numbers)
@@ -365,13 +365,15 @@ def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, pho
         batchd_client.push("live", it.daemon.address) as producer,
     ):
         put(0, 1)
-        it.reload({"photos": it.stream(seed=8), "live": live})
+        it.reload({"photos": it.stream(seed=8), "live": live}, cache_dir=str(tmp_path))
         put(2, 3)
         assert read(connection.stream("live"), 1) == [0, 1, 2, 3]
         put(4, 5)
-        it.reload({"photos": it.stream(seed=8), "live": {**live, "window": 2}})
+        it.reload({"photos": it.stream(seed=8), "live": {**live, "window": 2}}, cache_dir=str(tmp_path))
         put(6, 7, 8, 9)
         assert read(connection.stream("live"), 1) == [6, 7, 8, 9]
+    journal = batchd.journal(it.daemon.config, "live")
+    assert [one.fields["label"].tolist() for one in journal.at((0, 0))] == [[0, 1, 2, 3], [6, 7, 8, 9]]
 
 
 def test_a_daemon_of_a_script_has_no_configuration_to_read_again(photos, tmp_path):

@@ -33,7 +33,7 @@ def live_spec(number: int = 1, *, capacity: int = 12, when_full: WhenFull = "blo
     batch_size = changes.get("batch_size", 3)
     assert isinstance(batch_size, int)
     values = {"samples": 40 * batch_size, "max_skew": 8, "on_error": "mask", **changes}
-    return make_spec(number, live=LiveSpec(capacity, when_full), **values)
+    return make_spec(number, live=LiveSpec(capacity, when_full, has_journal=True), **values)
 
 
 @dataclass(eq=False)
@@ -56,7 +56,8 @@ class LiveWorld(CheckedWorld):
         self.producers: dict[int, ModelProducer] = {}
         self.places: dict[tuple[int, int], int | None] = {}
         """By (stream, place): its unread sample, or None."""
-        self.pushed: dict[int, set[int]] = {spec.number: set() for spec in specs}
+        self.pushed: dict[int, list[int]] = {spec.number: [] for spec in specs}
+        self._recorded = 0
         self.dropped: dict[int, set[int]] = {spec.number: set() for spec in specs}
         self.handed_out: dict[int, dict[int, Position]] = {spec.number: {} for spec in specs}
         """By stream and sample: its batch."""
@@ -94,7 +95,7 @@ class LiveWorld(CheckedWorld):
         self._sample += 1
         assert self.places.get((producer.stream, place)) is None, "a producer overwrites an unread sample"
         self.places[producer.stream, place] = self._sample
-        self.pushed[producer.stream].add(self._sample)
+        self.pushed[producer.stream].append(self._sample)
         self._request += 1
         producer.request = self._request
         return self.do(ev.SamplePushed(session, self._request, producer.stream, place))
@@ -168,6 +169,7 @@ class LiveWorld(CheckedWorld):
                 assert counted.lost_batches == 0, "a wanted batch is lost"
             accounted = len(self.handed_out[number]) + len(self.dropped[number]) + unread
             assert accounted == len(self.pushed[number]), "a sample is lost"
+        assert self._recorded == sum(map(len, self.handed_out.values())), "a batch is not recorded"
         return actions
 
     # --- actions, checked -------------------------------------------------------------------------
@@ -235,6 +237,12 @@ class LiveWorld(CheckedWorld):
             if sample is not None
         }
         self._positions[order.slot] = order.position
+
+    def _perform_RecordBatch(self, action: act.RecordBatch) -> None:  # noqa: N802
+        samples, pushed = self._in_slot[action.slot], self.pushed[action.stream]
+        assert [pushed[number] for number in action.pushed] == [samples[row] for row in range(len(samples))]
+        assert not set(samples.values()) & set(self.handed_out[action.stream]), "a batch is recorded too late, or twice"
+        self._recorded += len(samples)
 
     def _perform_GrantLease(self, lease: act.GrantLease) -> None:  # noqa: N802
         super()._perform_GrantLease(lease)

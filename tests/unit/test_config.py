@@ -609,6 +609,12 @@ def test_an_unknown_step_without_a_near_name_lists_the_known_ones(tmp_path: Path
     assert all(kind in message for kind in STEP_KINDS)
 
 
+def test_journal_of_samples_that_can_be_had_again_is_refused(tmp_path: Path) -> None:
+    """Only pushed samples come once; the batches of others are computed."""
+    found = problems(tmp_path, WHOLE + 'journal = "64MiB"\n')
+    assert 'need no journal: only those of "push" have one' in found["streams.photos.journal"].message
+
+
 def test_skew_without_lockstep_is_refused(tmp_path: Path) -> None:
     """An option without an effect is a misunderstanding."""
     found = problems(tmp_path, WHOLE + "max_skew = 3\n")

@@ -98,6 +98,18 @@ def test_a_producer_that_gave_up_waiting_is_lent_nothing():
     assert world.producers[OTHER].place is not None
 
 
+def test_a_batch_is_recorded_before_the_first_trainer_gets_it_and_once():
+    """The record has the number of each push; a second trainer of the batch adds none."""
+    world = world_of(capacity=12)
+    for trainer in (1, 2):
+        world.subscribe()
+        world.pull(trainer)
+    world.push_all(ONE, 3)
+    made = [one for one in world.fill_all() if isinstance(one, (act.RecordBatch, act.GrantLease))]
+    assert [type(one) for one in made] == [act.RecordBatch, act.GrantLease, act.GrantLease]
+    assert (made[0].position, made[0].pushed, made[0].slot) == (Position(0, 0), (0, 1, 2), made[1].slot)
+
+
 def test_drop_newest_tells_the_producer_and_counts():
     """The producer gets a negative answer, the counters rise, and the queued samples stay."""
     world = world_of(capacity=6, when_full="drop_newest")

@@ -376,8 +376,9 @@ def test_the_command_lists_places_of_few_samples_and_counts_many(classes, capsys
         (["photos", "x.jpg", "--until", "1"], "'1' is not a position"),
     ],
 )
-def test_options_that_leave_a_question_open_are_usage_errors(capsys, words, text):
+def test_options_that_leave_a_question_open_are_usage_errors(capsys, tmp_path, words, text):
     """Each message names the option to give."""
-    status, printed = _seen(capsys, *words)
+    config = write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(tmp_path)}, {})
+    status, printed = _seen(capsys, *words, "--config", config)
     assert status == 2
     assert text in " ".join(printed.err.split())

@@ -105,7 +105,7 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
         problems += findings.problems
         if findings.columns is not None:
             columns[name] = findings.columns
-            layouts[name] = slot_layout(stream, findings.columns, has_checksums=stream.verify or stream.digest)
+            layouts[name] = slot_layout(stream, findings.columns, has_checksums=stream.has_checksums)
     memory_problems = _memory_problems(config, layouts)
     if problems:
         raise ConfigInvalid(problems + memory_problems)

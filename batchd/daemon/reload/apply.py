@@ -24,6 +24,7 @@ from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_memory import CacheSpec, different
+from batchd.daemon.memory.journal import JournalSpec
 from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.daemon.streams import ServedStream
@@ -159,6 +160,7 @@ class ReloadApplier:
             for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
                 made.append(_stream(number, facts, descriptors.pop(name)))
                 made[-1].provide_cache([*self.streams.values(), *made])
+                made[-1].provide_journal(self.streams.values())
         except OSError:
             for stream in made:
                 stream.close()
@@ -201,6 +203,7 @@ def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> Serve
         card=read_card(facts["card"]),
         place_layout=facts["place_layout"],
         cache_spec=CacheSpec(**facts["cache"]) if facts["cache"] else None,
+        journal_spec=JournalSpec(*facts["journal"]) if facts["journal"] else None,
     )
     if mailbox:
         try:

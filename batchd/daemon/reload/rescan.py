@@ -229,6 +229,7 @@ def _plain(stream: ServedStream) -> dict[str, Any]:
         "place_layout": stream.place_layout,
         "mailbox_bytes": stream.mailbox_bytes,
         "cache": stream.cache_spec._asdict() if stream.cache_spec is not None else None,
+        "journal": stream.journal_spec,
     }
 
 
