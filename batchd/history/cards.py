@@ -38,9 +38,8 @@ from batchd.daemon.streams import fingerprint as digest_of
 from batchd.errors import BatchdError
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.position import Position
-from batchd_wire.status import StreamCard
+from batchd_wire.status import CARD_VERSION, StreamCard, plain_card
 
-VERSION = 1
 FILE_BYTES_MAX = 16 << 20
 CPU_INFO = Path("/proc/cpuinfo")
 DECODING_FEATURES = ("sse4_2", "avx2", "avx512f", "avx512bw", "asimd", "sve", "sve2")
@@ -86,13 +85,10 @@ class RunCard:
     state: TrainerState | None = None
     digests: tuple[RowsDigest, ...] = ()
 
-    @classmethod
-    def of(cls, card: StreamCard, versions: Mapping[str, str]) -> "RunCard":
+    @staticmethod
+    def of(card: StreamCard, versions: Mapping[str, str]) -> "RunCard":
         """A card of a stream that a daemon serves, or that this process has opened."""
-        parts = {part.name: json.loads(part.value) for part in card.parts}
-        configuration = json.loads("".join(card.configuration))
-        digests = tuple(RowsDigest(one.epoch, one.rows, one.rows_max, one.digest) for one in card.digests)
-        return cls(card.stream, card.fingerprint, card.samples, parts, versions, configuration, digests=digests)
+        return _card_of(plain_card(card, versions, time()), f"the card of {card.stream}")
 
     def config(self) -> Config:
         """The configuration, with this stream alone. Raises ``BatchdError``."""
@@ -108,7 +104,7 @@ class RunCard:
         """The text of a file."""
         state = self.state.to_plain() if self.state else None
         plain = {**asdict(self), "state": state, "digests": [one._asdict() for one in self.digests]}
-        return json.dumps({"card": VERSION, **plain}, indent=2) + "\n"
+        return json.dumps({"card": CARD_VERSION, **plain}, indent=2) + "\n"
 
 
 def read_run(file: Path) -> RunCard | TrainerState:
@@ -116,9 +112,15 @@ def read_run(file: Path) -> RunCard | TrainerState:
     plain = _read_json(file)
     if "card" not in plain:
         return state_of(plain, str(file))
-    if plain["card"] != VERSION:
+    if isinstance(plain["card"], dict):  # a state with its card
+        return replace(_card_of(plain["card"], file), state=state_of(plain, str(file)))
+    return _card_of(plain, file)
+
+
+def _card_of(plain: Mapping[str, Any], file: str | Path) -> RunCard:
+    if plain.get("card") != CARD_VERSION:
         raise BatchdError(
-            f"{file} is a card of version {plain['card']!r}, and this batchd reads {VERSION}; upgrade batchd"
+            f"{file} is a card of version {plain.get('card')!r}, and this batchd reads {CARD_VERSION}; upgrade batchd"
         )
     match plain:
         case {
@@ -139,7 +141,7 @@ def read_run(file: Path) -> RunCard | TrainerState:
     )
 
 
-def _digests_of(plain: object, file: Path) -> tuple[RowsDigest, ...]:
+def _digests_of(plain: object, file: str | Path) -> tuple[RowsDigest, ...]:
     found = []
     for one in plain if isinstance(plain, list) else [plain]:
         match one:

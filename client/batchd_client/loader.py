@@ -202,9 +202,12 @@ class Loader(ABC, Generic[T]):
         if prefetcher.position.epoch != epoch:
             prefetcher.seek(epoch)
 
-    def state_dict(self) -> StreamState:
-        """State for a checkpoint: the current batch counts as done. Equal on ranks equally far."""
-        return self._open().state_dict()
+    def state_dict(self, *, card: bool = False) -> StreamState:
+        """State for a checkpoint: the current batch counts as done. Equal on ranks equally far.
+
+        ``card``: as of ``Stream.state_dict``.
+        """
+        return self._open().state_dict(card=card)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue where any ranks took ``state_dict``. ``StateMismatch`` changes nothing."""

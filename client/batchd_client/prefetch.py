@@ -120,9 +120,9 @@ class Prefetcher(Generic[T]):
         self.stream.load_state_dict(state)
         self._drop()
 
-    def state_dict(self) -> StreamState:
+    def state_dict(self, *, card: bool = False) -> StreamState:
         """As ``Stream.state_dict``, after the last batch that the loop has received."""
-        state = self.stream.state_dict()
+        state = self.stream.state_dict(card=card)
         state["epoch"], state["step"] = self.position
         return state
 

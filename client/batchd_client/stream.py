@@ -15,13 +15,22 @@ import numpy as np
 
 from batchd_client.batch import Batch, BatchRows
 from batchd_client.connection import Connection
-from batchd_client.errors import NotCopyable, PositionInvalid, StateMismatch, StreamChanged, StreamClosed
+from batchd_client.errors import (
+    NotCopyable,
+    PermissionDenied,
+    PositionInvalid,
+    ProtocolError,
+    StateMismatch,
+    StreamChanged,
+    StreamClosed,
+)
 from batchd_client.memory import BatchMemory
 from batchd_client.reader import BEGINNING, StreamReader
 from batchd_client.subscription import StreamState, SubscriptionRequest, checked_position, read_state
 from batchd_wire.fields import Varying
-from batchd_wire.messages import Subscribed
+from batchd_wire.messages import AskStatus, Status, Subscribed
 from batchd_wire.position import Position
+from batchd_wire.status import plain_card, read_status
 
 T = TypeVar("T")
 
@@ -194,14 +203,41 @@ class Stream(NotCopyable):
         subscription = self._reader.subscription
         return subscription.counter.left(subscription.taken)
 
-    def state_dict(self) -> StreamState:
+    def state_dict(self, *, card: bool = False) -> StreamState:
         """Return the state for a checkpoint: the current batch counts as done.
 
         The state is JSON-able, about a hundred bytes. Ranks that are equally far have equal states.
-        Another number of ranks may resume from it.
+        Another number of ranks may resume from it. ``card``: ask the daemon for what the batches
+        are made of, too, some kilobytes (``["card"]``), so that `batchd replay --card` can make
+        each batch again whatever happens to the configuration.
+
+        With ``card``, raises ``PermissionDenied`` if the daemon is another user's or on another
+        host, ``StreamChanged`` if it serves other batches by now, and ``ReconnectTimeout``.
         """
         epoch, step = self._reader.position
-        return {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
+        state: StreamState = {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
+        if card:
+            state["card"] = self._card()
+        return state
+
+    def _card(self) -> dict[str, Any]:
+        self._check_open()
+        ask = partial(AskStatus, card_of=self.name)
+        status = read_status(self._reader.connection.request(ask, Status).status)
+        if status.card is None:
+            raise PermissionDenied(
+                f"this daemon gives no card of stream {self.name!r}: it is on another host, or older; run `batchd card "
+                f"{self.name} --running` beside it"
+            )
+        if status.card.fingerprint != self.fingerprint:
+            raise StreamChanged(
+                f"the daemon serves other batches as stream {self.name!r} by now, so its card is of those"
+            )
+        versions = {"batchd": status.daemon.version, "decoders": status.daemon.decoders}
+        try:
+            return plain_card(status.card, versions, time.time())
+        except ValueError as error:
+            raise ProtocolError(f"the daemon's card of stream {self.name!r} is no JSON: {error}") from None
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue where ``state_dict`` was taken. Raises ``StateMismatch`` without any change."""

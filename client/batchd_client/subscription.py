@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 from weakref import ref
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
@@ -48,12 +48,16 @@ _TERMS = attrgetter("fingerprint", "samples", "batch_size", "steps", "rounds", "
 
 
 class StreamState(TypedDict):
-    """The state for a checkpoint, from ``Stream.state_dict``: JSON-able, about a hundred bytes."""
+    """The state for a checkpoint, from ``Stream.state_dict``: JSON-able, about a hundred bytes.
+
+    ``card``: what `batchd card` writes, some kilobytes, if it was asked for.
+    """
 
     stream: str
     fingerprint: str
     epoch: int
     step: int
+    card: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

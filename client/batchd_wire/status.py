@@ -10,6 +10,7 @@ Invariant: values from ``read_status`` have the types of their fields, whatever 
 sent.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache, partial
@@ -452,6 +453,10 @@ class DeliveredRows:
     digest: str
 
 
+CARD_VERSION = 1
+"""Of a card as JSON."""
+
+
 @record
 class StreamCard:
     """What it takes to make a stream's batches again, for `batchd card` and `batchd replay`.
@@ -522,6 +527,26 @@ def read_card(plain: Mapping[str, object]) -> StreamCard:
     card = _read(StreamCard, plain)
     assert isinstance(card, StreamCard)
     return card
+
+
+def plain_card(card: StreamCard, versions: Mapping[str, str], time_s: float) -> dict[str, object]:
+    """A card as `batchd card` writes it, and as a state has it.
+
+    ``versions``: by name. ``time_s``: when it was made, in Unix time.
+
+    Raises ``ValueError`` if a part is no JSON.
+    """
+    return {
+        "card": CARD_VERSION,
+        "stream": card.stream,
+        "fingerprint": card.fingerprint,
+        "samples": card.samples,
+        "parts": {part.name: json.loads(part.value) for part in card.parts},
+        "versions": dict(versions),
+        "configuration": json.loads("".join(card.configuration)),
+        "time_s": time_s,
+        "digests": [asdict(one) for one in card.digests],
+    }
 
 
 def _read(kind: type, plain: object) -> object:

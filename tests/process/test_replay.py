@@ -19,6 +19,7 @@ from batchd.errors import BatchdError, SourceInvalid
 from batchd.history import batches
 from batchd.history.batches import Replayer, TrainerRank
 from batchd.history.seen import SampleLookup
+from batchd_client.errors import PermissionDenied
 from batchd_wire.position import Position
 from golden.data import write_data
 from golden.digests import FILE as GOLDEN_FILE
@@ -26,6 +27,7 @@ from golden.streams import golden_streams
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.images import encode, write_photos
+from support.network import free_port
 from support.seen import digest_of
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S
@@ -105,7 +107,7 @@ def test_each_golden_stream_is_replayed_with_the_bytes_that_it_always_had(golden
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
     """Serve forty samples in batches of three: fourteen, the last with one sample."""
-    return start_shared_daemon({"photos": folder_stream(photos, batch_size=3)})
+    return start_shared_daemon({"photos": folder_stream(photos, batch_size=3)}, tcp=f"127.0.0.1:{free_port()}")
 
 
 @pytest.mark.parametrize(("world_size", "taken"), [(1, 13), (2, 3), (3, 4)])
@@ -130,6 +132,31 @@ def test_another_process_replays_the_next_batch_and_earlier_ones_from_a_state(da
     )
     assert int(json.loads(done.stdout)["crc32"], 16) == seen[-1]
     run_batchd(*words, "--back", "1", "--verify", seen[-2])
+
+
+def test_a_state_with_its_card_is_all_that_a_replay_needs(daemon, tmp_path):
+    """A trainer resumes from it, too; without the card it has about a hundred bytes."""
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", state=connection.stream("photos").state_dict(card=True))
+        with next(iter(stream)) as batch:
+            crc32 = batch.crc32()
+        state, file = stream.state_dict(card=True), tmp_path / "ckpt.json"
+        file.write_text(json.dumps(state))
+        assert stream.state_dict() == {name: value for name, value in state.items() if name != "card"}
+        assert len(json.dumps(stream.state_dict())) < 150
+    saved = json.loads(run_batchd("card", "photos", "--running", "--state", file, address=daemon.address).stdout)
+    assert {**state["card"], "time_s": 0, "state": saved["state"]} == {**saved, "time_s": 0}
+    for words in (["--card", file], ["--card", file, "--state", file]):
+        run_batchd("replay", "photos", *words, "--back", "1", "--verify", f"{crc32:08x}")
+
+
+def test_a_trainer_on_another_host_gets_no_card(daemon):
+    """The card has the daemon's configuration; the error names the command to run there."""
+    with batchd_client.connect(daemon.tcp_address) as connection:
+        stream = connection.stream("photos")
+        with pytest.raises(PermissionDenied, match="on another host, or older; run `batchd card photos --running`"):
+            stream.state_dict(card=True)
+        assert stream.state_dict()["stream"] == "photos"
 
 
 def test_earlier_batches_are_found_across_epochs(daemon):
@@ -486,6 +513,11 @@ def test_only_its_owner_gets_the_configuration_of_a_daemon(start_daemon, daemons
     try:
         status = run_batchd("status", address=daemon.address).stdout
         refused = run_batchd("card", "photos", "--running", address=daemon.address, status=1).stderr
+        with (
+            batchd_client.connect(daemon.address) as connection,
+            pytest.raises(PermissionDenied, match="only root and"),
+        ):
+            connection.stream("photos").state_dict(card=True)
     finally:
         os.setresuid(0, 0, 0)
         daemons_folder.chmod(0o700)

@@ -73,8 +73,9 @@ class Stream:
             raise PositionInvalid
         self.epoch, self.step = epoch, step
 
-    def state_dict(self):
-        return {"stream": "fake", "fingerprint": "f", "epoch": self.epoch, "step": self.step}
+    def state_dict(self, *, card=False):
+        state = {"stream": "fake", "fingerprint": "f", "epoch": self.epoch, "step": self.step}
+        return {**state, "card": {}} if card else state
 
     def load_state_dict(self, state):
         self.seek(state["epoch"], state["step"])

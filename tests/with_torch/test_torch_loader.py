@@ -213,6 +213,8 @@ def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
     told.load_state_dict(state)
     for second in (born, told):
         assert second.state_dict() == state
+        with_card = second.state_dict(card=True)
+        assert (with_card.pop("card")["fingerprint"], with_card) == (state["fingerprint"], state)
         assert seen + indices(second) + indices(second) == expected[: taken + 10 - taken % 5]
 
 
