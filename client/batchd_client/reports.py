@@ -1,11 +1,12 @@
 """Numbers that a loop reports of its batches, on their way to the daemon. Runs in the trainer.
 
-    report(values) --> waiting, in a device's memory --> unsent --next pull--> sent
-                       (only a GPU's tensors)               ^                   | a new session
+    report(values) --> waiting (here, or in a device's memory) --next pull--> unsent --> sent
+                                                            ^                   | a new session
                                                             +-------------------+
 
 A report costs the loop a conversion: it rides on the message that asks for a further batch. A
-tensor of a GPU is read when its copy has arrived, so the loop never waits for the device.
+tensor of a GPU is read when its copy has arrived, so the loop never waits for the device. Another
+thread may take the batches (of tf.data, of Keras): reports meet it in ``_waiting``.
 
 The daemon replaces what it knows of the same rows by the last report. So a new session gets the
 last ``SENT_BYTES`` again: what the old one lost on its way arrives, and nothing counts twice.
@@ -16,6 +17,7 @@ Invariant: a report is in exactly one of the three places.
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 from weakref import ref
 
@@ -51,6 +53,7 @@ class Reports:
         self._sent: OrderedDict[BatchRows, bytes] = OrderedDict()
         self._sent_bytes = 0
         self._session: Callable[[], object] = lambda: None
+        self._lock = Lock()
         self.is_kept = True
         """Whether the daemon keeps reports."""
         self.is_unconfirmed = False
@@ -71,21 +74,18 @@ class Reports:
             raise ReportInvalid(
                 f"no batch of stream {self._stream!r} has been received, so there is nothing to report about"
             )
-        read = _late(values, rows)
-        if read is None:
-            here = _array(values)
-            _check_size(here.size, rows)
-            self._add(rows, here)
-        else:
-            self._waiting.append((rows, read))
-            if len(self._waiting) > WAITING_MAX:
-                self._collect(at_least=1)
+        late = _late(values, rows)
         if not self.is_kept:
             log_once(
                 f"the daemon keeps no report about stream {self._stream!r}, as it is older than this client: upgrade batchd on "
                 "its host, or log the numbers with their positions",
                 logging.WARNING,
             )
+            return
+        self._waiting.append((rows, late))
+        if len(self._waiting) > WAITING_MAX:
+            with self._lock:
+                self._collect(at_least=len(self._waiting) - WAITING_MAX)
 
     def rows_at(self, at: Batch | tuple[int, int]) -> BatchRows:
         """The rows of a batch that was received. Raises ``ReportInvalid`` if it was not."""
@@ -115,15 +115,15 @@ class Reports:
         if self._session() is not session:
             self._unsent = OrderedDict([*self._sent.items(), *self._unsent.items()])
             self._sent, self._sent_bytes, self._session = OrderedDict(), 0, ref(session)
-        if self._waiting:
-            self._collect()
         part: list[ReportedRows] = []
         left = PULL_BYTES
-        for rows, values in self._unsent.items():
-            left -= len(values)
-            if part and (left < 0 or len(part) == PULL_REPORTS):
-                break
-            part.append((*rows, values))
+        with self._lock:
+            self._collect()
+            for rows, values in self._unsent.items():
+                left -= len(values)
+                if part and (left < 0 or len(part) == PULL_REPORTS):
+                    break
+                part.append((*rows, values))
         return part or None
 
     def sent(self, part: list[ReportedRows]) -> None:
@@ -131,7 +131,9 @@ class Reports:
         self.is_unconfirmed = True
         for *rows, values in part:
             key = BatchRows(*rows)
-            self._unsent.pop(key, None)
+            with self._lock:
+                if self._unsent.get(key) is values:  # else a later report replaces it
+                    del self._unsent[key]
             self._sent_bytes -= self._cost(self._sent.pop(key, None))
             self._sent[key] = values
             self._sent_bytes += self._cost(values)
@@ -140,7 +142,8 @@ class Reports:
 
     def wait(self) -> None:
         """Wait for the values of devices: the stream is about to be closed."""
-        self._collect(at_least=len(self._waiting))
+        with self._lock:
+            self._collect(at_least=len(self._waiting))
 
     def _cost(self, values: bytes | None) -> int:
         return 0 if values is None else REPORT_BYTES + len(values)
@@ -178,14 +181,14 @@ def _array(values: Any) -> Values:
     try:
         with np.errstate(over="ignore"):  # a number too large for float32 is an infinity
             return np.array(values, "<f4").reshape(-1)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:  # the last of a tensor in a graph of TensorFlow
         raise ReportInvalid(f"{type(values).__name__} is not a number, nor an array of numbers ({error})") from None
 
 
-def _late(values: Any, rows: BatchRows) -> Late | None:
-    """A reader of values that a device may still compute; None for those that are here.
+def _late(values: Any, rows: BatchRows) -> Late:
+    """A reader of values, which a device may still compute.
 
-    Raises ``ReportInvalid`` if there are too few or too many.
+    Raises ``ReportInvalid`` if they are no numbers, or too few or too many.
     """
     if type(values).__module__.partition(".")[0] == "torch":
         _check_size(values.numel(), rows)
@@ -196,7 +199,9 @@ def _late(values: Any, rows: BatchRows) -> Late | None:
         _check_size(values.size, rows)
         values.copy_to_host_async()
         return lambda wait: _array(values) if wait or values.is_ready() else None
-    return None
+    here = _array(values)
+    _check_size(here.size, rows)
+    return lambda _wait: here
 
 
 assert PULL_BYTES >= ROWS_AT_ONCE * VALUE_BYTES, "a report fits into a message"
