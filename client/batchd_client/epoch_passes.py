@@ -18,9 +18,10 @@ from threading import Lock
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from batchd_client.batch import Batch
-from batchd_client.errors import PassOvertaken
+from batchd_client.batch import Batch, BatchRows
+from batchd_client.errors import PassOvertaken, ReportInvalid
 from batchd_client.prefetch import position_of
+from batchd_client.reports import BATCHES_KNOWN
 from batchd_client.stream import Stream
 from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
@@ -42,6 +43,8 @@ class _PassRecord:
     taken: int = 0
     trained: int = 0
     turn: int = 0
+    rows: dict[int, BatchRows] = field(default_factory=dict)
+    """The last ``BATCHES_KNOWN`` batches that were taken, by their number from 1."""
     lock: Lock = field(default_factory=Lock)
 
 
@@ -89,6 +92,7 @@ class EpochPasses:
                 record.present = Pass(here, self.stream.left)
                 record.end = here
             record.taken = record.trained = 0
+            record.rows = {}
             return record.turn
 
     def take(self, turn: int | None = None) -> Batch | None:
@@ -104,6 +108,9 @@ class EpochPasses:
             try:
                 batch = self.stream.take(record.present.start.epoch)
                 record.taken, record.end = record.taken + (batch is not None), position_of(self.stream)
+                if batch is not None:
+                    record.rows[record.taken] = batch.span
+                    record.rows.pop(record.taken - BATCHES_KNOWN, None)
             finally:
                 self._return_to(record.end)  # after a failure; otherwise the stream is there
             return batch
@@ -124,8 +131,25 @@ class EpochPasses:
         return Position(epoch, step + batches * self.stream.world_size)
 
     def train(self, batches: int) -> None:
-        """Count ``batches`` more batches of the present pass as trained on."""
-        self._record.trained += batches
+        """Count ``batches`` more batches of the present pass as trained on, up to all of them.
+
+        Keras counts each execution as whole, also the last one, which may have fewer batches.
+        """
+        record = self._record
+        record.trained = min(record.trained + batches, record.present.length)
+
+    def rows(self, batches: int) -> BatchRows:
+        """The rows of batch number ``batches``, from 1, of the present pass.
+
+        Raises ``ReportInvalid`` if it is not among the last ``BATCHES_KNOWN`` that were taken.
+        """
+        known = self._record.rows
+        if batches not in known:
+            raise ReportInvalid(
+                f"batch {batches} is not among the last {len(known)} of the present iteration of stream {self.stream.name!r}, "
+                f"of which {self.taken} were taken; the first one is 1"
+            )
+        return known[batches]
 
     def state_dict(self, batches: int) -> StreamState:
         """As ``Stream.state_dict``, after ``batches`` batches of the present pass."""

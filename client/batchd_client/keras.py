@@ -23,7 +23,7 @@ except ImportError as _error:
     ) from _error
 
 from batchd_client.epoch_passes import EpochPasses
-from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid
+from batchd_client.errors import EpochsUneven, PositionInvalid, ReportInvalid, TensorsInvalid, WorkersInvalid
 from batchd_client.loader import checked_fields, own
 from batchd_client.stream import Stream
 from batchd_client.subscription import StreamState
@@ -196,12 +196,18 @@ class Progress(keras.callbacks.Callback):
     """Counts the batches of a stream that ``fit`` has trained on, however far is read ahead.
 
     For ``BatchdPyDataset`` and ``batchd_client.tensorflow.dataset``; one per stream in a program.
+    ``report``: a metric of ``fit``, such as "loss", to be reported of each batch, for `batchd
+    blame`. Keras gives its mean over the epoch so far, from which that of the last batch follows:
+    of all batches of one execution, with ``steps_per_execution``.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, report: str | None = None) -> None:
         super().__init__()
         self._passes = EpochPasses(stream)
         self._last = -1
+        self._report = report
+        self._rows, self._sum = 0, 0.0
+        """Of the metric in this epoch: rows that are in it, and their sum."""
 
     @property
     def epoch(self) -> int:
@@ -213,10 +219,27 @@ class Progress(keras.callbacks.Callback):
         return self._passes.state_dict(self._passes.trained)
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it
-        """Keras restarts its count of batches."""
-        self._last = -1
+        """Keras restarts its count of batches, and its metrics."""
+        self._last, self._rows, self._sum = -1, 0, 0.0
 
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:  # noqa: ARG002  as Keras calls it
-        """Keras has trained up to this batch, one or several in one call."""
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Keras has trained up to this batch, one or several in one call.
+
+        Raises ``ReportInvalid`` if there is no such metric as is to be reported.
+        """
+        before = self._passes.trained
         self._passes.train(batch - self._last)
         self._last = batch
+        if self._report is not None:
+            self._report_since(before, self._report, logs or {})
+
+    def _report_since(self, trained: int, metric: str, logs: Mapping[str, Any]) -> None:
+        """Report the mean of the batches behind number ``trained``, by the means of the epoch."""
+        if metric not in logs:
+            raise ReportInvalid(f"fit has no metric {metric!r} to report: it has {', '.join(logs)}")
+        batches = [self._passes.rows(number) for number in range(trained + 1, self._passes.trained + 1)]
+        rows = sum(one.rows for one in batches)
+        before, self._rows = self._sum, self._rows + rows
+        self._sum = float(logs[metric]) * self._rows
+        for one in batches:
+            self._passes.stream.report_of((self._sum - before) / rows, one)

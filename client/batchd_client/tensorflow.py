@@ -36,7 +36,7 @@ from batchd_client.subscription import StreamState
 from batchd_wire.fields import RAGGED
 from batchd_wire.views import Array
 
-__all__ = ["dataset", "share", "state_after"]
+__all__ = ["dataset", "report", "share", "state_after"]
 
 F = TypeVar("F", bound=Callable[..., object])
 FIRST, OVER = -1, -2
@@ -127,6 +127,17 @@ def state_after(stream: Stream, batches: int) -> StreamState:
     reads ahead of the loop.
     """
     return EpochPasses(stream).state_dict(batches)
+
+
+def report(stream: Stream, batches: int, values: Any) -> None:
+    """Report one number for a batch, or one for each of its rows; see ``Stream.report``.
+
+    ``batches``: its number in the dataset's present iteration, from 1: ``for done, batch in
+    enumerate(photos, 1): ...; report(stream, done, losses)``. ``stream.report()`` would be about
+    the batch that TensorFlow took last. A tensor of a GPU is waited for. Raises ``ReportInvalid``,
+    also for a tensor within a graph, and ``StreamClosed``.
+    """
+    stream.report_of(values, EpochPasses(stream).rows(batches))
 
 
 def share(context: tf.distribute.InputContext) -> RankShare:

@@ -1,15 +1,31 @@
 """Passes for a framework that reads ahead, drops batches, and starts again."""
 
+from typing import NamedTuple
+
 import pytest
 
+from batchd_client.batch import BatchRows
 from batchd_client.epoch_passes import EpochPasses
-from batchd_client.errors import BatchTimeout, PassOvertaken
+from batchd_client.errors import BatchTimeout, PassOvertaken, ReportInvalid
 
 STEPS = 4
 
 
+class Taken(NamedTuple):
+    """A batch of eight rows."""
+
+    epoch: int
+    step: int
+
+    @property
+    def span(self):
+        return BatchRows(*self, 0, 8)
+
+
 class Stream:
     """Four batches in an epoch, for one of ``world_size`` ranks; a batch is its position."""
+
+    name = "photos"
 
     def __init__(self, world_size=1):
         self.epoch = self.step = 0
@@ -24,7 +40,7 @@ class Stream:
     def take(self, epoch):
         if self.epoch != epoch:
             return None
-        batch = self.epoch, self.step
+        batch = Taken(self.epoch, self.step)
         if isinstance(self.error, BatchTimeout):
             raise self.error
         self.step += self.world_size
@@ -127,12 +143,34 @@ def test_a_state_follows_the_counted_batches(world_size):
             assert (state["epoch"], state["step"]) == expected[batches]
 
 
+def test_the_rows_of_a_counted_batch_are_known_however_far_is_read_ahead():
+    """A batch that was not taken, or not in this pass, is an error that says which were."""
+    passes = EpochPasses(Stream(world_size=2))
+    read(passes, 2)
+    assert [passes.rows(number)[:2] for number in (1, 2)] == [(0, 0), (0, 2)]
+    read(passes, 1)
+    assert passes.rows(1)[:2] == (1, 0)
+    for number in (0, 2):
+        with pytest.raises(ReportInvalid, match=f"batch {number} is not among the last 1 of .*, of which 1 were taken"):
+            passes.rows(number)
+
+
+def test_the_rows_of_the_last_batches_are_known(monkeypatch):
+    """A pass may have millions of batches."""
+    monkeypatch.setattr("batchd_client.epoch_passes.BATCHES_KNOWN", 2)
+    passes = EpochPasses(Stream())
+    read(passes)
+    assert [passes.rows(number).step for number in (3, 4)] == [2, 3]
+    with pytest.raises(ReportInvalid):
+        passes.rows(2)
+
+
 def test_trained_batches_are_counted_from_zero_in_each_pass():
     """The framework reports them."""
     passes = EpochPasses(Stream())
     read(passes)
     passes.train(1)
-    passes.train(3)
+    passes.train(4)  # the last execution of several batches has fewer
     assert passes.trained == passes.taken == STEPS
     passes.begin()
     assert passes.trained == passes.taken == 0

@@ -9,7 +9,15 @@ pytestmark = pytest.mark.filterwarnings("default")  # TensorFlow and Keras have 
 import keras  # noqa: E402
 
 import batchd_client  # noqa: E402
-from batchd_client.errors import EpochsUneven, PositionInvalid, TensorsInvalid, WorkersInvalid  # noqa: E402
+from batchd.history.losses import from_pages  # noqa: E402
+from batchd_client.asking import ask_reports, asking  # noqa: E402
+from batchd_client.errors import (  # noqa: E402
+    EpochsUneven,
+    PositionInvalid,
+    ReportInvalid,
+    TensorsInvalid,
+    WorkersInvalid,
+)
 from batchd_client.keras import BatchdPyDataset, Progress  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
@@ -168,6 +176,35 @@ def test_an_interrupted_training_goes_on_with_the_next_batch(connection, make, d
     model.fit(data, initial_epoch=progress.epoch, epochs=3, verbose=0, callbacks=[progress])
     assert model.trained == bare_numbers(connection, 3)
     assert progress.state_dict() == again.state_dict()
+
+
+@BOTH
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_progress_reports_the_loss_of_each_batch(connection, daemon, make, at_once):
+    """Keras tells the mean of the epoch so far, and that of several batches with one execution."""
+    model, stream = Watching(), connection.stream("photos")
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse", run_eagerly=True, steps_per_execution=at_once)
+    model.fit(make(stream), epochs=2, verbose=0, callbacks=[Progress(stream, report="loss")])
+    stream.close()
+    with asking(daemon.address) as session:
+        (losses,) = from_pages(ask_reports(session, "photos")).values()
+    claim = connection.stream("photos", epochs=2)
+    means = [np.mean((batch["index"].astype(float) - batch["label"]) ** 2) for _ in range(2) for batch in claim]
+    groups = (
+        [range(3), range(3, 5), range(5, 8), range(8, 10)]
+        if at_once == 3
+        else [range(one, one + 1) for one in range(10)]
+    )
+    expected = [np.mean([means[one] for one in group]) for group in groups for _ in group]
+    assert [losses.position(one) for one in range(10)] == [(epoch, step) for epoch in range(2) for step in range(STEPS)]
+    assert [float(losses.of(one)[0]) for one in range(10)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_metric_that_is_not_there_is_an_error(connection):
+    """The error names those that are."""
+    model, stream = Watching(), connection.stream("photos")
+    with pytest.raises(ReportInvalid, match="fit has no metric 'accuracy' to report: it has loss"):
+        model.fit(py_dataset(stream), verbose=0, callbacks=[Progress(stream, report="accuracy")])
 
 
 def test_a_resumed_epoch_and_the_others_in_one_fit(connection):

@@ -12,8 +12,10 @@ import tensorflow as tf  # noqa: E402
 
 import batchd_client  # noqa: E402
 import batchd_client.tensorflow as adapter  # noqa: E402
-from batchd_client.errors import TensorsInvalid  # noqa: E402
-from batchd_client.tensorflow import dataset, share, state_after  # noqa: E402
+from batchd.history.losses import from_pages  # noqa: E402
+from batchd_client.asking import ask_reports, asking  # noqa: E402
+from batchd_client.errors import ReportInvalid, TensorsInvalid  # noqa: E402
+from batchd_client.tensorflow import dataset, report, share, state_after  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -178,6 +180,22 @@ def test_the_state_behind_what_the_loop_has_counted_is_exact(connection, done):
     resumed = dataset(again, as_dict=True)
     rest = numbers(resumed) if again.epoch == 0 else []
     assert seen + rest + numbers(resumed) == expected
+
+
+def test_a_loop_reports_the_batches_that_it_has_counted(connection, daemon):
+    """Batches read ahead do not matter; a tensor of a graph has no value to report."""
+    stream = connection.stream("photos")
+    for done, batch in enumerate(dataset(stream, as_dict=True).prefetch(8), 1):
+        report(stream, done, batch["label"] + 100 * done)
+    with pytest.raises(Exception, match="ReportInvalid: SymbolicTensor is not a number"):
+        tf.function(lambda values: report(stream, STEPS, values))(tf.zeros(8))
+    with pytest.raises(ReportInvalid, match="batch 6 is not among the last 5"):
+        report(stream, STEPS + 1, 0.0)
+    stream.close()
+    with asking(daemon.address) as session:
+        (losses,) = from_pages(ask_reports(session, "photos")).values()
+    assert [losses.position(one) for one in range(len(losses))] == [(0, step) for step in range(STEPS)]
+    assert all((losses.of(step) // 100 == step + 1).all() for step in range(STEPS))
 
 
 def test_a_data_set_may_be_made_within_a_function_of_tensorflow(connection):
