@@ -93,6 +93,44 @@ class Cuts:
             rows = Permutation(len(self), (seed, epoch, _ROWS))(rows.astype(np.uint64)).astype(np.int64)
         return np.concatenate([self._row(place, row, seed) for place, row in enumerate(rows.tolist())])
 
+    def places(
+        self, epochs: Numbers, samples: Numbers, seed: int, *, shuffle: bool, order: EpochOrder | None = None
+    ) -> Numbers:
+        """Return the rows that have parts of ``samples``, each in its epoch; int64 ``[samples]``.
+
+        Returns int64 ``[parts, 3]``: the place in ``samples``, the row, and the first element of
+        the part. The inverse of ``contents``; a sample without an element is in no row.
+        """
+        begins, ends = self._extents(samples, seed)
+        which, rows, firsts, _part_ends = self._cut(begins, ends)
+        epochs = np.broadcast_to(epochs, samples.shape)[which]
+        if order is not None:
+            for epoch in np.unique(epochs).tolist():
+                rows[epochs == epoch] = order.places_of(epoch, rows[epochs == epoch])
+        elif shuffle and rows.size:
+            rows = Permutation(len(self), (seed, epochs, _ROWS)).inverse(rows.astype(np.uint64)).astype(np.int64)
+        return np.stack([which, rows, firsts - begins[which]], axis=1)
+
+    def parts_of(self, samples: Numbers, seed: int) -> Numbers:
+        """Return the number of parts of each sample: int64 ``[samples]``."""
+        which, *_parts = self._cut(*self._extents(samples, seed))
+        return np.bincount(which, minlength=len(samples))
+
+    def _extents(self, samples: Numbers, seed: int) -> tuple[Numbers, Numbers]:
+        """Return where ``samples`` begin and end in the sequence: int64 ``[samples]`` each."""
+        numbers = samples
+        if self._is_permuted and samples.size:
+            permutation = Permutation(len(self._lengths), (seed, _DOCUMENTS))
+            numbers = permutation.inverse(samples.astype(np.uint64)).astype(np.int64)
+        begins = np.zeros(len(samples), np.int64)
+        by_number = np.argsort(numbers, kind="stable")
+        blocks, firsts = np.unique(numbers[by_number] // STRIDE, return_index=True)
+        for block, mine in zip(blocks.tolist(), np.split(by_number, firsts[1:]), strict=False):
+            lengths = self._lengths[block * STRIDE : (block + 1) * STRIDE]
+            inside = np.append(0, np.cumsum(lengths, dtype=np.int64))
+            begins[mine] = self._sums[block] + inside[numbers[mine] - block * STRIDE]
+        return begins, begins + self._lengths[numbers]
+
     def _row(self, place: int, row: int, seed: int) -> Numbers:
         first, end = row * self._room, min((row + 1) * self._room, self.elements)
         block = int(np.searchsorted(self._sums, first, "right")) - 1

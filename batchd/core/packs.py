@@ -225,8 +225,8 @@ class Packs:
             packs = Permutation(len(self), (seed, epochs, _PACKS)).inverse(packs.astype(np.uint64)).astype(np.int64)
         return np.stack([which, packs, self._first_elements(found)], axis=1)
 
-    def parts_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of parts of each sample: int64 ``[samples]``."""
+    def parts_of(self, samples: NDArray[np.int64], _seed: int) -> NDArray[np.int64]:
+        """Return the number of parts of each sample, int64 ``[samples]``, as of ``Cuts``."""
         return np.searchsorted(self._sorted, samples, "right") - np.searchsorted(self._sorted, samples, "left")
 
     @cached_property

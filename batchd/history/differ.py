@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.config.tree import BlockShuffle, StreamConfig
+from batchd.core.cuts import Cuts
 from batchd.core.packs import Packs
 from batchd.core.plan import Plan
 from batchd.history.batches import check_fingerprint
@@ -59,20 +60,19 @@ class RowOrder(NamedTuple):
     """Which samples are in which row. ``packs``: of a packed stream, if they are known."""
 
     plan: Plan
-    packs: Packs | None = None
+    packs: Packs | Cuts | None = None
 
     @classmethod
     def scan(cls, card: RunCard) -> "RowOrder":
         """Read the index of a card's stream. Raises ``BatchdError``, also if that has changed."""
         lookup = SampleLookup(card.config(), card.stream)
         check_fingerprint(lookup.card(), card, None)
-        lookup.check_rows()
         return cls(lookup.plan, lookup.packs)
 
     def rows_at(self, position: Position) -> NDArray[np.int64]:
         """The samples of a batch, int64 ``[rows]``.
 
-        Of packs ``[parts, 3]``: the row, the sample, and the first of its elements.
+        Of packed rows ``[parts, 3]`` or ``[parts, 4]``: the row, the sample, the first of its elements.
         """
         plan, rows = self.plan, self.plan.rows(position.step)
         if self.packs is None:

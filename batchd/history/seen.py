@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from batchd.config.tree import Config
 from batchd.core.course import Course, readers_of, rounds_from
-from batchd.core.cuts import Cuts
-from batchd.core.packs import Packs
+from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError, SourceInvalid
 from batchd.history.batches import card_of, check_fingerprint, open_alone, read_run_position
@@ -193,7 +192,7 @@ class SampleLookup:
         with closing(self._opened):
             self.index = SourceIndex.from_descriptor(self._opened.index_descriptor)
         self.plan: Plan = self._opened.spec.plan
-        self.packs = Packs.from_arrays(self.index.arrays)
+        self.packs = packed_in(self.index.arrays)
         self._bad: Numbers = np.unique(np.fromiter(bad, np.int64))
         self._check(self._bad)
 
@@ -301,7 +300,6 @@ class SampleLookup:
 
         Raises ``BatchdError`` if the legs do not follow each other, or are no legs of the stream.
         """
-        self.check_rows()
         if until.step == self.plan.steps:  # the end of an epoch is the beginning of the next
             until = Position(until.epoch + 1, 0)
         self._check_legs(legs, until)
@@ -321,13 +319,6 @@ class SampleLookup:
         fingerprint = self._opened.spec.fingerprint
         return Seen(self._opened.name, fingerprint, until, samples, by_epoch, never, self, stretches)
 
-    def check_rows(self) -> None:
-        """Raise ``BatchdError`` if rows of the stream cannot be looked up."""
-        if Cuts.from_arrays(self.index.arrays) is not None:
-            raise BatchdError(
-                f'stream {self._opened.name!r} has rows of method = "concat-split", in which no sample can be looked up yet'
-            )
-
     @property
     def _is_each_there(self) -> bool:
         """Whether each epoch has all samples, or all of their parts, and each at one place."""
@@ -335,7 +326,7 @@ class SampleLookup:
 
     def _parts_of(self, samples: Numbers) -> Numbers:
         """The rows that the plan of an epoch has of each sample: int64 ``[samples]``."""
-        return np.ones(len(samples), np.int64) if self.packs is None else self.packs.parts_of(samples)
+        return np.ones(len(samples), np.int64) if self.packs is None else self.packs.parts_of(samples, self.plan.seed)
 
     def _check_legs(self, legs: Sequence[Leg], until: Position) -> None:
         name, steps = self._opened.name, self.plan.steps

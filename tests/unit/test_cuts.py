@@ -52,6 +52,35 @@ def test_a_row_can_be_had_without_the_rows_before_it(lengths, room, data):
         assert found[found[:, 0] == place, 1:].tolist() == whole[whole[:, 0] == row, 1:].tolist()
 
 
+@given(lengths=LENGTHS, room=ROOM, seed=st.integers(0, 99), shuffle=st.booleans(), epochs=st.sets(st.integers(0, 9)))
+def test_the_rows_of_each_sample_are_those_that_contain_it(lengths, room, seed, shuffle, epochs):
+    """The inverse of the contents of all rows, in several epochs at once."""
+    cuts, samples = Cuts.plan(np.array(lengths), room, seed, shuffle=shuffle), np.arange(len(lengths))
+    asked = [np.repeat(sorted(epochs), len(lengths)), np.tile(samples, len(epochs))]
+
+    found = cuts.places(*asked, seed, shuffle=shuffle)
+
+    for number, epoch in enumerate(sorted(epochs)):
+        whole = cuts.contents(epoch, np.arange(len(cuts)), seed, shuffle=shuffle)
+        here = found[found[:, 0] // len(lengths) == number] - [number * len(lengths), 0, 0]
+        assert sorted(here[:, [1, 0, 2]].tolist()) == sorted(whole[:, :3].tolist())
+    assert len(found) == len(epochs) * cuts.parts_of(samples, seed).sum()
+
+
+def test_the_rows_of_a_sample_are_found_in_the_order_of_buckets_and_behind_many_documents():
+    """Far behind the first stride of documents, and where rows of a step have nearly the same cost."""
+    cuts = Cuts.plan(np.random.default_rng(0).integers(0, 90, 5 * STRIDE), 100, 3, shuffle=True)
+    order = BucketOrder.from_arrays(buckets_of(cuts.documents_and_costs()[1], 64, 8), 0)
+    samples = np.array([7, 5 * STRIDE - 1, 3 * STRIDE])
+
+    found = cuts.places(np.array([1, 1, 0]), samples, 3, shuffle=True, order=order)
+
+    for which, row, first in found.tolist():
+        parts = cuts.contents(0 if which == 2 else 1, np.array([row]), 3, shuffle=True, order=order)
+        assert [samples[which], first] in parts[:, 1:3].tolist()
+    assert np.array_equal(np.bincount(found[:, 0], minlength=3), cuts.parts_of(samples, 3))
+
+
 def test_rows_far_behind_many_documents_are_found_by_their_sums():
     """Also where whole strides of documents have no element."""
     lengths = np.random.default_rng(0).integers(0, 9, 20 * STRIDE)

@@ -196,6 +196,8 @@ def _row_orders(cards):
         ("packs", {"seed": 1}, None),
         ("packs", {"shuffle": True}, (0, 0)),
         ("packs", {"drop_last": True}, (0, 2)),
+        ("cuts", {"seed": 1}, (0, 0)),
+        ("cuts", {"drop_last": True}, (0, 2)),
     ],
 )
 def test_rows_that_follow_from_the_data_are_compared_where_their_indexes_are_read(tmp_path, stream, change, position):
@@ -210,6 +212,10 @@ def test_rows_that_follow_from_the_data_are_compared_where_their_indexes_are_rea
         "packs": {
             "pipeline": [{"op": "pack", "field": "x", "length": 4, "documents": 4}],
             "shuffle": False,
+            "batch_size": 5,
+        },
+        "cuts": {
+            "pipeline": [{"op": "pack", "field": "x", "length": 4, "documents": 4, "method": "concat-split"}],
             "batch_size": 5,
         },
     }[stream]

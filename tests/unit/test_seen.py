@@ -150,7 +150,7 @@ def test_the_packs_of_each_sample_are_those_that_contain_it(lengths, shuffle, se
         whole = packs.contents(epoch, np.arange(len(packs)), seed, shuffle=shuffle)
         here = found[found[:, 0] // len(lengths) == number] - [number * len(lengths), 0, 0]
         assert sorted(map(tuple, here[:, [1, 0, 2]].tolist())) == sorted(map(tuple, whole.tolist()))
-    assert packs.parts_of(np.arange(len(lengths))).sum() == packs.parts
+    assert packs.parts_of(np.arange(len(lengths)), seed).sum() == packs.parts
 
 
 @given(samples=st.integers(1, 1 << 40), seed=st.integers(0, (1 << 63) - 1), data=st.data())
