@@ -150,7 +150,9 @@ def shown(blame: Blame) -> list[str]:
         lines += _more(len(blame.found) - GROUPS_SHOWN)
         lines.append(f"(of {counted(blame.compared, 'comparison')}, for which the chances are corrected)")
     else:
-        lines.append(f"nothing stands out: no group of {blame.compared:,} is there more often than chance explains")
+        lines.append(
+            f"nothing stands out: no group of {blame.compared:,} is there more or less often than chance explains"
+        )
     if blame.worst:
         lines += ["", "worst rows", *(line for one in blame.worst[:ROWS_SHOWN] for line in _row_lines(one))]
     return lines
@@ -167,8 +169,14 @@ def _deviations(deviations: float) -> str:
 
 
 def _group_lines(one: Found) -> list[str]:
-    hits, of = _WAYS[one.way]
     chance = f"1 in {1 / max(one.chance, CHANCE_MIN):,.0f}"
+    if one.way == "losses":
+        better, usual = (f"{100 * part / one.seen:.0f}" for part in (one.hits, one.expected))
+        return [
+            f"{one.kind} {escaped(one.name)}: its batches have a higher loss than {better} of 100",
+            f"  over its {one.seen:,.4g} rows, {usual} by chance; without a cause at most {chance}",
+        ]
+    hits, of = _WAYS[one.way]
     return [
         f"{one.kind} {escaped(one.name)}: {one.times:.1f} times its share of the {hits}",
         f"  {one.hits:,.4g} of its {one.seen:,.4g} {of}, {one.expected:,.2g} by chance; without a cause at most {chance}",

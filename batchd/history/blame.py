@@ -5,11 +5,12 @@ above the usual one: the running median of the steps around, or the median of th
 deviation is 1.4826 times the median of the absolute differences (B. Iglewicz, D. Hoaglin: How to
 Detect and Handle Outliers, 1993). NaN and infinities are always bad.
 
-A group stands out if the bad ones have more of it than chance explains. What is random decides
-what is counted, so that the statement holds whatever the losses look like:
+A group stands out if the bad ones have more of it than chance explains, or less. What is random
+decides what is counted, so that the statement holds whatever the losses look like:
 
     rows      each row has a loss of its own: which rows of its step are bad is compared
     batches   the stream is shuffled: the rows of a bad batch are a random draw from all rows
+    losses    the same, of all batches, by their ranks: no row has a loss of its own
     jumps     the order is that of the source, or of blocks: neighbours come together, so a jump of
               the loss, with the bad steps that follow it, is one draw from all steps: its worst one
 
@@ -20,17 +21,22 @@ rows and jumps it is a bound: their number is a sum of draws without replacement
 of at most exp(-n KL(x || m)), where KL(x || m) is x ln(x/m) + (1 - x) ln((1 - x)/(1 - m))
 (W. Hoeffding: Probability Inequalities for Sums of Bounded Random Variables, JASA 58, 1963, theorem
 1 and section 6). Bad rows and rows of the group change places in this, so the fewer of both are the
-draws.
+draws. Ranks have a known variance, so theirs is a bound with it (G. Bennett: Probability
+Inequalities for the Sum of Independent Random Variables, JASA 57, 1962), which the same section
+extends to draws without replacement.
+
+Where one group is too frequent, all others are too rare: those that are compared for that are
+without the rows of the former.
 
 The chances of all groups of a kind are corrected for their number (S. Holm, Scandinavian Journal of
-Statistics 6, 1979), and the kinds and ways of counting share ``ALPHA``: the chance of any false
-alarm in a run is at most that. A cause is not a fault: a class that is harder than others stands
-out, too.
+Statistics 6, 1979), and the kinds, the ways of counting, and both directions share ``ALPHA``: the
+chance of any false alarm in a run is at most that. A cause is not a fault: a class that is harder
+than others stands out, too.
 
 Invariant: nothing here depends on the order of groups, nor on random numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +55,8 @@ AROUND = 101
 APART_ROUNDS = 10
 """Bad steps with fewer rounds of all ranks between them are one jump."""
 ALPHA = 0.01
+RARE_PART = 0.05
+"""Part of ``ALPHA`` for groups that are too rare: they tell less than those that are too frequent."""
 FLOOR = 1e-6
 """Least deviation, as a part of the usual loss: equal losses have none of their own."""
 STEPS_MIN = 8
@@ -84,9 +92,10 @@ class Badness:
 class Found(NamedTuple):
     """A group that stands out.
 
-    ``way``: "rows", "batches" or "jumps". ``hits`` of ``seen`` are bad, where ``expected`` would be
-    by chance: rows, or for jumps, whole batches. ``chance``: at most this likely without a cause,
-    corrected for all comparisons.
+    ``way``: "rows", "batches", "losses" or "jumps". ``hits`` of ``seen`` are bad, where
+    ``expected`` would be by chance: rows, or for jumps, whole batches. For losses ``hits`` is the
+    sum of the ranks, from 0 to 1, of the rows' batches. ``chance``: at most this likely without a
+    cause, corrected for all comparisons.
     """
 
     kind: str
@@ -103,9 +112,17 @@ class Found(NamedTuple):
         """How many times as often as by chance."""
         return self.hits / self.expected
 
+    @property
+    def is_rare(self) -> bool:
+        """Whether the bad ones have less of it than by chance."""
+        return self.hits < self.expected
+
 
 class Outcome(NamedTuple):
-    """``found``: the surest first. ``compared``: number of comparisons."""
+    """``found``: too frequent groups, then too rare ones, the surest first.
+
+    ``compared``: number of comparisons.
+    """
 
     found: list[Found]
     compared: int
@@ -144,15 +161,35 @@ def stand_out(
     every = [*groupings, Grouping(SAMPLE, of, tuple(map(str, distinct.tolist())))]
     rows = losses.heads["rows"].astype(np.int64)
     report_of = np.repeat(np.arange(len(losses)), rows)
-    ways = []
-    has_rows = (np.diff(losses.starts) == rows) & (rows > 1)
-    if has_rows.any():
-        ways.append(_by_rows(losses, badness, has_rows[report_of]))
-    if len(losses) >= STEPS_MIN:
-        ways.append(_by_batches(badness, report_of) if is_shuffled else _by_jumps(badness, rows, report_of))
-    outcomes = [_compare(grouping, way, len(every) * len(ways)) for grouping in every for way in ways]
+    has_rows = ((np.diff(losses.starts) == rows) & (rows > 1))[report_of]
+
+    def compared(there: Flags, *, rare: bool) -> list[Outcome]:
+        """Compare the groups of these rows."""
+        ways = [_by_rows(losses, badness, has_rows & there)] if has_rows.any() else []
+        if len(losses) >= STEPS_MIN and is_shuffled:
+            ways.append(_by_batches(badness, report_of, there))
+            ways += [] if has_rows.any() else [_by_losses(badness, report_of, there)]
+        elif len(losses) >= STEPS_MIN and not rare:  # a jump has no rows but those of its neighbours
+            ways.append(_by_jumps(badness, rows, report_of))
+        return [_compare(grouping, way, len(every) * len(ways), rare=rare) for grouping in every for way in ways]
+
+    outcomes = compared(np.ones(len(samples), np.bool_), rare=False)
+    there = np.ones(len(samples), np.bool_)
+    for grouping in every:
+        groups = [one.group for outcome in outcomes for one in outcome.found if one.kind == grouping.kind]
+        there &= ~np.isin(grouping.of, groups)
+    outcomes += compared(there, rare=True)
     found = [one for outcome in outcomes for one in outcome.found]
-    return Outcome(sorted(found, key=lambda one: one.chance), sum(one.compared for one in outcomes))
+    return Outcome(sorted(found, key=lambda one: (one.is_rare, one.chance)), sum(one.compared for one in outcomes))
+
+
+def _divergence(found: Floats, expected: Floats) -> Floats:
+    """Kullback-Leibler divergence of two coins, float64 ``[groups]``; both from 0 to 1."""
+    x, m = np.clip(found, 0.0, 1.0), np.clip(expected, 0.0, 1.0)
+    heads = np.where(x > 0, x * np.log(np.where(x > 0, x, 1.0) / m), 0.0)
+    tails = np.where(x < 1, (1 - x) * np.log(np.where(x < 1, 1 - x, 1.0) / (1 - m)), 0.0)
+    divergence: Floats = np.maximum(heads + tails, 0.0)
+    return divergence
 
 
 class _Way(NamedTuple):
@@ -161,7 +198,8 @@ class _Way(NamedTuple):
     ``weights``: what each row counts for; ``hits``: the part that is bad;
     ``expected``: the part that is by chance; each float64 ``[rows]``. ``draws``: their number, or
     that of a group's rows if these are fewer and ``is_symmetric``. ``is_exact``: all rows are one
-    population from which the bad ones are drawn.
+    population from which the bad ones are drawn. ``divergence``: of a mean per draw from the
+    expected one, such that the chance is at most exp(-draws * divergence).
     """
 
     name: str
@@ -171,32 +209,50 @@ class _Way(NamedTuple):
     draws: float
     is_symmetric: bool
     is_exact: bool = False
+    divergence: Callable[[Floats, Floats], Floats] = _divergence
 
 
-def _by_rows(losses: Losses, badness: Badness, counts: Flags) -> _Way:
+def _by_rows(losses: Losses, badness: Badness, there: Flags) -> _Way:
     """Rows of reports with a value for each, compared within their batch."""
-    rows = losses.heads["rows"].astype(np.int64)
-    bad, share = np.zeros(len(counts)), np.zeros(len(counts))
-    values_of_rows = np.diff(losses.starts)
-    mine = np.repeat((values_of_rows == rows) & (rows > 1), values_of_rows)
-    bad[counts] = badness.row_deviations[mine] > DEVIATIONS
+    rows, values = losses.heads["rows"].astype(np.int64), np.diff(losses.starts)
+    own = (values == rows) & (rows > 1)
     report_of = np.repeat(np.arange(len(losses)), rows)
-    share = (np.bincount(report_of, bad, len(losses)) / rows)[report_of]
-    return _Way("rows", counts.astype(np.float64), bad, share, float(bad.sum()), is_symmetric=True)
+    bad = np.zeros(len(there))
+    bad[own[report_of]] = badness.row_deviations[np.repeat(own, values)] > DEVIATIONS
+    bad *= there
+    counts = np.bincount(report_of, there, len(losses))
+    share = np.bincount(report_of, bad, len(losses)) / np.maximum(counts, 1)
+    return _Way("rows", there.astype(np.float64), bad, share[report_of] * there, float(bad.sum()), is_symmetric=True)
 
 
-def _by_batches(badness: Badness, report_of: Numbers) -> _Way:
+def _by_batches(badness: Badness, report_of: Numbers, there: Flags) -> _Way:
     """Rows of bad batches among all rows."""
-    bad = badness.bad[report_of].astype(np.float64)
+    bad, weights = badness.bad[report_of] & there, there.astype(np.float64)
+    expected = weights * (bad.sum() / max(1, there.sum()))
     return _Way(
-        "batches",
-        np.ones(len(bad)),
-        bad,
-        np.full(len(bad), bad.mean()),
-        float(bad.sum()),
-        is_symmetric=True,
-        is_exact=True,
+        "batches", weights, bad.astype(np.float64), expected, float(bad.sum()), is_symmetric=True, is_exact=True
     )
+
+
+def _by_losses(badness: Badness, report_of: Numbers, there: Flags) -> _Way:
+    """Rows of all batches: the part of the batches that are better than their own.
+
+    Each row of a group draws the rank of its batch among all rows, without replacement.
+    """
+    _values, which, counts = np.unique(badness.deviations, return_inverse=True, return_counts=True)
+    ranks: Floats = ((np.cumsum(counts) - 0.5 * counts) / len(which))[which][report_of] * there
+    weights, known = there.astype(np.float64), ranks[there]
+    mean, variance = (float(known.mean()), float(known.var())) if len(known) else (0.0, 0.0)
+    low, high = float(known.min(initial=1.0)), float(known.max(initial=0.0))
+
+    def divergence(found: Floats, expected: Floats) -> Floats:
+        room = np.where(found > expected, high - mean, mean - low)
+        above = room * np.abs(found - expected) / variance
+        bennett: Floats = variance / room**2 * ((1 + above) * np.log1p(above) - above)
+        return bennett
+
+    draws = np.inf if variance > 0 else 0.0
+    return _Way("losses", weights, ranks, mean * weights, draws, is_symmetric=True, divergence=divergence)
 
 
 def _by_jumps(badness: Badness, rows: Numbers, report_of: Numbers) -> _Way:
@@ -210,8 +266,11 @@ def _by_jumps(badness: Badness, rows: Numbers, report_of: Numbers) -> _Way:
     )
 
 
-def _compare(grouping: Grouping, way: _Way, shares: int) -> Outcome:
-    """Compare the groups of one kind in one way, which has one of ``shares`` of ``ALPHA``."""
+def _compare(grouping: Grouping, way: _Way, shares: int, *, rare: bool) -> Outcome:
+    """Compare the groups of one kind in one way, which has one of ``shares`` of ``ALPHA``.
+
+    ``rare``: find those of which the bad ones have too little, not those of which too much.
+    """
     mine = (grouping.of != NO_GROUP) & (way.weights > 0)
     groups, of = len(grouping.names), grouping.of[mine]
     if way.draws == 0 or groups < 2:  # noqa: PLR2004  nothing to compare with
@@ -221,11 +280,15 @@ def _compare(grouping: Grouping, way: _Way, shares: int) -> Outcome:
     expected = _sums(of, way.expected[mine], groups)
     draws = np.minimum(seen, way.draws) if way.is_symmetric else np.full(groups, way.draws)
     with np.errstate(divide="ignore", invalid="ignore"):
-        bound = np.exp(-draws * _divergence(hits / draws, expected / draws))
-    chances = np.where((seen > 0) & (hits > expected), bound, 1.0)
+        bound = np.exp(-draws * way.divergence(hits / draws, expected / draws))
+    chances = np.where((seen > 0) & ((hits < expected) if rare else (hits > expected)), bound, 1.0)
     if way.is_exact:
-        chosen = np.flatnonzero(chances < 1.0)
-        chances[chosen] = _tails(float(len(way.weights)), seen[chosen], way.draws, hits[chosen])
+        chosen, population = np.flatnonzero(chances < 1.0), float(way.weights.sum())
+        marked, there = way.draws, hits[chosen]
+        if rare:  # too few bad ones are too many good ones
+            marked, there = population - way.draws, seen[chosen] - hits[chosen]
+        chances[chosen] = _tails(population, seen[chosen], marked, there)
+    chances /= RARE_PART if rare else 1 - RARE_PART
     order = np.argsort(chances, kind="stable")
     compared = int((seen > 0).sum())
     holm = np.maximum.accumulate(chances[order] * np.maximum(compared - np.arange(groups), 1)) * shares
@@ -241,15 +304,6 @@ def _compare(grouping: Grouping, way: _Way, shares: int) -> Outcome:
         if chance <= ALPHA
     ]
     return Outcome(found, compared)
-
-
-def _divergence(found: Floats, expected: Floats) -> Floats:
-    """Kullback-Leibler divergence of two coins, float64 ``[groups]``; both from 0 to 1."""
-    x, m = np.clip(found, 0.0, 1.0), np.clip(expected, 0.0, 1.0)
-    heads = np.where(x > 0, x * np.log(np.where(x > 0, x, 1.0) / m), 0.0)
-    tails = np.where(x < 1, (1 - x) * np.log(np.where(x < 1, 1 - x, 1.0) / (1 - m)), 0.0)
-    divergence: Floats = np.maximum(heads + tails, 0.0)
-    return divergence
 
 
 def _sums(groups: Numbers, values: Floats, count: int) -> Floats:

@@ -168,9 +168,9 @@ def _bad_batch(losses: Losses, badness: Badness, report: int) -> BadBatch:
 
 
 def _members(found: Iterable[Found], groupings: Mapping[str, Grouping], samples: Numbers) -> Flags:
-    """Which rows are in a group that stands out, bool ``[rows]``."""
+    """Which rows are in a group that stands out by being too frequent, bool ``[rows]``."""
     members = np.zeros(len(samples), np.bool_)
-    for one in found:
+    for one in (one for one in found if not one.is_rare):
         members |= samples == int(one.name) if one.kind == SAMPLE else groupings[one.kind].of == one.group
     return members
 

@@ -58,15 +58,17 @@ class Run:
         heads["values"] = counts
         return Losses("", heads, np.concatenate(values).astype(float), np.cumsum([0, *counts]))
 
-    def outcome(self, *, of_rows: bool, spikes: int | None = None) -> Outcome | None:
-        """What stands out up to the n-th spike; None if there are fewer."""
+    def outcome(self, *, of_rows: bool, spikes: int | None = None, batches: int | None = None) -> Outcome | None:
+        """What stands out up to the n-th spike, or in so many batches; None if there are fewer."""
         losses = self.losses(of_rows=of_rows)
         badness = badness_of(losses)
+        end = batches
         if spikes is not None:
             places = np.flatnonzero(badness.bad) if self.plan.shuffle else badness.jumps
             if len(places) < spikes:
                 return None
             end = int(places[spikes - 1]) + 1
+        if end is not None:
             cut = replace(
                 losses,
                 heads=losses.heads[:end],
@@ -134,6 +136,41 @@ def test_mislabelled_shard_is_named_within_three_spikes(noise) -> None:
             named, runs = named + bool(files), runs + 1
     assert runs >= 5
     assert named >= 0.9 * runs
+
+
+@pytest.mark.parametrize(("noise", "by"), [("normal", 1.0), ("skewed", 5.0), ("heavy", 5.0)])
+def test_mislabelled_shard_is_named_by_the_losses_of_all_batches(noise, by) -> None:
+    """Where a batch has one loss: within four epochs, and nothing else is, not even too rare."""
+    for seed in range(5):
+        run = Run(seed, noise, is_shuffled=True)
+        run.spoil(BAD_SHARD, by)
+        outcome = run.outcome(of_rows=False, batches=4 * run.plan.steps)
+        assert {(one.kind, one.name) for one in outcome.found} == {(FILE, str(BAD_SHARD))}
+        (found,) = [one for one in outcome.found if one.way == "losses"]
+        assert found.hits / found.seen > 0.6
+        assert not found.is_rare
+
+
+@pytest.mark.parametrize("of_rows", [True, False], ids=["rows", "batches"])
+def test_class_that_is_never_bad_is_too_rare(of_rows) -> None:
+    """Its losses are a tenth of the others'. No other group is named for that."""
+    run = Run(5, "skewed", is_shuffled=True)
+    for rows, samples in zip(run.rows, run.samples, strict=True):
+        rows[samples % 10 == 3] *= 0.01 if of_rows else -5.0
+
+    outcome = run.outcome(of_rows=of_rows)
+
+    assert {(one.kind, one.name, one.is_rare) for one in outcome.found} == {(CLASS, "3", True)}
+    assert all(one.times < 0.9 for one in outcome.found)
+
+
+def test_too_rare_groups_are_compared_without_those_that_are_too_frequent() -> None:
+    """Else, all other shards of a long run would be called too rare."""
+    run = Run(1, "skewed", is_shuffled=True)
+    run.spoil(BAD_SHARD, 50.0)
+    found = run.outcome(of_rows=True).found
+    assert {one.name for one in found if one.kind == FILE} == {str(BAD_SHARD)}
+    assert not any(one.is_rare for one in found)
 
 
 def test_shard_in_order_is_named_at_its_third_jump() -> None:
