@@ -25,11 +25,12 @@ import mmap
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,6 +65,8 @@ class SourceIndex:
     arrays: Arrays
     place: Mapping[str, Any]
     digest: str
+    _sealed: int | None = field(default=None, init=False, repr=False)
+    """The memfd that it views and owns, if any."""
 
     @classmethod
     def build(cls, samples: int, facts: Mapping[str, Any], arrays: Arrays, place: Mapping[str, Any]) -> Self:
@@ -87,6 +90,14 @@ class SourceIndex:
         if size < PREFIX_BYTES:
             raise IndexMalformed(f"{size} bytes are less than the beginning of an index")
         return cls.from_memory(memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)))
+
+    @classmethod
+    def owning(cls, descriptor: int) -> Self:
+        """Do the same, and close the descriptor with the index; ``to_memfd`` gives it out."""
+        index = cls.from_descriptor(descriptor)
+        object.__setattr__(index, "_sealed", descriptor)
+        finalize(index, os.close, descriptor)
+        return index
 
     @classmethod
     def from_memory(cls, memory: memoryview) -> Self:
@@ -118,7 +129,12 @@ class SourceIndex:
         return [(0, memoryview(prefix)), (PREFIX_BYTES, memoryview(header)), *arrays], end
 
     def to_memfd(self) -> int:
-        """Copy the index into a sealed memfd, the caller's. Raises ``OSError`` without memory."""
+        """Copy the index into a sealed memfd, the caller's. Raises ``OSError`` without memory.
+
+        An index that owns one gives it out again.
+        """
+        if self._sealed is not None:
+            return os.dup(self._sealed)
         sections, size = self.sections()
         descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with ExitStack() as where_it_fails:
@@ -183,6 +199,23 @@ def readable(raw: bytes) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def sealed_copy(file: BinaryIO, start: int) -> int:
+    """Copy a file from byte ``start`` to its end into a sealed memfd, the caller's.
+
+    Raises ``OSError`` without memory.
+    """
+    size = max(0, os.fstat(file.fileno()).st_size - start)
+    descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(os.close, descriptor)
+        copied = 0
+        while copied < size and (count := os.sendfile(descriptor, file.fileno(), start + copied, size - copied)):
+            copied += count
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        where_it_fails.pop_all()
+    return descriptor
 
 
 def write_all(descriptor: int, data: memoryview, offset: int) -> None:

@@ -17,6 +17,7 @@ nothing else.
 """
 
 import json
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,12 +26,13 @@ from hashlib import sha256
 from pathlib import Path
 from struct import Struct
 from time import time_ns
+from typing import BinaryIO
 
 import structlog
 
 from batchd import __version__
 from batchd.storage.access import Storage
-from batchd.storage.index import IndexMalformed, SourceIndex, aligned
+from batchd.storage.index import IndexMalformed, SourceIndex, aligned, sealed_copy
 from batchd.storage.survey import Survey
 from batchd.storage.values import Witness
 
@@ -67,8 +69,8 @@ class IndexCache:
         try:
             if not self._is_ours(self._folder):
                 return None
-            content = memoryview(file.read_bytes())
-            index = _index_in(content, storage)
+            with file.open("rb") as stream:
+                index = _index_in(stream, storage)
             os.utime(file)  # it was used
         except FileNotFoundError:
             return None
@@ -116,20 +118,31 @@ class IndexCache:
                 file.unlink(missing_ok=True)
 
 
-def _index_in(content: memoryview, storage: Storage) -> SourceIndex:
+def _index_in(stream: BinaryIO, storage: Storage) -> SourceIndex:
     """Raises ``IndexMalformed``, and ``FileNotFoundError`` if a witness has changed."""
-    if len(content) < PREFIX_BYTES:
-        raise IndexMalformed(f"{len(content)} bytes are less than its beginning")
-    magic, witness_bytes, digest = _PREFIX.unpack_from(content)
+    prefix = stream.read(PREFIX_BYTES)
+    if len(prefix) < PREFIX_BYTES:
+        raise IndexMalformed(f"{len(prefix)} bytes are less than its beginning")
+    magic, witness_bytes, digest = _PREFIX.unpack_from(prefix)
     if magic != MAGIC:
         raise IndexMalformed(f"it starts with {magic!r} instead of {MAGIC!r}")
-    if _digest(witness_bytes, [content[PREFIX_BYTES:]]) != digest:
-        raise IndexMalformed("it is damaged")
-    seen = [Witness(*one) for one in json.loads(bytes(content[PREFIX_BYTES : PREFIX_BYTES + witness_bytes]))]
-    for store, is_remote in ((storage.local, False), (storage.remote, True)):
-        if changed := store.first_changed([one for one in seen if one.is_remote == is_remote]):
-            raise FileNotFoundError(changed)
-    return SourceIndex.from_memory(content[aligned(PREFIX_BYTES + witness_bytes) :])
+    start = aligned(PREFIX_BYTES + witness_bytes)
+    if os.fstat(stream.fileno()).st_size <= start:
+        raise IndexMalformed("it is cut")
+    witnesses = stream.read(start - PREFIX_BYTES)
+    descriptor = sealed_copy(stream, start)
+    with ExitStack() as where_it_fails:
+        where_it_fails.callback(os.close, descriptor)
+        with mmap.mmap(descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ) as memory, memoryview(memory) as index:
+            if _digest(witness_bytes, [memoryview(witnesses), index]) != digest:
+                raise IndexMalformed("it is damaged")
+        seen = [Witness(*one) for one in json.loads(witnesses[:witness_bytes])]
+        for store, is_remote in ((storage.local, False), (storage.remote, True)):
+            if changed := store.first_changed([one for one in seen if one.is_remote == is_remote]):
+                raise FileNotFoundError(changed)
+        found = SourceIndex.owning(descriptor)
+        where_it_fails.pop_all()
+    return found
 
 
 def _chunks(index: SourceIndex, witnesses: list[Witness]) -> list[memoryview]:

@@ -164,6 +164,24 @@ def test_progress_is_told_for_a_kept_index_too(tmp_path: Path, cache: IndexCache
     assert told == [2]
 
 
+def test_a_kept_index_is_in_the_memory_that_workers_get(tmp_path: Path, cache: IndexCache) -> None:
+    """It is copied once, from its file; an index with further arrays is another memory."""
+    source = FolderSource(path=make(tmp_path / "photos", "1.jpg", "2.jpg"))
+    scan_source(source, nothing, cache, Storage())
+    kept = scan_source(source, nothing, cache, Storage())
+
+    memory, same = kept.to_memfd(), kept.to_memfd()
+    other = replace(kept, facts={**kept.facts, "more": 1}).to_memfd()
+    try:
+        assert os.path.sameopenfile(memory, same)
+        assert not os.path.sameopenfile(memory, other)
+        assert SourceIndex.from_descriptor(memory).facts == kept.facts
+        assert SourceIndex.from_descriptor(other).facts["more"] == 1
+    finally:
+        for descriptor in (memory, same, other):
+            os.close(descriptor)
+
+
 @pytest.mark.parametrize("at", [0, 9, 20, 70, 200, -1])
 def test_a_damaged_file_costs_a_scan(at: int, tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
     """A flipped bit in any relevant place, or a truncated file, causes a new scan."""
