@@ -24,11 +24,11 @@ from batchd.core.cuts import Cuts
 from batchd.core.mixtures import Mixture
 from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
-from batchd.daemon.grouping import grouping_of
+from batchd.daemon.grouping import grouping_of, unit_of
 from batchd.daemon.measuring import Pass
+from batchd.daemon.memory.rings import slot_layout
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, planned_index
 from batchd.functions.load import expect
-from batchd.orders.lengths import ASPECT_UNIT
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
@@ -71,22 +71,29 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     if grouping is not None or decode is not None or is_planned:
         index = planned_index(plan.name, stream, scan(grouping))
         epochs = epoch_plan(plan.name, stream, index)
-        if plan.pack is not None:
-            yield from _packed(plan, index, epochs)
-        if isinstance(epochs.order, BucketOrder):
-            yield _bucketed(plan, BucketSizes(index.arrays), epochs)
-        if isinstance(epochs.order, BlockOrder):
-            yield _shuffled(plan, epochs.order, epochs.samples)
-        if isinstance(epochs.order, Mixture):
-            yield from _mixed(plan.name, epochs, epochs.order)
-        if epochs.draws is not None:
-            yield _drawn(plan.name, epochs)
+        yield from _batches(plan, index, epochs)
         if decode is not None:
             expect(plan.code.python_path, plan.code.digests)
             yield from _decoding(plan, steps, decode, index, epochs, storage)
             return
     if grouping is None:
         yield f"{plan.name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
+
+
+def _batches(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]:
+    """Which samples share a batch."""
+    if plan.pack is not None:
+        yield from _packed(plan, index, epochs)
+    if isinstance(epochs.order, BucketOrder):
+        yield _bucketed(plan, BucketSizes(index.arrays), epochs)
+    if plan.pack is not None or isinstance(epochs.order, BucketOrder):
+        yield _slot(plan, epochs)
+    if isinstance(epochs.order, BlockOrder):
+        yield _shuffled(plan, epochs.order, epochs.samples)
+    if isinstance(epochs.order, Mixture):
+        yield from _mixed(plan.name, epochs, epochs.order)
+    if epochs.draws is not None:
+        yield _drawn(plan.name, epochs)
 
 
 def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
@@ -131,7 +138,7 @@ def _first_samples(epochs: Plan, index: SourceIndex) -> list[int]:
     """The first samples of epoch 0; of a packed stream those of its first row."""
     packs = packed_in(index.arrays)
     if packs is None:
-        first = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(0)))
+        first = epochs.indices(Position(0, 0), 0, min(SAMPLES, epochs.rows(Position(0, 0))))
     else:
         row = np.zeros(1, np.int64)
         first = packs.contents(0, row, epochs.seed, shuffle=epochs.shuffle, order=epochs.order)[:SAMPLES, 1]
@@ -149,23 +156,39 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
             f"{plan.name}: in a step, attention over a row costs the most expensive of {ranks} ranks at most {least:.1f} % more "
             f"than their mean, on average; without balance some {most:.0f} % more"
         )
-    unit, what = {"length": (1, "elements"), "aspect": (ASPECT_UNIT, "times as wide as high"), "pixels": (1, "pixels")}[
-        bucket.by
-    ]
-    shown = [f"{size / unit:,.4g}" for size in (*sizes.smallest[:1], *sizes.largest)]
+    what = {"length": " elements", "aspect": " times as wide as high", "value": ""}.get(bucket.by, f" {bucket.by}")
+    shown = [f"{size / unit_of(bucket):,.4g}" for size in (*sizes.smallest[:1], *sizes.largest)]
     text = (
         f"{plan.name}: {counted(epochs.steps, 'batch')} an epoch, each of one of {counted(len(sizes.counts), 'bucket')} of "
-        f"{bucket.field!r}: {', '.join(f'to {end}' for end in shown[1:])} {what}, from {shown[0]}"
+        f"{bucket.field!r}: {', '.join(f'to {end}' for end in shown[1:])}{what}, from {shown[0]}"
     )
+    mean_rows = round(epochs.samples / epochs.steps)
     if bucket.by == "length":
-        filling, without = (1 - sizes.mean / size for size in (sizes.mean_largest, sizes.largest_of(epochs.batch_size)))
+        filling, without = (1 - sizes.mean / size for size in (sizes.mean_largest, sizes.largest_of(mean_rows)))
         text += f"; padded to the largest of its bucket, {filling:.0%} of a batch is filling, and without buckets {without:.0%}"
     ranks_text = (
         "batches of different buckets; balance = 8 has 8 ranks read those of one"
         if ranks is None
         else (f"batches of the same bucket, for up to {ranks} ranks")
     )
-    return f"{text}; the ranks of a step have {ranks_text}"
+    text += f"; the ranks of a step have {ranks_text}"
+    if sizes.rows is not None:
+        text += (
+            f"; a batch has {sizes.rows.min():,} to {counted(int(sizes.rows.max()), 'sample')}, {mean_rows:,} on average, so "
+            f"that the largest size of its bucket times their number is at most {bucket.budget:,}"
+        )
+    return text
+
+
+def _slot(plan: StreamPlan, epochs: Plan) -> str:
+    """The memory of a batch, of which each row has room for the largest sample."""
+    stream = plan.config
+    layout = slot_layout(stream, plan.columns, has_checksums=stream.verify or stream.digest)
+    text = f"{plan.name}: a slot takes {round_bytes(layout.slot_bytes)}, for {counted(layout.rows, 'row')}"
+    if epochs.batches is not None and any(field.varying for field in layout.fields):
+        used = epochs.epoch_rows / epochs.steps / layout.rows
+        text += f" of the largest sample; batches have {used:.0%} of these rows on average, so a smaller batch_size saves memory"
+    return text
 
 
 def _packed(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]:
@@ -187,7 +210,7 @@ def _packed(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]
     yield (
         f"{plan.name}: {packs.elements:,} elements of {pack.field!r}, {counted(packs.parts, 'document')}, in "
         f"{counted(len(packs), 'row')} of {pack.length:,} ({counted(epochs.steps, 'batch')} an epoch), "
-        f"{least:,} to {most:,} in each"
+        f"{least:,} to {most:,} in each and some {packs.parts * epochs.batch_size // len(packs):,} in a batch"
     )
     yield (
         f"{plan.name}: {empty:.2%} of the room is empty; with one document in each row it would be {padded:.1%}, and "

@@ -55,6 +55,7 @@ BLOCK_SAMPLES_MAX = 1 << 30
 DRAWS_MAX = 1 << 32
 BUCKETS_MAX = 1024
 BALANCE_MAX = 1024
+BUDGET_MAX = 1 << 40
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 SAMPLE_SHARE = 0.8
@@ -391,12 +392,15 @@ class Bucket(_Branch):
     """
 
     field: str
-    """The field whose size counts: for "length" a field after the steps, for "aspect" and "pixels"
-    a field of the source, an image file or pixels."""
+    """The field whose size counts: for "length" and "value" a field after the steps, for "aspect"
+    and "pixels" a field of the source, an image file or pixels, for "bytes" any field of the
+    source."""
 
-    by: Literal["length", "aspect", "pixels"] = "length"
+    by: Literal["length", "aspect", "pixels", "bytes", "value"] = "length"
     """What the size of a sample is: the elements of the first dimension of the field; the width of
-    the upright image divided by its height; or its width times its height."""
+    the upright image divided by its height; its width times its height; the bytes of the field as
+    the source has it; or the number in the field, above 0, such as seconds, or what a "call" step
+    of your own makes of a sample."""
 
     count: Annotated[int, Field(ge=2, le=BUCKETS_MAX)] = 16
     """Number of buckets, with as many samples each. More buckets leave less filling and mix
@@ -408,8 +412,17 @@ class Bucket(_Branch):
     ) = None
     """Instead of count, the largest size in each bucket but the last, ascending: [128, 512]."""
 
+    budget: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = None
+    """When set, a batch has as many samples as this holds of the largest size of its bucket, such
+    as 65536 elements, and at most batch_size: many small ones or few large ones."""
+
     @model_validator(mode="after")
     def _has_one_division(self) -> Self:
+        if self.budget is not None and self.by == "aspect":
+            raise ValueError(
+                'a budget needs sizes that add up: by = "length", "pixels", "bytes" or "value", not "aspect"; images of one '
+                'aspect ratio in a budget are steps "patches" and "pack"'
+            )
         if self.bounds is not None and "count" in self.model_fields_set:
             raise ValueError("name count, the number of buckets, or their bounds, and not both")
         if self.bounds is not None and any(low >= high for low, high in pairwise(self.bounds)):

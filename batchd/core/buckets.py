@@ -15,10 +15,16 @@ first ones of the next bucket. The last bucket has a block at least.
 So all batches of an epoch but the last are full, a batch has samples of one bucket, and any place
 is arithmetic and one look into the table. Items may be the rows of a packed stream, too.
 
+With a **budget**, the batches of a bucket have as many rows as it holds of the largest sample of
+the bucket: many of small samples, few of large ones. Places of an epoch are counted as if all had
+``batch_size`` rows, so the batch of a place, and the place of a row, need no table of batches; the
+places that a smaller batch leaves over are none of the epoch.
+
 Invariant: each item of the table has one place in each epoch.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from hashlib import sha256
 from typing import Self
 
@@ -29,33 +35,71 @@ from batchd.core.plan import Permutation, Table, Tables, permutation
 
 PREFIX = "buckets."
 TABLE, STARTS, BLOCK, SIZES = f"{PREFIX}table", f"{PREFIX}starts", f"{PREFIX}block", f"{PREFIX}sizes"
+ROWS = f"{PREFIX}rows"
 """Arrays in the index that workers get; see ``BucketOrder`` and ``BucketSizes``."""
+BATCHES_KNOWN = 4_096
+"""Batches of which an order remembers the number of rows."""
 
 Numbers = NDArray[np.int64]
 
 
-def buckets_of(sizes: Numbers, bounds: tuple[int, ...] | int, block: int) -> dict[str, Table]:
+class OverBudget(ValueError):  # noqa: N818  names what is wrong
+    """A sample is larger than the budget of a batch. ``item``: its number; ``size``: its size."""
+
+    def __init__(self, item: int, size: int) -> None:
+        super().__init__(f"item {item} has the size {size}")
+        self.item, self.size = item, size
+
+
+def buckets_of(
+    sizes: Numbers, bounds: tuple[int, ...] | int, batch_size: int, ranks: int = 1, budget: int | None = None
+) -> dict[str, Table]:
     """Plan the buckets of items with these ``sizes``, int64 ``[items]``: arrays of an index.
 
     ``bounds``: the largest size in each bucket but the last, ascending; or how many buckets, of
-    nearly as many items each.
+    nearly as many items each. ``ranks``: consecutive batches of one bucket. ``budget``: the most
+    that the rows of a batch times the largest size of its bucket may be.
+
+    Raises ``OverBudget``.
     """
     table = np.argsort(sizes, kind="stable")
+    ordered = np.maximum(sizes[table], 0)
     if isinstance(bounds, int):
         ends = np.arange(1, bounds) * len(sizes) // bounds
     else:
         ends = np.searchsorted(sizes[table], bounds, side="right")
-    ends = ends // block * block
-    starts = np.unique([0, *ends[ends <= len(sizes) - block], len(sizes)]).astype(np.int64)
-    ordered = np.maximum(sizes[table], 0)
-    of_each = [ordered[starts[:-1]], ordered[starts[1:] - 1], np.add.reduceat(ordered, starts[:-1])]
     dtype = np.int32 if len(sizes) <= np.iinfo(np.int32).max else np.int64
-    return {
-        TABLE: table.astype(dtype),
-        STARTS: starts,
-        BLOCK: np.array([block], np.int64),
-        SIZES: np.stack(of_each, axis=1).astype(np.int64),
-    }
+    arrays: dict[str, Table] = {TABLE: table.astype(dtype)}
+    if budget is None:
+        block = batch_size * ranks
+        ends = ends // block * block
+        starts = np.unique([0, *ends[ends <= len(sizes) - block], len(sizes)]).astype(np.int64)
+        arrays |= {STARTS: starts, BLOCK: np.array([block], np.int64)}
+    else:
+        if ordered[-1] > budget:
+            raise OverBudget(int(table[-1]), int(ordered[-1]))
+        starts, rows = _within_budget(ordered, [*np.unique(ends).tolist(), len(sizes)], batch_size, ranks, budget)
+        arrays |= {STARTS: starts, BLOCK: np.array([batch_size, ranks], np.int64), ROWS: rows}
+    of_each = [ordered[starts[:-1]], ordered[starts[1:] - 1], np.add.reduceat(ordered, starts[:-1])]
+    return arrays | {SIZES: np.stack(of_each, axis=1).astype(np.int64)}
+
+
+def _within_budget(
+    ordered: Numbers, ends: list[int], batch_size: int, ranks: int, budget: int
+) -> tuple[Numbers, Numbers]:
+    """Return the starts of buckets of whole blocks, and the rows of a batch of each bucket.
+
+    ``ordered``: the sizes, ascending. ``ends``: those that are wanted, ascending.
+    """
+    starts, rows = [0], []
+    for end in ends:
+        most = min(batch_size, budget // max(1, int(ordered[end - 1])))
+        block = most * ranks
+        whole = end if end == len(ordered) else starts[-1] + (end - starts[-1]) // block * block
+        if whole > starts[-1]:
+            starts.append(whole)
+            rows.append(most)
+    return np.array(starts, np.int64), np.array(rows, np.int64)
 
 
 class BucketSizes:
@@ -65,6 +109,8 @@ class BucketSizes:
         self.counts: Numbers = np.diff(arrays[STARTS])
         """int64 ``[buckets]``: items."""
         self.smallest, self.largest, self._sums = arrays[SIZES].T
+        self.rows: Numbers | None = arrays.get(ROWS)
+        """int64 ``[buckets]``: rows of a batch of each, if a budget decides."""
 
     @property
     def mean(self) -> float:
@@ -86,19 +132,34 @@ class BucketOrder:
     """See the module. ``seed`` is None without a shuffle: then the smallest items are first.
 
     ``table``: the items by size, int32 or int64 ``[items]``. ``starts``: the first place in the
-    table of each bucket, and the number of items, int64 ``[buckets + 1]``. ``block``: items.
+    table of each bucket, and the number of items, int64 ``[buckets + 1]``. A block is ``ranks``
+    batches of ``batch_size`` places, of which batches of a bucket have ``rows``, int64
+    ``[buckets]``; None: all.
     """
 
-    def __init__(self, table: Table, starts: Numbers, block: int, seed: int | None) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917  each is one thing that decides the order
+        self, table: Table, starts: Numbers, rows: Numbers | None, batch_size: int, ranks: int, seed: int | None
+    ) -> None:
         self.table, self.starts = table, starts
-        self._block = block
+        self.has_budget = rows is not None
+        self._rows = np.full(len(starts) - 1, batch_size, np.int64) if rows is None else rows
+        self._batch_size, self._ranks = batch_size, ranks
         self._seed = seed
-        self._whole = len(table) // block
+        blocks = np.diff(starts) // (self._rows * ranks)
+        self._first_blocks = np.append(0, np.cumsum(blocks))
+        self._whole = int(self._first_blocks[-1])
+        self._rest = int((starts[-1] - starts[-2]) % (self._rows[-1] * ranks))
+        """Items behind the last whole block."""
+        self.rows = lru_cache(BATCHES_KNOWN)(self._rows_at)
+        """See ``BatchRows``."""
 
     @classmethod
     def from_arrays(cls, arrays: Tables, seed: int | None) -> Self | None:
         """The order in the arrays of an index; None without one."""
-        return cls(arrays[TABLE], arrays[STARTS], int(arrays[BLOCK][0]), seed) if STARTS in arrays else None
+        if STARTS not in arrays:
+            return None
+        batch_size, ranks = [*arrays[BLOCK].tolist(), 1][:2]
+        return cls(arrays[TABLE], arrays[STARTS], arrays.get(ROWS), batch_size, ranks, seed)
 
     @property
     def samples(self) -> int:
@@ -113,44 +174,71 @@ class BucketOrder:
     @property
     def digest(self) -> str:
         """Digest of what decides the order beside seed, epoch and the table in the index."""
-        return sha256(b"buckets %d\0" % self._block + self.starts.astype("<i8").tobytes()).hexdigest()
+        batches = b"%d\0" % self._batch_size
+        if self.has_budget:
+            batches = b"%d %d\0" % (self._batch_size, self._ranks) + self._rows.astype("<i8").tobytes()
+        return sha256(b"buckets " + batches + self.starts.astype("<i8").tobytes()).hexdigest()
+
+    def steps(self, *, drop_last: bool) -> int:
+        """See ``BatchRows``."""
+        rows = int(self._rows[-1])
+        rest = self._rest if drop_last else self._rest + rows - 1
+        return self._whole * self._ranks + rest // rows
+
+    def rows_of(self, epoch: int, steps: Numbers) -> Numbers:
+        """See ``BatchRows``."""
+        first, buckets = self._in_table(epoch, steps * self._batch_size)
+        rows: Numbers = np.minimum(self._rows[buckets], len(self.table) - first)
+        return rows
+
+    def _rows_at(self, epoch: int, step: int) -> int:
+        return int(self.rows_of(epoch, np.array([step], np.int64))[0])
 
     def samples_at(self, epoch: int, places: Numbers) -> Numbers:
-        """See ``EpochOrder``."""
-        if self._seed is not None:
-            places = self._moved(epoch, places)
-            for mixing, first, chosen in self._mixings(epoch, places):
-                places[chosen] = mixing((places[chosen] - first).astype(np.uint64)).astype(np.int64) + first
-        return self.table[places].astype(np.int64)
+        """See ``EpochOrder``. Places that a batch leaves over have other samples of its bucket."""
+        found, buckets = self._in_table(epoch, places)
+        for mixing, first, chosen in self._mixings(epoch, buckets):
+            found[chosen] = mixing((found[chosen] - first).astype(np.uint64)).astype(np.int64) + first
+        return self.table[found].astype(np.int64)
 
     def places_of(self, epoch: int, samples: Numbers) -> Numbers:
         """See ``EpochOrder``. Makes the inverse of the table each time."""
-        places = np.argsort(self.table)[samples]
-        if self._seed is not None:
-            for mixing, first, chosen in self._mixings(epoch, places):
-                places[chosen] = mixing.inverse((places[chosen] - first).astype(np.uint64)).astype(np.int64) + first
-            places = self._moved(epoch, places, back=True)
+        found = np.argsort(self.table)[samples]
+        buckets = np.searchsorted(self.starts, found, "right") - 1
+        for mixing, first, chosen in self._mixings(epoch, buckets):
+            found[chosen] = mixing.inverse((found[chosen] - first).astype(np.uint64)).astype(np.int64) + first
+        batches, rows = np.divmod(found - self.starts[buckets], self._rows[buckets])
+        blocks, within = np.divmod(batches, self._ranks)
+        blocks += self._first_blocks[buckets]
+        self._move(epoch, blocks, back=True)
+        places: Numbers = (blocks * self._ranks + within) * self._batch_size + rows
         return places
 
     def occurrences(self, epoch: int, sample: int) -> Numbers:
         """See ``EpochOrder``; there is one."""
         return self.places_of(epoch, np.asarray([sample], np.int64))
 
-    def _moved(self, epoch: int, places: Numbers, *, back: bool = False) -> Numbers:
-        """Apply the permutation of whole blocks, or its inverse: a new array of the same shape."""
-        blocks, within = np.divmod(places, self._block)
+    def _in_table(self, epoch: int, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the places in the table before buckets are mixed, and the buckets: new arrays."""
+        batches, rows = np.divmod(places, self._batch_size)
+        blocks, within = np.divmod(batches, self._ranks)
+        self._move(epoch, blocks, back=False)
+        buckets = np.minimum(np.searchsorted(self._first_blocks, blocks, "right"), len(self._rows)) - 1
+        size = self._rows[buckets]
+        first = self.starts[buckets] + ((blocks - self._first_blocks[buckets]) * self._ranks + within) * size
+        return np.minimum(first + rows % size, len(self.table) - 1), buckets
+
+    def _move(self, epoch: int, blocks: Numbers, *, back: bool) -> None:
+        """Apply the permutation of whole blocks, or its inverse, in place."""
         moves = np.flatnonzero(blocks < self._whole)
-        if moves.size:
+        if self._seed is not None and moves.size:
             order = self._permutation(self._whole, epoch, 0)
             apply = order.inverse if back else order
             blocks[moves] = apply(blocks[moves].astype(np.uint64)).astype(np.int64)
-        moved: Numbers = blocks * self._block + within
-        return moved
 
-    def _mixings(self, epoch: int, places: Numbers) -> Iterator[tuple[Permutation, int, NDArray[np.bool_]]]:
-        """Yield the permutation of each bucket, its first place, and which of the places it has."""
-        buckets = np.searchsorted(self.starts, places, "right") - 1
-        for bucket in np.unique(buckets).tolist():
+    def _mixings(self, epoch: int, buckets: Numbers) -> Iterator[tuple[Permutation, int, NDArray[np.bool_]]]:
+        """Yield each bucket's permutation, its first place, and which of ``buckets`` it is."""
+        for bucket in np.unique(buckets).tolist() if self._seed is not None else ():
             first, end = self.starts[bucket : bucket + 2].tolist()
             yield self._permutation(end - first, epoch, 1 + bucket), first, buckets == bucket
 

@@ -223,7 +223,7 @@ class Claims:
                 return
             self.supply.replaced(slot)
             plan = self._spec.plan
-            rows = plan.rows_by_sample(position) if self._spec.groups_neighbours else range(plan.rows(position.step))
+            rows = plan.rows_by_sample(position) if self._spec.groups_neighbours else range(plan.rows(position))
             self.ring.take(slot, position, rows)
             if slot.is_made:
                 actions.append(ReserveSlot(slot.number))

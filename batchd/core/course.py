@@ -71,14 +71,15 @@ class Course:
         start = base + turn * self.world_size
         left = self.plan.steps - start
         if left >= self.world_size:
-            step = start + self.rank
-            return Share(Position(epoch, step), 0, self.plan.rows(step))
+            position = Position(epoch, start + self.rank)
+            return Share(position, 0, self.plan.rows(position))
         batch = self.rank * left // self.world_size
         sharers = _sharers(batch, left, self.world_size)
         members, member = len(sharers), self.rank - sharers.start
-        rows = self.plan.rows(start + batch)
+        position = Position(epoch, start + batch)
+        rows = self.plan.rows(position)
         first, end = rows * member // members, rows * (member + 1) // members
-        return Share(Position(epoch, start + batch), first, max(1, end - first))
+        return Share(position, first, max(1, end - first))
 
 
 def rounds_from(plan: Plan, world_size: int, base: int) -> int:

@@ -181,7 +181,7 @@ class Delivery:
             slot.fill = None
             self.supply.let_go(slot)
             self.decoded_batches += 1
-            rows = self.spec.plan.rows(slot.position.step)
+            rows = self.spec.plan.rows(slot.position)
             actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
             readers |= dict.fromkeys(slot.claims)
         for number in readers:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.plan import Plan, mix_numbers
+from batchd_wire.position import Position
 
 EPOCHS_MAX = 1_000
 """Epochs whose digests are kept: the ones to which rows were added last."""
@@ -74,7 +75,7 @@ class EpochDigests:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._rows_max = min(plan.samples, plan.steps * plan.batch_size)
+        self._rows_max = plan.epoch_rows
         self._step_bytes = -(-plan.steps // 8)
         self._epochs: OrderedDict[int, _EpochSum] = OrderedDict()
         """In the order in which rows were added last."""
@@ -100,7 +101,7 @@ class EpochDigests:
             self._make_room()
             known = self._epochs[epoch] = _EpochSum(bytearray(self._step_bytes))
         self._epochs.move_to_end(epoch)
-        before, rows = known.partial.pop(step, 0), self._plan.rows(step)
+        before, rows = known.partial.pop(step, 0), self._plan.rows(Position(epoch, step))
         chosen = np.array([row for row in range(first, first + len(checksums)) if not before >> row & 1], np.int64)
         known.lanes += rows_lanes(step * self._plan.batch_size + chosen, checksums[chosen - first])
         known.rows += len(chosen)

@@ -2,7 +2,8 @@
 
     a shuffle of blocks         blocks.BlockOrder    the first sample of each block
     a mix whose shares change   mixtures.Mixture     sizes of its parts, segments, rows of an epoch
-    buckets, ranks in step      buckets.BucketOrder  the samples by size, the first of each bucket
+    buckets, ranks in step      buckets.BucketOrder  the samples by size, the first of each bucket,
+                                                     with a budget the rows of batches of each
     weights                     draws.EvenDraws      the end of each sample's stretch
     weights, each sample once   draws.SingleDraws    the weight of each sample
 
@@ -25,7 +26,7 @@ def planned(plan: Plan, facts: Facts, arrays: Tables) -> Plan:
     """Return the plan with the order and the draws that an index describes, if it does."""
     buckets = BucketOrder.from_arrays(arrays, plan.seed if plan.shuffle else None)
     if buckets is not None:
-        return replace(plan, order=buckets)
+        return replace(plan, order=buckets, batches=buckets if buckets.has_budget else None)
     if FACT not in facts:
         return plan
     return replace(plan, order=_order_in(plan, facts[FACT], arrays), draws=_draws_in(plan, arrays))

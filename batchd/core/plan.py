@@ -213,6 +213,19 @@ class EpochOrder(Protocol):
         """Return all places of a sample, ascending: int64 ``[places]``."""
 
 
+class BatchRows(Protocol):
+    """The rows of each batch, where a budget decides them."""
+
+    def steps(self, *, drop_last: bool) -> int:
+        """Return the batches of an epoch; ``drop_last`` leaves a partial last one out."""
+
+    def rows(self, epoch: int, step: int) -> int:
+        """Return the rows of a batch."""
+
+    def rows_of(self, epoch: int, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of some batches of an epoch: int64 ``[steps]``."""
+
+
 class Draws(Protocol):
     """Which sample each draw of an epoch takes, where samples are drawn by weight."""
 
@@ -241,7 +254,9 @@ class Plan:
 
     ``documents``: of a packed stream the samples of its source; then ``samples`` are its packs.
     ``order``: in place of ``shuffle``. ``draws``: then ``samples`` are draws, and the order is
-    theirs. Both derive from the stream's index, so they are no part of the plan as data.
+    theirs. ``batches``: then ``batch_size`` is the most rows of a batch, and places that a smaller
+    batch leaves over are in no batch. All three derive from the stream's index, so they are no part
+    of the plan as data.
     """
 
     samples: int
@@ -252,6 +267,7 @@ class Plan:
     documents: int | None = None
     order: EpochOrder | None = field(default=None, compare=False, repr=False)
     draws: Draws | None = field(default=None, compare=False, repr=False)
+    batches: BatchRows | None = field(default=None, compare=False, repr=False)
 
     @property
     def source_samples(self) -> int:
@@ -264,13 +280,40 @@ class Plan:
     @property
     def steps(self) -> int:
         """Batches in an epoch of the whole stream."""
+        if self.batches is not None:
+            return self.batches.steps(drop_last=self.drop_last)
         if self.drop_last:
             return self.samples // self.batch_size
         return -(-self.samples // self.batch_size)
 
-    def rows(self, step: int) -> int:
-        """Return the rows of batch ``step``: ``batch_size``, or fewer in a partial last one."""
-        return min(self.batch_size, self.samples - step * self.batch_size)
+    @property
+    def epoch_rows(self) -> int:
+        """The rows of all batches of an epoch: all samples, but for a partial batch left out."""
+        if not self.drop_last:
+            return self.samples
+        if self.batches is None:
+            return self.steps * self.batch_size
+        has_partial = self.batches.steps(drop_last=False) > self.steps
+        return self.samples - (self.batches.rows(0, self.steps) if has_partial else 0)
+
+    def rows(self, position: Position) -> int:
+        """Return the rows of a batch: ``batch_size``, or fewer in a partial last one.
+
+        With ``batches`` it is as many as they say.
+        """
+        if self.batches is not None:
+            return self.batches.rows(*position)
+        return min(self.batch_size, self.samples - position.step * self.batch_size)
+
+    def rows_of(self, epochs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of batches: int64 ``[steps]``; not above 0 for a step beyond an epoch."""
+        if self.batches is None:
+            return np.minimum(self.batch_size, self.samples - steps * self.batch_size)
+        rows = np.zeros(len(steps), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            chosen = (epochs == epoch) & (steps < self.steps)
+            rows[chosen] = self.batches.rows_of(epoch, steps[chosen])
+        return rows
 
     def place_of(self, position: Position) -> int:
         """Return the number of the stream's batches before ``position``."""
@@ -363,7 +406,7 @@ class Plan:
 
     def rows_by_sample(self, position: Position) -> Rows:
         """Return all rows of a batch in the order of their samples: neighbours are together."""
-        samples = self.indices(position, 0, self.rows(position.step))
+        samples = self.indices(position, 0, self.rows(position))
         return tuple(np.argsort(samples, kind="stable").tolist())
 
     def indices_of(self, position: Position, rows: Rows) -> NDArray[np.int64]:

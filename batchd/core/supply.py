@@ -228,7 +228,7 @@ class LiveSupply(Supply):
     def may_fill(self, slot: Slot, *, waits: bool) -> bool:
         """Return whether the batch has its samples, or can get them from the queue now."""
         assert slot.position is not None
-        rows = self._plan.rows(slot.position.step)
+        rows = self._plan.rows(slot.position)
         return self.has_samples(slot) or self.mailbox.may_bind(rows, waits=waits)
 
     def bind(self, slot: Slot) -> bool:
@@ -236,7 +236,7 @@ class LiveSupply(Supply):
         assert slot.position is not None
         if self.mailbox.is_bound(slot.position):
             return False
-        self.mailbox.bind(slot.position, self._plan.rows(slot.position.step))
+        self.mailbox.bind(slot.position, self._plan.rows(slot.position))
         return True
 
     def record(self, slot: Slot, actions: list[Action]) -> None:

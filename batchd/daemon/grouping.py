@@ -16,7 +16,7 @@ import structlog
 from numpy.typing import NDArray
 
 from batchd.config.tree import Bucket, StreamConfig
-from batchd.core.buckets import buckets_of
+from batchd.core.buckets import OverBudget, buckets_of
 from batchd.core.cuts import Cuts
 from batchd.core.packs import PackLimits, Packs
 from batchd.daemon.measuring import Pass, Size, measured
@@ -83,7 +83,7 @@ def _packed(plan: StreamPlan, pack: Pack, pass_: Pass, index: SourceIndex) -> So
         raise SourceInvalid(f"{error}: no batch can be packed") from None
     arrays = packs.to_arrays()
     if config.balance is not None:
-        arrays |= buckets_of(costs, BALANCE_BUCKETS, _block(config))
+        arrays |= buckets_of(costs, BALANCE_BUCKETS, config.batch_size, config.balance)
     return _with(index, arrays)
 
 
@@ -94,9 +94,21 @@ def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: Pass, index: SourceIndex)
     if bad:
         _log.warning("samples without a size", stream=plan.name, bad_or_empty=bad, example=example)
     _check_bad(plan, bucket.field, bad, len(sizes), example)
-    unit = ASPECT_UNIT if bucket.by == "aspect" else 1
+    unit, config = unit_of(bucket), plan.config
     bounds = bucket.count if bucket.bounds is None else tuple(int(bound * unit) for bound in bucket.bounds)
-    return _with(index, buckets_of(sizes, bounds, _block(plan.config)))
+    budget = None if bucket.budget is None else bucket.budget * unit
+    try:
+        return _with(index, buckets_of(sizes, bounds, config.batch_size, config.balance or 1, budget))
+    except OverBudget as over:
+        raise SourceInvalid(
+            f"sample {over.item} has {over.size / unit:,.12g} by {bucket.by!r} of {bucket.field!r}, more than the whole budget = "
+            f"{bucket.budget} of a batch: raise the budget, or leave such samples out or make them smaller"
+        ) from None
+
+
+def unit_of(bucket: Bucket) -> int:
+    """The size of 1 in the unit that users write."""
+    return ASPECT_UNIT if bucket.by in {"aspect", "value"} else 1
 
 
 def _check_bad(plan: StreamPlan, field: str, bad: int, samples: int, example: str) -> None:

@@ -22,7 +22,7 @@ from batchd import children
 from batchd.children import PIPE, STDOUT, Child, describe
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import SourceInvalid
-from batchd.orders.lengths import BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.orders.lengths import AFTER_STEPS, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
 from batchd.pipeline.shapes.options import LAST_STEPS
 from batchd.sources.interface import kind_of
 from batchd.storage.access import Storage
@@ -108,7 +108,7 @@ class _Measuring:
         last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
         made = [step for step in recipe.steps if step["op"] not in last]
         self._question = LengthsQuestion(
-            list(recipe._replace(steps=made if size.by == "length" else [], cut=0)),
+            list(recipe._replace(steps=made if size.by in AFTER_STEPS else [], cut=0)),
             pass_.storage.limits.to_wire(),
             size.field,
             size.by,

@@ -101,7 +101,7 @@ class StreamReports:
             steps, there = EPOCHS_MAX, self._plan.batch_size
         else:
             steps = self._plan.steps
-            there = self._plan.rows(position.step) if position.step < steps else 0
+            there = self._plan.rows(position) if position.step < steps else 0
         if position.epoch >= EPOCHS_MAX or position.step >= steps or not 0 < rows <= there - first:
             return f"the stream has no rows {first} to {first + rows} at epoch {position.epoch}, step {position.step}"
         if value_bytes not in {VALUE_BYTES, VALUE_BYTES * rows}:

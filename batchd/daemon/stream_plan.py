@@ -35,6 +35,7 @@ from batchd.daemon.weights import segments_of, weights_of
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
 from batchd.functions.signature import Given
+from batchd.orders.lengths import AFTER_STEPS
 from batchd.orders.worker import SampleRecipe
 from batchd.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.pipeline.call.effects import GIVEN
@@ -131,21 +132,25 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         return
     key, field = f"streams.{name}.bucket.field", bucket.field
     steps = [step for step in config.pipeline if not isinstance(step, LAST_STEPS)]
-    made = columns_after(columns, steps) if bucket.by == "length" else {column.name: column for column in columns}
-    where = "after the steps" if bucket.by == "length" else "in the source"
+    is_after = bucket.by in AFTER_STEPS
+    made = columns_after(columns, steps) if is_after else {column.name: column for column in columns}
+    where = "after the steps" if is_after else "in the source"
     if field not in made:
         raise SourceInvalid(f"{key}: a sample has no {field!r} {where}; it has {', '.join(made)}")
     column = made[field]
     kind = "an image file" if column.kind == "encoded" else column.text
-    if bucket.by == "length":
-        random = [step.op for step in steps if step.is_random and (step.touches is None or field in step.touches)]
-        if column.kind != "array" or column.shape[:1] != (None,):
-            raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
-        if random:
-            raise SourceInvalid(
-                f'{key}: {field!r} must have the same length in all epochs, and "{random[0]}" draws random numbers for it'
-            )
-    elif column.kind != "encoded" and (column.kind != "array" or column.shape[:2] != (None, None)):
+    if bucket.by == "length" and (column.kind != "array" or column.shape[:1] != (None,)):
+        raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
+    if bucket.by == "value" and (column.kind != "array" or column.shape != ()):
+        raise SourceInvalid(f'{key}: {field!r} is {kind} {where}: by = "value" needs one number')
+    random = [step.op for step in steps if step.is_random and (step.touches is None or field in step.touches)]
+    if is_after and random:
+        raise SourceInvalid(
+            f'{key}: {field!r} must have the same {bucket.by} in all epochs, and "{random[0]}" draws random numbers for it'
+            + (", if it does not say random = false" if random[0] == "call" else "")
+        )
+    is_image = column.kind == "encoded" or (column.kind == "array" and column.shape[:2] == (None, None))
+    if bucket.by in {"aspect", "pixels"} and not is_image:
         raise SourceInvalid(
             f"{key}: {field!r} is {kind} {where}: only image files, and pixels [?, ?, …], differ in size"
         )

@@ -74,7 +74,7 @@ class RowOrder(NamedTuple):
 
         Of packed rows ``[parts, 3]`` or ``[parts, 4]``: the row, the sample, the first of its elements.
         """
-        plan, rows = self.plan, self.plan.rows(position.step)
+        plan, rows = self.plan, self.plan.rows(position)
         if self.packs is None:
             return plan.indices(position, 0, rows)
         numbers = position.step * plan.batch_size + np.arange(rows)
@@ -122,7 +122,8 @@ def _planned(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder] 
     if _differs_everywhere(names, streams):
         return RunDifference(parts, versions, _FIRST, "")
     if orders is None:
-        if names & DATA and any(map(_follows_from_data, streams)):
+        has_budget = any(stream.bucket is not None and stream.bucket.budget for stream in streams)
+        if (names & DATA or has_budget) and any(map(_follows_from_data, streams)):
             return RunDifference(parts, versions, None, NEEDS_SCAN)
         # rows in one order, whatever that is: numbers of packs, blocks and draws stand for them
         orders = tuple(  # type: ignore[assignment]

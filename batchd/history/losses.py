@@ -116,7 +116,7 @@ def _read_line(where: str, line: str, plan: Plan) -> tuple[tuple[int, ...], NDAr
     if not isinstance(facts, Mapping):
         raise BatchdError(f'{where}: not an object such as {{"epoch": 0, "step": 117, "loss": 0.71}}')
     epoch, step, first, rank = (_number(where, facts, name) for name in ("epoch", "step", "first", "rank"))
-    there = plan.rows(step) if step < plan.steps else 0
+    there = plan.rows(Position(epoch, step)) if step < plan.steps else 0
     rows = _number(where, facts, "rows", there - first)
     if not 0 < rows <= there - first:
         raise BatchdError(

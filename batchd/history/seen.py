@@ -112,7 +112,7 @@ class _Stretches:
         """The epochs that were read, at least in part, and whether all rows of each were."""
         read = self._ends - self._starts
         of_epoch = self._starts // self._plan.steps
-        all_rows = self._plan.steps * self._plan.batch_size >= self._plan.samples
+        all_rows = self._plan.epoch_rows == self._plan.samples
         return [
             (epoch, all_rows and int(read[of_epoch == epoch].sum()) == self._plan.steps)
             for epoch in np.unique(of_epoch).tolist()

@@ -140,7 +140,7 @@ def _check(stream: str, plan: Plan, losses: Losses) -> None:
             "`batchd replay` shows the documents of a batch"
         )
     heads = losses.heads
-    there = np.minimum(plan.batch_size, plan.samples - heads["step"] * plan.batch_size)
+    there = plan.rows_of(heads["epoch"].astype(np.int64), heads["step"].astype(np.int64))
     wrong = (heads["step"] >= plan.steps) | (heads["first"] + heads["rows"] > there)
     if wrong.any():
         epoch, step = losses.position(int(np.flatnonzero(wrong)[0]))

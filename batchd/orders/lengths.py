@@ -8,13 +8,18 @@ BLOCK_SAMPLES = 256
 """Samples that are read ahead together. The processes take turns at such blocks."""
 
 ASPECT_UNIT = 1_000_000
-"""The size by aspect of an image that is as wide as it is high."""
+"""The size by aspect of an image that is as wide as it is high; and that of the value 1."""
+VALUE_MAX = 10**12
+"""Of a field whose value is the size."""
+
+AFTER_STEPS = {"length", "value"}
+"""The sizes that a field has after the steps; the others are those of a field of the source."""
 
 
 class LengthsQuestion(NamedTuple):
     """The question, in JSON: the fields of ``SampleRecipe``, the limits of storage, and the field.
 
-    ``by``: "length", "aspect" (times ``ASPECT_UNIT``) or "pixels". A process measures the blocks
+    ``by``: as ``config.tree.Bucket`` has it; "aspect" and "value" times ``ASPECT_UNIT``. A process measures the blocks
     ``part``, ``part + parts``, and so on.
     """
 

@@ -17,7 +17,7 @@ import mmap
 import sys
 from typing import TYPE_CHECKING
 
-from batchd.orders.lengths import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.orders.lengths import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, VALUE_MAX, LengthsQuestion
 from batchd.worker.process import limit_threads, settle_in
 
 if TYPE_CHECKING:  # they import numpy
@@ -30,6 +30,10 @@ limit_threads()
 EPOCH = 0
 FIRST_SIDEWAYS = 5
 """Of the EXIF orientations: from here on, width and height are exchanged."""
+
+
+class SizeInvalid(Exception):  # noqa: N818  names what is wrong
+    """A sample has a value that cannot be a size."""
 
 
 def main() -> int:
@@ -78,6 +82,10 @@ def main() -> int:
                         lengths[sample] = (geometry.height // patches.size) * (geometry.width // patches.size)
                     else:
                         lengths[sample] = _size(column, maker.make(EPOCH, sample)[asked.field], asked.by)
+                except SizeInvalid as error:
+                    lengths[sample] = UNKNOWN
+                    sys.stderr.write(f"{maker.shown_name(sample)}: {error}\n")
+                    return 1
                 except BAD as error:
                     lengths[sample] = 0
                     sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(str(error).split())}\n")
@@ -101,12 +109,20 @@ def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
 
 
 def _size(column: "Column", value: "Value", by: str) -> int:
-    """The size of a sample, at least 0. Raises ``SampleUndecodable``."""
+    """The size of a sample, at least 0. Raises ``SampleUndecodable`` and ``SizeInvalid``."""
     from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415  after the environment is set
     from batchd.samples.values import array_of  # noqa: PLC0415
 
     if by == "length":
         return len(array_of(column, value))
+    if by == "bytes":
+        stored = value.encode() if isinstance(value, str) else value
+        return len(stored) if isinstance(stored, (bytes, memoryview)) else array_of(column, stored).nbytes
+    if by == "value":
+        number = float(array_of(column, value))
+        if not 0 < number <= VALUE_MAX:  # nor NaN
+            raise SizeInvalid(f"{column.name!r} is {number:g}: a size is a number above 0, and at most {VALUE_MAX:g}")
+        return max(1, round(number * ASPECT_UNIT))
     if isinstance(value, memoryview):
         header = probe_image(value)
         height, width = header.height, header.width

@@ -391,6 +391,12 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
             "bucket": {"field": "tokens", "bounds": [3, 5]},
             "pipeline": [tokenize, {"op": "pad_batch", "field": "tokens", "max_shape": [9]}],
         },
+        "budgets": {
+            "source": _texts(folder),
+            "batch_size": 4,
+            "bucket": {"field": "tokens", "bounds": [3, 5], "budget": 10},
+            "pipeline": [tokenize, {"op": "pad_batch", "field": "tokens", "max_shape": [9]}],
+        },
         "balanced-rows": {
             "source": _texts(folder),
             "batch_size": 1,

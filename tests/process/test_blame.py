@@ -46,7 +46,7 @@ def write_losses(file, samples_of, plan, bad, *, epochs=EPOCHS, of_rows=True):
     chance, lines = np.random.default_rng(0), []
     for epoch in range(epochs):
         for step in range(plan.steps):
-            samples = plan.indices(Position(epoch, step), 0, plan.rows(step))
+            samples = plan.indices(Position(epoch, step), 0, plan.rows(Position(epoch, step)))
             values = losses_of(samples, chance, bad(samples))
             loss = values.tolist() if of_rows else float(values.mean())
             lines.append(json.dumps({"epoch": epoch, "step": step, "loss": loss}))

@@ -1,9 +1,13 @@
 """Batches of samples that are alike have the same bytes everywhere, and positions keep them."""
 
+import re
+from textwrap import dedent
+
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd.errors import SourceInvalid
 from support.expected import Expected
 from support.images import jpeg, jpeg_with_exif, photo
 from support.megatron import write_megatron
@@ -148,6 +152,131 @@ def test_a_stream_of_a_reload_has_its_buckets(start_daemon, pictures, texts):
         with batchd_client.connect(daemon.address) as connection:
             seen = see(connection.stream("photos", epochs=1))
         assert [batch.samples for batch in seen] == [batch.samples for batch in expected.epoch(0)]
+
+
+BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 7500}
+
+
+def test_batches_of_a_budget_have_the_same_bytes_everywhere(start_daemon, tmp_path, pictures):
+    """Of 2,500 pixels three fit, of 1,800 four; near and far trainers, workers and a worker host."""
+    stream = {**pictures, "batch_size": 6, "bucket": BUDGET}
+    daemon = start_daemon({"photos": stream}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
+    expected = Expected(daemon.config)
+    with worker_hosts(tmp_path) as start_host:
+        start_host(daemon, "--name", "one")
+        wait_serving(daemon, 1)
+        with batchd_client.connect(daemon.address) as near, batchd_client.connect(daemon.tcp_address) as far:
+            local, remote = near.stream("photos", epochs=3), far.stream("photos", epochs=3)
+            assert len(local) == 13
+            for epoch in range(3):
+                seen = see(local)
+                assert seen == see(remote) == expected.epoch(epoch)
+                assert samples(seen) == list(range(40))
+                assert [len(batch.samples) for batch in seen] != sorted(len(batch.samples) for batch in seen)
+        (link,) = links(daemon)
+
+    assert link["samples"] > 0
+    assert link["disagreements"] == 0
+    assert {len(batch.samples) for batch in expected.epoch(0)} >= {3, 4}
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+def test_ranks_resume_in_a_budget_with_another_world_size(start_daemon, texts, workers):
+    """One rank, then four, three, sixteen: together each sample once, in equal steps."""
+    texts = {**texts, "batch_size": 16, "bucket": {"field": "t", "bounds": [15, 30, 45], "budget": 122}}
+    daemon = start_daemon({"photos": texts}, workers=workers)
+    expected = Expected(daemon.config)
+    seen, state = [], None
+    with batchd_client.connect(daemon.address) as connection:
+        for world_size, count in ((1, 3), (4, 2), (3, 2), (16, None)):
+            ranks = [connection.stream("photos", rank, world_size, epochs=1, state=state) for rank in range(world_size)]
+            read = [see(rank, count) for rank in ranks]
+            assert len(set(map(len, read))) == 1
+            seen += [batch for batches in read for batch in batches]
+            state = ranks[0].state_dict()
+            for rank in ranks:
+                rank.close()
+
+    assert set(samples(seen)) == set(range(83))
+    whole = {one.position: one.samples for one in expected.epoch(0)}
+    assert len({len(rows) for rows in whole.values()}) > 3
+    assert all(set(one.samples) <= set(whole[one.position]) for one in seen)
+
+
+COSTS = """
+    import numpy as np
+
+    class Clips:
+        costs = [2.5, 1.0, 0.5, {cost}] + [0.25] * 20
+
+        def __len__(self):
+            return len(self.costs)
+
+        def __getitem__(self, sample):
+            return {{"x": np.float32(sample)}}
+
+    def seconds(sample, rng):
+        return {{"seconds": np.float32(Clips.costs[int(sample["x"])])}}
+"""
+
+
+def costly(tmp_path, cost, **bucket):
+    """A stream of clips whose seconds the user's own function says."""
+    (tmp_path / "clips.py").write_text(dedent(COSTS).format(cost=cost))
+    return {
+        "source": {"type": "python", "function": "clips:Clips", "fields": {"x": "float32"}},
+        "batch_size": 12,
+        "shuffle": False,
+        "pipeline": [{"op": "call", "function": "clips:seconds", "outputs": {"seconds": "float32"}, "random": False}],
+        "bucket": {"field": "seconds", "by": "value", "bounds": [0.25, 1], "budget": 5, **bucket},
+    }
+
+
+def test_a_function_of_the_user_says_what_samples_cost(start_daemon, tmp_path):
+    """Of 0.25 s a batch has twelve, as batch_size says; of up to 1 s five, of 2.5 s two."""
+    daemon = start_daemon({"photos": costly(tmp_path, 1.0)}, python_path=[str(tmp_path)])
+
+    with batchd_client.connect(daemon.address) as connection:
+        seen = see(connection.stream("photos", epochs=1))
+
+    assert [one.samples for one in seen] == [tuple(range(4, 16)), tuple(range(16, 21)), (21, 22, 23, 2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cost", "problem"),
+    [
+        ("float('nan')", "clips:Clips[3]: 'seconds' is nan: a size is a number above 0"),
+        ("-1.0", "clips:Clips[3]: 'seconds' is -1: a size is a number above 0"),
+        ("0.0", "clips:Clips[3]: 'seconds' is 0: a size is a number above 0"),
+        (
+            "5.5",
+            "sample 3 has 5.5 by 'value' of 'seconds', more than the whole budget = 5 of a batch: raise the budget",
+        ),
+    ],
+)
+def test_a_cost_that_cannot_be_one_is_refused(tmp_path, cost, problem):
+    config = write_settings(
+        tmp_path / "batchd.toml", {"photos": costly(tmp_path, cost)}, {"python_path": [str(tmp_path)]}
+    )
+
+    with pytest.raises(SourceInvalid, match=re.escape(problem)):
+        Expected(config, python_path=[tmp_path])
+
+
+def test_files_are_sorted_by_their_bytes(start_daemon, tmp_path, pictures):
+    """No batch has more than the budget of encoded bytes."""
+    (tmp_path / "pictures" / "39.jpg").write_bytes(jpeg(photo(160, 120)))
+    sizes = {number: path.stat().st_size for number, path in enumerate(sorted((tmp_path / "pictures").iterdir()))}
+    budget = max(sizes.values())
+    keys = {"bucket": {"field": "image", "by": "bytes", "count": 4, "budget": budget}, "batch_size": 9}
+    daemon = start_daemon({"photos": {**pictures, **keys}})
+
+    with batchd_client.connect(daemon.address) as connection:
+        seen = see(connection.stream("photos", epochs=1))
+
+    assert samples(seen) == list(range(40))
+    assert max(sum(sizes[sample] for sample in batch.samples) for batch in seen) <= budget
+    assert {len(batch.samples) for batch in seen} >= {1, budget // sorted(sizes.values())[9]}
 
 
 def test_a_bad_sample_has_no_size_and_is_treated_by_the_policy(start_daemon, tmp_path, pictures):

@@ -12,6 +12,7 @@ from batchd.core.plan import Plan
 from batchd.history.losses import Losses, from_pages
 from batchd_client.asking import ask_reports, ask_status, asking
 from batchd_wire.messages import Pull
+from batchd_wire.position import Position
 from support.daemon_process import DaemonProcess
 from support.network import Proxy, free_port
 from support.settings import folder_stream
@@ -36,7 +37,10 @@ def rows_in(losses: Losses) -> Counter[tuple[int, int, int]]:
 def all_rows(samples: int, epochs: range, batch_size: int = 2) -> Counter[tuple[int, int, int]]:
     plan = Plan(samples, batch_size, 0, shuffle=True, drop_last=False)
     return Counter(
-        (epoch, step, row) for epoch in epochs for step in range(plan.steps) for row in range(plan.rows(step))
+        (epoch, step, row)
+        for epoch in epochs
+        for step in range(plan.steps)
+        for row in range(plan.rows(Position(epoch, step)))
     )
 
 

@@ -196,5 +196,5 @@ def test_bad_samples_have_checksums_too(start_daemon, photos, tmp_path):
             assert stream.statistics().mismatches == 0
             assert policy == "substitute" or np.asarray(batch["valid"]).sum() == 7
             plan = Expected(daemon.config).plan
-            assert batch.samples == plan.rows(Position(0, 0).step)
+            assert batch.samples == plan.rows(Position(0, 0))
             batch.release()

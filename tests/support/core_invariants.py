@@ -186,7 +186,7 @@ def _check_fills(stream: Stream, world: World) -> None:
         under_way = [row for part in slot.fill.under_way.values() for row in part]
         written = [row for _position, row in world.slots[slot.number].rows] if slot.is_made else []
         rows = sorted(pending + under_way + written)
-        whole = len(rows) if slot.position is None else stream.spec.plan.rows(slot.position.step)
+        whole = len(rows) if slot.position is None else stream.spec.plan.rows(slot.position)
         assert rows == list(range(whole)), "a row is lost, or filled twice"
         assert all(ordered[number].slot is slot for number in slot.fill.under_way)
         mine = {number for number, order in ordered.items() if order.slot is slot and not order.is_proof}
@@ -377,7 +377,7 @@ def _has_samples(stream: Stream, one: Subscription, claim: Claim) -> bool:
         return True
     trainers = [other for other in stream.delivery.subscriptions.values() if not other.ended and not other.is_spectator]
     waits = one.waiting and claim.sequence == one.granted and not (one.is_spectator and trainers)
-    if not mailbox.may_bind(plan.rows(position.step), waits=waits):
+    if not mailbox.may_bind(plan.rows(position), waits=waits):
         return False
     places = {
         share.position

@@ -4,7 +4,7 @@
 alone: no daemon, no worker, no shared memory, one sample after the other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +31,15 @@ ROWS_KNOWN_MAX = 4096
 class Expected:
     """The batches of one stream of a configuration file, computed without a daemon."""
 
-    def __init__(self, config_file: Path, stream: str = "photos") -> None:
+    def __init__(self, config_file: Path, stream: str = "photos", python_path: Sequence[Path] = ()) -> None:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
         self._columns = kind_of(config.source).columns(config.source, Storage())
         grouping = None
         if config.bucket is not None:
-            plan = plan_stream(stream, config, self._columns, ())
+            plan = plan_stream(stream, config, self._columns, python_path)
             grouping = grouping_of(plan, Pass(1, 30.0, Storage(), lambda _found: None))
-        index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), extension=grouping)
+        index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), python_path, grouping)
         self._reader = open_reader(config.source, index, 1 << 26, Storage())
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
         self._maker: Pipeline | None = None
@@ -84,7 +84,7 @@ class Expected:
         return Seen(epoch, step, tuple(arrays["index"].tolist()), digest_of(arrays.items()))
 
     def _arrays(self, epoch: int, step: int) -> dict[str, np.ndarray]:
-        rows = self.plan.rows(step)
+        rows = self.plan.rows(Position(epoch, step))
         arrays = {
             field.name: np.zeros((rows, *field.shape), field.dtype)
             for field in sample_fields(self._columns, self._config.pipeline, self._config.on_error)

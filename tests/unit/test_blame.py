@@ -32,7 +32,7 @@ class Run:
         self.plan = Plan(SAMPLES, BATCH, seed, is_shuffled, drop_last=False)
         self.chance = np.random.default_rng(seed)
         self.positions = [Position(epoch, step) for epoch in range(EPOCHS) for step in range(self.plan.steps)]
-        self.samples = [self.plan.indices(one, 0, self.plan.rows(one.step)) for one in self.positions]
+        self.samples = [self.plan.indices(one, 0, self.plan.rows(one)) for one in self.positions]
         usual = 0.3 + 2 * is_young * np.exp(-np.arange(len(self.positions)) / 40)
         make = {
             "normal": lambda level, rows: self.chance.normal(level, 0.1 * level, rows),

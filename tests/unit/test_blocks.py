@@ -75,7 +75,7 @@ def test_a_plan_knows_the_place_of_each_sample(lengths, kind, batch_size, seed, 
     order = BlockOrder(starts_of(lengths), 3, seed) if kind == "blocks" else None
     plan = Plan(sum(lengths), batch_size, seed, kind != "order", drop_last=False, order=order)
 
-    batches = [plan.indices(Position(epoch, step), 0, plan.rows(step)) for step in range(plan.steps)]
+    batches = [plan.indices(Position(epoch, step), 0, plan.rows(Position(epoch, step))) for step in range(plan.steps)]
     assert np.array_equal(plan.places(epoch, np.concatenate(batches)), np.arange(plan.samples))
 
 

@@ -14,6 +14,7 @@ from batchd.samples.columns import Column
 
 TOKENS, IMAGE = Column("tokens", dtype="int32", shape=(None,)), Column("image", "encoded")
 PIXELS = Column("pixels", dtype="uint8", shape=(None, None, 3))
+COST = Column("cost", dtype="float32", shape=())
 PACK = [{"op": "pack", "field": "tokens", "length": 8}]
 LIVE = {"type": "generator", "function": "a:b", "fields": {"tokens": "int32[?]"}}
 BUCKET = {"field": "tokens"}
@@ -42,7 +43,9 @@ def stream_of(**keys):
         ({"bucket": {**BUCKET, "bounds": [3], "count": 4}}, "name count, the number of buckets, or their bounds"),
         ({"bucket": {**BUCKET, "bounds": [3, 3]}}, r"bounds = \[3.0, 3.0\] must ascend"),
         ({"bucket": {**BUCKET, "bounds": [0, 3]}}, "greater than 0"),
-        ({"bucket": {**BUCKET, "by": "class"}}, "'length', 'aspect' or 'pixels'"),
+        ({"bucket": {**BUCKET, "by": "class"}}, "'length', 'aspect', 'pixels', 'bytes' or 'value'"),
+        ({"bucket": {**BUCKET, "by": "aspect", "budget": 8}}, 'a budget needs sizes that add up: by = "length"'),
+        ({"bucket": {**BUCKET, "budget": 0}}, "greater than or equal to 1"),
     ],
 )
 def test_keys_that_cannot_be_combined_are_refused(keys, problem):
@@ -53,18 +56,29 @@ def test_keys_that_cannot_be_combined_are_refused(keys, problem):
 @pytest.mark.parametrize(
     ("bucket", "steps", "problem"),
     [
-        ({"field": "words"}, [], "a sample has no 'words' after the steps; it has tokens, image, pixels"),
+        ({"field": "words"}, [], "a sample has no 'words' after the steps; it has tokens, image, pixels, cost"),
         ({"field": "image"}, [], "'image' is an image file after the steps: only numbers"),
         ({"field": "words", "by": "aspect"}, [], "a sample has no 'words' in the source"),
         ({"field": "tokens", "by": "pixels"}, [], "'tokens' is int32[?] in the source: only image files"),
         (BUCKET, [Call(function="a:b", random=True)], '"call" draws random numbers for it'),
+        (
+            {"field": "tokens", "by": "value"},
+            [],
+            "'tokens' is int32[?] after the steps: by = \"value\" needs one number",
+        ),
+        (
+            {"field": "cost", "by": "value"},
+            [Call(function="a:b", random=True)],
+            '"call" draws random numbers for it, if it does not say random = false',
+        ),
+        ({"field": "words", "by": "bytes"}, [], "a sample has no 'words' in the source"),
     ],
 )
 def test_a_field_without_a_size_is_refused(bucket, steps, problem):
     config = stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)})
 
     with pytest.raises(SourceInvalid) as caught:
-        check_bucket("s", config, [TOKENS, IMAGE, PIXELS])
+        check_bucket("s", config, [TOKENS, IMAGE, PIXELS, COST])
 
     assert str(caught.value).startswith("streams.s.bucket.field: ")
     assert problem in str(caught.value)
@@ -77,7 +91,12 @@ def test_a_field_without_a_size_is_refused(bucket, steps, problem):
         ({"field": "pixels"}, []),
         ({"field": "pixels", "by": "pixels"}, []),
         ({"field": "image", "by": "aspect"}, []),
+        ({"field": "image", "by": "bytes", "budget": 9}, []),
+        ({"field": "tokens", "by": "bytes"}, []),
+        ({"field": "cost", "by": "value"}, [Call(function="a:b", random=False)]),
     ],
 )
 def test_a_field_with_a_size_is_accepted(bucket, steps):
-    check_bucket("s", stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)}), [TOKENS, IMAGE, PIXELS])
+    check_bucket(
+        "s", stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)}), [TOKENS, IMAGE, PIXELS, COST]
+    )

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.core.buckets import BucketOrder, buckets_of
+from batchd.core.buckets import BucketOrder, OverBudget, buckets_of
 from batchd.core.course import Course
+from batchd.core.epochs import planned
 from batchd.core.plan import Plan
+from batchd.worker.loop import PlannedRows
 from batchd_wire.position import Position
 
 SIZES = st.lists(st.integers(-3, 60), min_size=1, max_size=300)
@@ -23,6 +25,18 @@ def order_of(sizes, bounds, block, seed=3):
     order = BucketOrder.from_arrays(buckets_of(np.array(sizes), bounds, block), seed)
     assert order is not None
     return order
+
+
+def budget_plan(sizes, bounds, batch_size, budget, *, ranks=1, seed=3, drop_last=False):
+    """A plan whose batches have as many rows as the budget holds."""
+    arrays = buckets_of(np.array(sizes), bounds, batch_size, ranks, budget)
+    plan = Plan(len(sizes), batch_size, seed or 0, seed is not None, drop_last)
+    return planned(plan, {}, arrays)
+
+
+def batches_of(plan, epoch=0):
+    positions = [Position(epoch, step) for step in range(plan.steps)]
+    return [plan.indices(position, 0, plan.rows(position)) for position in positions]
 
 
 def epoch_of(order, epoch=0):
@@ -75,6 +89,100 @@ def test_any_places_are_those_of_the_whole_epoch(sizes, bounds, block, data):
     chosen = data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=9))
 
     assert order.samples_at(7, np.array(chosen)).tolist() == epoch_of(order, 7)[chosen].tolist()
+
+
+@given(
+    sizes=SIZES,
+    bounds=BOUNDS,
+    batch_size=st.integers(1, 20),
+    ranks=st.integers(1, 4),
+    budget=st.integers(60, 400),
+    seed=st.one_of(KEYS, st.none()),
+    epoch=st.integers(0, 1 << 40),
+)
+def test_a_batch_has_as_many_rows_as_the_budget_holds(sizes, bounds, batch_size, ranks, budget, seed, epoch):
+    """Each sample once, no batch above the budget, and each place is found from its sample."""
+    plan = budget_plan(sizes, bounds, batch_size, budget, ranks=ranks, seed=seed)
+    order = plan.order
+    steps = np.arange(plan.steps)
+
+    batches = batches_of(plan, epoch)
+
+    assert np.sort(np.concatenate(batches)).tolist() == list(range(len(sizes)))
+    places = [step * batch_size + row for step, samples in enumerate(batches) for row in range(len(samples))]
+    assert plan.places(epoch, np.concatenate(batches)).tolist() == places
+    assert plan.rows_of(np.full(plan.steps, epoch), steps).tolist() == [len(samples) for samples in batches]
+    assert all(len(samples) * max(sizes[sample] for sample in samples) <= budget for samples in batches)
+    assert max(map(len, batches)) <= batch_size
+    in_table = np.argsort(order.table)
+    buckets = [np.unique(np.searchsorted(order.starts, in_table[samples], "right")).tolist() for samples in batches]
+    assert all(len(of_batch) == 1 for of_batch in buckets)
+    whole = (plan.steps - -(-order._rest // int(order._rows[-1]))) // ranks
+    assert all(buckets[ranks * turn] == buckets[ranks * turn + ranks - 1] for turn in range(whole))
+
+
+@given(sizes=SIZES, bounds=BOUNDS, batch_size=st.integers(1, 20), ranks=st.integers(1, 4), data=st.data())
+def test_any_places_of_a_budget_are_those_of_the_whole_epoch(sizes, bounds, batch_size, ranks, data):
+    """Workers plan rows ahead, also places that a smaller batch leaves over."""
+    plan = budget_plan(sizes, bounds, batch_size, 100, ranks=ranks)
+    batches, planned_rows = batches_of(plan, 7), PlannedRows(plan)
+    for _order in range(5):
+        step = data.draw(st.integers(0, plan.steps - 1))
+        first = data.draw(st.integers(0, len(batches[step]) - 1))
+        rows = range(first, data.draw(st.integers(first + 1, len(batches[step]))))
+        assert planned_rows.samples(Position(7, step), rows).tolist() == batches[step][rows[0] : rows[-1] + 1].tolist()
+
+
+def test_small_samples_come_in_larger_batches():
+    """A budget of 64 elements; the last batch has what is left."""
+    plan = budget_plan([4] * 20 + [16] * 9 + [64] * 2, (4, 16), 10, 64, seed=None)
+
+    assert [len(samples) for samples in batches_of(plan)] == [10, 10, 4, 4, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 3), (2, 3)])
+def test_drop_last_leaves_out_a_partial_batch_of_a_budget(ranks, steps):
+    plan = budget_plan([8] * 31, 2, 100, 80, ranks=ranks, drop_last=True)
+
+    assert plan.steps == steps
+    assert plan.epoch_rows == sum(map(len, batches_of(plan))) == 30
+    assert budget_plan([8] * 30, 2, 100, 80, ranks=ranks, drop_last=True).epoch_rows == 30
+
+
+def test_the_rows_of_a_budget_fill_it():
+    """Lengths as of documents: a batch has 65,536 elements with their padding, and little of it."""
+    lengths = np.exp(np.random.default_rng(0).normal(np.log(500), 1.0, 40_000)).astype(np.int64).clip(1, 4096)
+    plan = budget_plan(lengths, 64, 4_096, 1 << 16)
+
+    batches = batches_of(plan)
+
+    rooms = np.array([len(samples) * lengths[samples].max() for samples in batches])
+    assert rooms.max() <= 1 << 16
+    assert rooms.mean() > 0.95 * (1 << 16)
+    assert lengths.sum() > 0.95 * rooms.sum()
+    assert sorted(map(len, batches))[1 :: len(batches) - 2] == [16, 851]  # the last batch has fewer
+
+
+def test_a_sample_above_the_budget_is_named():
+    with pytest.raises(OverBudget) as caught:
+        budget_plan([3, 9, 5], 2, 4, 8)
+
+    assert (caught.value.item, caught.value.size) == (1, 9)
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 16])
+def test_ranks_have_equal_steps_of_a_budget(world_size):
+    """Also from the middle of an epoch on: together each sample once."""
+    plan = budget_plan(np.random.default_rng(0).integers(1, 90, 1_003), 5, 40, 400)
+    read = batches_of(plan)[:20]
+
+    courses = [Course(plan, rank, world_size, 0, 20, 1) for rank in range(world_size)]
+    for course in courses:
+        shares = [course.at(sequence) for sequence in range(course.first_rounds)]
+        assert course.at(course.first_rounds) is None
+        read += [plan.indices(share.position, share.first, share.rows) for share in shares]
+
+    assert set(np.concatenate(read).tolist()) == set(range(1_003))
 
 
 def test_batches_of_all_buckets_are_mixed_and_each_epoch_has_its_own():
@@ -141,6 +249,17 @@ def test_the_order_of_buckets_never_changes():
 
     assert epoch_of(order).tolist() == [8, 7, 9, 1, 5, 3, 6, 2, 10, 11, 0, 4]
     assert order.digest == "d467ba3cb5263024c45c34adc8b5a33b34aeeb374c05b233cd1cfcb14c1f2578"
+    of_budget = budget_plan([5, 3, 9, 1, 7, 2, 8, 6, 4, 0, 11, 10], (4, 8), 4, 16, seed=42)
+    assert [samples.tolist() for samples in batches_of(of_budget)] == [
+        [0, 4],
+        [6],
+        [2],
+        [10],
+        [8, 7],
+        [11],
+        [5, 3, 9, 1],
+    ]
+    assert of_budget.order.digest == "7d4755573cb15c568a740c27066b480caecd9a5e6790966d9186c96fa36ac899"
 
 
 def test_a_batch_far_into_ten_million_samples_needs_the_shared_table_alone():

@@ -43,12 +43,12 @@ def rows_read(plan: Plan, shares: list[Share]) -> Counter[tuple[Position, int]]:
     readers = Counter(share.position for share in shares)
     counts = Counter((share.position, share.first + row) for share in shares for row in range(share.rows))
     assert all(share.rows for share in shares)
-    return Counter({row: 1 if readers[row[0]] > plan.rows(row[0].step) else times for row, times in counts.items()})
+    return Counter({row: 1 if readers[row[0]] > plan.rows(row[0]) else times for row, times in counts.items()})
 
 
 def all_rows(plan: Plan, epoch: int, steps: range) -> Counter[tuple[Position, int]]:
     """Every row of some batches, once."""
-    return Counter((Position(epoch, step), row) for step in steps for row in range(plan.rows(step)))
+    return Counter((Position(epoch, step), row) for step in steps for row in range(plan.rows(Position(epoch, step))))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -14,6 +14,7 @@ from batchd.core.plan import Plan
 from batchd.errors import BatchdError, ConfigInvalid
 from batchd.history.cards import RunCard, joined_card, read_card
 from batchd.history.differ import difference
+from batchd_wire.position import Position
 from support.configs import load
 
 PLAN = Plan(23, 5, 0, shuffle=True, drop_last=False)
@@ -34,8 +35,8 @@ def test_any_order_and_division_of_the_rows_gives_the_digest_of_the_whole(seed):
     digests, delivered, chance = EpochDigests(PLAN), set(), Random(seed)
     while len(delivered) < PLAN.samples:
         step = chance.randrange(PLAN.steps)
-        first = chance.randrange(PLAN.rows(step))
-        end = chance.randint(first + 1, PLAN.rows(step))
+        first = chance.randrange(PLAN.rows(Position(0, step)))
+        end = chance.randint(first + 1, PLAN.rows(Position(0, step)))
         rows = {step * 5 + row for row in range(first, end)}
         assert digests.lacks(3, step, first, end - first) == bool(rows - delivered)
         _add(digests, 3, step, first, end)
@@ -81,7 +82,7 @@ def test_digests_are_forgotten_where_there_are_too_many(monkeypatch):
     digests = EpochDigests(PLAN)
     for epoch in (0, 1, 2, 3):
         for step in range(PLAN.steps):
-            _add(digests, epoch, step, 0, PLAN.rows(step))
+            _add(digests, epoch, step, 0, PLAN.rows(Position(0, step)))
     _add(digests, 9, 0, 0, 5)
     assert [one.epoch for one in digests] == [1, 2, 3, 9]
     monkeypatch.setattr(module, "STEPS_BYTES_MAX", 2)

@@ -24,7 +24,8 @@ def plan_of(draws, rows, seed=0, *, shuffle=True, order=None):
 
 
 def epoch_of(plan, epoch):
-    return np.concatenate([plan.indices(Position(epoch, step), 0, plan.rows(step)) for step in range(plan.steps)])
+    positions = [Position(epoch, step) for step in range(plan.steps)]
+    return np.concatenate([plan.indices(position, 0, plan.rows(position)) for position in positions])
 
 
 def even(weights, rows, seed=0):

@@ -205,8 +205,8 @@ def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
     pad = '{ op = "pad_batch", field = "tokens", max_shape = [64] }'
     keys = 'bucket = { field = "tokens", bounds = [10, 20, 30] }\n'
 
-    (alone,) = explain(folder, pad, texts_of(folder), keys, shuffle="")
-    (balanced,) = explain(folder, pad, texts_of(folder), f"{keys}balance = 4\n", shuffle="")
+    alone, slot = explain(folder, pad, texts_of(folder), keys, shuffle="")
+    balanced, _slot = explain(folder, pad, texts_of(folder), f"{keys}balance = 4\n", shuffle="")
 
     assert alone == (
         "s: 80 batches an epoch, each of one of 4 buckets of 'tokens': to 10, to 20, to 30, to 40 elements, from 1; padded to "
@@ -214,6 +214,26 @@ def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
         "different buckets; balance = 8 has 8 ranks read those of one"
     )
     assert balanced.endswith("the ranks of a step have batches of the same bucket, for up to 4 ranks")
+    assert slot == "s: a slot takes 8.0 KiB, for 8 rows"
+
+
+def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
+    """The slot has room for the most of the largest, so that is said, too."""
+    pad = '{ op = "pad_batch", field = "tokens", max_shape = [64] }'
+    keys = 'bucket = { field = "tokens", bounds = [10, 20, 30], budget = 60 }\n'
+
+    batches, slot = explain(folder, pad, texts_of(folder), keys, shuffle="")
+
+    assert batches.startswith(
+        "s: 321 batches an epoch, each of one of 4 buckets of 'tokens': to 10, to 20, to 30, to 40"
+    )
+    assert batches.endswith(
+        "; a batch has 1 to 6 samples, 2 on average, so that the largest size of its bucket times their number is at most 60"
+    )
+    assert slot == (
+        "s: a slot takes 8.0 KiB, for 8 rows of the largest sample; batches have 25% of these rows on average, so a smaller "
+        "batch_size saves memory"
+    )
 
 
 def test_documents_that_are_cut_say_how_many_a_row_has(folder) -> None:
@@ -231,7 +251,7 @@ def test_packed_rows_say_what_they_cost_the_ranks_of_a_step(folder) -> None:
     """Only if they are balanced is the cost of each row known."""
     pack = '{ op = "pack", field = "tokens", length = 40 }'
 
-    *_rows, cost = explain(folder, pack, texts_of(folder), "balance = 8\n", shuffle="")
+    *_rows, cost, _slot = explain(folder, pack, texts_of(folder), "balance = 8\n", shuffle="")
 
     assert cost == (
         "s: in a step, attention over a row costs the most expensive of 8 ranks at most 8.9 % more than their mean, on "

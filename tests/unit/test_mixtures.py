@@ -108,6 +108,6 @@ def test_a_plan_of_a_mixture_counts_the_rows_of_an_epoch():
     plan = Plan(10, 4, 0, shuffle=True, drop_last=False, order=mixture)
 
     assert (plan.steps, plan.source_samples) == (3, 7)
-    drawn = [plan.indices(Position(1, step), 0, plan.rows(step)).tolist() for step in range(3)]
+    drawn = [plan.indices(Position(1, step), 0, plan.rows(Position(1, step))).tolist() for step in range(3)]
     assert list(chain(*drawn)) == mixture.samples_at(1, np.arange(10)).tolist()
     assert all(0 <= plan.substitute(1, sample, 1) < 7 for sample in range(7))

@@ -16,7 +16,7 @@ def epoch_of(plan: Plan, epoch: int) -> list[int]:
     return [
         index
         for step in range(plan.steps)
-        for index in plan.indices(Position(epoch, step), 0, plan.rows(step)).tolist()
+        for index in plan.indices(Position(epoch, step), 0, plan.rows(Position(epoch, step))).tolist()
     ]
 
 
@@ -25,8 +25,8 @@ def epoch_of(plan: Plan, epoch: int) -> list[int]:
 def test_an_epoch_has_every_sample_once(samples, batch_size, shuffle):
     """The last batch is partial if samples remain."""
     plan = Plan(samples, batch_size, 0, shuffle, drop_last=False)
-    assert [plan.rows(step) for step in range(plan.steps - 1)] == [batch_size] * (plan.steps - 1)
-    assert 0 < plan.rows(plan.steps - 1) <= batch_size
+    assert [plan.rows(Position(0, step)) for step in range(plan.steps - 1)] == [batch_size] * (plan.steps - 1)
+    assert 0 < plan.rows(Position(0, plan.steps - 1)) <= batch_size
     for epoch in (0, 1, 1 << 39):
         assert sorted(epoch_of(plan, epoch)) == list(range(samples))
 
@@ -65,9 +65,9 @@ def test_a_position_names_the_same_samples_for_ever():
 def test_chunks_of_a_batch_make_up_the_batch(chunk):
     """Workers that fill rows of one batch agree, however the batch is divided."""
     plan = Plan(1000, 64, 1, shuffle=True, drop_last=False)
-    whole = plan.indices(Position(1, 15), 0, plan.rows(15))
+    whole = plan.indices(Position(1, 15), 0, plan.rows(Position(1, 15)))
     cut = [plan.indices(Position(1, 15), first, min(chunk, 40 - first)) for first in range(0, 40, chunk)]
-    assert plan.rows(15) == 40
+    assert plan.rows(Position(0, 15)) == 40
     assert np.array_equal(np.concatenate(cut), whole)
     assert whole.dtype == np.int64
 
@@ -75,8 +75,9 @@ def test_chunks_of_a_batch_make_up_the_batch(chunk):
 def test_a_batch_out_of_a_thousand_million_samples_is_at_hand():
     """The last batch of a huge epoch is computed directly, without a search."""
     plan = Plan(10**9 + 1, 256, 0, shuffle=True, drop_last=False)
-    assert plan.rows(plan.steps - 1) == (10**9 + 1) % 256
-    indices = plan.indices(Position(7, plan.steps - 1), 0, plan.rows(plan.steps - 1))
+    last = Position(7, plan.steps - 1)
+    assert plan.rows(last) == (10**9 + 1) % 256
+    indices = plan.indices(last, 0, plan.rows(last))
     assert indices.min() >= 0
     assert indices.max() <= 10**9
 

@@ -17,8 +17,8 @@ def test_orders_in_any_sequence_get_the_samples_of_the_plan(orders, shuffle):
     plan = Plan(SAMPLES, BATCH, 7, shuffle, drop_last=False)
     rows = PlannedRows(plan)
     for epoch, step, row, wanted in orders:
-        first = min(row, plan.rows(step) - 1)
-        count = min(wanted, plan.rows(step) - first)
+        first = min(row, plan.rows(Position(epoch, step)) - 1)
+        count = min(wanted, plan.rows(Position(epoch, step)) - first)
         position = Position(epoch, step)
         assert (
             rows.samples(position, range(first, first + count)).tolist()

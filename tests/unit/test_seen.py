@@ -16,8 +16,10 @@ from batchd.cli.main import main
 from batchd.config.load import load_config
 from batchd.core import plan as plan_module
 from batchd.core.blocks import BlockOrder
+from batchd.core.buckets import buckets_of
 from batchd.core.course import Course
 from batchd.core.draws import EvenDraws, SingleDraws, bounds_of
+from batchd.core.epochs import planned
 from batchd.core.mixtures import Mixture, Segment
 from batchd.core.packs import PackLimits, Packs
 from batchd.core.plan import Plan
@@ -33,6 +35,7 @@ SAMPLES = 23
 KINDS = [
     *("shuffled", "in order", "blocks", "packs", "packs in order"),
     *("weights", "weights in order", "weights in blocks", "single", "mixture", "mixture in order"),
+    *("buckets", "budget", "budget in order"),
 ]
 
 
@@ -61,6 +64,11 @@ def _plan(kind, batch_size, seed, *, drop_last):
     if kind.startswith("mixture"):
         mixture = Mixture([8, 15], [Segment(0, [1, 2]), Segment(31, [3, 0])], 19, seed, shuffle=shuffle)
         return Plan(19, batch_size, seed, shuffle, drop_last, None, mixture), None
+    if kind.startswith("bu"):
+        sizes = np.random.default_rng(seed).integers(0, 25, SAMPLES)
+        budget = None if kind == "buckets" else 40
+        arrays = buckets_of(sizes, 3, batch_size, 1 + seed % 3, budget)
+        return planned(Plan(SAMPLES, batch_size, seed, shuffle, drop_last), {}, arrays), None
     order = BlockOrder(np.array([0, 3, 4, 11, 16, SAMPLES]), 2, seed) if kind.endswith("blocks") else None
     plan = Plan(SAMPLES, batch_size, seed, shuffle, drop_last, None, order)
     weights = np.random.default_rng(seed).integers(0, 4, SAMPLES).astype(np.float64) + (np.arange(SAMPLES) < 9)
@@ -73,18 +81,18 @@ def _plan(kind, batch_size, seed, *, drop_last):
 
 def _contents(plan, packs, bad, position):
     """Yield (row, sample, stands in for, element) of a whole batch, made as workers make it."""
-    rows = range(plan.rows(position.step))
+    rows = range(plan.rows(position))
     if packs is not None:
         numbers = position.step * plan.batch_size + np.array(rows)
         for row, sample, element in packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle).tolist():
             if sample not in bad:
                 yield row, sample, None, element
         return
-    for row, planned in zip(rows, plan.indices(position, 0, len(rows)).tolist(), strict=True):
-        tries = [planned, *(plan.substitute(position.epoch, planned, attempt) for attempt in range(1, 33))]
+    for row, wanted in zip(rows, plan.indices(position, 0, len(rows)).tolist(), strict=True):
+        tries = [wanted, *(plan.substitute(position.epoch, wanted, attempt) for attempt in range(1, 33))]
         good = next((sample for sample in tries if sample not in bad), None)
         if good is not None:
-            yield row, good, None if good == planned else planned, None
+            yield row, good, None if good == wanted else wanted, None
 
 
 def _read(plan, packs, bad, legs, until):
