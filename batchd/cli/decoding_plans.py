@@ -22,7 +22,7 @@ from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import BucketOrder, BucketSizes
 from batchd.core.cuts import Cuts
 from batchd.core.mixtures import Mixture
-from batchd.core.packs import packed_in
+from batchd.core.packs import Packs, packed_in
 from batchd.core.plan import Plan
 from batchd.daemon.grouping import grouping_of, unit_of
 from batchd.daemon.measuring import Pass
@@ -87,7 +87,7 @@ def _batches(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str
     if isinstance(epochs.order, BucketOrder):
         yield _bucketed(plan, BucketSizes(index.arrays), epochs)
     if plan.pack is not None or isinstance(epochs.order, BucketOrder):
-        yield _slot(plan, epochs)
+        yield _slot(plan, index, epochs)
     if isinstance(epochs.order, BlockOrder):
         yield _shuffled(plan, epochs.order, epochs.samples)
     if isinstance(epochs.order, Mixture):
@@ -174,20 +174,26 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
     text += f"; the ranks of a step have {ranks_text}"
     if sizes.rows is not None:
         text += (
-            f"; a batch has {sizes.rows.min():,} to {counted(int(sizes.rows.max()), 'sample')}, {mean_rows:,} on average, so "
-            f"that the largest size of its bucket times their number is at most {bucket.budget:,}"
+            f"; a batch has up to {counted(int(sizes.rows.max()), 'sample')} of the smallest bucket and {sizes.rows.min():,} of "
+            f"the largest, {mean_rows:,} on average, so that it has at most {bucket.budget:,} of the largest size in its bucket"
         )
     return text
 
 
-def _slot(plan: StreamPlan, epochs: Plan) -> str:
-    """The memory of a batch, of which each row has room for the largest sample."""
+def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
+    """The memory of a batch, against that of padded rows."""
     stream = plan.config
     layout = slot_layout(stream, plan.columns, has_checksums=stream.verify or stream.digest)
     text = f"{plan.name}: a slot takes {round_bytes(layout.slot_bytes)}, for {counted(layout.rows, 'row')}"
-    if epochs.batches is not None and any(field.varying for field in layout.fields):
-        used = epochs.epoch_rows / epochs.steps / layout.rows
-        text += f" of the largest sample; batches have {used:.0%} of these rows on average, so a smaller batch_size saves memory"
+    packs = Packs.from_arrays(index.arrays)
+    if packs is not None:
+        padded = layout.slot_bytes * packs.parts // len(packs)
+        return f"{text}; with one document in each row, those of a batch would take {round_bytes(padded)}"
+    rows = BucketSizes(index.arrays).rows if epochs.batches is not None else None
+    if rows is not None and rows.max() < layout.rows:
+        text += f" of the largest sample: batch_size = {rows.max()} is enough for this budget"
+    elif rows is not None:
+        text += f" of the largest sample, of which batches have {epochs.epoch_rows / epochs.steps / layout.rows:.0%} on average"
     return text
 
 

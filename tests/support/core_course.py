@@ -4,36 +4,48 @@ Tests only. Batches are dealt out round by round; a last round with too few batc
 out or shared row by row.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
+import numpy as np
+
+from batchd.core.buckets import BucketOrder
 from batchd.core.course import Course, Share, rounds_from
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
 
 
-def rounds_of(plan: Plan, world_size: int, base: int) -> list[list[tuple[int, int, int]]]:
+def rounds_of(plan: Plan, world_size: int, base: int, epoch: int = 0) -> list[list[tuple[int, int, int]]]:
     """Every round of an epoch from step ``base`` on: for each rank (step, first row, rows)."""
     batches = list(range(base, plan.steps))
     rounds = []
     while batches:
         dealt, batches = batches[:world_size], batches[world_size:]
         if len(dealt) == world_size:
-            rounds.append([(step, 0, rows_of(plan, step)) for step in dealt])
+            rounds.append([(step, 0, rows_of(plan, epoch, step)) for step in dealt])
         elif not plan.drop_last:
-            rounds.append(_shared_round(plan, world_size, dealt))
+            rounds.append(_shared_round(plan, world_size, epoch, dealt))
     return rounds
 
 
-def rows_of(plan: Plan, step: int) -> int:
-    """Count the samples of a batch; the last batch may have fewer."""
+def rows_of(plan: Plan, epoch: int, step: int) -> int:
+    """Count the samples of a batch; the last batch may have fewer, and so any of a budget."""
+    if isinstance(plan.order, BucketOrder):
+        return _rows_in_batches(plan.order, plan.batch_size, epoch).get(step, 0)
     return len(range(plan.samples)[step * plan.batch_size : (step + 1) * plan.batch_size])
+
+
+@lru_cache(maxsize=256)
+def _rows_in_batches(order: BucketOrder, batch_size: int, epoch: int) -> Counter[int]:
+    return Counter((order.places_of(epoch, np.arange(order.samples)) // batch_size).tolist())
 
 
 def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None) -> Iterator[Share]:
     """The batches that one rank reads, in order; endless if ``end_epoch`` is None."""
     epoch, base = start
     while end_epoch is None or epoch < end_epoch:
-        for dealt in rounds_of(plan, world_size, base):
+        for dealt in rounds_of(plan, world_size, base, epoch):
             step, first, rows = dealt[rank]
             yield Share(Position(epoch, step), first, rows)
         epoch, base = epoch + 1, 0
@@ -53,7 +65,7 @@ def sequence_of(course: Course, position: Position) -> int | None:
     return passed + turn if share is not None and share.position == position else None
 
 
-def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple[int, int, int]]:
+def _shared_round(plan: Plan, world_size: int, epoch: int, batches: list[int]) -> list[tuple[int, int, int]]:
     """Ranks in order are spread over the batches as evenly as possible.
 
     The ranks of one batch cut its rows evenly, at least one row each.
@@ -63,7 +75,7 @@ def _shared_round(plan: Plan, world_size: int, batches: list[int]) -> list[tuple
         members[batches[rank * len(batches) // world_size]].append(rank)
     shares = []
     for step, ranks in members.items():
-        rows = rows_of(plan, step)
+        rows = rows_of(plan, epoch, step)
         ends = [rows * (place + 1) // len(ranks) for place in range(len(ranks))]
         shares += [(step, first, max(1, end - first)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
     return shares

@@ -19,7 +19,9 @@ import numpy as np
 from batchd.core import actions as act
 from batchd.core import events as ev
 from batchd.core.blocks import BlockOrder
+from batchd.core.buckets import buckets_of
 from batchd.core.course import Share
+from batchd.core.epochs import planned
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
 from batchd.core.links import PROOF_ROWS, LinkRules
 from batchd.core.plan import Plan
@@ -41,7 +43,8 @@ RULES = LinkRules(audit=0.2)
 def make_spec(number: int = 1, **changes: object) -> StreamSpec:
     """A small stream: 12 samples in 4 batches of 3, in order, in a ring of 8 slots.
 
-    ``changes`` also takes ``Plan``'s fields, and ``open_blocks`` for a shuffle of blocks of two.
+    ``changes`` also takes ``Plan``'s fields, ``open_blocks`` for a shuffle of blocks of two, and a
+    ``budget``: then batches have 1 to ``batch_size`` rows, of samples of 1 to 5 elements.
     """
     plan: dict[str, object] = {"samples": 12, "batch_size": 3, "seed": 7, "shuffle": False, "drop_last": False}
     open_blocks = changes.pop("open_blocks", None)
@@ -57,12 +60,18 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
         "on_error": "substitute",
         "bad_fraction_max": 1.0,
     }
+    budget = changes.pop("budget", None)
     for key, value in changes.items():
         (plan if key in plan else values)[key] = value
+    made = Plan(**plan)  # type: ignore[arg-type]
     if open_blocks is not None:
-        starts = np.append(np.arange(0, plan["samples"], 2), plan["samples"])
-        plan["order"] = BlockOrder(starts, open_blocks, 7)
-    return StreamSpec(plan=Plan(**plan), **values)  # type: ignore[arg-type]
+        starts = np.append(np.arange(0, made.samples, 2), made.samples)
+        made = replace(made, order=BlockOrder(starts, open_blocks, 7))  # type: ignore[arg-type]
+    if budget is not None:
+        sizes = 1 + np.arange(made.samples) % 5
+        made = planned(made, {}, buckets_of(sizes, 3, made.batch_size, 2, budget))  # type: ignore[arg-type]
+        values["repeats"] = False
+    return StreamSpec(plan=made, **values)  # type: ignore[arg-type]
 
 
 def pick(kind: type[Kind], actions: list[act.Action]) -> list[Kind]:
@@ -614,7 +623,7 @@ class World:
         assert not self.holders(order.slot), f"slot {order.slot} is written under its readers"
         rows = {(order.position, row) for row in order.rows}
         assert list(order.rows) == sorted(set(order.rows)), "rows are not in order, or named twice"
-        assert 0 <= order.rows[0] <= order.rows[-1] < rows_of(self.specs[order.stream].plan, order.position.step)
+        assert 0 <= order.rows[0] <= order.rows[-1] < rows_of(self.specs[order.stream].plan, *order.position)
         for other in self.orders_for(order.slot):
             assert other.position == order.position, "two positions are filled into one slot"
             taken = {(other.position, row) for row in other.rows}
@@ -626,7 +635,7 @@ class World:
 
     def _perform_CommitSlot(self, action: act.CommitSlot) -> None:  # noqa: N802
         slot = self.slots[action.slot]
-        rows = rows_of(self.specs[action.stream].plan, action.position.step)
+        rows = rows_of(self.specs[action.stream].plan, *action.position)
         assert slot.rows == {(action.position, row) for row in range(rows)}, "an incomplete batch is committed"
         assert not self.orders_for(action.slot), "a batch is committed while it is written"
         assert (action.samples, action.generation) == (rows, slot.generation)

@@ -163,6 +163,24 @@ def test_the_rows_of_a_budget_fill_it():
     assert sorted(map(len, batches))[1 :: len(batches) - 2] == [16, 851]  # the last batch has fewer
 
 
+def test_a_batch_of_a_budget_far_into_an_epoch_needs_no_table_of_batches():
+    """Of a million samples in 240,000 batches: any batch, its rows, and the place of a sample."""
+    sizes = np.random.default_rng(0).integers(1, 400, 10**6)
+    plan = budget_plan(sizes, 64, 50, 1_000)
+    tracemalloc.start()
+    try:
+        far = Position(3, plan.steps - 1_000)
+        samples = plan.indices(far, 0, plan.rows(far))
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert plan.steps > 200_000
+    assert peak < 1 << 20
+    assert len(samples) * sizes[samples].max() <= 1_000
+    assert plan.places(3, samples).tolist() == [far.step * 50 + row for row in range(len(samples))]
+
+
 def test_a_sample_above_the_budget_is_named():
     with pytest.raises(OverBudget) as caught:
         budget_plan([3, 9, 5], 2, 4, 8)

@@ -6,9 +6,12 @@ The tests cover every world size, every start, shared and dropped last rounds.
 from collections import Counter
 from itertools import islice, product
 
+import numpy as np
 import pytest
 
+from batchd.core.buckets import buckets_of
 from batchd.core.course import Course, Share
+from batchd.core.epochs import planned
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
 from support.core_course import reading, rounds_of, sequence_of
@@ -19,6 +22,12 @@ PLANS = [
     for shuffle, drop_last in [(False, False), (True, True)]
     if samples // batch_size or not drop_last
 ]
+PLANS += [
+    planned(Plan(len(sizes), 4, 0, shuffle, drop_last), {}, buckets_of(np.array(sizes), 3, 4, ranks, 12))
+    for sizes, ranks in [([9] * 3 + [2] * 11, 1), ([3, 3, 4, 6, 6, 12, 12], 2)]
+    for shuffle, drop_last in [(False, False), (True, True)]
+]
+"""Those of a budget have 1 to 4 rows in a batch."""
 WORLD_SIZES = range(1, 8)
 
 

@@ -228,11 +228,11 @@ def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
         "s: 321 batches an epoch, each of one of 4 buckets of 'tokens': to 10, to 20, to 30, to 40"
     )
     assert batches.endswith(
-        "; a batch has 1 to 6 samples, 2 on average, so that the largest size of its bucket times their number is at most 60"
+        "; a batch has up to 6 samples of the smallest bucket and 1 of the largest, 2 on average, so that it has at most 60 of "
+        "the largest size in its bucket"
     )
     assert slot == (
-        "s: a slot takes 8.0 KiB, for 8 rows of the largest sample; batches have 25% of these rows on average, so a smaller "
-        "batch_size saves memory"
+        "s: a slot takes 8.0 KiB, for 8 rows of the largest sample: batch_size = 6 is enough for this budget"
     )
 
 
