@@ -2,13 +2,19 @@
 
     plan      documents with a median length of 500 and at most 4,096, in rows of 4,096
     balance   attention cost of the most expensive of 8 ranks, divided by their mean, over all steps
-    buckets   filling of padded batches of 32 such documents, plan and memory of ten million
+    buckets   filling of padded batches of 32 such documents, and of those of a budget; plan and
+              memory of ten million
+    first     seconds from the daemon's command to the first batch of rows of ten million documents,
+              whose index is kept; and from connecting to the batch at step 10^6
     pictures  in their own size, 0.05 to 1.2 megapixels, in a budget of 16,384 patches: bytes of a
               slot, divided by those of the pictures in it; CPU for a pixel, divided by that of rows
               of 560 x 560
     tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
               with two workers whose collate function packs the documents of a batch, and of Grain
               with two processes and its best-fit packing; each where it is installed
+    small     batches/s of arrays in files, in an order of each epoch: 32 rows of 2,048 int32, and
+              4,096 rows of 32 float32; divided by those of the fastest of a DataLoader with two
+              workers, Grain with two processes, and tf.data with the array in its memory
 
 All sides of ``tokens`` read the same documents through the same Python object.
 """
@@ -22,6 +28,7 @@ from importlib.util import find_spec
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
+from struct import Struct
 from textwrap import dedent
 from typing import Any
 
@@ -31,6 +38,7 @@ from numpy.typing import NDArray
 
 import batchd_client
 from batchd.core.buckets import BucketOrder, buckets_of
+from batchd.core.epochs import planned
 from batchd.core.packs import PackLimits, Packs, template
 from batchd.core.plan import Plan
 from batchd.daemon.grouping import BALANCE_BUCKETS
@@ -38,6 +46,7 @@ from batchd_wire.position import Position
 
 ROOM, ROWS = 4096, 16
 RANKS, PADDED_ROWS = 8, 32
+MOST_ROWS, TOKENS = 512, 65_536
 PICTURES, PATCH, BUDGET, FIXED_SIDE = 2_000, 14, 16_384, 560
 LIMITS = PackLimits(ROOM, 256, 4096, "split")
 SAMPLES = 10_000_000
@@ -46,6 +55,9 @@ BATCHES = 800
 BINS = 256
 """Open rows among which Grain chooses: with more it fills rows better, and takes longer."""
 REPEATS = 50
+FAR = 1_000_000
+SETTLED_S = 2.5
+SMALL_S = 3.0
 MODULE = """
     import numpy as np
 
@@ -67,6 +79,8 @@ def run(bench: Bench) -> None:
     _plan(bench)
     _balance(bench)
     _buckets(bench)
+    _first(bench)
+    _small(bench)
     _pictures(bench)
     peers = {name: side for name, (module, side) in PEERS.items() if find_spec(module) is not None}
     if len(peers) < len(PEERS):
@@ -128,7 +142,7 @@ def _balance(bench: Bench) -> None:
     """Rows of 4,096 for 8 ranks, one each in a step; attention costs the sum of squared lengths."""
     lengths = _lengths(DOCUMENTS)
     packs = Packs.plan(lengths, LIMITS)
-    order = BucketOrder.from_arrays(buckets_of(packs.attention(lengths, ROOM), BALANCE_BUCKETS, RANKS), 0)
+    order = BucketOrder.from_arrays(buckets_of(packs.attention(lengths, ROOM), BALANCE_BUCKETS, 1, RANKS), 0)
     ratios = {}
     for name, ordered in (("with", order), ("without", None)):
         parts = packs.contents(0, np.arange(len(packs)), 0, shuffle=True, order=ordered)
@@ -146,7 +160,7 @@ def _over_mean(costs: NDArray[np.float64]) -> float:
 def _buckets(bench: Bench) -> None:
     lengths = _lengths(DOCUMENTS)
     for count, ranks in ((1, 1), (16, 1), (16, RANKS), (64, RANKS)):
-        order = BucketOrder.from_arrays(buckets_of(lengths, count, PADDED_ROWS * ranks), 0)
+        order = BucketOrder.from_arrays(buckets_of(lengths, count, PADDED_ROWS, ranks), 0)
         assert order is not None, "its buckets were planned"
         batches = lengths[order.samples_at(0, np.arange(DOCUMENTS))].reshape(-1, PADDED_ROWS)
         longest = batches.max(1)
@@ -154,6 +168,18 @@ def _buckets(bench: Bench) -> None:
         over = _over_mean(longest.astype(np.float64))
         print(f"{count} buckets, balance {ranks}: {filling:.0f} % filling; longest batch of a step / mean {over:.2f}")
     bench.report(Figure("batches-bucket-filling-percent", float(filling), "<=", 5))
+    arrays = buckets_of(lengths, 64, MOST_ROWS, budget=TOKENS)
+    plan = planned(Plan(DOCUMENTS, MOST_ROWS, 0, shuffle=True, drop_last=False), {}, arrays)
+    steps = np.arange(plan.steps)
+    rows = plan.rows_of(np.zeros_like(steps), steps)
+    rooms = [
+        count * lengths[plan.indices(Position(0, step), 0, count)].max() for step, count in enumerate(rows.tolist())
+    ]
+    used, filling = 100 * np.mean(rooms) / TOKENS, 100 * (1 - lengths.sum() / np.sum(rooms))
+    print(
+        f"64 buckets, a budget of {TOKENS:,}: {rows.min()} to {rows.max()} rows; {used:.0f} % used; {filling:.0f} % filling"
+    )
+    bench.report(Figure("batches-budget-used-percent", float(used), ">=", 95))
     lengths = _lengths(SAMPLES)
     begun_s = time.perf_counter()
     arrays = buckets_of(lengths, 64, PADDED_ROWS)
@@ -166,6 +192,142 @@ def _buckets(bench: Bench) -> None:
         plan.indices(Position(repeat, 6_000 * repeat), 0, PADDED_ROWS)
     taken_us = (time.perf_counter() - begun_s) / REPEATS * 1e6
     print(f"samples of a batch of {PADDED_ROWS} at any position, of a new epoch each: {taken_us:.0f} us")
+
+
+def _first(bench: Bench) -> None:
+    lengths = _lengths(SAMPLES)
+    ends = np.cumsum(lengths)
+    with (bench.scratch / "many.bin").open("wb") as tokens:
+        tokens.truncate(int(ends[-1]) * 2)  # all zeros, without blocks on the disk
+    with (bench.scratch / "many.idx").open("wb") as index:
+        index.write(Struct("<9sQBQQ").pack(b"MMIDIDX\0\0", 1, 8, SAMPLES, SAMPLES + 1))
+        for numbers, dtype in ((lengths, "<i4"), (2 * (ends - lengths), "<i8"), (np.arange(SAMPLES + 1), "<i8")):
+            numbers.astype(dtype).tofile(index)
+    configs = {}
+    for rows in (ROWS, 1):
+        configs[rows] = bench.scratch / f"many-{rows}.toml"
+        configs[rows].write_text(
+            f'[daemon]\nworkers = 2\ncache_dir = "{bench.scratch / "indexes"}"\n[streams.many]\nbatch_size = {rows}\n'
+            f'source = {{ type = "tokens", path = "{bench.scratch / "many.bin"}", format = "megatron", dtype = "uint16" }}\n'
+            f'pipeline = [ {{ op = "pack", field = "tokens", length = {ROOM} }} ]\n'
+        )
+    time.sleep(SETTLED_S)  # or the index is not kept
+    print(f"rows of {SAMPLES:,} documents, index scanned and planned: {_first_batch_s(configs[ROWS]):.1f} s")
+    seconds = [bench.measure("first", partial(_first_batch_s, configs[ROWS])) for _ in range(min(3, bench.rounds))]
+    print(f"the same, index kept: {spread(seconds)} s")
+    bench.report(Figure("batches-first-s", statistics.median(seconds), "<=", 2))
+    with served(configs[1]) as address:
+        far_s = [bench.measure("far", partial(_batch_s, address, FAR)) for _ in range(min(3, bench.rounds))]
+    print(f"connect to the batch at step {FAR:,}: {spread(far_s)} s")
+    bench.report(Figure("batches-far-s", statistics.median(far_s), "<=", 1))
+
+
+def _first_batch_s(config: Path) -> float:
+    begun_s = time.perf_counter()
+    with served(config) as address:
+        _batch_s(address, 0)
+        return time.perf_counter() - begun_s
+
+
+def _batch_s(address: str, step: int) -> float:
+    begun_s = time.perf_counter()
+    with batchd_client.connect(address) as daemon, daemon.stream("many") as stream:
+        stream.seek(0, step)
+        next(iter(stream)).release()
+        return time.perf_counter() - begun_s
+
+
+def _small(bench: Bench) -> None:
+    made = np.random.default_rng(0)
+    arrays = {
+        "tokens": made.integers(0, 50_000, (20_000, 2_048), np.int32),
+        "floats": made.random((10**6, 32), np.float32),
+    }
+    peers = {name: side for name, (module, side) in SMALL_PEERS.items() if find_spec(module) is not None}
+    for name, rows in SMALL.items():
+        file = bench.scratch / f"{name}.npy"
+        np.save(file, arrays[name])
+        config = bench.scratch / f"{name}.toml"
+        config.write_text(
+            f"[daemon]\nworkers = 2\n[streams.{name}]\nbatch_size = {rows}\n"
+            f'source = {{ type = "npy", root = "{bench.scratch}", arrays = {{ x = "{file.name}" }} }}\n'
+        )
+        with ExitStack() as stack:
+            sides = {"batchd": stack.enter_context(Player(_served_rows, stack.enter_context(served(config)), name))}
+            for peer, side in peers.items():
+                sides[peer] = stack.enter_context(Player(side, str(file), rows, has_children=True))
+            rounds = [
+                {side: bench.measure(side, partial(player.ask, None)) for side, player in sides.items()}
+                for _ in range(bench.rounds)
+            ]
+        rates = ", ".join(f"{side} {spread([one[side] for one in rounds], 0)}" for side in sides)
+        print(f"batches/s of {rows:,} rows of {name}: {rates}")
+        if peers:
+            ratios = [one["batchd"] / max(one[peer] for peer in peers) for one in rounds]
+            print(f"batchd / the fastest of the others: {spread(ratios)}")
+            bench.report(Figure(f"batches-small-{name}", statistics.median(ratios), ">=", 1.5))
+
+
+def _served_rows(pipe: Connection, address: str, name: str) -> None:
+    with batchd_client.connect(address) as daemon, daemon.stream(name) as stream:
+        _count(pipe, (batch["x"] for batch in endless(stream)))
+
+
+class Rows:
+    """The rows of an array in a file, for loaders that ask for each by its number."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._array = np.load(file, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        return np.array(self._array[row])
+
+
+def _loaded_rows(pipe: Connection, file: str, rows: int) -> None:
+    from torch.utils.data import DataLoader  # noqa: PLC0415  of this side alone
+
+    loader: Any = DataLoader(Rows(file), rows, shuffle=True, num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
+    _count(pipe, (batch.numpy() for _epoch in range(1 << 30) for batch in loader))
+
+
+def _grain_rows(pipe: Connection, file: str, rows: int) -> None:
+    import grain  # noqa: PLC0415  of this side alone
+
+    dataset = grain.MapDataset.source(Rows(file)).shuffle(seed=0).repeat().batch(rows)
+    reading = grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
+    _count(pipe, iter(dataset.to_iter_dataset(reading).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))))
+
+
+def _tf_rows(pipe: Connection, file: str, rows: int) -> None:
+    import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: PLC0415  the same
+
+    array = np.load(file)
+    dataset = tf.data.Dataset.from_tensor_slices(array).shuffle(len(array)).repeat().batch(rows)
+    _count(pipe, dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
+
+
+SMALL = {"tokens": 32, "floats": 4_096}
+"""Rows of a batch."""
+SMALL_PEERS = {
+    "DataLoader": ("torch", _loaded_rows),
+    "Grain": ("grain", _grain_rows),
+    "tf.data": ("tensorflow", _tf_rows),
+}
+
+
+def _count(pipe: Connection, batches: Iterator[NDArray[Any]]) -> None:
+    """Answer each order with the batches/s of some seconds; one number of each is read."""
+    for _order in orders(pipe):
+        next(batches)
+        begun_s, count, total = time.perf_counter(), 0, 0.0
+        while time.perf_counter() < begun_s + SMALL_S:
+            total += float(next(batches)[-1, 0])
+            count += 1
+        pipe.send(count / (time.perf_counter() - begun_s))
 
 
 def _pictures(bench: Bench) -> None:

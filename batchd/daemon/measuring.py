@@ -65,10 +65,14 @@ def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArra
         return None
     lengths = kind_of(plan.config.source).lengths(plan.config.source, index, field)
     if lengths is not None:
-        column = next(column for column in plan.columns if column.name == field)
-        element_bytes = ITEM_BYTES[column.dtype] * prod(length or 1 for length in column.shape)
-        lengths[lengths > plan.pipeline.record_bytes_max // element_bytes] = 0
+        lengths[lengths > plan.pipeline.record_bytes_max // _element_bytes(plan, field)] = 0
     return lengths
+
+
+def _element_bytes(plan: StreamPlan, field: str) -> int:
+    """The bytes of an element of a field of the source."""
+    column = next(column for column in plan.columns if column.name == field)
+    return ITEM_BYTES[column.dtype] * prod(length or 1 for length in column.shape)
 
 
 class _Helper:
@@ -188,6 +192,10 @@ def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> t
         known = lengths_in_index(plan, index, size.field)
         if known is not None:
             return known, ""
+    if size.by == "bytes":
+        known = kind_of(plan.config.source).lengths(plan.config.source, index, size.field)
+        if known is not None:
+            return known * _element_bytes(plan, size.field), ""
     measuring = _Measuring(plan, size, index, pass_)
     measuring.run(pass_.progress)
     return measuring.lengths, measuring.example

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import batchd_client
+from batchd.daemon import measuring
 from batchd.errors import SourceInvalid
+from batchd_wire.position import Position
 from support.expected import Expected
 from support.images import jpeg, jpeg_with_exif, photo
 from support.megatron import write_megatron
@@ -277,6 +279,19 @@ def test_files_are_sorted_by_their_bytes(start_daemon, tmp_path, pictures):
     assert samples(seen) == list(range(40))
     assert max(sum(sizes[sample] for sample in batch.samples) for batch in seen) <= budget
     assert {len(batch.samples) for batch in seen} >= {1, budget // sorted(sizes.values())[9]}
+
+
+def test_bytes_that_an_index_tells_are_not_measured(tmp_path, texts, monkeypatch):
+    """Two bytes for each token, so buckets and budget are those of the lengths."""
+    monkeypatch.setattr(measuring, "_Measuring", None)
+    batches = []
+    for by, unit in (("length", 1), ("bytes", 2)):
+        bucket = {"field": "t", "by": by, "bounds": [unit * 15, unit * 45], "budget": unit * 122}
+        config = write_settings(tmp_path / f"{by}.toml", {"photos": {**texts, "bucket": bucket}}, {})
+        plan = Expected(config).plan
+        batches.append([plan.indices(Position(0, step), 0, plan.rows(Position(0, step))).tolist() for step in range(9)])
+
+    assert batches[0] == batches[1]
 
 
 def test_a_bad_sample_has_no_size_and_is_treated_by_the_policy(start_daemon, tmp_path, pictures):
