@@ -15,7 +15,8 @@ and ``type``, which decide what a table may have, are never suggested for anothe
 from collections.abc import Mapping, Sequence
 
 _KEYS: Mapping[str, str] = {
-    "bucket": "group_by_length bucket_by_length bucket_by_sequence_length length_bucketing aspect_ratio_bucketing",
+    "bucket": "group_by_length bucket_by_length bucket_by_sequence_length length_bucketing aspect_ratio_bucketing "
+    "max_tokens_per_batch tokens_per_batch token_budget",
     "batch_size": "bs batch batchsize per_device_train_batch_size per_gpu_batch_size max_batch_size samples_per_gpu",
     "brightness": "brightness_limit",
     "cache": "caching cache_images use_cache",

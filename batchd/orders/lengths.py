@@ -19,8 +19,8 @@ AFTER_STEPS = {"length", "value"}
 class LengthsQuestion(NamedTuple):
     """The question, in JSON: the fields of ``SampleRecipe``, the limits of storage, and the field.
 
-    ``by``: as ``config.tree.Bucket`` has it; "aspect" and "value" times ``ASPECT_UNIT``. A process measures the blocks
-    ``part``, ``part + parts``, and so on.
+    ``by``: as ``config.tree.Bucket`` has it; "aspect" and "value" times ``ASPECT_UNIT``. A process
+    measures the blocks ``part``, ``part + parts``, and so on.
     """
 
     recipe: list[Any]
