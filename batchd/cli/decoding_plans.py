@@ -189,7 +189,7 @@ def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     if packs is not None:
         padded = layout.slot_bytes * packs.parts // len(packs)
         return f"{text}; with one document in each row, those of a batch would take {round_bytes(padded)}"
-    rows = BucketSizes(index.arrays).rows if epochs.batches is not None else None
+    rows = BucketSizes(index.arrays).rows if epochs.row_counts is not None else None
     if rows is not None and rows.max() < layout.rows:
         text += f" of the largest sample: batch_size = {rows.max()} is enough for this budget"
     elif rows is not None:

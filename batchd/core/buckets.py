@@ -151,7 +151,7 @@ class BucketOrder:
         self._rest = int((starts[-1] - starts[-2]) % (self._rows[-1] * ranks))
         """Items behind the last whole block."""
         self.rows = lru_cache(BATCHES_KNOWN)(self._rows_at)
-        """See ``BatchRows``."""
+        """See ``RowCounts``."""
 
     @classmethod
     def from_arrays(cls, arrays: Tables, seed: int | None) -> Self | None:
@@ -180,13 +180,13 @@ class BucketOrder:
         return sha256(b"buckets " + batches + self.starts.astype("<i8").tobytes()).hexdigest()
 
     def steps(self, *, drop_last: bool) -> int:
-        """See ``BatchRows``."""
+        """See ``RowCounts``."""
         rows = int(self._rows[-1])
         rest = self._rest if drop_last else self._rest + rows - 1
         return self._whole * self._ranks + rest // rows
 
     def rows_of(self, epoch: int, steps: Numbers) -> Numbers:
-        """See ``BatchRows``."""
+        """See ``RowCounts``."""
         first, buckets = self._in_table(epoch, steps * self._batch_size)
         rows: Numbers = np.minimum(self._rows[buckets], len(self.table) - first)
         return rows

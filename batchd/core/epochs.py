@@ -26,7 +26,7 @@ def planned(plan: Plan, facts: Facts, arrays: Tables) -> Plan:
     """Return the plan with the order and the draws that an index describes, if it does."""
     buckets = BucketOrder.from_arrays(arrays, plan.seed if plan.shuffle else None)
     if buckets is not None:
-        return replace(plan, order=buckets, batches=buckets if buckets.has_budget else None)
+        return replace(plan, order=buckets, row_counts=buckets if buckets.has_budget else None)
     if FACT not in facts:
         return plan
     return replace(plan, order=_order_in(plan, facts[FACT], arrays), draws=_draws_in(plan, arrays))

@@ -213,7 +213,7 @@ class EpochOrder(Protocol):
         """Return all places of a sample, ascending: int64 ``[places]``."""
 
 
-class BatchRows(Protocol):
+class RowCounts(Protocol):
     """The rows of each batch, where a budget decides them."""
 
     def steps(self, *, drop_last: bool) -> int:
@@ -254,9 +254,9 @@ class Plan:
 
     ``documents``: of a packed stream the samples of its source; then ``samples`` are its packs.
     ``order``: in place of ``shuffle``. ``draws``: then ``samples`` are draws, and the order is
-    theirs. ``batches``: then ``batch_size`` is the most rows of a batch, and places that a smaller
-    batch leaves over are in no batch. All three derive from the stream's index, so they are no part
-    of the plan as data.
+    theirs. ``row_counts``: then ``batch_size`` is the most rows of a batch, and places that a
+    smaller batch leaves over are in no batch. All three derive from the stream's index, so they are
+    no part of the plan as data.
     """
 
     samples: int
@@ -267,7 +267,7 @@ class Plan:
     documents: int | None = None
     order: EpochOrder | None = field(default=None, compare=False, repr=False)
     draws: Draws | None = field(default=None, compare=False, repr=False)
-    batches: BatchRows | None = field(default=None, compare=False, repr=False)
+    row_counts: RowCounts | None = field(default=None, compare=False, repr=False)
 
     @property
     def source_samples(self) -> int:
@@ -280,8 +280,8 @@ class Plan:
     @property
     def steps(self) -> int:
         """Batches in an epoch of the whole stream."""
-        if self.batches is not None:
-            return self.batches.steps(drop_last=self.drop_last)
+        if self.row_counts is not None:
+            return self.row_counts.steps(drop_last=self.drop_last)
         if self.drop_last:
             return self.samples // self.batch_size
         return -(-self.samples // self.batch_size)
@@ -291,28 +291,28 @@ class Plan:
         """The rows of all batches of an epoch: all samples, but for a partial batch left out."""
         if not self.drop_last:
             return self.samples
-        if self.batches is None:
+        if self.row_counts is None:
             return self.steps * self.batch_size
-        has_partial = self.batches.steps(drop_last=False) > self.steps
-        return self.samples - (self.batches.rows(0, self.steps) if has_partial else 0)
+        has_partial = self.row_counts.steps(drop_last=False) > self.steps
+        return self.samples - (self.row_counts.rows(0, self.steps) if has_partial else 0)
 
     def rows(self, position: Position) -> int:
         """Return the rows of a batch: ``batch_size``, or fewer in a partial last one.
 
-        With ``batches`` it is as many as they say.
+        With ``row_counts`` it is as many as they say.
         """
-        if self.batches is not None:
-            return self.batches.rows(*position)
+        if self.row_counts is not None:
+            return self.row_counts.rows(*position)
         return min(self.batch_size, self.samples - position.step * self.batch_size)
 
     def rows_of(self, epochs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of batches: int64 ``[steps]``; not above 0 for a step beyond an epoch."""
-        if self.batches is None:
+        if self.row_counts is None:
             return np.minimum(self.batch_size, self.samples - steps * self.batch_size)
         rows = np.zeros(len(steps), np.int64)
         for epoch in np.unique(epochs).tolist():
             chosen = (epochs == epoch) & (steps < self.steps)
-            rows[chosen] = self.batches.rows_of(epoch, steps[chosen])
+            rows[chosen] = self.row_counts.rows_of(epoch, steps[chosen])
         return rows
 
     def place_of(self, position: Position) -> int:

@@ -160,7 +160,7 @@ BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 75
 
 
 def test_batches_of_a_budget_have_the_same_bytes_everywhere(start_daemon, tmp_path, pictures):
-    """Of 2,500 pixels three fit, of 1,800 four; near and far trainers, workers and a worker host."""
+    """Of 2,500 pixels three fit, of 1,800 four; near and far trainers, and a worker host."""
     stream = {**pictures, "batch_size": 6, "bucket": BUDGET}
     daemon = start_daemon({"photos": stream}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
     expected = Expected(daemon.config)
