@@ -112,26 +112,32 @@ class Pipeline:
             self._store({**known, stage.field: row[stage.field]}, row)
         return task
 
-    def run_rows(self, read: Callable[[Row], None], rows: Row, count: int, reading: int) -> None:
-        """Make ``count`` samples at once, in ``rows`` ``[count, *shape]``. Only if ``runs_rows``.
+    def run_rows(self, read: Callable[[Sequence[Row]], None], chunks: Sequence[Row], reading: int) -> None:
+        """Make the samples of ``chunks`` at once, ``[samples, *shape]``. Only if ``runs_rows``.
 
         ``read`` writes the values of the source, which counts as the part ``reading``. Raises what
         it raises, and ``SampleUndecodable``.
         """
         assert self._storing is not None, "a pipeline with rows"
-        made: dict[str, Numbers] = {}
-        for column in self._read:
-            is_kept = self.columns.get(column.name) is column
-            made[column.name] = rows[column.name] if is_kept else np.empty((count, *column.fixed_shape), column.dtype)
+        made: list[dict[str, Numbers]] = [{} for _chunk in chunks]
+        for values, rows in zip(made, chunks, strict=True):
+            count = len(next(iter(rows.values())))
+            for column in self._read:
+                is_kept = self.columns.get(column.name) is column
+                values[column.name] = (
+                    rows[column.name] if is_kept else np.empty((count, *column.fixed_shape), column.dtype)
+                )
         read(made)
         self._timings.lap(reading)
         for stage, (_stage, part) in zip(self._rows_stages, self._stages, strict=True):
             assert stage is not None, "it runs rows"
-            stage(made, rows)
+            for values, rows in zip(made, chunks, strict=True):
+                stage(values, rows)
             self._timings.lap(part)
-        for name in self.columns:
-            if made[name] is not rows[name]:
-                rows[name][...] = made[name]
+        for values, rows in zip(made, chunks, strict=True):
+            for name in self.columns:
+                if values[name] is not rows[name]:
+                    rows[name][...] = values[name]
         self._timings.lap(self._storing)
 
     def make(

@@ -105,10 +105,14 @@ class ReadsRows(Protocol):
     def reads_rows(self) -> bool:
         """False if these files must be read sample by sample."""
 
-    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, Array]) -> None:
-        """Write each column of the samples into its array, ``[samples, *shape]`` of its dtype.
+    def read_rows(
+        self, samples: NDArray[np.int64], chunks: Sequence[Mapping[str, Array]], begin: Callable[[int], None]
+    ) -> None:
+        """Write each column of the samples into its arrays, ``[samples, *shape]`` of its dtype.
 
-        Raises ``SampleUnreadable`` if one of them cannot be read: ``read`` says which, and why.
+        ``chunks``: the arrays of several batches, by column; the samples fill one after the other.
+        ``begin`` is called with a chunk's number before it is written to, perhaps repeatedly.
+        Raises ``SampleUnreadable`` if a sample cannot be read: ``read`` says which, and why.
         """
 
 

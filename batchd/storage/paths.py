@@ -19,6 +19,7 @@ from batchd.errors import SourceInvalid
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
 from batchd.storage.index import readable
 from batchd.storage.location import is_url
+from batchd.storage.rows import RowsFile
 from batchd.storage.values import Version, version_of
 from batchd.suggestions import nearly
 
@@ -141,16 +142,25 @@ class OpenShards:
         self._versions = {os.fsencode(where): version for where, version in versions.items()}
         self._descriptors: dict[bytes, int] = {}
         """In order of use, the most recent last."""
+        self._rows: dict[bytes, RowsFile] = {}
+        """Of those whose rows are read."""
 
     def descriptor(self, file: bytes) -> int:
         """The descriptor of a shard, which stays this object's."""
         descriptor = self._descriptors.pop(file, None)
         if descriptor is None:
             if len(self._descriptors) >= SHARDS_MAX:
-                os.close(self._descriptors.pop(next(iter(self._descriptors))))
+                self._close(next(iter(self._descriptors)))
             descriptor = open_within(file, self._bound)
         self._descriptors[file] = descriptor
         return descriptor
+
+    def rows(self, file: bytes) -> RowsFile:
+        """The rows of a shard, valid until another one is opened."""
+        descriptor = self.descriptor(file)
+        if file not in self._rows:
+            self._rows[file] = RowsFile(descriptor)
+        return self._rows[file]
 
     def check(self, file: bytes) -> None:
         """Raise ``SampleUnreadable`` if an open shard has changed since the scan; read it first."""
@@ -162,7 +172,12 @@ class OpenShards:
     def close(self) -> None:
         """Close those that are open."""
         while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+            self._close(next(reversed(self._descriptors)))
+
+    def _close(self, file: bytes) -> None:
+        if file in self._rows:
+            self._rows.pop(file).close()
+        os.close(self._descriptors.pop(file))
 
 
 def open_within(path: bytes, bound: bytes | None) -> int:

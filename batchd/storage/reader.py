@@ -43,16 +43,14 @@ from batchd.storage.access import Storage
 from batchd.storage.ahead import Answer, Requested
 from batchd.storage.location import is_url
 from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened, open_within
-from batchd.storage.rows import read_file, read_rows
+from batchd.storage.rows import SLOW_NS, read_file
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in
 
 KEPT_BYTES_MAX = 8 << 20
 """A longer buffer is not kept for the next sample, so one huge file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
-SLOW_NS = 200_000
-"""A read that takes longer, and a nanosecond more for each byte, had to wait for its storage."""
 SLOW_CHUNKS = 4
-"""After such a read, so many chunks are announced to the kernel, which takes 6 us a sample."""
+"""After a slow read (``SLOW_NS``), so many chunks are announced to the kernel, which takes 6 us a sample."""
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFDIR: "a directory",
@@ -91,6 +89,17 @@ class _Request:
         self.extents = extents
         self.users = 0
         self.answer: Answer = Future()
+
+
+class RowsPart(NamedTuple):
+    """Rows of a file, from each of ``starts`` (in bytes), that go to ``places`` of ``memory``.
+
+    Both are int64 of the same length. ``memory``: contiguous rows.
+    """
+
+    starts: NDArray[np.int64]
+    places: NDArray[np.int64]
+    memory: memoryview
 
 
 class RemoteBytes:
@@ -249,19 +258,14 @@ class BytesReader:
             self._shards.check(path)
             return data
 
-    def read_rows(
-        self, path: bytes, starts: NDArray[np.int64], rows: NDArray[np.uint8], places: NDArray[np.int64]
-    ) -> None:
-        """Read from each of ``starts`` in a file of this host into a row of ``rows``.
-
-        ``rows``: uint8 ``[rows, bytes of a row]``. ``starts`` (in bytes) and ``places`` (numbers of
-        rows) are int64 of the same length.
-        """
-        size = rows.shape[1]
-        self._check_size(size, int(starts[0]))
+    def read_rows(self, path: bytes, size: int, parts: Iterable[RowsPart]) -> None:
+        """Read rows of ``size`` bytes of a file of this host, in parts."""
         with blaming_the_sample():
-            if read_rows(self._shards.descriptor(path), starts, places, rows.reshape(-1).data, size) != len(starts):
-                raise SampleUnreadable(f"the {self._holder} ends before a sample does, or was read in part")
+            file = self._shards.rows(path)
+            for starts, places, rows in parts:
+                self._check_size(size, int(starts[0]))
+                if file.read(starts, places, rows, size) != len(starts):
+                    raise SampleUnreadable(f"the {self._holder} ends before a sample does, or was read in part")
             self._shards.check(path)
 
     def prefetch(self, extents: Iterable[Extent]) -> None:

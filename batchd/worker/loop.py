@@ -149,7 +149,7 @@ class WorkerLoop:
             self._heard.append((message, descriptors))
 
 
-ROWS_AHEAD = 256
+ROWS_AHEAD = 1024
 """Rows whose samples are planned at once, also of further batches."""
 ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
@@ -157,6 +157,8 @@ FILES_AT_ONCE = 32
 """Files that may be made by one call: planning them costs little more for each if they are more."""
 SHORT_CHUNKS_ROWS = 8
 """Rows of several chunks that may be made by one call: a trainer may wait for the first of them."""
+TOGETHER_BYTES_MAX = 8 << 20
+"""Rows of several chunks that may be read together, in some 1 ms where they are in memory."""
 SUBSTITUTES_MAX = 32
 """Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
@@ -171,6 +173,22 @@ class PlannedOrder(NamedTuple):
     rows: list[Rows]
     samples: list[NDArray[np.int64]]
     announced: Announced | None
+
+
+PlannedChunk = tuple[orders.Chunk, Rows, NDArray[np.int64]]
+"""A chunk, the rows of its slot to write, and the sample of each: int64 ``[rows]``."""
+
+
+class WantedRows(NamedTuple):
+    """Rows ``target`` of an order, which is for a slot with ``arrays``.
+
+    ``samples``: int64 ``[rows]``.
+    """
+
+    order: int
+    target: Rows
+    samples: NDArray[np.int64]
+    arrays: Arrays
 
 
 class WorkerStream:
@@ -205,6 +223,8 @@ class WorkerStream:
         """Called before each row, so that the next order is requested early."""
         self._done: set[tuple[int, int]] = set()
         """(order, row) that are made ahead of their turn."""
+        self._filled: set[int] = set()
+        """Orders whose rows are all made ahead of their turn."""
         self._tried: list[tuple[int, str, str]] = []
         """Bad samples of the current row: (index, path, reason)."""
         self._expected: dict[int, PlannedOrder] = {}
@@ -290,12 +310,18 @@ class WorkerStream:
         together = 0
         targets = [range(len(rows)) if message.is_packed else rows for rows in order.rows]
         for place, (chunk, target, samples) in enumerate(zip(chunks, targets, planned, strict=True)):
-            if place:
+            if place and chunk.order not in self._filled:
                 listen()
             if place >= together:
-                together = place + self._fill_files(chunks[place:], targets[place:], planned[place:], slots)
-            page, arrays = self._slot(chunk, slots)
-            bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
+                rest = zip(chunks[place:], targets[place:], planned[place:], strict=True)
+                together = place + self._fill_together(list(rest), slots, listen)
+            bad: Bad = []
+            hopeless = ""
+            if chunk.order in self._filled:
+                self._filled.remove(chunk.order)
+            else:
+                page, arrays = self._slot(chunk, slots)
+                bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
             if self._blocks is not None:
                 self._blocks.made(chunk.epoch, samples)
             filled.append(chunk.order)
@@ -339,9 +365,7 @@ class WorkerStream:
         self._note.begin(chunk.order)
         if self._maker.mailbox is not None:
             self._maker.mailbox.expect(int(samples[0]), tuple(chunk.places))
-        arrays[INDEX][_places(target)] = samples
-        if VALID in arrays:
-            arrays[VALID][_places(target)] = True
+        self._write_others(samples, target, arrays)
         bad: Bad = []
         hopeless = ""
         left = self._not_filled_at_once(chunk.order, samples, target, arrays, page)
@@ -366,6 +390,13 @@ class WorkerStream:
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, hopeless
+
+    def _write_others(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> None:
+        """Write the fields that no source has."""
+        place = _places(target)
+        arrays[INDEX][place] = samples
+        if VALID in arrays:
+            arrays[VALID][place] = True
 
     def _tell(self, bad: Bad, sample: int, reason: str) -> None:
         """Add a bad sample to those that are reported."""
@@ -404,28 +435,34 @@ class WorkerStream:
         step = ROWS_AT_ONCE if self._maker.makes_rows else len(target)
         for start in range(0, len(target), step):
             rows, chosen = target[start : start + step], samples[start : start + step]
-            if not self._maker.makes_rows or not self._fill_at_once(chosen, rows, arrays):
+            if not self._maker.makes_rows or not self._fill_rows([WantedRows(order, rows, chosen, arrays)]):
                 left += zip(rows, chosen.tolist(), strict=True)
             else:
                 self._checksums.write(page, *rows)
         return left
 
-    def _fill_files(
-        self,
-        chunks: Sequence[orders.Chunk],
-        targets: Sequence[Rows],
-        planned: Sequence[NDArray[np.int64]],
-        slots: Slots,
-    ) -> int:
-        """Fill rows whose files a cache knows: of the first chunk, and of short ones behind it.
+    def _fill_together(self, rest: Sequence[PlannedChunk], slots: Slots, listen: Callable[[], None]) -> int:
+        """Fill rows of the first chunk, and of short ones behind it, in fewer steps than by turns.
 
-        Returns the number of these chunks; 0 if each row is made by itself.
+        Returns the number of these chunks. Rows that are not filled here are made in their turn.
         """
-        if self._hopeless is not None or not self._maker.makes_files:
+        if self._hopeless is not None:
             return 0
+        try:
+            if self._maker.makes_files:
+                return self._fill_files(rest, slots)
+            is_short = self._maker.makes_rows and self._made is None
+            return self._fill_short(rest, slots, listen) if is_short else 0
+        except (StepInvalid, FunctionUnusable) as error:
+            self._hopeless = str(error)
+            self._note.clear()
+            return 0
+
+    def _fill_files(self, rest: Sequence[PlannedChunk], slots: Slots) -> int:
+        """Fill rows whose files a cache knows: of the first chunk, and of short ones behind it."""
         wanted: list[WantedRow] = []
         count = 0
-        for chunk, target, samples in zip(chunks, targets, planned, strict=True):
+        for chunk, target, samples in rest:
             if count and len(wanted) + len(target) > SHORT_CHUNKS_ROWS:
                 break
             count += 1
@@ -436,6 +473,29 @@ class WorkerStream:
         for start in range(0, len(wanted), FILES_AT_ONCE):
             self._done |= self._maker.fill_files(wanted[start : start + FILES_AT_ONCE], self._note)
         return count
+
+    def _fill_short(self, rest: Sequence[PlannedChunk], slots: Slots, listen: Callable[[], None]) -> int:
+        """Fill rows of numbers, of several chunks at once if they are short; return how many."""
+        wanted: list[WantedRows] = []
+        pages: list[memoryview] = []
+        rows_left = TOGETHER_BYTES_MAX // self.layout.row_bytes
+        for chunk, target, samples in rest:
+            rows_left -= len(target)
+            if rows_left < 0 or len(target) > ROWS_AT_ONCE:
+                break
+            page, arrays = self._slot(chunk, slots)
+            pages.append(page)
+            wanted.append(WantedRows(chunk.order, target, samples, arrays))
+        if len(wanted) > 1:
+            listen()
+            if self._fill_rows(wanted):
+                for one, page in zip(wanted, pages, strict=True):
+                    self._write_others(one.samples, one.target, one.arrays)
+                    self._checksums.write(page, *one.target)
+                    self._filled.add(one.order)
+                    failpoints.passing("worker.chunk.written")
+                self._note.clear()
+        return max(1, len(wanted))
 
     def _not_done(
         self, order: int, samples: NDArray[np.int64], target: Rows, page: memoryview
@@ -476,13 +536,30 @@ class WorkerStream:
         """The samples of planned rows."""
         return planned
 
-    def _fill_at_once(self, samples: NDArray[np.int64], target: Rows, arrays: Arrays) -> bool:
-        if not self.quarantined.isdisjoint(samples.tolist()) or len(target) != target[-1] + 1 - target[0]:
+    def _fill_rows(self, wanted: Sequence[WantedRows]) -> bool:
+        """Fill rows of numbers at once; False if they must be made one by one."""
+        current = begun = -1
+
+        def begin(number: int) -> None:
+            nonlocal current, begun
+            if number != current:
+                current = number
+                self._note.begin(wanted[number].order)
+                self._note.take_many(wanted[number].target[0])
+            if number > begun:
+                begun = number
+                failpoints.passing("worker.rows.begin", int(wanted[number].samples[0]))
+
+        samples = wanted[0].samples if len(wanted) == 1 else np.concatenate([one.samples for one in wanted])
+        if self.quarantined and not self.quarantined.isdisjoint(samples.tolist()):
             return False
-        self._note.take_many(target[0])
-        failpoints.passing("worker.rows.begin", int(samples[0]))
-        place = slice(target[0], target[-1] + 1)
-        return self._maker.fill_rows(samples, {name: array[place] for name, array in arrays.items()})
+        chunks = []
+        for one in wanted:
+            place = _places(one.target)
+            if not isinstance(place, slice):
+                return False
+            chunks.append({name: array[place] for name, array in one.arrays.items()})
+        return self._maker.fill_rows(samples, chunks, begin)
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
@@ -555,6 +632,8 @@ def _nothing() -> None:
 
 def _places(rows: Rows) -> slice | NDArray[np.int64]:
     """The index that selects these rows of an array."""
+    if isinstance(rows, range):
+        return slice(rows.start, rows.stop)
     return slice(rows[0], rows[-1] + 1) if len(rows) == rows[-1] + 1 - rows[0] else _numbers(rows)
 
 

@@ -294,19 +294,21 @@ class SampleMaker:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
         return {(task.order, task.row) for task, one in zip(tasks, made, strict=True) if one.is_made}
 
-    def fill_rows(self, samples: NDArray[np.int64], rows: Row) -> bool:
+    def fill_rows(self, samples: NDArray[np.int64], chunks: Sequence[Row], begin: Callable[[int], None]) -> bool:
         """Write the fields of all samples at once; False if they must be made one by one.
 
-        ``rows``: ``[samples, *shape]`` each; undefined after False. Only if ``makes_rows``.
+        ``chunks``: ``[samples, *shape]`` each, of several batches, which the samples fill one after
+        the other; undefined after False. ``begin`` is called with a chunk's number before it is
+        written to. Only if ``makes_rows``.
         """
         assert self._rows_reader is not None, "it makes rows"
         if self._cached is not None and not self._cached.has_all(samples):
             return False
         self._stopwatch.begin_sample()
         self._storage.begin_sample()
+        read = self._rows_reader.read_rows
         try:
-            read = partial(self._rows_reader.read_rows, samples)
-            self._pipeline.run_rows(read, rows, len(samples), self._stopwatch.reading)
+            self._pipeline.run_rows(lambda made: read(samples, made, begin), chunks, self._stopwatch.reading)
         except BAD:
             self._stopwatch.waste_sample()
             return False

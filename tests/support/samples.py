@@ -74,7 +74,10 @@ def _check_rows(reader: ReadsRows, samples: list[Mapping[str, Any]]) -> None:
     wanted = np.random.default_rng(7).integers(len(samples), size=2 * len(samples))
     one = {name: np.asarray(value) for name, value in samples[0].items()}
     rows = {name: np.full((len(wanted), *value.shape), 77, value.dtype) for name, value in one.items()}
-    reader.read_rows(wanted, rows)
+    halves = [{name: value[part] for name, value in rows.items()} for part in (slice(1), slice(1, None))]
+    begun: list[int] = []
+    reader.read_rows(wanted, halves, begun.append)
+    assert set(begun) == {0, 1}
     for row, sample in enumerate(wanted):
         for name, value in samples[sample].items():
             np.testing.assert_array_equal(rows[name][row], value)

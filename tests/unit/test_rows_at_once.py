@@ -1,7 +1,10 @@
 """Rows that a worker makes together equal those made one by one, also with bad samples."""
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +21,13 @@ from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.storage import rows as stored_rows
+from batchd.storage.rows import RowsFile
 from batchd.worker import loop
 from batchd.worker.loop import WorkerStream
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
 from batchd_wire.channel import receive_message, send_message
+from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.images import encode, photo
 from support.worker_streams import fill, worker_streams
@@ -59,7 +64,13 @@ def test_each_step_makes_of_many_samples_what_it_makes_of_each(steps):
     )
 
     pipeline.run_rows(
-        lambda made: [made[name].__setitem__(..., all_) for name, all_ in values().items()], rows, SAMPLES, 0
+        lambda made: [
+            chunk[name].__setitem__(..., part)
+            for name, all_ in values().items()
+            for chunk, part in zip(made, (all_[:5], all_[5:]), strict=True)
+        ],
+        [{name: array[part] for name, array in rows.items()} for part in (slice(5), slice(5, None))],
+        0,
     )
 
     for sample in range(SAMPLES):
@@ -73,7 +84,7 @@ def test_a_number_that_one_sample_must_not_have_is_bad_among_many():
     pipeline = Pipeline(COLUMNS, (OneHot(field="label", classes=SAMPLES - 1),), seed=0)
     rows = {name: np.zeros((SAMPLES, *one.fixed_shape), one.dtype) for name, one in pipeline.columns.items()}
     with pytest.raises(SampleUndecodable):
-        pipeline.run_rows(lambda made: made.update(values()), rows, SAMPLES, 0)
+        pipeline.run_rows(lambda made: made[0].update(values()), [rows], 0)
 
 
 # --- a worker -------------------------------------------------------------------------------------
@@ -88,7 +99,7 @@ def worker(tmp_path, monkeypatch):
     monkeypatch.setattr(
         SampleMaker,
         "fill_rows",
-        lambda maker, samples, rows: at_once.append(fill_rows(maker, samples, rows)) or at_once[-1],
+        lambda maker, samples, rows, begin: at_once.append(fill_rows(maker, samples, rows, begin)) or at_once[-1],
     )
 
     with worker_streams(tmp_path) as streams:
@@ -375,8 +386,109 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_system(read_rows):
 def test_the_extension_writes_nowhere_else_than_into_the_array(file, starts, places, size):
     if not stored_rows.IS_BUILT:
         pytest.skip("the extension is not built")
-    with pytest.raises(ValueError, match="each place is a row"):
-        stored_rows._rows.read_rows(file, starts, places, np.zeros(30, np.uint8), size)
+    for read, what in ((stored_rows._rows.read_rows, file), (stored_rows._rows.copy_rows, bytes(100))):
+        with pytest.raises(ValueError, match="each place is a row"):
+            read(what, starts, places, np.zeros(30, np.uint8), size)
+
+
+# --- rows of a file in memory ---------------------------------------------------------------------
+
+MAPPED_BYTES = 16 * 4096
+
+
+@pytest.fixture
+def mapped(tmp_path, monkeypatch):
+    """Open a file whose rows, of a page each, are copied from a mapping after the second reading."""
+    if not stored_rows.IS_BUILT:
+        pytest.skip("the extension is not built")
+    monkeypatch.setattr(stored_rows, "QUICK_READS", 2)
+    monkeypatch.setattr(stored_rows, "SLOW_NS", 60_000_000_000)
+    path = tmp_path / "pages"
+    path.write_bytes(bytes(at // 4096 + 1 for at in range(MAPPED_BYTES)))
+    descriptor = os.open(path, os.O_RDONLY)
+    rows = RowsFile(descriptor)
+    yield rows, path
+    rows.close()
+    os.close(descriptor)
+
+
+def pages(file: RowsFile, *numbers_: int) -> tuple[int, list[int]]:
+    """Read these pages: (the number that were read, the first byte of each)."""
+    rows = np.zeros((len(numbers_), 4096), np.uint8)
+    count = file.read(numbers(*numbers_) * 4096, np.arange(len(numbers_)), rows.reshape(-1).data, 4096)
+    assert (rows == rows[:, :1]).all()
+    return count, rows[:, 0].tolist()
+
+
+def test_a_file_that_is_in_memory_is_mapped_after_some_readings(mapped):
+    file, _path = mapped
+    found = [(pages(file, 3, 15, 0), file.is_mapped) for _ in range(3)]
+    assert found == [((3, [4, 16, 1]), False), ((3, [4, 16, 1]), True), ((3, [4, 16, 1]), True)]
+
+
+def test_a_file_that_has_to_be_waited_for_is_not_mapped(mapped, monkeypatch):
+    file, _path = mapped
+    monkeypatch.setattr(stored_rows, "SLOW_NS", -60_000_000_000)
+    assert [(pages(file, 3), file.is_mapped) for _ in range(4)] == [((1, [4]), False)] * 4
+
+
+def test_a_mapped_file_is_read_again_once_a_page_is_not_in_memory(mapped, monkeypatch):
+    file, _path = mapped
+    for _ in range(2):
+        pages(file, 3)
+    monkeypatch.setattr(stored_rows._rows, "copy_rows", lambda _mapped, starts, *_others: (len(starts), 1))
+    pages(file, 3)
+    assert not file.is_mapped
+    assert pages(file, 3) == (1, [4])
+
+
+def test_a_long_file_is_not_mapped(mapped, monkeypatch):
+    """Its page tables would take memory in each worker."""
+    file, _path = mapped
+    monkeypatch.setattr(stored_rows, "MAPPED_BYTES_MAX", MAPPED_BYTES - 1)
+    assert [(pages(file, 3), file.is_mapped) for _ in range(4)] == [((1, [4]), False)] * 4
+
+
+@pytest.mark.parametrize("length", [0, 4096, 3 * 4096 + 1])
+def test_a_mapped_file_that_was_cut_gives_the_rows_before_the_cut(mapped, length):
+    """The kernel sends SIGBUS for the page behind the end, and the process goes on."""
+    file, path = mapped
+    for _ in range(2):
+        pages(file, 3)
+    os.truncate(path, length)
+    whole = length // 4096
+    assert pages(file, *range(whole), 9)[0] == whole
+    assert not file.is_mapped
+    assert pages(file, *range(whole), 9)[0] == whole
+
+
+def test_a_row_beyond_a_mapping_is_not_copied(mapped):
+    file, _path = mapped
+    for _ in range(2):
+        pages(file, 3)
+    assert pages(file, 15, 16, 0)[0] == 1
+    rows = np.zeros(4096, np.uint8)
+    file._map()
+    assert file.read(numbers(-1), numbers(0), rows.data, 4096) == 0
+
+
+def test_a_sigbus_elsewhere_still_ends_the_process(mapped):
+    """The guard is there for one call."""
+    _file, path = mapped
+    program = (
+        "import mmap, os, sys\n"
+        "import numpy as np\n"
+        "from batchd.storage import _rows\n"
+        "file = os.open(sys.argv[1], os.O_RDWR)\n"
+        "mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)\n"
+        "os.truncate(file, 0)\n"
+        "one = np.zeros(1, np.int64)\n"
+        "assert _rows.copy_rows(mapped, one, one, bytearray(1), 1)[0] == 0\n"
+        "print('guarded', flush=True)\n"
+        "mapped[0]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=False)
+    assert (done.stdout, done.returncode) == (b"guarded\n", -signal.SIGBUS)
 
 
 # --- several chunks in one message ----------------------------------------------------------------
@@ -404,10 +516,37 @@ def test_small_chunks_are_reported_together(worker, tmp_path):
         np.testing.assert_array_equal(slot_arrays(slots[at][0], stream.layout)["x"][rows], values()["x"][rows])
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_short_chunks_are_made_together_and_the_note_tells_each(worker, tmp_path, monkeypatch, parts):
+    """A worker that is killed meanwhile is then suspected with the right order."""
+    noted = []
+    monkeypatch.setattr(NoteMemory, "take_many", lambda note, row: noted.append((note._order, row)))
+    if parts == 1:
+        source = files(tmp_path)
+    else:
+        for name, part in (("a", slice(7)), ("b", slice(7, None))):
+            (tmp_path / f"{name}.bin").write_bytes(values()["x"][part].tobytes())
+        record = "{ x = 'uint8[3,2]' }"
+        source = f"{{ type = 'raw', root = '{tmp_path}', files = ['*.bin'], record = {record} }}"
+    stream, at_once = worker(source)
+    slots = slots_of(stream, 3)
+    (done,) = stream.fill(message_of((0, 4), (4, 6), (10, 2)), slots)
+    assert (done.orders, at_once) == ([10, 11, 12], [True])
+    assert list(dict.fromkeys(noted)) == [(10, 0), (11, 4), (12, 10)]
+    for at, rows in enumerate((slice(0, 4), slice(4, 10), slice(10, 12))):
+        arrays = slot_arrays(slots[at][0], stream.layout)
+        np.testing.assert_array_equal(arrays["x"][rows], values()["x"][rows])
+        np.testing.assert_array_equal(arrays["index"][rows], np.arange(SAMPLES)[rows])
+        assert RowChecksums(stream.layout).wrong_rows(slots[at][0], rows.start, rows.stop - rows.start) == []
+
+
 def test_chunks_are_reported_when_some_time_has_passed(worker, tmp_path, monkeypatch):
-    """A trainer waits for the first of them."""
+    """A trainer waits for the first of them. Rows of several chunks are read within that time."""
     stream, _at_once = worker(files(tmp_path))
     monkeypatch.setattr(orders, "REPORT_AFTER_S", 0.0)
+    (done,) = stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3))
+    assert done.orders == [10, 11, 12]
+    monkeypatch.setattr(loop, "TOGETHER_BYTES_MAX", 4 * stream.layout.row_bytes)
     done = list(stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
     assert [one.orders for one in done] == [[10], [11], [12]]
 
@@ -434,8 +573,8 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
     assert not any(bytes(page).strip(b"\0") for page, _arrays in slots.values())
 
 
-def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_the_next_chunk(worker, tmp_path):
-    """The message about it follows the order in the same channel."""
+def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_these_chunks(worker, tmp_path):
+    """The message about it follows the order in the same channel, and is read before their rows."""
     stream, _at_once = worker(files(tmp_path), on_error="mask")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -448,8 +587,10 @@ def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_the_next_chunk(w
         working._handle(*working._receive())
 
         done, _ = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
+        assert [sample for sample, _path, _reason in done.bad] == [2]
+        done, _ = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
         assert [sample for sample, _path, _reason in done.bad] == [5]
-        assert done.orders == [10, 11]
+        assert done.orders == [11]
         assert receive_message(ours, orders.TO_DAEMON_FROM_WORKER)[0].orders == [12]
     assert working._slots.keys() == {0, 1, 2}
     working._handle(*working._heard.popleft())

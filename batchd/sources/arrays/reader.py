@@ -1,6 +1,7 @@
 """Read samples of arrays in files. Workers only.
 
-Files are read, not mapped: if a mapped file is truncated, a process that touches it dies of SIGBUS.
+Samples that are read one by one are not mapped: if a mapped file is truncated, a process that
+touches it dies of SIGBUS. Only rows that are copied by ``storage.rows`` are, which guards that.
 
 Invariant: ``read`` returns the values of one sample, in this machine's byte order, valid until the
 next ``read``.
@@ -8,8 +9,9 @@ next ``read``.
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.location import is_url
-from batchd.storage.reader import BytesReader, Extent, RemoteBytes
+from batchd.storage.reader import BytesReader, Extent, RemoteBytes, RowsPart
 from batchd_wire.views import Array
 
 
@@ -56,25 +58,31 @@ class ArrayReader(PlainReader):
             is_whole and not any(array.fortran for *_place, array in self._fields) and not any(map(is_url, self._files))
         )
 
-    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, Array]) -> None:
+    def read_rows(
+        self, samples: NDArray[np.int64], chunks: Sequence[Mapping[str, Array]], begin: Callable[[int], None]
+    ) -> None:
         """See ``interface.ReadsRows``."""
-        if len(self._parts) == 1:
-            chosen = [(0, np.arange(len(samples)))]
-        else:
-            parts = np.searchsorted(self._firsts, samples, side="right") - 1
-            chosen = [(int(part), np.flatnonzero(parts == part)) for part in np.unique(parts)]
+        name = self._fields[0][0]
+        ends = list(accumulate((len(chunk[name]) for chunk in chunks), initial=0))
+        if len(self._parts) > 1 and len(chunks) > 1:  # there may be hundreds of parts, few of them in a chunk
+            for number, (first, end) in enumerate(pairwise(ends)):
+                self.read_rows(samples[first:end], chunks[number : number + 1], partial(_begin_other, begin, number))
+            return
+        parts = np.searchsorted(self._firsts, samples, side="right") - 1 if len(self._parts) > 1 else None
         for number, reader in enumerate(self._bytes):
             fields = [(name, array) for name, of, array in self._fields if of == number]
             size = self._parts[0][number].size
-            data = _whole_rows(rows, fields, size)
-            made = np.empty((len(samples), size), np.uint8) if data is None else data
-            for part, places in chosen:
+            whole = [_whole_rows(chunk, fields, size) for chunk in chunks]
+            made = [np.empty((end - start, size), np.uint8) for start, end in pairwise(ends) if None in whole]
+            memories = [data.reshape(-1).data for data in made] or whole
+            for part in (0,) if parts is None else np.unique(parts).tolist():
                 run = self._parts[part][number]
-                starts = run.first + (samples[places] - self._firsts[part]) * run.stride
-                reader.read_rows(self._files[run.file], starts, made, places)
-            if data is None:
+                starts = run.first + (samples - self._firsts[part]) * run.stride
+                chosen = None if parts is None else parts == part
+                reader.read_rows(self._files[run.file], size, _parts_of(starts, chosen, ends, memories, begin))
+            for chunk, data in zip(chunks, made, strict=False):
                 for name, array in fields:
-                    rows[name][...] = array.rows(repr(name), made)
+                    chunk[name][...] = array.rows(repr(name), data)
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request all these samples from servers at once."""
@@ -114,16 +122,41 @@ class ArrayReader(PlainReader):
             raise SampleUnreadable(f"{error} ({readable(file)})" if number else str(error)) from None
 
 
-def _whole_rows(
-    rows: Mapping[str, Array], fields: list[tuple[str, StoredArray]], size: int
-) -> NDArray[np.uint8] | None:
+def _begin_other(begin: Callable[[int], None], number: int, _only: int) -> None:
+    """Begin the chunk with this ``number``, which is read as the only one."""
+    begin(number)
+
+
+def _parts_of(
+    starts: NDArray[np.int64],
+    chosen: NDArray[np.bool_] | None,
+    ends: Sequence[int],
+    memories: Sequence[memoryview | None],
+    begin: Callable[[int], None],
+) -> Iterator[RowsPart]:
+    """The rows of each chunk that are in one file: those that are ``chosen``, bool ``[samples]``.
+
+    ``starts`` of all samples: int64. Chunk ``n`` has samples ``ends[n]`` to ``ends[n + 1]``.
+    """
+    every = np.arange(len(starts))
+    for chunk, (first, end) in enumerate(pairwise(ends)):
+        memory = memories[chunk]
+        assert memory is not None, "all chunks have rows, or none has"
+        mine = starts[first:end]
+        places = every[: end - first] if chosen is None else np.flatnonzero(chosen[first:end])
+        if len(places):
+            begin(chunk)
+            yield RowsPart(mine if chosen is None else mine[places], places, memory)
+
+
+def _whole_rows(rows: Mapping[str, Array], fields: list[tuple[str, StoredArray]], size: int) -> memoryview | None:
     """The memory of ``rows``, if a run reads one field unchanged: then it copies nothing."""
     (name, array), *others = fields
     numbers = rows[name]
-    is_same = numbers.dtype == array.dtype and array.dtype.kind != "b" and array.size == size
-    if others or not is_same or not numbers.flags.c_contiguous:
+    is_same = not others and numbers.dtype == array.dtype and numbers.dtype.kind != "b"
+    if not is_same or numbers.nbytes != len(numbers) * size or not numbers.flags.c_contiguous:
         return None
-    return numbers.reshape(-1).view(np.uint8).reshape(len(numbers), size)
+    return numbers.reshape(-1).view(np.uint8).data
 
 
 READERS = dict.fromkeys((NpySource, NpzSource, RawSource), ArrayReader)

@@ -216,11 +216,18 @@ class CachedReader:
         """True if all samples are in the cache, as far as its index tells."""
         return self._cache.has_all(samples)
 
-    def read_rows(self, samples: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
-        """See ``interface.ReadsRows``, of samples that are all in the cache.
+    def read_rows(
+        self, samples: npt.NDArray[np.int64], chunks: Sequence[Mapping[str, Array]], begin: Callable[[int], None]
+    ) -> None:
+        """See ``interface.ReadsRows``, of samples that are all in the cache."""
+        end = 0
+        for chunk, rows in enumerate(chunks):
+            begin(chunk)
+            first, end = end, end + len(next(iter(rows.values())))
+            self._read_chunk(samples[first:end], rows)
 
-        Values that are one column alone are read straight into its rows.
-        """
+    def _read_chunk(self, samples: npt.NDArray[np.int64], rows: Mapping[str, Array]) -> None:
+        """Values that are one column alone are read straight into its rows."""
         whole, self._whole = self._whole, None
         values = np.empty((0, 0), np.uint8)
 

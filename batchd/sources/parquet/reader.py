@@ -14,7 +14,7 @@ footer; an object stays of that version.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
 from itertools import groupby
@@ -214,10 +214,16 @@ class ParquetReader:
         """See ``interface.ReadsRows``: single numbers are in the index."""
         return len(self._numbers) == len(self._columns)
 
-    def read_rows(self, samples: NDArray[np.int64], rows: Mapping[str, Array]) -> None:
+    def read_rows(
+        self, samples: NDArray[np.int64], chunks: Sequence[Mapping[str, Array]], begin: Callable[[int], None]
+    ) -> None:
         """See ``interface.ReadsRows``."""
-        for name, numbers in self._numbers.items():
-            rows[name][...] = numbers[samples]
+        end = 0
+        for chunk, rows in enumerate(chunks):
+            begin(chunk)
+            first, end = end, end + len(next(iter(rows.values())))
+            for name, numbers in self._numbers.items():
+                rows[name][...] = numbers[samples[first:end]]
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request at once all that these samples need: values, and row groups that are not kept."""
