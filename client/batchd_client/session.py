@@ -217,6 +217,7 @@ class Session:
             if not self.send(pull):
                 return False
             subscription.reported, subscription.wait_reported_us = pull.consumed, pull.wait_us
+            subscription.reported_s = time.monotonic()
             if pull.released:
                 subscription.forget_released(pull)
             if reports is None or part is None:

@@ -19,6 +19,7 @@ Invariants: ``taken`` alone is the position; it grows in the same instant in whi
 batch. A position is normalised: the end of an epoch is step 0 of the next.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ from batchd_wire.slot import RowChecksums
 RELEASED_MAX = 1024
 """Most ended leases in one message, well below the daemon's limit on its length."""
 UNREPORTED_PART = 4
-"""Batches taken since the last report: at most this part of those that are here."""
+"""Batches taken since the last report: at most this part of the window."""
+REPORT_EVERY_S = 0.005
+"""After this time, at most that part of the batches that are here: the ring may be smaller."""
 HANDLES_MAX = 1024
 """Limit on unread handles, above any window; a daemon that sends more is broken."""
 _TERMS = attrgetter("fingerprint", "samples", "batch_size", "steps", "rounds", "classes")
@@ -191,6 +194,8 @@ class Subscription:
         self.leased = 0
         self.reported = 0
         """The part of ``leased`` that the daemon knows."""
+        self.reported_s = 0.0
+        """When it was told, by ``time.monotonic``."""
         self.outstanding: dict[int, LeaseToken] = {}
         """By sequence: leases whose end has not been reported."""
         self.ended: deque[LeaseToken] = deque()
@@ -214,7 +219,10 @@ class Subscription:
 
         Where many batches are small, a message for each would cost more than the batches.
         """
-        return UNREPORTED_PART * (self.leased - self.reported) > len(self.handles)
+        unreported = UNREPORTED_PART * (self.leased - self.reported)
+        if unreported <= len(self.handles):
+            return False
+        return unreported >= self.window or time.monotonic() >= self.reported_s + REPORT_EVERY_S
 
     @property
     def held(self) -> int:

@@ -2,11 +2,13 @@
 
 import gc
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd_client import subscription
 from batchd_client.errors import DaemonClosed, PositionInvalid, RankInvalid, StateMismatch, StreamClosed, WindowInvalid
 from batchd_wire.messages import Pull, Subscribe, Unsubscribe
 from support.fake_daemon import FakeDaemon
@@ -122,6 +124,21 @@ def test_many_ready_batches_are_reported_in_groups(daemon, fake) -> None:
     assert told == sorted(told)
     assert max(after - before for before, after in zip([0, *told], told, strict=False)) <= 10
     assert pulls[-1].consumed == 30
+
+
+def test_batches_that_are_taken_quickly_are_reported_by_quarters_of_the_window(daemon, fake, monkeypatch) -> None:
+    """Where few of them are ready, a message for each would cost more than the batches."""
+    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
+    fake.stream = FakeStream(steps=100, slots=40)
+    stream = daemon.stream("photos", window=40)
+    fake.wait_until(lambda: len(fake.held_sequences()) == 40)
+    before = len(fake.heard_of(Pull))
+    kept = [stream.take(0) for _ in range(35)]
+    daemon.status()
+
+    told = [pull.consumed for pull in fake.heard_of(Pull)[before:]]
+    assert [after - before for before, after in pairwise(told)] == [10, 10]
+    assert len(kept) == 35
 
 
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
