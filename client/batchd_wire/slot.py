@@ -32,8 +32,8 @@ has one whole batch. Generations of a slot only grow, and none is given twice.
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from batchd_wire.fields import CHECKSUM, SlotLayout
 
@@ -49,8 +49,7 @@ UNFINISHED = 0
 """The generation of a slot that is being filled."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotHeader:
+class SlotHeader(NamedTuple):
     """A slot's header. ``samples``: rows of the batch; ``payload_bytes``: behind this page."""
 
     generation: int
@@ -62,9 +61,7 @@ class SlotHeader:
 
     def pack(self) -> bytes:
         """Encode the header for its place in memory."""
-        return _HEADER.pack(
-            MAGIC, self.generation, self.slot, self.epoch, self.step, self.samples, self.payload_bytes, 0
-        )
+        return _HEADER.pack(MAGIC, *self, 0)
 
 
 def unpack_header(page: bytes | memoryview) -> SlotHeader:

@@ -38,7 +38,7 @@ from typing import NamedTuple, Self
 
 from batchd.daemon.memory.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
 from batchd.errors import MemoryTooSmall, Problem, ProblemKind
-from batchd_wire.slot import UNFINISHED, SlotHeader
+from batchd_wire.slot import SLOT_HEADER_BYTES, UNFINISHED, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAILBOX_NAME = "batchd-mailbox"
@@ -245,7 +245,7 @@ class SlotPool:
 
     def _write(self, slot: int, header: SlotHeader) -> None:
         written = os.pwrite(self.writable(slot), header.pack(), 0)
-        assert written == len(header.pack()), "a header is shorter than a page, and the page is reserved"
+        assert written == SLOT_HEADER_BYTES, "a header is shorter than a page, and the page is reserved"
 
 
 def _available_bytes() -> int:
