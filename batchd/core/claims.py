@@ -62,10 +62,11 @@ class Claims:
 
     def recount(self, subscription: Subscription) -> None:
         """Keep the sums after the leases or claims of a subscription have changed."""
-        committed, promised = subscription.counted
-        subscription.counted = subscription.committed, subscription.promised
-        self.committed += subscription.counted[0] - committed
-        self.promised += subscription.counted[1] - promised
+        before, now = subscription.counted, subscription.owed
+        if now != before:
+            subscription.counted = now
+            self.committed += now[0] - before[0]
+            self.promised += now[1] - before[1]
 
     def has_room(self, slots: int) -> bool:
         """Return whether the ring can promise ``slots`` more."""

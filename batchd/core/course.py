@@ -20,7 +20,7 @@ same round.
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
@@ -46,16 +46,15 @@ class Course:
     epoch: int
     base: int
     end_epoch: int | None
+    rounds: int = field(init=False, compare=False, repr=False)
+    """Batches per rank in a whole epoch."""
+    first_rounds: int = field(init=False, compare=False, repr=False)
+    """Batches per rank in the first epoch of the course."""
 
-    @property
-    def rounds(self) -> int:
-        """Batches per rank in a whole epoch."""
-        return rounds_from(self.plan, self.world_size, 0)
-
-    @property
-    def first_rounds(self) -> int:
-        """Batches per rank in the first epoch of the course."""
-        return rounds_from(self.plan, self.world_size, self.base)
+    def __post_init__(self) -> None:
+        for name, base in (("rounds", 0), ("first_rounds", self.base)):
+            is_possible = self.world_size > 0  # a trainer may have asked for another one, and is refused
+            object.__setattr__(self, name, rounds_from(self.plan, self.world_size, base) if is_possible else 0)
 
     def at(self, sequence: int) -> Share | None:
         """Return what is read at place ``sequence`` of the course; None past its end."""

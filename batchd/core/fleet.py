@@ -26,6 +26,7 @@ from batchd.core.ring import Slot
 from batchd.core.windows import Window, Windows
 from batchd.orders.rows import Rows
 from batchd_wire.position import Position
+from batchd_wire.record import record
 from batchd_wire.status import WorkerStatistics
 from batchd_wire.wording import counted
 
@@ -66,7 +67,7 @@ class WorkerState(Enum):
     ENDING = "ending"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Order:
     """A worker's chunk: rows ``first`` to ``first + rows`` of ``position``, into ``slot``."""
 
@@ -179,8 +180,8 @@ class _Takers:
     local: dict[int, Worker] = field(default_factory=dict)
     remote: dict[frozenset[int], dict[int, Worker]] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.local) + sum(map(len, self.remote.values()))
+    def __bool__(self) -> bool:
+        return bool(self.local or self.remote)
 
     def add(self, worker: Worker) -> None:
         """The worker takes another order. Paired with ``discard``."""
@@ -451,10 +452,11 @@ class Fleet:
         """Put a worker where it belongs among the takers, if it is one."""
         self._remove(worker)
         if worker.takes_one:
-            worker.taker_of = worker.load
-            self._takers += [_Takers() for _ in range(worker.load + 1 - len(self._takers))]
-            self._takers[worker.load].add(worker)
-            self._fewest = min(self._fewest, worker.load)
+            load = worker.taker_of = worker.load
+            while load >= len(self._takers):
+                self._takers.append(_Takers())
+            self._takers[load].add(worker)
+            self._fewest = min(self._fewest, load)
 
     def _remove(self, worker: Worker) -> None:
         if worker.taker_of != NO_PLACE:

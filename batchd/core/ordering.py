@@ -9,6 +9,7 @@ rows that are long work and that their worker has no time for.
 """
 
 from collections.abc import Mapping
+from itertools import islice
 
 from batchd.core.actions import Action, OrderChunk
 from batchd.core.claims import Want
@@ -18,6 +19,7 @@ from batchd.core.measure import Moment
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
 from batchd.core.shares import Shares
 from batchd.core.stream import Stream
+from batchd.core.subscription import Subscription
 
 FEW_ORDERS = 2
 """A remote worker with fewer orders is about to be idle: none waits after the current one."""
@@ -25,6 +27,8 @@ FEW_ORDERS = 2
 
 LONG_WORK_S = 0.1
 """A worker takes rows of another's blocks if that one would need so long: more than requests do."""
+CHOICE_S = 0.0003
+"""Orders that a worker gets without a choice between them take so long together."""
 
 
 class Ordering:
@@ -54,33 +58,53 @@ class Ordering:
             ]
             if not wants:
                 return
-            want, stream, worker = min(wants, key=lambda one: one[0].need)
+            want, stream, worker = min(wants, key=lambda one: one[0].need) if len(wants) > 1 else wants[0]
             ((distance, self._served_s), subscription, slot) = want
-            fill, position = slot.fill, slot.position
-            assert fill is not None
-            assert position is not None
-            number = self.next_number()
-            rows_max = stream.chunk_rows(
-                fill.pending_rows,
-                self._fleet.at_work,
-                self._fleet.idle(stream.spec.number) if distance == 0 else 0,
-                worker.slowness,
-            )
-            claims, is_remote = stream.delivery.claims, worker.link > 0
-            shares = self._shares(stream) if is_remote else None
-            share = shares.of_link[worker.link] if shares is not None else 0
-            divided = (0, 0)
-            if stream.blocks is not None and not is_remote:
-                share, divided = worker.place + 1, (worker.place, self._fleet.places)
-            claims.provide(slot, actions)
-            rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
-            subscription.served_s = self._served_s + len(rows) * stream.sample_s
-            now_s = self._moment.now_s
-            expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
-            order = Order(number, stream.spec.number, slot, position, rows, now_s, expected_s, doubter)
-            self._fleet.give(worker, order)
-            where = worker.number, order.number, order.stream, slot.number, position
-            actions.append(OrderChunk(*where, rows, places, divided))
+            idle = self._fleet.idle(stream.spec.number) if distance == 0 else 0
+            order = self._order(stream, worker, slot, idle, actions)
+            subscription.served_s = self._served_s + len(order.rows) * stream.sample_s
+            may_order_more = stream.blocks is None and stream.delivery.supply.can_refill
+            if may_order_more and not (worker.link or slot.has_pending):
+                self._order_more(stream, worker, subscription, order.expected_s, actions)
+
+    def _order(self, stream: Stream, worker: Worker, slot: Slot, idle: int, actions: list[Action]) -> Order:
+        """Order rows of a slot from a worker; ``idle`` workers share them."""
+        fill, position = slot.fill, slot.position
+        assert fill is not None
+        assert position is not None
+        number = self.next_number()
+        rows_max = stream.chunk_rows(fill.pending_rows, self._fleet.at_work, idle, worker.slowness)
+        claims, is_remote = stream.delivery.claims, worker.link > 0
+        shares = self._shares(stream) if is_remote else None
+        share = shares.of_link[worker.link] if shares is not None else 0
+        divided = (0, 0)
+        if stream.blocks is not None and not is_remote:
+            share, divided = worker.place + 1, (worker.place, self._fleet.places)
+        claims.provide(slot, actions)
+        rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
+        expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
+        order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, doubter)
+        self._fleet.give(worker, order)
+        where = worker.number, number, order.stream, slot.number, position
+        actions.append(OrderChunk(*where, rows, places, divided))
+        return order
+
+    def _order_more(
+        self, stream: Stream, worker: Worker, subscription: Subscription, expected_s: float, actions: list[Action]
+    ) -> None:
+        """Give the worker its part of the trainer's next batches, if they are as short.
+
+        ``expected_s``: how long the order before them will take.
+        """
+        pending, left_s = stream.delivery.ring.pending, CHOICE_S - expected_s
+        for _sequence, slot in islice(subscription.unfilled(pending), len(pending) // self._fleet.at_work):
+            left_s -= expected_s
+            if left_s < 0 or not worker.takes_one:
+                return
+            order = self._order(stream, worker, slot, 0, actions)
+            subscription.served_s += order.expected_s
+            if slot.has_pending:
+                return
 
     def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
         """Return the most urgent filling of a stream and the worker for it."""

@@ -107,6 +107,11 @@ class Slot:
         return self.position is not None and self.fill is None
 
     @property
+    def has_pending(self) -> bool:
+        """Whether it has rows that no worker has."""
+        return self.fill is not None and bool(self.fill.pending or self.fill.doubted)
+
+    @property
     def is_awaited(self) -> bool:
         """True if a trainer will get its content, or a process reads or writes it."""
         return bool(self.claims) or self.proofs > 0 or (self.fill is not None and bool(self.fill.under_way))

@@ -92,14 +92,15 @@ class Subscription:
         return len(self.leases) + len(self.claims)
 
     @property
-    def committed(self) -> int:
-        """Slots that the ring owes it at this moment."""
-        return len(self.leases) if self.ended else max(ENTITLEMENT_SLOTS, self.usage)
+    def owed(self) -> tuple[int, int]:
+        """Slots that the ring owes it at this moment, and those that it cannot take back.
 
-    @property
-    def promised(self) -> int:
-        """Slots that cannot be taken back from it: its entitlement, and what it holds beyond."""
-        return len(self.leases) if self.ended else max(ENTITLEMENT_SLOTS, len(self.leases))
+        These are its entitlement, and what it holds beyond.
+        """
+        leases = len(self.leases)  # no calls: this is asked several times for each batch
+        if self.ended:
+            return leases, leases
+        return max(ENTITLEMENT_SLOTS, leases + len(self.claims)), max(ENTITLEMENT_SLOTS, leases)
 
     @property
     def ready_claims(self) -> int:

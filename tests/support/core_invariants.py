@@ -104,9 +104,9 @@ def _check_takers(world: World) -> None:
 def _check_promises(delivery: Delivery) -> None:
     """The ring can keep its promises, and its incremental sums equal those of a full search."""
     subscriptions = delivery.subscriptions.values()
-    committed = sum(one.committed for one in subscriptions)
+    committed = sum(one.owed[0] for one in subscriptions)
     assert committed == delivery.claims.committed
-    assert sum(one.promised for one in subscriptions) == delivery.claims.promised
+    assert sum(one.owed[1] for one in subscriptions) == delivery.claims.promised
     for reason, blocked in delivery.claims.blocked.items():
         assert blocked == {one.number: one for one in subscriptions if reason in one.blocked}
     assert committed <= delivery.ring.slots_max or delivery.stopped is not None
