@@ -199,12 +199,26 @@ class FieldMemory:
 
     def __init__(self, lease: Lease, field: FieldView, first: int, count: int) -> None:
         self.lease = lease
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": field.type_text,
-            "shape": (count, *field.shape),
-            "data": (lease.memory.address + field.offset + first * field.row_bytes, True),
-        }
+        self.__array_interface__ = _interface(lease.memory, field, first, count)
+
+
+class RowsMemory:
+    """The rows of a slot's field for whichever batch is in it; an array on it keeps no lease."""
+
+    __slots__ = ("__array_interface__", "memory")
+
+    def __init__(self, memory: BatchMemory, field: FieldView, first: int, count: int) -> None:
+        self.memory = memory
+        self.__array_interface__ = _interface(memory, field, first, count)
+
+
+def _interface(memory: BatchMemory, field: FieldView, first: int, count: int) -> dict[str, object]:
+    return {
+        "version": 3,
+        "typestr": field.type_text,
+        "shape": (count, *field.shape),
+        "data": (memory.address + field.offset + first * field.row_bytes, True),
+    }
 
 
 class Batch(NotCopyable, Mapping[str, Any]):
@@ -336,6 +350,14 @@ class Batch(NotCopyable, Mapping[str, Any]):
         lease, field = self._lease_of(name), self._field(name)
         sizes = None if field.varying is None else self._sizes(lease, field, field.varying)
         return Room(self._whole(lease, field), sizes, field.varying)
+
+    def unleased(self, name: str) -> Array:
+        """The array of a field with one shape, which keeps no lease; for a caller that does.
+
+        Another batch in the same memory, with the same rows, has the same array. Raises what
+        ``[name]`` raises.
+        """
+        return np.asarray(RowsMemory(self.memory, self._field(name), self._first, self.samples))
 
     def crc32(self) -> int:
         """CRC-32 of the rows, as ``verify = true`` has it of each: some 1 ms for each MB.

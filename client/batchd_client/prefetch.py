@@ -168,4 +168,4 @@ class Prefetcher(Generic[T]):
 
 def position_of(stream: Stream) -> Position:
     """Position of the stream's next batch."""
-    return Position(stream.epoch, stream.step)
+    return stream.position

@@ -198,6 +198,11 @@ class Stream(NotCopyable):
         return self._reader.position.step
 
     @property
+    def position(self) -> Position:
+        """(``epoch``, ``step``)."""
+        return self._reader.position
+
+    @property
     def left(self) -> int:
         """Batches of this rank in the rest of the current epoch: the length of the next ``for``."""
         subscription = self._reader.subscription

@@ -191,6 +191,8 @@ class Subscription:
         self.owner: OwnerToken | None = None
         self.refusal: Refused | None = None
         self.taken = 0
+        self._stands = 0, self.counter.position(0)
+        """Batches taken, and the position after them: it is asked for several times for each."""
         self.leased = 0
         self.reported = 0
         """The part of ``leased`` that the daemon knows."""
@@ -211,7 +213,12 @@ class Subscription:
     @property
     def position(self) -> Position:
         """Position of the next batch that the user's loop gets."""
-        return self.counter.position(self.taken)
+        taken, position = self._stands
+        if taken != self.taken:
+            taken = self.taken
+            position = self.counter.position(taken)
+            self._stands = taken, position
+        return position
 
     @property
     def is_report_due(self) -> bool:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -44,6 +44,7 @@ REGISTER_READ_ONLY = 8
 """``cudaHostRegisterReadOnly``: for memory mapped read-only. Few devices support it."""
 
 Event = torch.cuda.Event
+T = TypeVar("T")
 
 
 class CudaRuntime:
@@ -139,6 +140,8 @@ class RegisteredMemory:
         """Memory, by id, that is known to be registered."""
         self._refused: set[int] = set()
         """Flags that the driver refuses."""
+        self._sources: dict[int, dict[tuple[str, int, int], torch.Tensor]] = {}
+        """Tensors over the memory, by id, to copy from; by field and rows."""
 
     def has(self, memory: BatchMemory, busy: Iterable[BatchMemory]) -> bool:
         """Register the memory if possible; True if it is. ``busy``: memory being read."""
@@ -159,12 +162,25 @@ class RegisteredMemory:
         log_once(_why_not(memory))
         return False
 
+    def source(self, batch: Batch, name: str) -> torch.Tensor:
+        """A tensor over a field with one shape, made once for each slot; hold the batch meanwhile.
+
+        Only of memory that is registered.
+        """
+        rows = batch.span
+        sources = self._sources.setdefault(id(batch.memory), {})
+        found = sources.get((name, rows.first, rows.rows))
+        if found is None:
+            found = sources[name, rows.first, rows.rows] = over(batch.unleased(name))
+        return found
+
     def let_go(self, busy: Iterable[BatchMemory] = ()) -> None:
         """Unregister memory that will hold no further batch, unless ``busy``: a copy reads it."""
         needed = {id(one) for one in (*self._present(), *busy)}
         for number, memory in list(self._held.items()):
             if number not in needed:
                 self._registered.discard(number)
+                self._sources.pop(number, None)
                 self._runtime.unregister(memory.address)
                 del self._held[number]
 
@@ -179,6 +195,7 @@ class RegisteredMemory:
             with suppress(RuntimeError):
                 self._runtime.unregister(memory.address)
             self._registered.discard(number)
+            self._sources.pop(number, None)
             del self._held[number]
 
 
@@ -226,19 +243,27 @@ class CudaPlacement:
         """See ``prefetch.Placement``."""
         memory = batch.memory
         is_direct = self._register.has(memory, [one.memory for one in self._copying])
-        rooms = [batch.room(recipe.name) for recipe in self._recipes]
-        lengths = [largest_in(room) for room in rooms]
         if is_direct:
+            fields = [self._direct_field(batch, recipe) for recipe in self._recipes]
             copying = _Copying(batch, memory)
             self._copying.append(copying)  # first, so that an interrupt does not lose the batch
-            raw, event = self._copied(rooms, _copy_direct)
+            raw, event = self._copied(fields, _copy_direct)
             copying.event = event
         else:
+            rooms = [batch.room(recipe.name) for recipe in self._recipes]
+            fields = [*rooms]
             try:
                 raw, event = self._copied(rooms, self._copy_staged)
             finally:
                 batch.release()
+        lengths = [largest_in(field) if isinstance(field, Room) else {} for field in fields]
         return _CudaTransfer(self, lengths, raw, event)
+
+    def _direct_field(self, batch: Batch, recipe: Recipe) -> "Room | torch.Tensor":
+        """What is copied of a field in registered memory."""
+        if recipe.schema.varying is None:
+            return self._register.source(batch, recipe.name)
+        return batch.room(recipe.name)
 
     def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> object:
         """Make the loop's item from the fields of a batch, ready in the loop's stream.
@@ -299,11 +324,11 @@ class CudaPlacement:
                 event = one.event = self._runtime.mark()
         return event
 
-    def _copied(self, rooms: list[Room], copy: Callable[[Room, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
+    def _copied(self, fields: Sequence[T], copy: Callable[[T, torch.device], Tensors]) -> tuple[list[Tensors], Event]:
         """Copy in the side stream: the device tensors, and the event after them."""
         # The loop may use the tensors in another mode than the present one.
         with torch.inference_mode(mode=False), self._runtime.aside():
-            raw = [copy(room, self._runtime.device) for room in rooms]
+            raw = [copy(field, self._runtime.device) for field in fields]
             return raw, self._runtime.mark()
 
     def _copy_staged(self, room: Room, device: torch.device) -> Tensors:
@@ -315,7 +340,9 @@ class CudaPlacement:
         return _on(device, self._runtime.locked(source.shape, source.dtype).copy_(source))
 
 
-def _copy_direct(room: Room, device: torch.device) -> Tensors:
+def _copy_direct(room: Room | torch.Tensor, device: torch.device) -> Tensors:
+    if isinstance(room, torch.Tensor):
+        return _on(device, room)
     if not is_ragged(room):
         return _on(device, over(room.array))
     rows = rows_in(room)
