@@ -15,6 +15,7 @@ from batchd_client.hints import log_once  # noqa: E402
 from batchd_client.memory import SlotMemory  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, STEPS_AHEAD_MAX  # noqa: E402
+from batchd_client.torch.tensors import over  # noqa: E402
 from support.device_streams import assert_same, bare, idle, streams_over  # noqa: E402
 from support.fake_cuda import FakeCuda, mappings  # noqa: E402
 from support.network import free_port  # noqa: E402
@@ -274,6 +275,16 @@ def test_each_slot_is_registered_once(daemon, cuda, load):
     assert {one.flags for one in cuda.all_registered} == {REGISTER_PORTABLE | REGISTER_READ_ONLY}
     loader.close()
     assert cuda.unregistered == len(cuda.all_registered)
+
+
+def test_what_is_copied_from_is_made_once_for_each_slot(tight, load, monkeypatch):
+    """Sixty batches are in the same four slots: a tensor over them keeps no lease."""
+    made = []
+    monkeypatch.setattr("batchd_client.torch.cuda.over", lambda array: made.append(array) or over(array))
+    loader = load(tight, prefetch=0)
+    for _ in range(12):
+        assert len(list(loader)) == STEPS
+    assert len(loader.schema) <= len(made) <= 4 * len(loader.schema)
 
 
 def test_after_a_restart_of_the_daemon_its_new_slots_are_registered_and_the_old_ones_are_not(start_daemon, cuda, load):
