@@ -23,7 +23,7 @@ __all__ = ["__version__", "journal", "replay", "seen", "serve"]
 
 
 def __getattr__(name: str) -> object:
-    """Import ``journal``, ``replay`` and ``seen`` when they are used: they need pydantic and numpy."""
+    """Import ``journal``, ``replay`` and ``seen`` at their first use: they need numpy."""
     if name == "journal":
         return import_module("batchd.history.journal").journal
     if name == "replay":

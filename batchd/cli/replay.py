@@ -180,7 +180,7 @@ def command(
 
 
 def _show_journal(journal: JournalReader, position: Position, expected: set[int], *, as_json: bool) -> None:
-    """Print what the journal of a push stream has. Raises ``BatchdError`` if no checksum matches."""
+    """Print what a push stream's journal has. Raises ``BatchdError`` without a matching CRC."""
     batches = journal.at(position)
     if as_json:
         click.echo(json.dumps([batch.to_plain() for batch in batches], indent=2))

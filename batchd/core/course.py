@@ -53,7 +53,7 @@ class Course:
 
     def __post_init__(self) -> None:
         for name, base in (("rounds", 0), ("first_rounds", self.base)):
-            is_possible = self.world_size > 0  # a trainer may have asked for another one, and is refused
+            is_possible = self.world_size > 0  # a trainer that asked for another one is refused
             object.__setattr__(self, name, rounds_from(self.plan, self.world_size, base) if is_possible else 0)
 
     def at(self, sequence: int) -> Share | None:

@@ -240,7 +240,7 @@ class LiveSupply(Supply):
         return True
 
     def record(self, slot: Slot, actions: list[Action]) -> None:
-        """Have the journal note the numbers of the batch's samples, and what the slot has of them."""
+        """Have the journal note the numbers of the batch's samples, and the slot's fields."""
         assert slot.position is not None
         if self._has_journal:
             pushed = self.mailbox.numbers(slot.position)

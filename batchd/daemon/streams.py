@@ -140,7 +140,7 @@ class ServedStream:
             cache.resize(spec.budget_bytes)
 
     def provide_journal(self, others: Iterable["ServedStream"]) -> None:
-        """Open the journal, if wanted, or take it from one of the ``others``. Raises ``OSError``."""
+        """Open the journal, if any, or take it from one of the ``others``. Raises ``OSError``."""
         spec = self.journal_spec
         if spec is None:
             return

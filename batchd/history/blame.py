@@ -56,7 +56,7 @@ APART_ROUNDS = 10
 """Bad steps with fewer rounds of all ranks between them are one jump."""
 ALPHA = 0.01
 RARE_PART = 0.05
-"""Part of ``ALPHA`` for groups that are too rare: they tell less than those that are too frequent."""
+"""Part of ``ALPHA`` for groups that are too rare, which tell less than too frequent ones."""
 FLOOR = 1e-6
 """Least deviation, as a part of the usual loss: equal losses have none of their own."""
 STEPS_MIN = 8
@@ -169,7 +169,7 @@ def stand_out(
         if len(losses) >= STEPS_MIN and is_shuffled:
             ways.append(_by_batches(badness, report_of, there))
             ways += [] if has_rows.any() else [_by_losses(badness, report_of, there)]
-        elif len(losses) >= STEPS_MIN and not rare:  # a jump has no rows but those of its neighbours
+        elif len(losses) >= STEPS_MIN and not rare:  # a jump has its neighbours' rows alone
             ways.append(_by_jumps(badness, rows, report_of))
         return [_compare(grouping, way, len(every) * len(ways), rare=rare) for grouping in every for way in ways]
 

@@ -117,7 +117,7 @@ def read_run(file: Path) -> RunCard | TrainerState:
     return _card_of(plain, file)
 
 
-def _card_of(plain: Mapping[str, Any], file: str | Path) -> RunCard:
+def _card_of(plain: Mapping[str, object], file: str | Path) -> RunCard:
     if plain.get("card") != CARD_VERSION:
         raise BatchdError(
             f"{file} is a card of version {plain.get('card')!r}, and this batchd reads {CARD_VERSION}; upgrade batchd"

@@ -72,7 +72,7 @@ class RowOrder(NamedTuple):
     def rows_at(self, position: Position) -> NDArray[np.int64]:
         """The samples of a batch, int64 ``[rows]``.
 
-        Of packed rows ``[parts, 3]`` or ``[parts, 4]``: the row, the sample, the first of its elements.
+        Of packed rows ``[parts, 3]`` or ``[parts, 4]``: the row, the sample, its first element.
         """
         plan, rows = self.plan, self.plan.rows(position)
         if self.packs is None:

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from batchd.errors import SourceInvalid
-from batchd.storage.ahead import Requested, Room
+from batchd.storage.ahead import RequestBudget, Requested
 from batchd.storage.index import readable
 from batchd.storage.location import Url, is_url
 from batchd.storage.paths import absent, check_bound, open_regular, status_of, unreachable, unreadable
@@ -68,8 +68,8 @@ class Storage:
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
         self._client: RemoteClient | None = None
-        self.room = Room(FETCHED_BYTES_MAX)
-        self.blocks_room = Room(BLOCKS_BYTES_MAX, is_sized=True)
+        self.room = RequestBudget(FETCHED_BYTES_MAX)
+        self.blocks_room = RequestBudget(BLOCKS_BYTES_MAX, is_sized=True)
         self.requested = Requested(self.room)
         """What is requested now belongs to this."""
         self._sample_until_s = inf

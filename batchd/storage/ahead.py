@@ -1,9 +1,9 @@
 """Bytes of servers that are requested before samples need them. Workers and helpers.
 
-    Room        how many bytes requests may hold together
-    Requested   the requests for one order, or for one block: begun -> answered -> forgotten
+    RequestBudget   how many bytes requests may hold together
+    Requested       the requests for one order, or for one block: begun -> answered -> forgotten
 
-Invariant: the bytes of a ``Requested`` count in its room until they are forgotten: from before
+Invariant: the bytes of a ``Requested`` count in its budget until they are forgotten: from before
 their request begins, or, of whole objects, from their answer on.
 """
 
@@ -25,7 +25,7 @@ Answer: TypeAlias = Future[memoryview | ObjectUnreadable | None]
 """The bytes of an object, or why there are none; None if they were not asked for in the end."""
 
 
-class Room:
+class RequestBudget:
     """Counts the bytes that are requested and not forgotten."""
 
     def __init__(self, bytes_max: int, *, is_sized: bool = False) -> None:
@@ -47,9 +47,9 @@ class Room:
 
 
 class Requested:
-    """Requests that are forgotten together. ``until_s``: when to give up; of the monotonic clock."""
+    """Requests that are forgotten together. ``until_s``: when their time ends (monotonic)."""
 
-    def __init__(self, room: Room, until_s: float = inf) -> None:
+    def __init__(self, room: RequestBudget, until_s: float = inf) -> None:
         self._room = room
         self._until_s = until_s
         self.bytes = 0

@@ -50,7 +50,7 @@ KEPT_BYTES_MAX = 8 << 20
 """A longer buffer is not kept for the next sample, so one huge file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
 SLOW_CHUNKS = 4
-"""After a slow read (``SLOW_NS``), so many chunks are announced to the kernel, which takes 6 us a sample."""
+"""After a slow read (``SLOW_NS``), so many chunks are announced to the kernel: 6 us a sample."""
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFDIR: "a directory",

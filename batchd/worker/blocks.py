@@ -27,7 +27,7 @@ Request = Callable[[Sequence[int]], Requested]
 """Begins to read samples into the room of blocks."""
 
 
-class _Block:
+class _OwnBlock:
     """A block that is requested. ``left``: its samples that were not made; ``turn``: last use."""
 
     def __init__(self, requested: Requested, left: int) -> None:
@@ -42,7 +42,7 @@ class BlocksAhead:
     def __init__(self, order: BlockOrder, request: Request) -> None:
         self._order = order
         self._request = request
-        self._kept: dict[tuple[int, int], _Block] = {}
+        self._kept: dict[tuple[int, int], _OwnBlock] = {}
         """By epoch and rank; those that were used last are at the end."""
         self._turn = 0
         self._frontier = (0, 0)
@@ -100,7 +100,7 @@ class BlocksAhead:
             return False
         while block is None and self._is_fit:
             samples = self._order.block_at(epoch, rank)
-            block = _Block(self._request(samples), len(samples))
+            block = _OwnBlock(self._request(samples), len(samples))
             if not block.requested.is_whole:
                 block.requested.forget()
                 self._is_fit = block.requested.is_fit

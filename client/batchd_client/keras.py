@@ -222,7 +222,7 @@ class Progress(keras.callbacks.Callback):
         """Keras restarts its count of batches, and its metrics."""
         self._last, self._rows, self._sum = -1, 0, 0.0
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Keras has trained up to this batch, one or several in one call.
 
         Raises ``ReportInvalid`` if there is no such metric as is to be reported.
@@ -233,7 +233,7 @@ class Progress(keras.callbacks.Callback):
         if self._report is not None:
             self._report_since(before, self._report, logs or {})
 
-    def _report_since(self, trained: int, metric: str, logs: Mapping[str, Any]) -> None:
+    def _report_since(self, trained: int, metric: str, logs: Mapping[str, float]) -> None:
         """Report the mean of the batches behind number ``trained``, by the means of the epoch."""
         if metric not in logs:
             raise ReportInvalid(f"fit has no metric {metric!r} to report: it has {', '.join(logs)}")

@@ -181,7 +181,7 @@ def _array(values: Any) -> Values:
     try:
         with np.errstate(over="ignore"):  # a number too large for float32 is an infinity
             return np.array(values, "<f4").reshape(-1)
-    except (TypeError, ValueError, NotImplementedError) as error:  # the last of a tensor in a graph of TensorFlow
+    except (TypeError, ValueError, NotImplementedError) as error:  # the last: of TensorFlow
         raise ReportInvalid(f"{type(values).__name__} is not a number, nor an array of numbers ({error})") from None
 
 

@@ -225,7 +225,7 @@ class Stream(NotCopyable):
             state["card"] = self._card()
         return state
 
-    def _card(self) -> dict[str, Any]:
+    def _card(self) -> dict[str, object]:
         self._check_open()
         ask = partial(AskStatus, card_of=self.name)
         status = read_status(self._reader.connection.request(ask, Status).status)

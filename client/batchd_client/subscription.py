@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 from weakref import ref
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
@@ -60,7 +60,7 @@ class StreamState(TypedDict):
     fingerprint: str
     epoch: int
     step: int
-    card: NotRequired[dict[str, Any]]
+    card: NotRequired[dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)

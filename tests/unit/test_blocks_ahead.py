@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batchd.core.blocks import BlockOrder
-from batchd.storage.ahead import Requested, Room
+from batchd.storage.ahead import RequestBudget, Requested
 from batchd.worker.blocks import UNUSED_TURNS, BlocksAhead
 
 SIZE, BLOCKS, OPEN = 4, 24, 4
@@ -17,7 +17,7 @@ class Requests:
     """Counts the requests for blocks, each of ``BLOCK_BYTES``; ``room`` is that of the worker."""
 
     def __init__(self, blocks_max: int = BLOCKS) -> None:
-        self.room = Room(blocks_max * BLOCK_BYTES)
+        self.room = RequestBudget(blocks_max * BLOCK_BYTES)
         self.begun: list[int] = []
         """The first sample of each block, in turn."""
         self.last = Requested(self.room)
@@ -139,7 +139,7 @@ def test_samples_that_cannot_be_requested_by_blocks_are_tried_once(order):
 
     def refuse(samples) -> Requested:
         tries.append(samples)
-        requested = Requested(Room(1 << 30, is_sized=True))
+        requested = Requested(RequestBudget(1 << 30, is_sized=True))
         assert not requested.take(None)
         return requested
 

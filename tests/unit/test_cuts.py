@@ -68,7 +68,7 @@ def test_the_rows_of_each_sample_are_those_that_contain_it(lengths, room, seed, 
 
 
 def test_the_rows_of_a_sample_are_found_in_the_order_of_buckets_and_behind_many_documents():
-    """Far behind the first stride of documents, and where rows of a step have nearly the same cost."""
+    """Far behind the first stride of documents, and where rows of a step have similar costs."""
     cuts = Cuts.plan(np.random.default_rng(0).integers(0, 90, 5 * STRIDE), 100, 3, shuffle=True)
     order = BucketOrder.from_arrays(buckets_of(cuts.documents_and_costs()[1], 64, 8), 0)
     samples = np.array([7, 5 * STRIDE - 1, 3 * STRIDE])

@@ -410,9 +410,13 @@ def test_the_work_of_workers_is_counted():
 def test_a_lost_slots_orders_are_taken_from_the_workers():
     """They were never sent, and the worker is free for others at once."""
     world = world_of(slots_max=6, window=4)
-    world.slots_left = 0
+    world.slots_left = 2
     world.subscribe(session=1)
+    world.fill(1)
+    world.fill(1)
     world.slots_left = None
     assert world.workers[1].orders == []
     assert len(world.state.fleet.workers[1].orders) == 2
-    assert pick(act.OrderChunk, world.lose_next()) != []
+    world.lose_next()
+    assert len(world.state.fleet.workers[1].orders) == 1
+    assert pick(act.OrderChunk, world.pull(1)) != []

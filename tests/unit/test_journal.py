@@ -132,7 +132,7 @@ def test_files_that_are_no_journal_and_sizes_without_room_are_errors(open_journa
 
 
 def test_a_disk_that_fails_costs_records_and_no_batch(open_journal, slot, monkeypatch):
-    """The batch goes to its trainer; the log counts what is missing, and the next record is there."""
+    """The trainer gets the batch, the log counts what is missing, and the next record is there."""
     with open_journal() as journal, capture_logs() as logged:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", Mock(side_effect=OSError(5, "Input/output error")))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from batchd.errors import SourceInvalid
 from batchd.storage import remote_stream
 from batchd.storage.access import FETCHED_BYTES_MAX, Storage
-from batchd.storage.ahead import Requested, Room
+from batchd.storage.ahead import RequestBudget, Requested
 from batchd.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
@@ -279,7 +279,7 @@ class TestReadingAhead:
         monkeypatch.setattr("batchd.storage.reader.GAP_BYTES_MAX", 0)
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
-        remote, room = RemoteBytes(storage, b"http://", {}), Room(1000)
+        remote, room = RemoteBytes(storage, b"http://", {}), RequestBudget(1000)
         requested = storage.requested = Requested(room)
         remote.fetch(wanted)
         assert requested.wait(10)

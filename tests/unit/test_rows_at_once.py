@@ -398,7 +398,7 @@ MAPPED_BYTES = 16 * 4096
 
 @pytest.fixture
 def mapped(tmp_path, monkeypatch):
-    """Open a file whose rows, of a page each, are copied from a mapping after the second reading."""
+    """Open a file whose rows, of a page each, are copied from a mapping after two readings."""
     if not stored_rows.IS_BUILT:
         pytest.skip("the extension is not built")
     monkeypatch.setattr(stored_rows, "QUICK_READS", 2)

@@ -3,8 +3,8 @@
     cache_dir/batchd-STREAM.journal
 
     0        8            4096
-    +--------+------------+----------+----------+--       as many as fit in the stream's ``journal``;
-    | magic  | JSON, zeros| record 0 | record 1 | …       number n is in the place n modulo their count
+    +--------+------------+----------+----------+--    as many as the stream's ``journal`` holds;
+    | magic  | JSON, zeros| record 0 | record 1 | …    number n is in the place n modulo their count
     +--------+------------+----------+----------+--
 
     record   | CRC-32 of the rest | its number | time, ns | epoch | step | fingerprint |
@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from struct import Struct
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -65,7 +65,7 @@ class Records(NamedTuple):
     ``row_bytes``: of a row of the batch, in all its fields.
     """
 
-    records: NDArray[Any]
+    records: NDArray[np.void]
     row_bytes: int
 
 
@@ -80,7 +80,7 @@ def journal_spec(config: Config, stream: str) -> JournalSpec | None:
     return JournalSpec(str(folder / f"batchd-{stream}.journal"), max_bytes)
 
 
-def _record_dtype(layout: SlotLayout) -> np.dtype[Any]:
+def _record_dtype(layout: SlotLayout) -> np.dtype[np.void]:
     head = [("crc", "<u4"), ("number", "<u8"), ("time_ns", "<i8"), ("epoch", "<i8"), ("step", "<i8")]
     small = [one for one in layout.fields if one.varying is None and one.row_bytes <= SMALL_BYTES]
     fields = [(ROW + one.name, np.dtype(one.dtype).newbyteorder("<").str, (layout.rows, *one.shape)) for one in small]
@@ -154,7 +154,7 @@ class Journal:
         record["fingerprint"], record["pushed"] = self._fingerprint, pushed
         try:
             for field in self.layout.fields:
-                if (name := ROW + field.name) in record.dtype.fields:
+                if (name := ROW + field.name) in (record.dtype.names or ()):
                     found = os.pread(slot, field.row_bytes * self.layout.rows, field.offset)
                     record[name] = np.frombuffer(found, field.dtype).reshape(record[name].shape)
             record["crc"] = crc32(record.tobytes()[_CRC_BYTES:])

@@ -64,7 +64,7 @@ class ArrayReader(PlainReader):
         """See ``interface.ReadsRows``."""
         name = self._fields[0][0]
         ends = list(accumulate((len(chunk[name]) for chunk in chunks), initial=0))
-        if len(self._parts) > 1 and len(chunks) > 1:  # there may be hundreds of parts, few of them in a chunk
+        if len(self._parts) > 1 and len(chunks) > 1:  # of hundreds of parts, a chunk may need few
             for number, (first, end) in enumerate(pairwise(ends)):
                 self.read_rows(samples[first:end], chunks[number : number + 1], partial(_begin_other, begin, number))
             return

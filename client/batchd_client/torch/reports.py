@@ -14,7 +14,6 @@ only when all of its values were read.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,17 +26,19 @@ REPORTS_AT_ONCE = 16
 class CudaCalls:
     """The calls of CUDA for blocks; tests use a stand-in."""
 
-    def stream(self, device: torch.device) -> Any:
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of CUDA on which the loop computes now: hashable."""
         return torch.cuda.current_stream(device)
 
-    def memory(self, shape: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def memory(self, shape: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.cuda.Event]:
         """Memory of the device and of the host, float32 of ``shape`` each, and an event."""
         with torch.inference_mode(mode=False):  # else it could not be written outside of that mode
             there = torch.empty(shape, dtype=torch.float32, device=device)
             return there, torch.empty(shape, dtype=torch.float32, pin_memory=True), torch.cuda.Event()
 
-    def fetch(self, here: torch.Tensor, there: torch.Tensor, copied: Any, stream: Any) -> None:
+    def fetch(
+        self, here: torch.Tensor, there: torch.Tensor, copied: torch.cuda.Event, stream: torch.cuda.Stream
+    ) -> None:
         """Begin a copy to the host, float32 ``[rows, ...]``, behind the work of ``stream``.
 
         ``copied`` happens after it.
@@ -47,10 +48,10 @@ class CudaCalls:
         copied.record(stream)
 
 
-class _Block:
+class _DeviceBlock:
     """Rows of one shape. ``rows``: those that are filled; ``unread``: those not read yet."""
 
-    def __init__(self, calls: CudaCalls, stream: Any, shape: torch.Size, device: torch.device) -> None:
+    def __init__(self, calls: CudaCalls, stream: torch.cuda.Stream, shape: torch.Size, device: torch.device) -> None:
         self.key = stream, shape
         self._calls, self._stream = calls, stream
         self._there, here, self._copied = calls.memory((REPORTS_AT_ONCE, *shape), device)
@@ -70,9 +71,9 @@ class _Block:
         return not self._is_fetched and self.rows < REPORTS_AT_ONCE
 
     def add(self, values: torch.Tensor) -> int:
-        """Copy values, ``[values]`` of any dtype, on the device, behind the work that computes them.
+        """Copy values, ``[values]`` of any dtype, on the device; return their row.
 
-        Returns their row.
+        The copy runs behind the work that computes them.
         """
         row = self.rows
         self._room[row].copy_(values)
@@ -106,8 +107,8 @@ class DeviceValues:
 
     def __init__(self, calls: CudaCalls) -> None:
         self._calls = calls
-        self._filling: dict[Any, _Block] = {}
-        self._free: dict[tuple[Any, torch.Size], list[_Block]] = {}
+        self._filling: dict[torch.cuda.Stream, _DeviceBlock] = {}
+        self._free: dict[tuple[torch.cuda.Stream, torch.Size], list[_DeviceBlock]] = {}
 
     def late(self, values: torch.Tensor) -> Late:
         """Keep values of the device, ``[values]`` of any dtype, as they are now; see ``Late``."""
@@ -117,14 +118,14 @@ class DeviceValues:
             if block is not None:
                 block.fetch()
             free = self._free.get((stream, values.shape))
-            block = free.pop() if free else _Block(self._calls, stream, values.shape, values.device)
+            block = free.pop() if free else _DeviceBlock(self._calls, stream, values.shape, values.device)
             self._filling[stream] = block
         row = block.add(values)
         found: Values | None = None
 
         def read(wait: bool) -> Values | None:
             nonlocal found
-            if found is None:  # after an interrupt it is read again, and the block may have other values
+            if found is None:  # a second read, after an interrupt, could find other values
                 found = block.read(row, wait=wait)
                 if found is not None and not block.unread:
                     self._let_go(block)
@@ -132,7 +133,7 @@ class DeviceValues:
 
         return read
 
-    def _let_go(self, block: _Block) -> None:
+    def _let_go(self, block: _DeviceBlock) -> None:
         """All values of a block were read: fill it again from its first row."""
         if self._filling.get(block.key[0]) is block:
             del self._filling[block.key[0]]
