@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 from batchd_client.batch import Batch, BatchRows
 from batchd_client.errors import PassOvertaken, ReportInvalid
-from batchd_client.prefetch import position_of
 from batchd_client.reports import BATCHES_KNOWN
 from batchd_client.stream import Stream
 from batchd_client.subscription import StreamState
@@ -56,13 +55,13 @@ class EpochPasses:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        here = position_of(stream)
+        here = stream.position
         self._record = _records.setdefault(stream, _PassRecord(Pass(here, stream.left), here))
 
     @property
     def present(self) -> Pass:
         """The current or last pass, or the one that begins where the program moved the stream."""
-        record, here = self._record, position_of(self.stream)
+        record, here = self._record, self.stream.position
         return record.present if here == record.end else Pass(here, self.stream.left)
 
     @property
@@ -85,7 +84,7 @@ class EpochPasses:
         record = self._record
         with record.lock:
             record.turn += 1
-            here = position_of(self.stream)
+            here = self.stream.position
             if here == record.end and (same or not self.is_over):
                 self._return_to(record.present.start)
             else:
@@ -107,7 +106,7 @@ class EpochPasses:
                 raise PassOvertaken
             try:
                 batch = self.stream.take(record.present.start.epoch)
-                record.taken, record.end = record.taken + (batch is not None), position_of(self.stream)
+                record.taken, record.end = record.taken + (batch is not None), self.stream.position
                 if batch is not None:
                     record.rows[record.taken] = batch.span
                     record.rows.pop(record.taken - BATCHES_KNOWN, None)
@@ -158,6 +157,6 @@ class EpochPasses:
         return state
 
     def _return_to(self, position: Position) -> None:
-        if position_of(self.stream) != position:
+        if self.stream.position != position:
             self.stream.seek(*position)
         self._record.end = position

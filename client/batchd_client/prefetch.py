@@ -73,7 +73,7 @@ class Prefetcher(Generic[T]):
         self._clock = clock
         self._queue: deque[_Queued[T]] = deque()
         """The first may be what the loop has already: then ``position`` is the one after it."""
-        self.position = position_of(stream)
+        self.position = stream.position
         """Position of the next batch that the loop gets."""
         self.rows: BatchRows | None = None
         """The rows of the batch that the loop received last."""
@@ -140,12 +140,12 @@ class Prefetcher(Generic[T]):
 
     def _drop(self) -> None:
         self._queue.clear()
-        self.position = position_of(self.stream)
+        self.position = self.stream.position
 
     def _mend(self) -> None:
         """Move the stream back to the end of the queue, if an interrupt lost a batch."""
         end = self._queue[-1].after if self._queue else self.position
-        if position_of(self.stream) != end:
+        if self.stream.position != end:
             self._placement.sweep(wait=True)
             self.stream.seek(*end)
 
@@ -154,7 +154,7 @@ class Prefetcher(Generic[T]):
         batch = self.stream.take(self.stream.epoch, wait=wait)
         if batch is None:
             return False
-        self._queue.append(_Queued(self._placement.begin(batch), position_of(self.stream), self.stream.last_taken))
+        self._queue.append(_Queued(self._placement.begin(batch), self.stream.position, self.stream.last_taken))
         return True
 
     def _look_ahead(self) -> None:
@@ -164,8 +164,3 @@ class Prefetcher(Generic[T]):
                 pass
         except Exception:  # noqa: BLE001  an error of a later batch must not fail this one
             return  # if it persists, it is raised again when the loop wants that batch
-
-
-def position_of(stream: Stream) -> Position:
-    """Position of the stream's next batch."""
-    return stream.position

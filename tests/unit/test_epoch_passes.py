@@ -7,6 +7,7 @@ import pytest
 from batchd_client.batch import BatchRows
 from batchd_client.epoch_passes import EpochPasses
 from batchd_client.errors import BatchTimeout, PassOvertaken, ReportInvalid
+from batchd_wire.position import Position
 
 STEPS = 4
 
@@ -32,6 +33,10 @@ class Stream:
         self.world_size = world_size
         self.seeks = 0
         self.error = None
+
+    @property
+    def position(self):
+        return Position(self.epoch, self.step)
 
     @property
     def left(self):

@@ -7,6 +7,7 @@ import pytest
 from batchd_client.errors import BatchTimeout, PositionInvalid
 from batchd_client.prefetch import Prefetcher
 from batchd_client.stream import StreamStatistics
+from batchd_wire.position import Position
 
 STEPS = 4
 EPOCHS = 3
@@ -43,6 +44,10 @@ class Stream:
         self.closed = False
         self.held = 2
         self._cut = cut or Cut()
+
+    @property
+    def position(self):
+        return Position(self.epoch, self.step)
 
     def statistics(self):
         return StreamStatistics(0, 0, 0.0, self.held, 0, 0)

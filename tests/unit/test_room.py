@@ -10,9 +10,9 @@ from support.core_invariants import CheckedWorld
 from support.core_world import make_spec, pick
 
 
-def world_of(**changes) -> CheckedWorld:
-    """Make one stream and one worker."""
-    world = CheckedWorld([make_spec(**changes)])
+def world_of(workers=1, **changes) -> CheckedWorld:
+    """Make one stream, and one worker if no other number is given."""
+    world = CheckedWorld([make_spec(**changes)], workers=workers)
     world.start_workers()
     return world
 
@@ -109,6 +109,7 @@ def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
     world.slots_left = 2
     world.subscribe(session=2, epoch=4)
     assert world.pull(1, release=0) == []
+    world.fill_all()
     actions = world.lose_next()
     assert [(refusal.subscription, refusal.error) for refusal in pick(act.Refuse, actions)] == [
         (1, ErrorCode.RING_EXHAUSTED)
@@ -167,7 +168,8 @@ def test_a_slot_without_memory_is_not_asked_for_again():
     world = world_of(window=6)
     world.slots_left = 3
     world.subscribe()
-    for _ in range(3):
+    world.fill_all()
+    while world.losses:
         world.lose_next()
     assert world.state.statistics().streams[0].slots_max == 3
     for _ in range(10):
@@ -181,14 +183,14 @@ def test_a_lost_slot_does_not_leave_a_trainer_waiting_for_one_that_holds_the_oth
 
     A farther claim makes room.
     """
-    world = world_of(slots_max=6, window=3)
+    world = world_of(workers=2, slots_max=6, window=3)
     world.subscribe(session=1)
     world.fill_all()
-    world.kill(1)
     world.subscribe(session=2, epoch=4)
+    world.slots[4].lost = True
+    assert world.workers[2].orders.pop(0).slot == 4  # it is not sent
     world.losses.append(ev.SlotLost(1, 4, "Cannot allocate memory"))
     world.lose_next()
-    world.start_workers()
     for _ in range(5):
         world.fill_all()
         world.pull(2, release=max(0, len(world.trainers[2].leases) - 1))
@@ -214,6 +216,5 @@ def test_slots_that_are_held_count_when_memory_runs_out():
     world.slots_left = 1
     world.pull(1, release=0, waiting=False)
     world.subscribe(session=2, epoch=3, window=2)
-    assert pick(act.ReportStopped, world.lose_next()) == []
     (stopped,) = pick(act.ReportStopped, world.lose_next())
     assert "memory for 4 slots could be had, and its trainers need 5" in stopped.text
