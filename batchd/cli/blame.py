@@ -37,6 +37,8 @@ GROUPS_SHOWN = 8
 ROWS_SHOWN = 8
 ROWS_DRAWN = 64
 CHANCE_MIN = 1e-9
+WHOLE_FROM = 10
+"""Expected numbers from this one on are printed without decimals."""
 _WAYS = {
     "rows": ("bad rows", "rows"),
     "batches": ("rows of bad batches", "rows"),
@@ -102,7 +104,8 @@ def command(
         reported, card = _reported(stream, run, address)
     config = card.config() if card is not None and not is_given else load_config(config_file, overrides)
     with Replayer(config, stream) as replayer:
-        check_fingerprint(replayer.card(), card, None)
+        than = "when the card was written" if losses_file is not None else "the daemon serves"
+        check_fingerprint(replayer.card(), card, None, than)
         losses = reported if losses_file is None else from_lines(losses_file, replayer.plan)
         assert losses is not None, "from the daemon, or from the file"
         blame = examine(replayer, losses, ROWS_DRAWN if output is not None else ROWS_SHOWN)
@@ -119,8 +122,8 @@ def _reported(stream: str, run: str | None, address: str | None) -> tuple[Losses
         runs = from_pages(ask_reports(session, stream))
     if not runs:
         raise BatchdError(
-            f"no trainer has reported anything about stream {stream!r}: call stream.report(loss) or loader.report(loss) for each "
-            "batch, or give --losses FILE"
+            f"no trainer has reported anything about stream {stream!r} since the daemon serves these batches: call "
+            "stream.report(loss) or loader.report(loss) for each batch, or give --losses FILE"
         )
     names = ", ".join(sorted(map(repr, runs)))
     if run is None and len(runs) > 1:
@@ -174,13 +177,19 @@ def _group_lines(one: Found) -> list[str]:
         better, usual = (f"{100 * part / one.seen:.0f}" for part in (one.hits, one.expected))
         return [
             f"{one.kind} {escaped(one.name)}: its batches have a higher loss than {better} of 100",
-            f"  over its {one.seen:,.4g} rows, {usual} by chance; without a cause at most {chance}",
+            f"  over its {_count(one.seen)} rows, {usual} by chance; without a cause at most {chance}",
         ]
     hits, of = _WAYS[one.way]
+    found, rows, by_chance = map(_count, (one.hits, one.seen, one.expected))
     return [
         f"{one.kind} {escaped(one.name)}: {one.times:.1f} times its share of the {hits}",
-        f"  {one.hits:,.4g} of its {one.seen:,.4g} {of}, {one.expected:,.2g} by chance; without a cause at most {chance}",
+        f"  {found} of its {rows} {of}, {by_chance} by chance; without a cause at most {chance}",
     ]
+
+
+def _count(number: float) -> str:
+    """A number of rows, whole, or expected on average."""
+    return f"{number:,.0f}" if number >= WHOLE_FROM or number == int(number) else f"{number:.2g}"
 
 
 def _row_lines(one: SuspectRow) -> list[str]:

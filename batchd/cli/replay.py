@@ -36,8 +36,9 @@ from batchd.history.batches import (
     check_fingerprint,
     crc_text,
 )
-from batchd.history.cards import RunCard, TrainerState, read_card, read_state, version_differences
-from batchd.history.journal import JournalReader
+from batchd.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
+from batchd.history.journal import JournalReader, live_position
+from batchd.suggestions import suggestion
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_client.batch import Room, ragged_view
 from batchd_wire.fields import RAGGED
@@ -160,10 +161,12 @@ def command(
     if stream in config.streams and config.streams[stream].journal is not None:
         if output is not None or npz is not None:
             raise click.UsageError(f"stream {stream!r} is live: a journal has no samples to draw or to write")
-        _show_journal(JournalReader(config, stream), begin, expected, as_json=as_json)
+        at = live_position(begin, TrainerRank(rank, world_size), back)
+        _show_journal(JournalReader(config, stream, state), at, expected, as_json=as_json)
         return
     with Replayer(config, stream, since_s=since_s) as replayer:
-        check_fingerprint(replayer.card(), card, state)
+        check_fingerprint(replayer.card(), served, None, "the daemon serves")
+        check_fingerprint(replayer.card(), card or _card_in(state_file), state)
         replayed = replayer.at(begin, TrainerRank(rank, world_size), back)
     for older in (card, served):
         _warn_of_versions(older, replayed)
@@ -174,6 +177,7 @@ def command(
         click.echo("\n".join(shown(replayed, width)))
     if npz is not None:
         write_npz(replayed, npz)
+        click.echo(f"{npz}: written", err=True)
     if output is not None:
         _draw(replayed, output, field)
     _check(replayed, expected)
@@ -191,6 +195,14 @@ def _show_journal(journal: JournalReader, position: Position, expected: set[int]
         click.echo("".join(f"row {row}: {batch.row_text(row)}\n" for row in range(len(batch.pushed))))
     if expected and not expected & {batch.crc32 for batch in batches}:
         raise BatchdError("no batch that was delivered at this position has this CRC: its bytes differ")
+    if expected:
+        click.echo("the CRC matches: the trainer got these rows", err=True)
+
+
+def _card_in(state_file: Path | None) -> RunCard | None:
+    """The card that a state has with it, from ``state_dict(card=True)``; None if it has none."""
+    run = read_run(state_file) if state_file is not None else None
+    return run if isinstance(run, RunCard) else None
 
 
 def _begin(
@@ -216,8 +228,11 @@ def ask_card(stream: str, address: str | None) -> RunCard:
         answer = session.request(lambda request: AskStatus(request, card_of=stream), Status, deadline)
         status: DaemonStatus = typed_status(answer.status)
         if status.card is None or not status.card.configuration:
-            known = "; `batchd status` names its streams, and an older daemon has no cards"
-            raise BatchdError(f"the daemon has no card of a stream {stream!r}{known}")
+            answer = session.request(AskStatus, Status, deadline)
+            names = [one.name for one in typed_status(answer.status).streams]
+            if stream not in names:
+                raise BatchdError(f"the daemon has no stream {stream!r}; {suggestion(stream, names)}")
+            raise BatchdError(f"the daemon has no card of stream {stream!r}: it is an older one; upgrade batchd there")
         return RunCard.of(status.card, {"batchd": status.daemon.version, "decoders": status.daemon.decoders})
 
 

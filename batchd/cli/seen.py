@@ -23,11 +23,10 @@ from batchd.cli.prepare import configured_streams
 from batchd.cli.replay import ask_card, drawn_text, parse_position
 from batchd.cli.text import escaped
 from batchd.config.load import load_config
-from batchd.config.tree import Config
 from batchd.errors import BatchdError
 from batchd.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
 from batchd.history.cards import RunCard, TrainerState, read_card, read_state
-from batchd.history.journal import JournalReader, parse_wanted
+from batchd.history.journal import PUSHED, JournalReader, parse_wanted
 from batchd.history.seen import Leg, SampleLookup, Seen, SeenPlace
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
@@ -125,11 +124,19 @@ def command(
     card = read_card(card_file) if card_file is not None else None
     state: TrainerState | None = None
     end = Position(epochs, 0) if epochs is not None else until
-    config = _config(context, stream, card, config_file, overrides, address, running=running)
+    served = _served(context, stream, overrides, address, running=running)
+    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    of_card = served or (None if is_given else card)
+    config = of_card.config() if of_card is not None else load_config(config_file, overrides)
     if stream in config.streams and config.streams[stream].journal is not None:
-        end = read_state(state_file)[0].position if state_file is not None else end
+        if makes_rows or bad_file is not None or legs:
+            raise click.UsageError(
+                f"stream {stream!r} is live: --rows, --bad and --world-size do not go with a journal"
+            )
+        state = read_state(state_file)[0] if state_file is not None else None
+        end = state.position if state is not None else end
         wanted = file if file is not None else f"label={label}" if label is not None else f"pushed={index}"
-        _show_journal(JournalReader(config, stream), parse_wanted(wanted), end, as_json=as_json)
+        _show_journal(JournalReader(config, stream, state), parse_wanted(wanted), end, as_json=as_json)
         return
     if end is None:
         ended = state_file or card_file
@@ -141,6 +148,7 @@ def command(
     if (running or address is not None) and bad_file is None:
         bad = _Bad.ask(stream, address)
     lookup = SampleLookup(config, stream, bad.samples)
+    check_fingerprint(lookup.card(), served, None, "the daemon serves")
     check_fingerprint(lookup.card(), card, state)
     seen = lookup.seen(lookup.find(file, label, index), end, legs or (Leg(Position(0, 0), 1),))
     with ExitStack() as until_done:
@@ -152,23 +160,15 @@ def command(
             click.echo(line)
 
 
-def _config(  # noqa: PLR0917  all that names a configuration
-    context: click.Context,
-    stream: str,
-    card: RunCard | None,
-    config_file: Path,
-    overrides: dict[str, str],
-    address: str | None,
-    *,
-    running: bool,
-) -> Config:
-    """The configuration of the daemon, of a card, or of a file."""
-    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
-    if running or address is not None:
-        if is_given:
-            raise click.UsageError("--running and --config are two configurations; leave one out")
-        return ask_card(stream, address).config()
-    return card.config() if card is not None and not is_given else load_config(config_file, overrides)
+def _served(
+    context: click.Context, stream: str, overrides: dict[str, str], address: str | None, *, running: bool
+) -> RunCard | None:
+    """The card of the running daemon, if that is asked for."""
+    if not running and address is None:
+        return None
+    if context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides:
+        raise click.UsageError("--running and --config are two configurations; leave one out")
+    return ask_card(stream, address)
 
 
 def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position | None, *, as_json: bool) -> None:
@@ -181,7 +181,8 @@ def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position
         ]
         click.echo(json.dumps({"batches": len(journal), "places": rows}, indent=2))
         return
-    click.echo(f"{field} = {value}: {counted(len(found), 'row')} of the journal, which has {journal.extent}")
+    what = f"push {value}" if field == PUSHED else f"{field} = {value}"
+    click.echo(f"{what}: {counted(len(found), 'row')} of the journal, which has {journal.extent}")
     for batch, row in found:
         epoch, step = batch.position
         click.echo(f"  epoch {epoch}, step {step}, row {row}, {batch.time_text}: {batch.row_text(row)}")

@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -59,6 +60,12 @@ class TrainerRank(NamedTuple):
 
     rank: int
     world_size: int
+
+    def check(self) -> None:
+        """Raise ``BatchdError`` if there is no such rank."""
+        if not 0 <= self.rank < self.world_size:
+            ranks = counted(self.world_size, "rank")
+            raise BatchdError(f"there is no rank {self.rank} of {ranks}, counted from 0; give --world-size, too")
 
 
 ALONE = TrainerRank(0, 1)
@@ -390,10 +397,7 @@ def share_at(stream: str, plan: Plan, position: Position, trainer: TrainerRank =
     number of ranks has other rounds before that. Raises ``BatchdError``.
     """
     rank, world_size = trainer
-    if not 0 <= rank < world_size:
-        raise BatchdError(
-            f"there is no rank {rank} of {counted(world_size, 'rank')}, counted from 0; give --world-size, too"
-        )
+    trainer.check()
     if position.step == plan.steps:  # the end of an epoch is the beginning of the next
         position = Position(position.epoch + 1, 0)
     check_position(stream, plan, position)
@@ -497,23 +501,45 @@ def read_run_position(
 
     Raises ``BatchdError``, naming the file or the argument.
     """
+    if not isinstance(config, (str, os.PathLike)):
+        raise BatchdError(f"config is of type {type(config).__name__}; give the path of a configuration, or of a card")
     file = Path(config)
     card = read_card(file) if file.suffix == ".json" else None
     state = state_of(position, "position") if isinstance(position, Mapping) else None
     whole = load_config(file, overrides or {}) if card is None else card.config()
-    if state is None:
-        assert not isinstance(position, Mapping), "it is no state"
-        return RunPosition(card, None, whole, Position(*position))
-    return RunPosition(card, state, whole, state.position)
+    return RunPosition(card, state, whole, state.position if state is not None else _pair(position))
 
 
-def check_fingerprint(now: RunCard, card: RunCard | None, state: TrainerState | None) -> None:
-    """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream ``now``."""
-    if state is not None and state.stream != now.stream:
-        raise BatchdError(f"the state is of stream {state.stream!r}, not {now.stream!r}; name that stream")
+def _pair(position: object) -> Position:
+    """The position of two integers. Raises ``BatchdError``."""
+    try:
+        epoch, step = map(index, position)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise BatchdError(
+            f"position is {position!r}; give (epoch, step), or a state as stream.state_dict() returns it"
+        ) from None
+    return Position(epoch, step)
+
+
+def check_state_stream(state: TrainerState, stream: str) -> None:
+    """Raise ``BatchdError`` if the state is of another stream."""
+    if state.stream != stream:
+        raise BatchdError(f"the state is of stream {state.stream!r}, not {stream!r}; name that stream")
+
+
+def check_fingerprint(
+    now: RunCard, card: RunCard | None, state: TrainerState | None, than: str = "when the card was written"
+) -> None:
+    """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream ``now``.
+
+    ``than``: of what the card is.
+    """
+    if state is not None:
+        check_state_stream(state, now.stream)
     if card is not None and card.fingerprint != now.fingerprint:
         lines = "".join(f"\n  {line}" for line in part_differences(card.parts, now.parts))
-        raise SourceInvalid(f"stream {now.stream!r} makes other batches than when the card was written:{lines}")
+        differ = f":{lines}" if lines else f" (fingerprint {card.fingerprint[:16]}, now {now.fingerprint[:16]})"
+        raise SourceInvalid(f"stream {now.stream!r} makes other batches than {than}{differ}")
     if state is not None and state.fingerprint != now.fingerprint:
         found = one_changed_part(state.fingerprint, now.parts)
         what = f":\n  {found}" if found else "; a card of that run says what differs, and has its configuration"

@@ -19,7 +19,8 @@ from batchd.config.load import load_config
 from batchd.config.tree import Config
 from batchd.daemon.memory.journal import ROW, Records, journal_spec, read_journal
 from batchd.errors import BatchdError
-from batchd.history.batches import check_stream, crc_text
+from batchd.history.batches import TrainerRank, check_state_stream, check_stream, crc_text
+from batchd.history.cards import TrainerState
 from batchd.suggestions import suggestion
 from batchd_wire.fields import CHECKSUM
 from batchd_wire.position import Position
@@ -73,12 +74,18 @@ class JournalBatch:
 class JournalReader:
     """The batches in the journal of a stream, the oldest first. Raises ``BatchdError``."""
 
-    def __init__(self, config: Config, stream: str) -> None:
+    def __init__(self, config: Config, stream: str, state: TrainerState | None = None) -> None:
+        """``state``: only batches of its stream, with its settings, are found."""
+        if state is not None:
+            check_state_stream(state, stream)
         spec = journal_spec(config, stream) if stream in config.streams else None
         if spec is None:
             check_stream(config, stream)  # a live stream without a journal
             raise BatchdError(f"stream {stream!r} needs no journal: its batches can be made again, by `batchd replay`")
         self._read: Records = read_journal(spec.path)
+        if state is not None:
+            of_state = self._read.records["fingerprint"] == state.fingerprint.encode()
+            self._read = self._read._replace(records=self._read.records[of_state])
         self._stream, self._file = stream, spec.path
 
     def __len__(self) -> int:
@@ -129,11 +136,25 @@ class JournalReader:
         return [one for one in found if until is None or one[0].position < until]
 
 
+def live_position(position: Position, trainer: TrainerRank, back: int) -> Position:
+    """The batch of a trainer of a live stream at the ``position`` of all, or ``back`` earlier.
+
+    Raises ``BatchdError``.
+    """
+    trainer.check()
+    step = position.step + trainer.rank - back * trainer.world_size
+    if step < 0:
+        raise BatchdError(
+            f"a live stream has no batch before 0:0, so none {back} back from {position.epoch}:{position.step}"
+        )
+    return Position(position.epoch, step)
+
+
 def parse_wanted(text: str) -> tuple[str, int]:
     """Parse FIELD=NUMBER. Raises ``BatchdError``."""
     found = _WANTED.fullmatch(text)
     if found is None:
-        raise BatchdError(f"{text!r} is no FIELD=NUMBER, such as label=3: samples of a journal have no files")
+        raise BatchdError(f"{text!r} is no FIELD=NUMBER, such as label=3: a journal has numbers, no names")
     return found[1], int(found[2])
 
 

@@ -89,7 +89,10 @@ class Reports:
 
     def rows_at(self, at: Batch | tuple[int, int]) -> BatchRows:
         """The rows of a batch that was received. Raises ``ReportInvalid`` if it was not."""
-        epoch, step = (at.epoch, at.step) if isinstance(at, Batch) else at
+        try:
+            epoch, step = (at.epoch, at.step) if isinstance(at, Batch) else at
+        except (TypeError, ValueError):
+            raise ReportInvalid(f"at = {at!r} is neither a batch nor (epoch, step)") from None
         known = next((one for one in reversed(self._received) if one[:2] == (epoch, step)), None)
         if known is None or (isinstance(at, Batch) and at.span != known):
             raise ReportInvalid(
@@ -179,8 +182,11 @@ def _check_size(size: int, rows: BatchRows) -> None:
 def _array(values: Any) -> Values:
     """Numbers as a new array float32 ``[values]``. Raises ``ReportInvalid``."""
     try:
+        found = np.asarray(values)
+        if found.dtype.kind in "OSU":  # None would be a NaN, and a text may look like a number
+            raise TypeError(f"{found.reshape(-1)[:1].tolist()} is no number")
         with np.errstate(over="ignore"):  # a number too large for float32 is an infinity
-            return np.array(values, "<f4").reshape(-1)
+            return np.array(found, "<f4").reshape(-1)
     except (TypeError, ValueError, NotImplementedError) as error:  # the last: of TensorFlow
         raise ReportInvalid(f"{type(values).__name__} is not a number, nor an array of numbers ({error})") from None
 

@@ -390,8 +390,15 @@ def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full, tmp_pa
         [44, 45, 46, 47],
         [0, 1, 2, 3],
     ]
-    told = batchd("replay", "live", "0:11", "--config", daemon.config, "--verify", f"{crc32:08x}").stdout
-    assert "row 2: push 46, label 46, CRC " in told
+    verified = batchd("replay", "live", "0:11", "--config", daemon.config, "--verify", f"{crc32:08x}")
+    assert "row 2: push 46, label 46, CRC " in verified.stdout
+    assert "the CRC matches" in verified.stderr
+    of_rank = ["0:12", "--rank", "1", "--world-size", "2", "--back", "1"]
+    assert batchd("replay", "live", *of_rank, "--config", daemon.config).stdout == verified.stdout
+    others, unlike = tmp_path / "others.json", tmp_path / "unlike.json"
+    state = {"stream": "live", "fingerprint": "5" * 32, "epoch": 0, "step": 11}
+    unlike.write_text(json.dumps(state))
+    others.write_text(json.dumps({**state, "stream": "others"}))
     batchd("replay", "live", "0:11", "--running", "--verify", f"{crc32 ^ 1:08x}", address=daemon.address, status=1)
     found = batchd("seen", "live", "label=101", "--config", daemon.config).stdout
     assert "label = 101: 1 row of the journal, which has 14 batches, 0:0 (" in found
@@ -400,8 +407,14 @@ def test_a_killed_daemon_in_the_middle_of_pushes(start_daemon, when_full, tmp_pa
         (["replay", "live", "0:99"], "of stream 'live' has no batch 0:99; it has 14 batches, 0:0 ("),
         (["seen", "live", "colour=3"], "has no number 'colour'"),
         (["seen", "live", "cat.jpg"], "'cat.jpg' is no FIELD=NUMBER, such as label=3"),
+        (["replay", "live", "0:2", "--back", "3"], "no batch before 0:0"),
+        (["replay", "live", "0:2", "--rank", "1"], "there is no rank 1 of 1 rank"),
+        (["replay", "live", "--state", others], "the state is of stream 'others', not 'live'"),
+        (["seen", "live", "label=3", "--state", others], "the state is of stream 'others', not 'live'"),
+        (["replay", "live", "--state", unlike], "of stream 'live' has no batch 0:11; it has no batch"),
     ):
         assert said in batchd(*words, "--config", daemon.config, status=1).stderr
+    batchd("seen", "live", "label=3", "--rows", "--config", daemon.config, status=2)
     places = json.loads(batchd("seen", "live", "--index", "1", "--config", daemon.config, "--json").stdout)["places"]
     assert [(one["step"], one["row"]) for one in places] == [(0, 1), (12, 1)], "each daemon counts from 0"
 

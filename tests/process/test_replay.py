@@ -202,6 +202,35 @@ def test_a_saved_configuration_replays_what_a_reload_has_changed(start_daemon, p
     assert f"the batch has the CRC {new:08x}, not " in differs.stderr
 
 
+def test_a_file_that_a_daemon_does_not_know_is_no_part_of_its_batches(start_daemon, tmp_path):
+    """With other files on disk, no answer about the running daemon would be right."""
+    write_photos(tmp_path / "some", {"cat": 9})
+    daemon = start_daemon({"photos": folder_stream(tmp_path / "some")})
+    words = ["photos", "--running"]
+    run_batchd("replay", *words, "0:0", address=daemon.address)
+    write_photos(tmp_path / "some", {"dog": 1})
+
+    for command in (["replay", *words, "0:0"], ["seen", *words, "--index", "3", "--epochs", "1"]):
+        refused = run_batchd(*command, address=daemon.address, status=2)
+        assert "stream 'photos' makes other batches than the daemon serves:\n  " in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"position": "1:3"}, "position is '1:3'; give \\(epoch, step\\), or a state"),
+        ({"position": 3}, "position is 3; give"),
+        ({"position": (0, 1.5)}, "position is \\(0, 1.5\\); give"),
+        ({"config": {}}, "config is of type dict; give the path"),
+    ],
+)
+def test_what_is_no_position_or_configuration_is_named(photos, tmp_path, changes, said):
+    config = write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, {})
+
+    with pytest.raises(BatchdError, match=said):
+        batchd.replay(**{"config": config, "stream": "photos", "position": (0, 0), **changes})
+
+
 def _batch_at(daemon, epoch, step):
     """The CRC of a batch, and the state after it."""
     with batchd_client.connect(daemon.address) as connection:
@@ -500,7 +529,7 @@ def test_what_cannot_be_replayed_is_said(daemon, tmp_path):
         done = run_batchd("replay", *options, status=status)
         assert words in done.stderr + done.stdout, (options, done.stderr)
     missing = run_batchd("replay", "nope", "0:0", "--running", address=daemon.address, status=1)
-    assert "the daemon has no card of a stream 'nope'" in missing.stderr
+    assert "the daemon has no stream 'nope'; known here: photos" in missing.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
