@@ -26,7 +26,7 @@ from slow_server import slow_server
 import batchd_client
 from batchd.storage import reader
 from batchd.storage.access import Storage
-from batchd.storage.ahead import Requested, Room
+from batchd.storage.ahead import RequestBudget, Requested
 from batchd.storage.reader import Extent, RemoteBytes
 
 DELAY_S = 0.02
@@ -135,7 +135,7 @@ def _measure_gaps(bench: Bench) -> None:
 def _fetch_ms(extents: list[Extent], gap_bytes_max: int) -> float:
     with Storage() as storage, patch.object(reader, "GAP_BYTES_MAX", gap_bytes_max):
         remote = RemoteBytes(storage, b"s3://bucket", {})
-        storage.requested = Requested(Room(1 << 30))
+        storage.requested = Requested(RequestBudget(1 << 30))
         remote.fetch(extents[:1])  # connects
         storage.requested.wait(60)
         started_s = time.perf_counter()
