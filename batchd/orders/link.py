@@ -29,8 +29,8 @@ uses a ``link`` number twice. The worker host numbers its workers.
 The rows of an order travel as frames, cut as ``batchd_wire.tcp.pieces`` cuts rows of a slot: field
 after field, each in pieces of 1 MiB, as if the rows followed each other. ZeroMQ delivers a message
 when all of its frames are there. So each order is reported by itself: otherwise rows would wait for
-those of another order. And a long order comes in several messages: the gateway copies each part
-while it is in the processor's cache, and while the next part arrives.
+those of another order. And a very long order comes in several messages: the gateway copies each
+part while the next one arrives.
 """
 
 from dataclasses import field

@@ -51,10 +51,14 @@ from batchd.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.worker_host.streams import OpenedStream
 from batchd_wire.codec import Message
 from batchd_wire.position import Position
-from batchd_wire.tcp import PIECE_BYTES
 
 _log = structlog.get_logger()
 
+PART_BYTES = 16 << 20
+"""Rows of an order that go in one message: shorter parts cost more messages than they save copies.
+
+With 1 MiB, two worker hosts gave 0.95 of the images/s.
+"""
 SAMPLE_TIMEOUT_S = 60.0
 """Placeholder until a gateway sends the timeout; there are no orders before that."""
 ENDED = "it could not be started"
@@ -333,7 +337,7 @@ class HostWorkers:
             key = fill.link, fill.worker, fill.order
             part: list[memoryview] = []
             for frame in frames:
-                if sum(map(len, part)) >= PIECE_BYTES:
+                if sum(map(len, part)) >= PART_BYTES:
                     self._send(HostRows(*key), part)
                     part = []
                 part.append(frame)
