@@ -183,7 +183,7 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
 def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     """The memory of a batch, against that of padded rows."""
     stream = plan.config
-    layout = slot_layout(stream, plan.columns, has_checksums=stream.verify or stream.digest)
+    layout = slot_layout(stream, plan.columns, has_checksums=stream.has_checksums)
     text = f"{plan.name}: a slot takes {round_bytes(layout.slot_bytes)}, for {counted(layout.rows, 'row')}"
     packs = Packs.from_arrays(index.arrays)
     if packs is not None:
@@ -193,7 +193,7 @@ def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     if rows is not None and rows.max() < layout.rows:
         text += f" of the largest sample: batch_size = {rows.max()} is enough for this budget"
     elif rows is not None:
-        text += f" of the largest sample, of which batches have {epochs.epoch_rows / epochs.steps / layout.rows:.0%} on average"
+        text += f" of the largest sample; batches fill {epochs.epoch_rows / epochs.steps / layout.rows:.0%} of them on average"
     return text
 
 

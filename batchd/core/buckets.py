@@ -38,7 +38,7 @@ TABLE, STARTS, BLOCK, SIZES = f"{PREFIX}table", f"{PREFIX}starts", f"{PREFIX}blo
 ROWS = f"{PREFIX}rows"
 """Arrays in the index that workers get; see ``BucketOrder`` and ``BucketSizes``."""
 BATCHES_KNOWN = 4_096
-"""Batches of which an order remembers the number of rows."""
+"""An order remembers the number of rows of so many batches."""
 
 Numbers = NDArray[np.int64]
 
@@ -133,7 +133,7 @@ class BucketOrder:
 
     ``table``: the items by size, int32 or int64 ``[items]``. ``starts``: the first place in the
     table of each bucket, and the number of items, int64 ``[buckets + 1]``. A block is ``ranks``
-    batches of ``batch_size`` places, of which batches of a bucket have ``rows``, int64
+    batches of ``batch_size`` places. ``rows``: how many of them a batch of each bucket fills, int64
     ``[buckets]``; None: all.
     """
 

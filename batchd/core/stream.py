@@ -47,7 +47,7 @@ class Stream:
         plan = spec.plan
         may_divide = spec.groups_neighbours and not spec.shares_caches and plan.draws is None and plan.documents is None
         self.blocks = plan.order if may_divide and isinstance(plan.order, BlockOrder) else None
-        """The blocks of which each is one local worker's to read; None if rows are not divided."""
+        """The blocks, if each is for one local worker to read; None if rows are not divided."""
         self.shares: Shares | None = None
         """By which pending rows are divided; None: each worker host may fill any of them."""
         self._stalled: dict[int, tuple[int, int]] = {}

@@ -269,7 +269,7 @@ def _by_jumps(badness: Badness, rows: Numbers, report_of: Numbers) -> _Way:
 def _compare(grouping: Grouping, way: _Way, shares: int, *, rare: bool) -> Outcome:
     """Compare the groups of one kind in one way, which has one of ``shares`` of ``ALPHA``.
 
-    ``rare``: find those of which the bad ones have too little, not those of which too much.
+    ``rare``: find groups that the bad ones have too little of, instead of too much.
     """
     mine = (grouping.of != NO_GROUP) & (way.weights > 0)
     groups, of = len(grouping.names), grouping.of[mine]
