@@ -120,10 +120,10 @@ class ReadsRows(Protocol):
 class ReadsLengths(Protocol):
     """A reader that finds how long fields are in less time than by reading their samples."""
 
-    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64] | None:
-        """The elements of a field in each sample, int64 ``[samples]``; 0 where ``read`` fails.
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
+        """The elements of a field in each sample, int64 ``[samples]``; 0 where only ``read`` tells.
 
-        None if only ``read`` can tell.
+        ``read`` succeeds for the others. Requests from servers what it needs.
         """
 
 

@@ -1,8 +1,8 @@
 """HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: sizes of samples.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
-made once before the first batch; of an image that is cut into patches, the header suffices, and of
-a list of numbers in Parquet, its length.
+made once before the first batch; of an image that is cut into patches and of an array in a shard,
+the header suffices, and of a list of numbers in Parquet, its length.
 ``daemon.measuring`` starts some of these processes and tells each, in JSON on standard input, which
 samples are its own. The answer is shared memory, int64 ``[samples]``:
 
@@ -67,11 +67,12 @@ def main() -> int:
             unknown = (first + np.flatnonzero(block == UNKNOWN)).tolist()
             if not unknown:
                 continue
+            if asked.by == "length":
+                lengths[unknown[0]] = IN_WORK
+                known = maker.lengths(unknown, asked.field)
+                lengths[unknown] = np.where(known > 0, known, UNKNOWN)
+                unknown = [sample for sample, length in zip(unknown, known.tolist(), strict=True) if not length]
             maker.read_ahead(unknown)
-            lengths[unknown[0]] = IN_WORK
-            if asked.by == "length" and (known := maker.lengths(unknown, asked.field)) is not None:
-                lengths[unknown] = known
-                continue
             for sample in unknown:
                 lengths[sample] = IN_WORK
                 try:

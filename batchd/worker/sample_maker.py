@@ -210,13 +210,15 @@ class SampleMaker:
         """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
 
-    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64] | None:
-        """The elements of a field in each sample, int64 ``[samples]``, 0 for a bad one.
-
-        None if samples have to be made to know them.
-        """
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
+        """The elements of a field in each sample, int64 ``[samples]``, 0 if it has to be made."""
         keeps_length = all(step.keeps_length or field not in (step.touches or {field}) for step in self._steps)
-        return self._reader.lengths(samples, field) if keeps_length and isinstance(self._reader, ReadsLengths) else None
+        if not keeps_length or not isinstance(self._reader, ReadsLengths):
+            return np.zeros(len(samples), np.int64)
+        self._ahead.requested.forget()
+        self._ahead = Announced(self._storage.begin_reading_ahead(), {})
+        self._storage.begin_sample()
+        return self._reader.lengths(samples, field)
 
     def plan(self, epoch: int, sample: int) -> ImagePlan | None:
         """What the first stage on an image would make of a sample, as ``Pipeline.plan``."""

@@ -1,9 +1,11 @@
 """Streams whose rows hold several documents, with real daemons, workers and trainers."""
 
+import io
 import signal
 import textwrap
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +26,14 @@ from batchd.pipeline.call.options import Call
 from batchd.pipeline.fields.options import Rename
 from batchd.pipeline.numbers.options import Cast
 from batchd.pipeline.shapes.options import Pack
+from batchd.sources.composed.options import ConcatSource, SubsetSource
 from batchd.sources.interface import kind_of, open_reader
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.tokens.options import TokensSource
+from batchd.sources.webdataset.options import WebDatasetSource
+from batchd.sources.webdataset.reader import HEAD_BYTES
 from batchd.storage.access import Storage
+from batchd.storage.reader import BytesReader
 from batchd_wire.position import Position
 from support.commands import batchd
 from support.configs import load
@@ -36,6 +42,7 @@ from support.parquet_files import write_parquet
 from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.samples import scan
 from support.seen import digest_of
+from support.shards import write_shard
 from support.waiting import wait_until
 
 DOCUMENTS = 300
@@ -188,14 +195,69 @@ def test_the_offsets_of_lists_give_the_lengths_that_samples_have(tmp_path, kind,
         found = reader.lengths(range(3, 40), "tokens")
 
     lengths = [0 if one is None else len(one) for one in LISTS]
-    assert (found is None) == is_read
-    assert found is None or found.tolist() == lengths[3:]
+    assert found.tolist() == ([0] * 37 if is_read else lengths[3:])
+    assert measured_in(source)[0] == lengths
 
-    columns = kind_of(source).columns(source, Storage())
+
+def measured_in(source):
+    """The lengths that helper processes find, and an example of a bad sample."""
     config = StreamConfig(source=source, batch_size=2, pipeline=(Pack(field="tokens", length=32),))
-    plan = plan_stream("texts", config, columns, ())
-    made, _example = measured(plan, Size("tokens", "length"), index, Pass(2, 30.0, Storage(), lambda _found: None))
-    assert made.tolist() == lengths
+    plan = plan_stream("texts", config, kind_of(source).columns(source, Storage()), ())
+    pass_ = Pass(2, 30.0, Storage(), lambda _found: None)
+    lengths, example = measured(plan, Size("tokens", "length"), scan(source), pass_)
+    return lengths.tolist(), example
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+ODD_ARRAYS = {
+    2: npy(np.arange(5, dtype=np.int64)),
+    5: npy(np.zeros((3, 2), np.int32)),
+    8: npy(np.arange(4, dtype=np.int32))[:-1],
+    9: b"no array",
+    11: npy(np.zeros(0, np.int32)),
+    12: npy(np.arange(6, dtype=">i2")),
+    14: npy(np.array([1 << 40])),
+}
+"""Of these, the header of sample 12 alone says that the numbers fit, and how many there are."""
+
+
+@pytest.mark.parametrize("place", ["local", "server", "concat"])
+def test_the_headers_of_arrays_in_shards_give_their_lengths(web, storage, tmp_path, monkeypatch, place):
+    """No other byte of these arrays is read. Where a header does not suffice, the sample is made."""
+    arrays = {number: npy(np.arange(1 + number * 300, dtype=np.int32)) for number in range(20)} | ODD_ARRAYS
+    members = [(f"{number:02}.tokens.npy", arrays[number]) for number in range(20)]
+    members += [(f"{number:02}.cls", b"seven" if number == 17 else b"7") for number in range(21)]
+    write_shard(tmp_path / "a.tar", sorted(members))
+    web.files["a.tar"] = (tmp_path / "a.tar").read_bytes()
+    root, fields = Path(web.url) if place == "server" else tmp_path, {"tokens": "int32[?]", "label": "int64"}
+    source = WebDatasetSource(root=root, shards=("a.tar",), fields=fields)
+    if place == "concat":
+        source = ConcatSource(sources=(SubsetSource(of=source, stop=9), SubsetSource(of=source, start=9)))
+    asked = noted_sizes(monkeypatch)
+    with closing(open_reader(source, scan(source), 1 << 20, storage)) as reader:
+        storage.begin_sample()
+        found = reader.lengths(range(21), "tokens").tolist()
+    lengths, example = measured_in(source)
+
+    made = [2, 5, 8, 9, 11, 14, 17, 20]
+    assert found == [6 if number == 12 else 0 if number in made else 1 + number * 300 for number in range(21)]
+    assert max(asked) == HEAD_BYTES
+    assert lengths == [5 if number == 2 else length for number, length in enumerate(found)]
+    assert "a.tar: " in example
+
+
+def noted_sizes(monkeypatch):
+    """The sizes of the extents that readers of this process read."""
+    read, asked = BytesReader.read_extent, []
+    monkeypatch.setattr(
+        BytesReader, "read_extent", lambda self, *extent: asked.append(extent[-1]) or read(self, *extent)
+    )
+    return asked
 
 
 def test_steps_that_may_change_a_length_have_it_measured(tmp_path):

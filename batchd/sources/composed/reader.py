@@ -11,10 +11,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchd.samples.values import Value
 from batchd.sources.composed.index import part_of
 from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
-from batchd.sources.interface import NamesFiles, Reader, open_reader, read_ahead
+from batchd.sources.interface import NamesFiles, Reader, ReadsLengths, open_reader, read_ahead
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 
@@ -46,6 +49,15 @@ class ComposedReader:
             wanted.setdefault(part, []).append(number)
         for part in {*wanted, *self._readers}:
             read_ahead(self._reader(part), wanted.get(part, ()))
+
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
+        """See ``interface.ReadsLengths``."""
+        found = np.zeros(len(samples), np.int64)
+        parts, numbers = np.array([self._place(sample) for sample in samples], np.int64).reshape(-1, 2).T
+        for part in np.unique(parts).tolist():
+            if isinstance(reader := self._reader(part), ReadsLengths):
+                found[parts == part] = reader.lengths(numbers[parts == part].tolist(), field)
+        return found
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""

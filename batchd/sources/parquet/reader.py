@@ -245,11 +245,13 @@ class ParquetReader:
                     values.append(extent)
         self._remote.fetch([*values, *self._groups.ahead(groups)])
 
-    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64] | None:
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
         """See ``interface.ReadsLengths``: of lists of numbers, by their offsets."""
+        unknown = np.zeros(len(samples), np.int64)
         decoded = [number for number, column in enumerate(self._columns) if column.name not in self._numbers]
         if len(decoded) != 1 or self._columns[decoded[0]].name != field or len(self._columns[decoded[0]].shape) != 1:
-            return None
+            return unknown
+        self.prefetch(samples)
         places = [self._index.place(sample) for sample in samples]
         found: list[NDArray[np.int64]] = []
         for _number, those in groupby(places, key=lambda place: place.number):
@@ -257,9 +259,9 @@ class ParquetReader:
             try:
                 lists = self._groups.column(group[0], decoded[0], self._titles[decoded[0]])
             except SampleUnreadable:
-                return None
+                return unknown
             if not _has_numbers(lists, self._columns[decoded[0]]):
-                return None
+                return unknown
             of_rows = list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
             found.append(of_rows[[place.row for place in group]])
         return np.concatenate(found)

@@ -17,7 +17,8 @@ data.
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO
 from tarfile import BLOCKSIZE
@@ -44,6 +45,8 @@ from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 
 _MAGIC = npy_format.magic(1, 0)
 """The first bytes of an array; behind them, two bytes have the length of its header."""
+HEAD_BYTES = 128
+"""With them numpy writes the header of an array of few dimensions."""
 
 
 def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int) -> Value:
@@ -82,11 +85,27 @@ def _parsed(name: str, head: bytes) -> StoredArray:
     return read_header(name, BytesIO(head))
 
 
+def _length(column: Column, head: memoryview, size: int) -> int:
+    """The length of an array of ``size`` bytes with its header; 0 if the numbers may not fit.
+
+    Raises ``SourceInvalid``.
+    """
+    stored = _header(column.name, head)
+    stored.check_end(column.name, size)
+    fits = column.takes(stored.shape) and stored.dtype.kind != "b" and np.can_cast(stored.dtype, column.dtype)
+    return stored.shape[0] if fits else 0
+
+
 class _Found(NamedTuple):
     """A member of a sample."""
 
     ending: str
     extent: Extent
+
+    @property
+    def head(self) -> "_Found":
+        """Its first bytes."""
+        return self._replace(extent=self.extent._replace(size=min(self.extent.size or 0, HEAD_BYTES)))
 
 
 class MembersReader:
@@ -121,10 +140,40 @@ class MembersReader:
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         found = self._found(sample)
-        contents = [self._content(one, is_last=one is found[-1]) for one in found]
+        return {**self._values(found, self._contents(found), self._parts), **self.known(sample)}
+
+    def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
+        """See ``interface.ReadsLengths``: of an array, by its header; other members are read."""
+        lengths = np.zeros(len(samples), np.int64)
+        part = next(part for part in self._parts if part.column.name == field)
+        others = [one for one in self._parts if one.slot != part.slot]
+        if part.coding != "npy" or len(others) < len(self._parts) - 1:
+            return lengths
+        found = [self._found(sample) for sample in samples]
+        arrays = [members[part.slot] for members in found]
+        for members, array in zip(found, arrays, strict=True):
+            members[part.slot] = None if array is None else array.head
+        self._bytes.prefetch(one.extent for members in found for one in members if one is not None)
+        for place, (members, array) in enumerate(zip(found, arrays, strict=True)):
+            with suppress(SampleUnreadable, SourceInvalid):
+                contents = self._contents(members)
+                content, size = contents[part.slot], 0 if array is None else array.extent.size or 0
+                if content and size <= self._max_bytes:
+                    length = _length(part.column, content, size)
+                    self._values(members, contents, others)
+                    lengths[place] = length
+        return lengths
+
+    def _contents(self, found: list[_Found | None]) -> list[memoryview | None]:
+        return [self._content(one, is_last=one is found[-1]) for one in found]
+
+    def _values(
+        self, found: list[_Found | None], contents: list[memoryview | None], parts: Iterable[MemberField]
+    ) -> dict[str, Value]:
+        """The values of some fields. Raises ``SampleUnreadable``."""
         objects: dict[int, Mapping[str, object]] = {}
         values: dict[str, Value] = {}
-        for part in self._parts:
+        for part in parts:
             member, content = found[part.slot], contents[part.slot]
             if member is None or content is None:
                 values[part.column.name] = self._default(part, f"there is no member {part.members}")
@@ -138,7 +187,7 @@ class MembersReader:
                 values[part.column.name] = self._value(part, content, objects)
             except SampleUnreadable as error:
                 raise SampleUnreadable(f"{place}: {error}") from None
-        return {**values, **self.known(sample)}
+        return values
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request the members of all these samples from servers at once."""
