@@ -9,9 +9,14 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
+from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import buckets_of
 from batchd.core.course import Course, Share
+from batchd.core.cuts import Cuts
+from batchd.core.draws import EvenDraws, SingleDraws, bounds_of
 from batchd.core.epochs import planned
+from batchd.core.mixtures import Mixture, Segment
+from batchd.core.packs import PackLimits, Packs
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
 from support.core_course import reading, rounds_of, sequence_of
@@ -125,6 +130,84 @@ def test_resuming_at_any_round_with_another_world_size_loses_and_repeats_nothing
             shares += [share for course in resumed for share in read(course)]
             left_over = (plan.steps - base) % after if plan.drop_last else 0
             assert rows_read(plan, shares) == all_rows(plan, 0, range(plan.steps - left_over))
+
+
+SIZES = np.random.default_rng(0).integers(1, 90, 1_003)
+PACKED = {
+    "pack": Packs.plan(SIZES, PackLimits(128, 16, 100, "split")),
+    "concat-split": Cuts.plan(SIZES, 128, 3, shuffle=True),
+}
+
+
+def plan_of(rows: int, **options: object) -> Plan:
+    """A shuffled plan of batches of at most four rows."""
+    return Plan(rows, 4, 3, shuffle=True, drop_last=False, **options)  # type: ignore[arg-type]
+
+
+ORDERS = {
+    "shuffle": plan_of(1_003),
+    **{name: plan_of(len(packs), documents=1_003) for name, packs in PACKED.items()},
+    "pack, balance": planned(
+        plan_of(len(PACKED["pack"]), documents=1_003), {}, buckets_of(PACKED["pack"].attention(SIZES, 128), 64, 4, 8)
+    ),
+    "bucket": planned(plan_of(1_003), {}, buckets_of(SIZES, 5, 4)),
+    "bucket, budget": planned(plan_of(1_003), {}, buckets_of(SIZES, 5, 4, 8, 200)),
+    "blocks": plan_of(1_003, order=BlockOrder(np.append(np.arange(0, 1_003, 20), 1_003), 4, 3)),
+    "weights": plan_of(1_003, draws=EvenDraws(bounds_of(SIZES.astype(float), 1_003), 3)),
+    "weights, each once": plan_of(500, draws=SingleDraws(SIZES.astype(float), 500, 3)),
+    "mix": plan_of(700, order=Mixture([900, 103], [Segment(0, [1, 0]), Segment(90, [0, 1])], 700, 3, shuffle=True)),
+}
+"""A plan of each kind of order; none has a window, bucket or segment that ends with step 3, 11 or 17."""
+
+
+def pieces_of(name: str, rows: Counter[tuple[Position, int]]) -> Counter[tuple[int, ...]]:
+    """The samples of some rows; of packed rows the samples, first elements and, if cut, lengths."""
+    plan, packs = ORDERS[name], PACKED.get(name.partition(",")[0])
+    if packs is None:
+        counts = Counter(position for position, _row in rows)
+        samples = np.concatenate([plan.indices(position, 0, count) for position, count in counts.items()])
+        return Counter((sample,) for sample in samples.tolist())
+    numbers = np.array([position.step * plan.batch_size + row for position, row in rows])
+    parts = packs.contents(0, numbers, plan.seed, shuffle=True, order=plan.order)
+    return Counter(map(tuple, parts[:, 1:].tolist()))
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_one_then_four_three_and_sixteen_ranks_read_an_epoch_of_any_order_together(name):
+    """Each row once, and so each sample, or each part of it, as often as the epoch has it.
+
+    All ranks have equally many steps.
+    """
+    plan, shares, base = ORDERS[name], [], 0
+    for world_size, rounds in ((1, 3), (4, 2), (3, 2), (16, None)):
+        taken = [read(course)[:rounds] for course in courses(plan, world_size, base, end_epoch=1)]
+        assert len(set(map(len, taken))) == 1
+        shares += [share for of_rank in taken for share in of_rank]
+        base += world_size * (rounds or 0)
+
+    rows = rows_read(plan, shares)
+    assert rows == all_rows(plan, 0, range(plan.steps))
+    pieces = pieces_of(name, rows)
+    assert max(pieces.values()) == 1 or name in {"weights", "mix"}
+    if name.startswith(("pack", "concat-split")):
+        assert {sample for sample, *_part in pieces} == set(range(1_003))
+    elif name not in {"weights", "weights, each once", "mix"}:
+        assert pieces.keys() == {(sample,) for sample in range(1_003)}
+    if name == "concat-split":
+        assert sum(count for _sample, _first, count in pieces) == SIZES.sum()
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4, 16])
+def test_the_shares_of_a_mix_change_at_one_step_for_all_ranks(world_size):
+    """Row 90 is the third of step 22, whichever rank reads it."""
+    plan, seen = ORDERS["mix"], set[int]()
+    for course in courses(plan, world_size, end_epoch=1):
+        for share in read(course):
+            rows = 4 * share.position.step + share.first + np.arange(share.rows)
+            assert (plan.indices(*share) >= 900).tolist() == (rows >= 90).tolist()
+            seen.update(rows.tolist())
+
+    assert seen == set(range(700))
 
 
 def test_a_shared_last_round_is_cut_as_the_drawing_says():

@@ -1,16 +1,21 @@
 """The packs of an epoch: every document once, no row too long, any position by itself."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.core.buckets import BucketOrder, BucketSizes, buckets_of
+from batchd.core.cuts import Cuts
 from batchd.core.packs import PackLimits, Packs
 from batchd.daemon.grouping import BALANCE_BUCKETS
 
 ROOM = 64
-LENGTHS = st.lists(st.integers(-1, 3 * ROOM), min_size=1, max_size=700).filter(lambda them: max(them) > 0)
+LENGTHS = st.lists(st.one_of(st.integers(-1, 3 * ROOM), st.just(-(1 << 62))), min_size=1, max_size=700).filter(
+    lambda them: max(them) > 0
+)
 
 
 def limits_of(documents=ROOM, window=100, too_long="split"):
@@ -154,3 +159,35 @@ def test_the_table_takes_four_bytes_a_document():
     arrays = Packs.plan(lengths, PackLimits(4096, 256, 4096, "split")).to_arrays()
 
     assert sum(array.nbytes for array in arrays.values()) <= 4 * len(lengths) + 64 * 1024
+
+
+def many_packs():
+    """Ten million documents of 2,048 elements, of which two are in each row of 4,096."""
+    strata, windows = 4_000, 2_500
+    return Packs(
+        np.arange(10**7, dtype=np.int32),
+        np.zeros((0, 2), np.int64),
+        np.array([windows, 2_048 * 10**7]),
+        np.arange(strata, dtype=np.int32),
+        np.arange(0, strata + 1, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [many_packs, lambda: Cuts.plan(np.full(10**7, 2_048), 4_096, 3, shuffle=False)], ids=["packs", "cuts"]
+)
+def test_rows_far_into_ten_million_documents_need_the_shared_table_alone(make):
+    """At step 1,000,000 of batches of four rows; the memory is that of a batch."""
+    packs = make()
+    rows = 4 * 10**6 + np.arange(4)
+    tracemalloc.start()
+    try:
+        parts = packs.contents(2, rows, 3, shuffle=True)
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(packs) == 5 * 10**6
+    assert peak < 1 << 20
+    assert np.bincount(parts[:, 0]).tolist() == [2] * 4
+    assert len(set(parts[:, 1].tolist())) == 8
