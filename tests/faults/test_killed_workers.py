@@ -8,6 +8,7 @@ import pytest
 
 import batchd_client
 from support.expected import Expected
+from support.images import jpeg, photo
 from support.kernel import is_stopped
 from support.seen import samples, see
 from support.settings import list_stream
@@ -59,6 +60,29 @@ def test_many_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photo
     (stream,) = status["streams"]
     assert stream["quarantined_samples"] == stream["bad_samples"] == 0
     wait_until(lambda: daemon.status()["daemon"]["worker_deaths"] == kills, "all deaths are counted")
+
+
+ORDERS = {
+    "bucket of a budget": {"bucket": {"field": "image", "by": "pixels", "count": 4, "budget": 24_576}, "balance": 2},
+    "blocks": {"shuffle": {"blocks": 4, "block_samples": 10}},
+    "weights": {"weights": {"by": "class", "power": 0.5}},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_killed_workers_change_no_batch_of_another_order(start_daemon, tmp_path, order):
+    """Batches of a budget have different numbers of rows; blocks belong to workers."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, (height, width) in enumerate([(24, 32), (48, 64), (60, 90), (96, 128)] * 3):
+        (folder / f"{number}.jpg").write_bytes(jpeg(photo(height, width, seed=number)))
+    daemon = start_daemon(long_epoch(folder, tmp_path, 600, batch_size=16, **ORDERS[order]), workers=3, chunk_rows=1)
+
+    seen, _status = kill_through_an_epoch(daemon, 8, seed=8)
+
+    assert seen == Expected(daemon.config).epoch(0)
+    rows = {len(batch.samples) for batch in seen}
+    assert rows >= ({2, 4, 8, 16} if order == "bucket of a budget" else {16})
 
 
 @pytest.mark.slow

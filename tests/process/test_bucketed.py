@@ -53,10 +53,14 @@ def pictures(tmp_path):
     return folder_stream(folder, bucket={"field": "image", "by": "aspect", "count": 4}, batch_size=5)
 
 
+BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 7500}
+
+
+@pytest.mark.parametrize("keys", [{}, {"batch_size": 6, "bucket": BUDGET}], ids=["rows", "budget"])
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
-def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, pictures, workers, chunk_rows):
+def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, pictures, workers, chunk_rows, keys):
     """The test's own process computes two epochs; each has every sample once."""
-    daemon = start_daemon({"photos": pictures}, workers=workers, chunk_rows=chunk_rows)
+    daemon = start_daemon({"photos": {**pictures, **keys}}, workers=workers, chunk_rows=chunk_rows)
     expected = Expected(daemon.config)
 
     with batchd_client.connect(daemon.address) as connection:
@@ -154,9 +158,6 @@ def test_a_stream_of_a_reload_has_its_buckets(start_daemon, pictures, texts):
         with batchd_client.connect(daemon.address) as connection:
             seen = see(connection.stream("photos", epochs=1))
         assert [batch.samples for batch in seen] == [batch.samples for batch in expected.epoch(0)]
-
-
-BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 7500}
 
 
 def test_batches_of_a_budget_have_the_same_bytes_everywhere(start_daemon, tmp_path, pictures):

@@ -1,6 +1,7 @@
 """Streams whose rows hold several documents, with real daemons, workers and trainers."""
 
 import io
+import os
 import signal
 import textwrap
 from contextlib import closing
@@ -38,6 +39,7 @@ from batchd_wire.position import Position
 from support.commands import batchd
 from support.configs import load
 from support.megatron import write_megatron
+from support.network import free_port
 from support.parquet_files import write_parquet
 from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.samples import scan
@@ -290,13 +292,31 @@ def test_each_epoch_has_every_token_of_every_document_once(start_packed):
     assert set(first_digests.values()).isdisjoint(second_digests.values())
 
 
-@pytest.mark.parametrize("workers", [1, 5])
-def test_any_number_of_workers_gives_the_same_bytes(start_packed, workers):
-    one = start_packed(workers=workers, chunk_rows=1)
-    other = start_packed(workers=2)
+CUT = {"method": "concat-split", "documents": 40}
 
-    with batchd_client.connect(one.address) as first, batchd_client.connect(other.address) as second:
-        assert epoch_of(first.stream("texts", epochs=1)) == epoch_of(second.stream("texts", epochs=1))
+
+@pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
+@pytest.mark.parametrize("workers", [1, 5])
+def test_workers_that_are_killed_give_the_bytes_that_a_remote_trainer_gets(start_packed, workers, pack):
+    """One daemon loses its workers, of whatever number; another has two, and sends batches by TCP."""
+    one = start_packed(pack, workers=workers, chunk_rows=1)
+    other = start_packed(pack, workers=2, tcp=f"127.0.0.1:{free_port()}")
+
+    with batchd_client.connect(one.address) as first, batchd_client.connect(other.tcp_address) as second:
+        batches = after_kills(one, first.stream("texts", epochs=1), kills=4)
+        assert epoch_of(batches) == epoch_of(second.stream("texts", epochs=1))
+        assert one.status()["daemon"]["worker_deaths"] == 4
+
+
+def after_kills(daemon, stream, kills):
+    """The batches of a stream; after each of the first ones a worker is killed."""
+    killed = set()
+    for batch in stream:
+        yield batch
+        if len(killed) < kills:
+            victim = min(wait_until(lambda: daemon.worker_pids() - killed, "a worker lives"))
+            os.kill(victim, signal.SIGKILL)
+            killed.add(victim)
 
 
 def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed):
@@ -326,9 +346,6 @@ def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed
     for sample, tokens in taken:
         texts.setdefault(sample, set()).update(tokens)
     assert {sample: sorted(tokens) for sample, tokens in texts.items()} == whole_texts()
-
-
-CUT = {"method": "concat-split", "documents": 40}
 
 
 @pytest.mark.parametrize("balance", [{}, {"balance": 2}], ids=["alone", "balanced"])
@@ -377,9 +394,10 @@ def test_rows_that_are_dealt_by_cost_are_those_of_an_epoch(start_packed, start_d
     assert digests[0, 0] != mine[1][0, 0]
 
 
-def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, tmp_path):
-    local = start_packed()
-    daemon = start_packed(**pool_keys(), chunk_rows=1)
+@pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
+def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, tmp_path, pack):
+    local = start_packed(pack)
+    daemon = start_packed(pack, **pool_keys(), chunk_rows=1)
     with worker_hosts(tmp_path) as start_host:
         start_host(daemon, "--name", "one")
         wait_serving(daemon, 1, "texts")
