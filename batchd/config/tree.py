@@ -580,11 +580,13 @@ class StreamConfig(_Branch):
                 "out, and have them made in random order",
                 "shuffle",
             )
-        if self.weights is not None and (self.source.is_live or pack_of(self.pipeline) is not None):
-            why = '"pack" needs each sample once' if not self.source.is_live else "live samples come in their own order"
-            checks.say(f"{why}, so none can be drawn by weight; leave weights out", "weights")
+        grouping = "bucket" if self.bucket is not None else '"pack"' if pack_of(self.pipeline) is not None else ""
+        if self.weights is not None and (self.source.is_live or grouping):
+            why = f"{grouping} needs each sample once" if grouping else "live samples come in their own order"
+            instead = " (a mix of sources can have fixed weights)" if grouping else ""
+            checks.say(f"{why}, so none can be drawn by weight; leave weights out{instead}", "weights")
         if isinstance(self.source, MixSource) and self.source.changes:
-            self._check_changing_mix(checks)
+            self._check_changing_mix(checks, grouping)
         if self.source.is_live and self.digest:
             checks.say(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest', "digest")
         if self.journal is not None and not isinstance(self.source, PushSource):
@@ -601,15 +603,17 @@ class StreamConfig(_Branch):
         checks.done()
         return self
 
-    def _check_changing_mix(self, checks: Checks) -> None:
+    def _check_changing_mix(self, checks: Checks, grouping: str) -> None:
         """Refuse what puts samples of a changing mix into another order."""
         text = "has the order of its own rows, as its weights change with them"
         if self.weights is not None:
             checks.say(f"a mix whose weights change {text}; leave weights of the stream out", "weights")
         if isinstance(self.shuffle, BlockShuffle):
             checks.say(f"a mix whose weights change {text}; use shuffle = true", "shuffle")
-        if pack_of(self.pipeline) is not None:
-            checks.say(f'a mix whose weights change {text}, and "pack" joins samples by length', "source", "weights")
+        if grouping:
+            text = f"{text}, and {grouping} orders samples by their sizes"
+            advice = "give the mix fixed weights, and each stage of the training a stream of its own"
+            checks.say(f"a mix whose weights change {text}; {advice}", "source", "weights")
 
     def _check_pack(self, checks: Checks) -> None:
         """Refuse to pack samples that are not there yet, and to mask documents of a row."""
@@ -640,10 +644,6 @@ class StreamConfig(_Branch):
             if isinstance(self.shuffle, BlockShuffle):
                 text = "puts samples together by their sizes, so neighbours in storage are in no order"
                 checks.say(f"{key} {text}; use shuffle = true", "shuffle")
-        if self.bucket is not None and (
-            self.weights is not None or (isinstance(self.source, MixSource) and self.source.changes)
-        ):
-            checks.say("bucket needs each sample once, so none can be drawn by weight; leave bucket out", "bucket")
         if self.bucket is not None and pack_of(self.pipeline) is not None:
             text = 'rows of "pack" are full whatever the lengths in them are, so they need no buckets'
             checks.say(f"{text}; leave bucket out", "bucket")

@@ -18,6 +18,8 @@ COST = Column("cost", dtype="float32", shape=())
 PACK = [{"op": "pack", "field": "tokens", "length": 8}]
 LIVE = {"type": "generator", "function": "a:b", "fields": {"tokens": "int32[?]"}}
 BUCKET = {"field": "tokens"}
+ARRAYS = {"type": "npz", "path": "/a.npz"}
+CHANGING = {"type": "mix", "sources": [ARRAYS, ARRAYS], "weights": {"0": [1, 0], "8": [1, 1]}}
 
 
 def stream_of(**keys):
@@ -36,8 +38,11 @@ def stream_of(**keys):
         ),
         (
             {"bucket": BUCKET, "weights": {"file": "/w.npy"}},
-            "bucket needs each sample once, so none can be drawn by weight",
+            r"bucket needs each sample once, so none .* leave weights out \(a mix of sources can have fixed weights\)",
         ),
+        ({"pipeline": PACK, "weights": {"file": "/w.npy"}}, r"leave weights out \(a mix of sources can"),
+        ({"bucket": BUCKET, "source": CHANGING}, "give the mix fixed weights, and each stage of the training a stream"),
+        ({"pipeline": PACK, "source": CHANGING}, "give the mix fixed weights, and each stage of the training a stream"),
         ({"bucket": BUCKET, "source": LIVE}, 'samples of type "generator" are not there yet when the batches'),
         ({"bucket": BUCKET, "balance": 1}, "greater than or equal to 2"),
         ({"bucket": {**BUCKET, "bounds": [3], "count": 4}}, "name count, the number of buckets, or their bounds"),
