@@ -230,7 +230,7 @@ ODD_ARRAYS = {
 
 @pytest.mark.parametrize("place", ["local", "server", "concat"])
 def test_the_headers_of_arrays_in_shards_give_their_lengths(web, storage, tmp_path, monkeypatch, place):
-    """No other byte of these arrays is read. Where a header does not suffice, the sample is made."""
+    """No byte behind it is read. Where a header does not suffice, the sample is made."""
     arrays = {number: npy(np.arange(1 + number * 300, dtype=np.int32)) for number in range(20)} | ODD_ARRAYS
     members = [(f"{number:02}.tokens.npy", arrays[number]) for number in range(20)]
     members += [(f"{number:02}.cls", b"seven" if number == 17 else b"7") for number in range(21)]
@@ -298,7 +298,7 @@ CUT = {"method": "concat-split", "documents": 40}
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
 @pytest.mark.parametrize("workers", [1, 5])
 def test_workers_that_are_killed_give_the_bytes_that_a_remote_trainer_gets(start_packed, workers, pack):
-    """One daemon loses its workers, of whatever number; another has two, and sends batches by TCP."""
+    """One daemon loses its workers, one or five; another has two, and sends batches by TCP."""
     one = start_packed(pack, workers=workers, chunk_rows=1)
     other = start_packed(pack, workers=2, tcp=f"127.0.0.1:{free_port()}")
 

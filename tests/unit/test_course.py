@@ -157,7 +157,7 @@ ORDERS = {
     "weights, each once": plan_of(500, draws=SingleDraws(SIZES.astype(float), 500, 3)),
     "mix": plan_of(700, order=Mixture([900, 103], [Segment(0, [1, 0]), Segment(90, [0, 1])], 700, 3, shuffle=True)),
 }
-"""A plan of each kind of order; none has a window, bucket or segment that ends with step 3, 11 or 17."""
+"""A plan of each kind of order; no window, bucket or segment ends with step 3, 11 or 17."""
 
 
 def pieces_of(name: str, rows: Counter[tuple[Position, int]]) -> Counter[tuple[int, ...]]:
