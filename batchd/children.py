@@ -26,13 +26,15 @@ from time import monotonic
 from typing import IO, NamedTuple, Self, TypedDict, Unpack
 
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+STANDARD_STREAMS = range(3)
 PR_SET_PDEATHSIG = 1
 """From sys/prctl.h."""
 READ_BYTES = 64 << 10
 """Size of a pipe's buffer: one read empties it."""
 STAT_BYTES_MAX = 4096
-EXIT_CODE = 49
-"""Index of field 52 among those behind the name in a process's ``stat``: proc_pid_stat(5)."""
+TEXTS, EXIT_CODE = slice(45, 49), 49
+"""Indices of the fields 48 to 51 (where its arguments and its environment begin and end) and 52
+among those behind the name in a process's ``stat``: proc_pid_stat(5)."""
 SERVICE_MANAGER = dict.fromkeys(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"))
 """Variables of the service manager, which no child gets: only the daemon itself reports to it."""
 
@@ -83,7 +85,7 @@ class ProcessHandle:
 class Child(ProcessHandle):
     """A process that this one has started. The end of its context kills and reaps it."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes] | _Fork") -> None:
         """Raises ``OSError`` where there is no descriptor; the process stays the caller's."""
         super().__init__(popen.pid, os.pidfd_open(popen.pid))
         self._popen = popen
@@ -154,6 +156,25 @@ class Child(ProcessHandle):
         super().close()
         if self._popen.stdout is not None:
             self._popen.stdout.close()
+
+
+class _Fork:
+    """What ``Child`` uses of a ``Popen``, for a fork of this process."""
+
+    stdout = None
+    returncode: int | None = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        """End it. The caller has not reaped it, so its number is still its own."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Reap it; its exit status, or minus the signal."""
+        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
 
 
 class Linked(NamedTuple):
@@ -245,6 +266,57 @@ def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
     return Linked(child, ours)
 
 
+def fork_linked(module: str) -> Linked | socket.socket:
+    """Fork this process, which has one thread. Returns the child; in the child, its channel.
+
+    The child begins as if ``start_linked`` had run ``module``, but with all that is imported here:
+    it has no input, no descriptor that this process was started with, and no variable of the
+    service manager. What loaded code has opened stays open. Raises ``OSError``.
+    """
+    with ExitStack() as where_it_fails:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        where_it_fails.enter_context(ours)
+        with ExitStack() as until_forked:
+            until_forked.enter_context(theirs)
+            pid = fork()
+            if pid == 0:
+                until_forked.pop_all()
+                ours.close()
+                where_it_fails.pop_all()
+                _begin_as(module)
+                return theirs
+        process = _Fork(pid)
+        where_it_fails.callback(process.wait)
+        where_it_fails.callback(process.kill)
+        child = Child(process)
+        where_it_fails.pop_all()
+    return Linked(child, ours)
+
+
+def _begin_as(module: str) -> None:
+    """Leave to the parent what was given to it, and show the module in the list of processes."""
+    from pathlib import Path  # noqa: PLC0415  scripts that embed a daemon import this module, and need it not
+
+    sys.argv[:] = [module]  # a library that users' functions import may read them
+    for name in SERVICE_MANAGER:
+        os.environ.pop(name, None)
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  numbers, not paths
+        with suppress(OSError):  # the one that listed them is closed
+            if descriptor not in STANDARD_STREAMS and os.get_inheritable(descriptor):
+                os.close(descriptor)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    facts = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    arguments, their_end, variables, end = map(int, facts[TEXTS])
+    shown = b"\0".join(map(os.fsencode, (sys.executable, module)))[: max(0, their_end - arguments - 1)]
+    ctypes.memmove(arguments, shown.ljust(their_end - arguments, b"\0"), their_end - arguments)
+    for entry in ctypes.string_at(variables, end - variables).split(b"\0"):
+        if os.fsdecode(entry.partition(b"=")[0]) in SERVICE_MANAGER:
+            ctypes.memset(variables, 0, len(entry))
+        variables += len(entry) + 1
+
+
 def fork() -> int:
     """Fork this process, which has one thread; 0 in the child, else its id. Raises ``OSError``.
 
@@ -273,7 +345,7 @@ def fill_standard_streams() -> None:
 
     Otherwise the next socket would get the number of a standard stream, and the log would go there.
     """
-    for descriptor in range(3):
+    for descriptor in STANDARD_STREAMS:
         try:
             os.fstat(descriptor)
         except OSError:

@@ -16,6 +16,7 @@ from batchd import children
 from batchd.cli.main import main
 from batchd.core.actions import OrderChunk, ProveChunk
 from batchd.core.state import DaemonState
+from batchd.worker import entry
 from batchd.worker.process import limit_threads
 
 SLEEPING = Path(__file__).with_name("sleeping_worker.py")
@@ -51,6 +52,7 @@ def count_decisions(path: str) -> None:
 if __name__ == "__main__":
     limit_threads()
     children.command = command
+    entry.start_early = lambda: children.start_linked("batchd.worker")
     if "SCALING_DECISIONS" in os.environ:
         count_decisions(os.environ["SCALING_DECISIONS"])
     main(sys.argv[1:])

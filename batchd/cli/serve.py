@@ -1,9 +1,9 @@
 """``batchd serve``: the daemon in the foreground. Runs as the DAEMON process.
 
-The fork server of the workers is started before the daemon imports its own modules, since both take
-equally long. The imported modules stay, so the garbage collector skips them: during the imports,
-which saves a tenth of the time, and later. Libraries also import what the daemon never uses, which
-``imports_for_a_daemon`` leaves out: more than another tenth.
+The fork server of the workers is forked before the daemon imports its own modules, so both import
+at the same time. The imported modules stay, so the garbage collector skips them: during the
+imports, which saves a tenth of the time, and later. Libraries also import what the daemon never
+uses, which ``imports_for_a_daemon`` leaves out: more than another tenth.
 
 Invariant: standard output has one line: the address, once trainers can connect. For a script that
 embeds the daemon it has the reason instead if the daemon does not start. All else is log, on
@@ -15,7 +15,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from batchd.children import fill_standard_streams, start_linked
+from batchd.children import fill_standard_streams
 from batchd.cli.options import config_options, log_options
 from batchd.errors import BatchdError
+from batchd.worker.entry import start_early
 from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
@@ -48,13 +49,11 @@ def command(
     second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
     fill_standard_streams()
-    # Threads of NumPy that have no work take 10 ms to start.
+    # Threads of NumPy that have no work take 10 ms to start, also in children.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    fork_server = None
-    with suppress(OSError):  # the daemon tries again for the first worker
-        fork_server = start_linked("batchd.worker")
+    gc.disable()
+    fork_server = start_early()
     try:
-        gc.disable()
         with imports_for_a_daemon():  # imported here for the reasons above
             from batchd.cli.log_lines import log_place, set_up_logs  # noqa: PLC0415
             from batchd.config.load import load_config  # noqa: PLC0415
@@ -86,6 +85,7 @@ def command(
     finally:
         if fork_server is not None:
             fork_server.child.end()
+            fork_server.channel.close()
 
 
 def _print_address(address: str) -> None:

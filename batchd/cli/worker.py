@@ -10,13 +10,12 @@ All else is log, on standard error.
 import gc
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from batchd.children import fill_standard_streams, start_linked
+from batchd.children import fill_standard_streams
 from batchd.cli.options import log_options, worker_address
 from batchd.cli.serve import imports_for_a_daemon
 from batchd.compiled import outdated_extension
@@ -25,6 +24,7 @@ from batchd.config.cpus import available_cpus
 from batchd.errors import BatchdError, KeysInvalid
 from batchd.orders.link import WORKERS_MAX
 from batchd.samples.sizes import parse_bytes, round_bytes
+from batchd.worker.entry import start_early
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
 from batchd_wire.runtime import TcpAddress
 
@@ -128,14 +128,12 @@ def command(
     pairs = [_pair(text) for text in maps]
     if (cache_dir is None) != (not cache_size) or (cache_dir is not None and cache_memory):
         raise click.UsageError("set either --cache-memory, or --cache-dir and --cache-size")
-    key = _key(key_file, place)
     if outdated := outdated_extension():
         raise BatchdError(outdated)
-    fork_server = None
-    with suppress(OSError):  # the first worker tries it again
-        fork_server = start_linked("batchd.worker")
+    gc.disable()
+    fork_server = start_early()
     try:
-        gc.disable()
+        key = _key(key_file, place)  # no worker has it
         with imports_for_a_daemon():  # imported here for the reasons in ``serve``
             from batchd.cli.log_lines import set_up_logs  # noqa: PLC0415
             from batchd.config.directories import default_cache_dir  # noqa: PLC0415
@@ -162,6 +160,7 @@ def command(
     finally:
         if fork_server is not None:
             fork_server.child.end()
+            fork_server.channel.close()
 
 
 def _pair(text: str) -> tuple[str, str]:

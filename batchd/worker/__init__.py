@@ -1,6 +1,7 @@
 """The worker process: takes orders, fills chunks, reports. It ends when its channel does.
 
-__main__     process entry: arguments, signals, limits
+__main__     process entry
+entry        how fork server and workers begin: a fork of the daemon, or a process of its own
 fork_server  the process that imports everything once; each worker is a fork of it
 loop         one order after the other: read, decode, transform, written once into the slot
 sample_maker one sample: read, then the steps; `batchd prepare` uses it, too

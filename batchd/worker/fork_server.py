@@ -12,13 +12,13 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from batchd import children, failpoints
 from batchd.functions.load import Here
 from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders.worker import TO_FORKSERVER, Fork, Forked, NotForked, Reap
+from batchd.worker.process import thread_count
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 
@@ -31,12 +31,13 @@ class ForkedWorker(NamedTuple):
 
 def serve_forks(channel: socket.socket) -> ForkedWorker | None:
     """Fork workers until the daemon is gone. Returns None then, and a value in each worker."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads = thread_count()
     if threads > 1:  # of a sitecustomize, for example
         sys.stderr.write(
             f"the fork server of the workers has {threads} threads; a worker may hang on a lock of one of them\n"
         )
     gc.collect()
+    gc.enable()
     gc.freeze()  # the collector would write to the shared pages of imported objects
     unmap_loaded_pages()
     try:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from batchd import children
-from batchd.children import DEVNULL, PIPE, STDOUT, Child, describe, start, start_linked
+from batchd.children import DEVNULL, PIPE, STDOUT, Child, describe, fork_linked, start, start_linked
 from support.kernel import children_of, descriptors_of
 from support.waiting import PATIENCE_S, wait_until
 
@@ -90,6 +90,50 @@ def test_a_child_has_the_descriptors_that_are_passed_and_no_other() -> None:
     assert len(descriptors) == len(expected) + 1  # the listing itself
 
 
+FORKS = """
+import json, os, socket, sys
+from batchd.children import fork_linked
+given, opened = int(sys.argv[1]), os.open("/dev/null", os.O_RDONLY)
+forked = fork_linked("a.module")
+if isinstance(forked, socket.socket):
+    facts = {
+        "command line": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
+        "open": [os.path.exists(f"/proc/self/fd/{one}") for one in (given, opened)],
+        "input": os.readlink("/proc/self/fd/0"),
+        "leads": os.getpgid(0) == os.getpid(),
+        "told": "NOTIFY_SOCKET" in os.environ or "NOTIFY_SOCKET" in open("/proc/self/environ").read(),
+        "kept": "PATH=" in open("/proc/self/environ").read(),
+        "arguments": sys.argv,
+    }
+    forked.send(json.dumps(facts).encode())
+    forked.recv(1)
+    sys.exit(7)
+said = forked.channel.recv(4096).decode()
+forked.channel.close()
+print(said, forked.child.end(None), forked.child.end(), "NOTIFY_SOCKET" in os.environ, sep="\\n")
+"""
+
+
+def test_a_fork_begins_as_a_child_that_is_started(monkeypatch) -> None:
+    """What was given to its parent is not its own, and what loaded code has opened is."""
+    given = os.open(os.devnull, os.O_RDONLY)
+    monkeypatch.setattr(children, "SERVICE_MANAGER", {})  # as a service manager starts a daemon
+    told = {"NOTIFY_SOCKET": "/run/systemd/notify"}
+    with start(FORKS, str(given), descriptors=[given], environment=told, stdout=PIPE) as child:
+        said, *rest = read(child).splitlines()
+    os.close(given)
+    assert json.loads(said) == {
+        "command line": [sys.executable, "a.module"],
+        "open": [False, True],
+        "input": os.devnull,
+        "leads": True,
+        "told": False,
+        "kept": True,
+        "arguments": ["a.module"],
+    }
+    assert rest == ["7", "7", "True"]
+
+
 @pytest.mark.parametrize("failing", ["pidfd_open", "setpriority"])
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), KeyboardInterrupt()])
 def test_a_child_that_cannot_be_started_leaves_nothing_behind(monkeypatch, failing, error) -> None:
@@ -103,6 +147,21 @@ def test_a_child_that_cannot_be_started_leaves_nothing_behind(monkeypatch, faili
         patch.setattr(os, failing, fail)
         with pytest.raises(type(error)):
             start_linked(SLEEPS, given=b"x", stdout=PIPE, nicer_by=1)
+    assert (children_of(os.getpid()), descriptors_of(os.getpid())) == before
+
+
+def test_a_fork_that_cannot_be_watched_leaves_nothing_behind(monkeypatch) -> None:
+    """No process and no descriptor remain."""
+
+    def fail(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = children_of(os.getpid()), descriptors_of(os.getpid())
+    program = [sys.executable, "-c", SLEEPS]
+    monkeypatch.setattr(children, "fork", lambda: os.posix_spawn(sys.executable, program, os.environ))
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        fork_linked("a.module")
     assert (children_of(os.getpid()), descriptors_of(os.getpid())) == before
 
 

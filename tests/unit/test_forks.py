@@ -1,11 +1,13 @@
 """Failures of the fork server, and the daemon's reaction."""
 
 import errno
+import json
 import os
 import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -20,8 +22,28 @@ from batchd_wire.channel import receive_message, send_message
 from support.kernel import descriptors_of
 from support.waiting import PATIENCE_S, wait_until
 
+EARLY = """
+import gc, json, os, subprocess, sys, threading, time
+from batchd.cli.serve import imports_for_a_daemon
+from batchd.worker.entry import start_early
+if sys.argv[1:]:
+    threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
+os.environ["OMP_NUM_THREADS"] = "7"
+before = dict(os.environ)
+gc.disable()
+early = start_early()
+mine = set(sys.modules)
+with imports_for_a_daemon():
+    import batchd.cli.log_lines, batchd.config.load, batchd.daemon.serve
+print(json.dumps([sorted(set(sys.modules) - mine), os.environ == before, isinstance(early.child._popen, subprocess.Popen)]))
+early.child.end()
+"""
+USED_BY_WORKERS = (
+    "import json, sys, batchd.sources.files.reader, batchd.worker.fork_server, batchd.worker.loop\n"
+    "print(json.dumps(list(sys.modules)))"
+)
 SLEEPS = "import time; time.sleep(3600)"
-REAL = "from batchd.worker.__main__ import main; main()"
+REAL = "import socket, sys; from batchd.worker.entry import work; work(socket.socket(fileno=int(sys.argv[1])))"
 TALKS_NONSENSE = "import os, sys; os.write(int(sys.argv[1]), b'nonsense'); import time; time.sleep(3600)"
 
 
@@ -139,6 +161,26 @@ def test_the_end_of_the_daemon_ends_a_stopped_fork_server(started):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     it.selector = Selector()  # for the fixture
+
+
+def told_by(program, *arguments):
+    return json.loads(subprocess.check_output([sys.executable, "-P", "-c", program, *arguments]))
+
+
+def test_the_daemon_forks_its_first_fork_server_and_shares_what_both_import():
+    """No module of batchd or NumPy that workers use is imported by the daemon a second time."""
+    imported_later, keeps_its_environment, is_started = told_by(EARLY)
+    imported_twice = set(imported_later) & set(told_by(USED_BY_WORKERS))
+    assert not [name for name in imported_twice if name.startswith(("batchd", "numpy"))]
+    assert "batchd.daemon.serve" in imported_later
+    assert keeps_its_environment
+    assert not is_started
+
+
+def test_a_daemon_with_threads_starts_its_fork_server_instead():
+    """A fork could hang on a lock that one of them holds, as those of a sitecustomize may."""
+    *_others, is_started = told_by(EARLY, "with a thread")
+    assert is_started
 
 
 def test_a_kernel_that_refuses_to_fork_is_reported(monkeypatch):

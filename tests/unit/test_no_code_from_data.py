@@ -21,6 +21,12 @@ ALLOWED = {
         "ctypes.CDLL",
     ): "it opens the C library that is already loaded, and passes two numbers without a cast",
     (
+        "batchd.children",
+        "ctypes.memmove",
+    ): "it writes a forked process's name over its arguments, between the bounds that the kernel gives",
+    ("batchd.children", "ctypes.string_at"): "it reads the environment between such bounds",
+    ("batchd.children", "ctypes.memset"): "it clears variables of the service manager there",
+    (
         "batchd.mapped_files",
         "ctypes",
     ): "it calls madvise(2) on mapped files, and the module mmap does so only for its own",
