@@ -43,6 +43,7 @@ from batchd.daemon.reports import StreamReports
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
+from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders.rows import runs_of
 from batchd.orders.worker import (
     CHUNKS_AT_ONCE,
@@ -80,6 +81,9 @@ _log = structlog.get_logger()
 BAD_SAMPLE_LINES_PER_MINUTE = 120
 """Lines about bad samples of one stream; `batchd bad` has all of them."""
 BAD_SHOWN_MAX = 1_000
+UNMAPPING_TICK = 2
+"""The first one is before the first trainer, which shall not wait; the second one behind the first
+batch, or a second later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +121,9 @@ class Loop:
     """Orders of this round that were not sent yet, by worker."""
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _next_tick_s: float = 0.0
+    _ticks: int = 0
+    _delivering: set[int] = field(default_factory=set)
+    """Numbers of the streams with a batch that was granted."""
     _deadline_s: float | None = None
     _performers: dict[type, Callable[[Any], None]] = field(init=False)
 
@@ -217,6 +224,9 @@ class Loop:
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
             return
         self._next_tick_s = now + TICK_S
+        self._ticks += 1
+        if self._ticks == UNMAPPING_TICK:
+            unmap_loaded_pages()
         for door in self.doors:
             door.tick()
         self.observer.tick()
@@ -238,13 +248,17 @@ class Loop:
             known = self.state.streams
             ending = {number for number, stream in known.items() if stream.delivery.is_in_last_epoch}
             useful = {id(stream.cache) for number, stream in self.streams.items() if number not in ending}
+            begun = {id(stream.cache) for number, stream in self.streams.items() if number in self._delivering}
+            points = {id(cache) for cache in caches if cache.spec.kind == "points"}
+            # a trainer waits for its first batch, so the files of that one are walked later
+            useful -= points - begun
             rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
             # to find out takes a descriptor: without one, the last limits stay
             with suppress(OSError):
                 available = available_bytes() - max(0, rings_bytes - self.memory.total_bytes)
                 allow_caches([cache for cache in caches if id(cache) in useful], available)
             for cache in caches:
-                if id(cache) not in useful and cache.spec.kind == "points":
+                if id(cache) in points - useful:
                     cache.allow(0)
 
     def _keep_reports(self, event: Reported) -> None:
@@ -499,6 +513,9 @@ class Loop:
         failpoints.passing("daemon.subscribed")
 
     def _grant(self, action: act.GrantLease) -> None:
+        if action.stream not in self._delivering:
+            self._delivering.add(action.stream)
+            self._next_tick_s = 0.0  # its cache may fill
         door = self.doors.of(action.session)
         if door is not None:
             stream = self.streams[action.stream]
@@ -582,6 +599,7 @@ class Loop:
     def _end_stream(self, action: act.EndStream) -> None:
         stream = self.streams.pop(action.stream)
         self._reports.pop(action.stream, None)
+        self._delivering.discard(action.stream)
         for worker in self._book.drop_stream(action.stream):
             self._send(worker, ForgetStream(action.stream))
         stream.close()

@@ -57,7 +57,6 @@ from batchd.daemon.signals import Signals
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
-from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -192,7 +191,6 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         _log.info("serving", address=names.address, streams=", ".join(config.streams), workers=daemon.worker_count())
         options.ready(names.address)
         observer.start(local.adopt)
-        unmap_loaded_pages()  # while the first trainer begins to connect
         reservation = Reservation(state, queue.append, is_wanted=daemon.reserve == "start")
         if hangups:
             reloader.ask()

@@ -468,6 +468,8 @@ def test_no_points_are_sought_for_a_last_epoch(start_daemon, photos):
         with Path(f"/proc/{daemon.pid}/fd/{descriptor}").open("rb") as file:
             return int.from_bytes(file.read(24)[16:], "little")
 
+    assert daemon.status()["streams"]
+    assert allowed() < 1 << 20  # the first batch shall not wait for a search
     with batchd_client.connect(daemon.address) as connection:
         for epochs, is_closed in ((1, True), (2, False)):
             with connection.stream("photos", epochs=epochs) as stream:

@@ -69,7 +69,8 @@ def _decode(step: Decode, columns: Columns) -> Columns:
 @effect.register
 def _follow(step: Follow, columns: Columns) -> Columns:
     lead = _pixels(step, columns)
-    if lead.followers or lead.made_by in _OPS - {"decode"}:
+    maker = STEP_KINDS.get(lead.made_by)
+    if lead.followers or (lead.made_by != "decode" and maker is not None and issubclass(maker, ImageStep)):
         raise StepInvalid(
             f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
             f'what "{lead.made_by}" did would not be done to those who follow'
@@ -196,9 +197,6 @@ def _layout(step: Layout, columns: Columns) -> Columns:
     if step.order == "nhwc":
         return {**columns, step.field: column}
     return _changed(step, columns, shape=(channels, height, width), channels_first=True)
-
-
-_OPS = frozenset(op for op, kind in STEP_KINDS.items() if issubclass(kind, ImageStep))
 
 
 def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
