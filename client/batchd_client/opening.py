@@ -20,11 +20,11 @@ ends all retries, so it needs a second connection that agrees with the first; ev
 network may have caused is an ``OSError``.
 """
 
+import os
 import select
 import socket
 import time
 from contextlib import ExitStack
-from secrets import token_hex
 from typing import NamedTuple
 
 import zmq
@@ -244,7 +244,7 @@ def _mechanism(address: TcpAddress, deadline: float) -> str:
 
 def _probe_curve(sockets: Sockets, address: TcpAddress, key: ConnectionKey, deadline: float) -> _CurveProbe:
     """Do a CURVE handshake up to the verdict on the key. Raises ``OSError`` if none begins."""
-    name = f"batchd-{token_hex(16)}"
+    name = f"batchd-{os.urandom(16).hex()}"
     dealer = remote_socket(sockets, key)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
