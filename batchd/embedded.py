@@ -9,6 +9,7 @@ Ctrl-C reaches the script only, which then decides.
 Invariant: when the context ends, the child has ended and its directory is removed.
 """
 
+import json
 import os
 import re
 import select
@@ -47,9 +48,8 @@ def serve(
         directory = tempfile.mkdtemp(prefix="batchd-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         settings = {**(overrides or {}), "daemon.runtime_dir": directory}
-        arguments = ["serve", "--config", os.fspath(config), "--log-level", "warning", "--log-format", "text"]
-        arguments += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        child, lifeline = start_linked("batchd", *arguments, "--lifeline", stdout=PIPE, own_session=True)
+        asked = json.dumps([os.fspath(config), settings])
+        child, lifeline = start_linked("batchd.cli.daemon", asked, stdout=PIPE, own_session=True)
         stack.callback(child.end, END_TIMEOUT_S)  # its workers end with it, by their lifelines
         stack.callback(lifeline.close)
         import batchd_client.daemon  # noqa: F401, PLC0415  a script connects next: load it meanwhile

@@ -57,7 +57,9 @@ def _start(config: Path) -> Start:
         with batchd_client.connect(address) as daemon:
             batch = next(iter(daemon.stream("photos", epochs=1)))
             batch_s = time.perf_counter() - begun_s
-            server = next(pid for pid in children(os.getpid()) if b"serve" in command_line(pid).split(b"\0"))
+            server = next(
+                pid for pid in children(os.getpid()) if b"batchd.cli.daemon" in command_line(pid).split(b"\0")
+            )
             (daemon_s, daemon_mb), *rest = [(cpu_s(pid), pss_bytes(pid) / 1e6) for pid in tree(server)]
             batch.release()
     (rest_s, rest_mb) = map(sum, zip(*rest, strict=True))

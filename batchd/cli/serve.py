@@ -1,149 +1,24 @@
-"""``batchd serve``: the daemon in the foreground. Runs as the DAEMON process.
+"""``batchd serve``: the daemon in the foreground. Becomes the DAEMON process (``cli.daemon``)."""
 
-The fork server of the workers is forked before the daemon imports its own modules, so both import
-at the same time. The imported modules stay, so the garbage collector skips them: during the
-imports, which saves a tenth of the time, and later. Libraries also import what the daemon never
-uses, which ``imports_for_a_daemon`` leaves out: more than another tenth.
-
-Invariant: standard output has one line: the address, once trainers can connect. For a script that
-embeds the daemon it has the reason instead if the daemon does not start. All else is log, on
-standard error.
-"""
-
-import faulthandler
-import gc
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from batchd.children import fill_standard_streams
+from batchd.cli.daemon import run_daemon
 from batchd.cli.options import config_options, log_options
-from batchd.errors import BatchdError
-from batchd.worker.entry import start_early
-from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
     from batchd.cli.log_lines import LogFormat
-
-PYDANTIC_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-"""Variable of pydantic that turns its plugins off."""
 
 
 @click.command("serve")
 @config_options
 @log_options
-@click.option("--lifeline", type=int, default=None, hidden=True, help="A descriptor; the daemon ends with it.")
-def command(
-    config_file: Path, overrides: dict[str, str], log_level: str, log_format: "LogFormat", lifeline: int | None
-) -> None:
+def command(config_file: Path, overrides: dict[str, str], log_level: str, log_format: "LogFormat") -> None:
     """Serve the streams of a configuration in the foreground.
 
     Prints its address when it is ready. SIGTERM or Ctrl-C finishes work in progress and exits; a
     second one exits immediately. SIGHUP, or `batchd reload`, reads the configuration again.
     """
-    fill_standard_streams()
-    # Threads of NumPy that have no work take 10 ms to start, also in children.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()
-    fork_server = start_early()
-    try:
-        with imports_for_a_daemon():  # imported here for the reasons above
-            from batchd.cli.log_lines import log_place, set_up_logs  # noqa: PLC0415
-            from batchd.config.load import load_config  # noqa: PLC0415
-            from batchd.daemon.kept_log import KeptLog  # noqa: PLC0415
-            from batchd.daemon.reload.requests import Origin  # noqa: PLC0415
-            from batchd.daemon.serve import ServeOptions, serve  # noqa: PLC0415
-
-            gc.freeze()
-            gc.enable()
-            kept = KeptLog(log_place())
-            set_up_logs(log_level, log_format, kept.add)
-            config = load_config(config_file, overrides)
-        options = ServeOptions(
-            lifeline=lifeline,
-            progress=_ScanProgress(),
-            ready=_print_address,
-            origin=Origin(config_file.absolute(), overrides),
-            log=kept,
-            launched=fork_server,
-        )
-        if sys.stderr is not None:  # None if it was closed
-            faulthandler.enable()  # if the daemon hangs and is aborted, the log says where
-        serve(config, options)
-    except BatchdError as error:
-        if lifeline is None:
-            raise
-        click.echo(str(error))
-        sys.exit(error.exit_code)
-    finally:
-        if fork_server is not None:
-            fork_server.child.end()
-            fork_server.channel.close()
-
-
-def _print_address(address: str) -> None:
-    click.echo(address)
-    sys.stdout.flush()
-
-
-class _ScanProgress:
-    """Counts samples on a line of the terminal while a source is scanned."""
-
-    def __init__(self) -> None:
-        self._shows = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
-
-    def __call__(self, stream: str, found: int) -> None:
-        if self._shows:
-            click.echo(f"\rscanning {stream}: {counted(found, 'sample')}\x1b[K\r", err=True, nl=False)
-
-
-@contextmanager
-def imports_for_a_daemon() -> Iterator[None]:
-    """In the context, libraries do not load what they need for other programs.
-
-    ``structlog`` loads ``rich`` if it is installed, for tracebacks that are never printed, and
-    ``asyncio``; pydantic looks for plugins in all installed packages.
-    """
-    modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]
-    # the import system takes None for "not installed"
-    without: dict[str, ModuleType | None] = {"rich": None}
-    without |= {name: _loaded_at_first_call(name) for name in ("asyncio", "importlib.metadata")}
-    without = {name: module for name, module in without.items() if name not in modules}
-    plugins = os.environ.get(PYDANTIC_PLUGINS)
-    os.environ[PYDANTIC_PLUGINS] = "__all__"
-    modules |= without
-    try:
-        yield
-    finally:
-        for name in without:
-            if modules.get(name) is without[name]:
-                del modules[name]
-        del os.environ[PYDANTIC_PLUGINS]
-        if plugins is not None:
-            os.environ[PYDANTIC_PLUGINS] = plugins
-
-
-def _loaded_at_first_call(name: str) -> ModuleType:
-    """Return a module whose functions are those of the module called ``name``, which they load."""
-    module = ModuleType(name)
-
-    def function(of_module: str) -> Callable[..., Any]:
-        if of_module.startswith("__"):
-            raise AttributeError(of_module)
-
-        def call(*arguments: object, **options: object) -> object:
-            if sys.modules.get(name) is module:
-                del sys.modules[name]
-            return getattr(import_module(name), of_module)(*arguments, **options)
-
-        return call
-
-    module.__getattr__ = function  # type: ignore[method-assign]
-    return module
+    run_daemon(config_file, overrides, log_level, log_format)

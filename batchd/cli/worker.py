@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import click
 
 from batchd.children import fill_standard_streams
+from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, worker_address
-from batchd.cli.serve import imports_for_a_daemon
 from batchd.compiled import outdated_extension
 from batchd.config.addresses import is_loopback
 from batchd.config.cpus import available_cpus
@@ -134,7 +134,7 @@ def command(
     fork_server = start_early()
     try:
         key = _key(key_file, place)  # no worker has it
-        with imports_for_a_daemon():  # imported here for the reasons in ``serve``
+        with imports_for_a_daemon():  # imported here for the reasons in ``daemon``
             from batchd.cli.log_lines import set_up_logs  # noqa: PLC0415
             from batchd.config.directories import default_cache_dir  # noqa: PLC0415
             from batchd.worker_host.connection import GatewayAddress  # noqa: PLC0415

@@ -113,7 +113,7 @@ def test_the_daemon_loads_nothing_that_libraries_import_for_other_programs() -> 
 def test_a_library_may_use_what_was_left_out_while_it_is_imported() -> None:
     """A plugin's entry point is found while the configuration is read."""
     code = (
-        "import sys\nfrom batchd.cli.serve import imports_for_a_daemon\n"
+        "import sys\nfrom batchd.cli.daemon import imports_for_a_daemon\n"
         "with imports_for_a_daemon():\n"
         "    from importlib.metadata import entry_points\n"
         "    print('batchd' in entry_points(group='console_scripts').names, 'email' in sys.modules)\n"

@@ -24,7 +24,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 EARLY = """
 import gc, json, os, subprocess, sys, threading, time
-from batchd.cli.serve import imports_for_a_daemon
+from batchd.cli.daemon import imports_for_a_daemon
 from batchd.worker.entry import start_early
 if sys.argv[1:]:
     threading.Thread(target=time.sleep, args=[3600], daemon=True).start()

@@ -42,7 +42,7 @@ ALLOWED = {
         "importlib.import_module",
     ): "it imports a command's module; the name is a key of COMMANDS, and is looked up first",
     (
-        "batchd.cli.serve",
+        "batchd.cli.daemon",
         "importlib.import_module",
     ): "it imports one of two modules of the standard library, named there, at its first use",
     (
