@@ -1,9 +1,10 @@
 """Bounds of documents in packed rows, as attention with ``cu_seqlens`` takes them."""
 
 import pytest
-import torch
 
-from batchd_client.torch import varlen
+torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
+
+from batchd_client.torch import varlen  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
