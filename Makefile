@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+COMPILED := $(VENV)/.tests-compiled
+WRITING := env -u PYTHONDONTWRITEBYTECODE # bytecode of pytest, too, which otherwise is made in each lane
 TORCH  ?= torch
 FRAMEWORKS := build/frameworks-venv
 RAY := build/ray-venv
@@ -55,8 +57,12 @@ demo-cluster: bytecode ## Let two nodes (of a Ray cluster, after make test-ray) 
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-test: bytecode ## Run the tests (some ten minutes on 2 cores; ARGS for pytest, which then runs in one process)
-	$(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
+$(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py)) # compiled by pytest once, and not by each lane
+	@$(WRITING) $(BIN)/python -m pytest -qq --collect-only $(filter %.py,$?) >/dev/null || true # `make test` says what fails
+	@touch $@
+
+test: bytecode $(COMPILED) ## Run the tests (some eight minutes on 2 cores; ARGS for pytest, which then runs in one process)
+	$(WRITING) $(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
 
 smoke: bytecode ## Try the parts together: first configuration, demo, positions after kills (half a minute)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)
