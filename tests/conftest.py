@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType, SimpleNamespace
@@ -24,6 +24,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from batchd import children
 from batchd.functions import load
 from batchd.sources import scan
 from batchd.storage.access import Storage
@@ -35,6 +36,7 @@ from support.http_files import FileServer, serving
 from support.images import write_photos
 from support.keeper import cleared_by, keep
 from support.kernel import RUN_VARIABLE, carriers
+from support.launcher import Launcher
 from support.leaks import left_since, look
 from support.s3_server import BucketServer
 from support.settings import folder_stream
@@ -264,22 +266,37 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
         yield start
 
 
+@pytest.fixture(scope="session")
+def _launcher() -> Iterator[Launcher]:
+    """Start the process that daemons, worker hosts and trainers are forked from."""
+    with closing(Launcher()) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def forked_children(_launcher: Launcher) -> Iterator[None]:
+    """Fork the children of this process, such as workers of a replay, from the launcher, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(children, "start", _launcher.start)
+        yield
+
+
 @pytest.fixture
-def start_daemon(daemons_folder: Path, photos: Path) -> Iterator[StartDaemon]:
+def start_daemon(daemons_folder: Path, photos: Path, _launcher: Launcher) -> Iterator[StartDaemon]:
     """Start daemons; they end with the test."""
     with _daemons(daemons_folder, photos) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def start_shared_daemon(daemons_folder: Path, photos: Path) -> Iterator[StartDaemon]:
+def start_shared_daemon(daemons_folder: Path, photos: Path, _launcher: Launcher) -> Iterator[StartDaemon]:
     """Start daemons; they end with the module."""
     with _daemons(daemons_folder, photos) as start:
         yield start
 
 
 @pytest.fixture
-def start_trainer() -> Iterator[Callable[..., TrainerProcess]]:
+def start_trainer(_launcher: Launcher) -> Iterator[Callable[..., TrainerProcess]]:
     """Start trainers as processes of their own; they end with the test."""
     with ExitStack() as stack:
 

@@ -15,6 +15,8 @@ from support.images import write_photos
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
 from support.shards import photo_shards
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 EPOCHS = 6
 COUNTS = {"cat": 24, "owl": 24, "yak": 24}
 BAD_SHARD = 2

@@ -20,7 +20,7 @@ from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.expected import Expected
 from support.images import jpeg, photo
-from support.kernel import RUN_VARIABLE, carriers, children_of, descriptors_of, workers_of
+from support.kernel import children_of, descriptors_of, is_alive, members_of, workers_of
 from support.seen import look_at, see
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S, wait_until
@@ -169,8 +169,7 @@ def test_the_death_of_the_script_ends_its_daemon(script, daemons_folder):
     process.kill()
     assert process.wait() == -signal.SIGKILL
 
-    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"
-    wait_until(lambda: not carriers(marker), "daemon and workers have ended")
+    wait_until(lambda: not is_alive(daemon) and not members_of(daemon), "daemon and workers have ended")
     assert list(daemons_folder.iterdir()) == []
 
 

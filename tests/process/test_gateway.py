@@ -65,6 +65,8 @@ from batchd_wire.views import field_array
 from support.gateways import LAYOUT, RULES, GatewayProcess, Slot, WorkerHost, frames_of, random_rows, serve_message
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 SILENT_MS = 300
 
 

@@ -47,6 +47,8 @@ from support.seen import digest_of
 from support.shards import write_shard
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 DOCUMENTS = 300
 MODULE = """
     import os, time

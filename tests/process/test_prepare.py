@@ -17,6 +17,8 @@ from support.seen import see
 from support.settings import folder_stream, write_settings
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 @pytest.fixture
 def config(photos, tmp_path):

@@ -16,6 +16,8 @@ from support.preparing import bad_samples, config_in, finish, prepare, proposed,
 from support.seen import see
 from support.settings import folder_stream
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 needs_extension = pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="not built: apt install gcc libjpeg62-turbo-dev")
 
 

@@ -32,6 +32,8 @@ from support.seen import digest_of
 from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 KINDS = [
     *("train", "webdataset", "mix", "followed", "ragged-tokens", "call", "substituted", "masked", "cached-pixels"),
     *("packed-tokens", "split-tokens", "blocks"),

@@ -14,7 +14,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,8 @@ from typing import Any, Self
 import batchd_client
 from batchd_client.asking import asking
 from batchd_wire.messages import AskReload, Reloaded
-from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, workers_of
+from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, members_of, workers_of
+from support.launcher import Program, start_program
 from support.settings import MEMORY, write_settings
 from support.waiting import PATIENCE_S, wait_until
 
@@ -75,7 +75,9 @@ class DaemonProcess:
         self._limit = (
             [] if descriptors_max is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors_max)]
         )
-        self._process: subprocess.Popen[bytes] | None = None
+        self._sessions: set[int] = set()
+        self._is_new = bool(environment)
+        self._process: subprocess.Popen[bytes] | Program | None = None
         self._killed: set[int] = set()
         self._workers = daemon["workers"]
         self._has_workers = False
@@ -86,28 +88,16 @@ class DaemonProcess:
         """Start it, and by default wait until trainers can connect."""
         assert self._process is None, "the daemon runs already"
         self._has_workers = False
-        command = [
-            *("env", "--default-signal=HUP"),  # the signal is ignored in tests under nohup
-            *self._limit,
-            sys.executable,
-            "-m",
-            "batchd",
-            "serve",
-            "--config",
-            str(self.config),
-            "--log-level",
-            self.log_level,
-        ]
         with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self.through, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._environment,
-                cwd=self.folder,
-                process_group=0,
+            self._process = start_program(
+                ["batchd", "serve", "--config", str(self.config), "--log-level", self.log_level],
+                environment=self._environment,
+                folder=self.folder,
+                stderr=log.fileno(),
+                through=[*self.through, *self._limit],
+                is_new=self._is_new,
             )
+        self._sessions.add(self._process.pid)
         if ready:
             self.wait_ready()
         return self
@@ -227,7 +217,8 @@ class DaemonProcess:
 
     def offspring(self) -> set[int]:
         """All living processes that it ever started."""
-        return carriers(self._marker) - ({self._process.pid} if self._process is not None else set())
+        found = carriers(self._marker).union(*map(members_of, self._sessions))
+        return found - ({self._process.pid} if self._process is not None else set())
 
     def wait_for_fault(self, name: str) -> int:
         """Wait until the fault has happened; return the process in which it happened."""

@@ -7,8 +7,6 @@ A test calls the gateway for each message; it can also send invalid ones.
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -51,6 +49,7 @@ from batchd_wire.slot import RowChecksums
 from batchd_wire.tcp import pieces
 from support.daemon_process import clean_environment
 from support.kernel import children_of, is_alive, workers_of
+from support.launcher import start_program
 from support.network import free_port
 from support.waiting import PATIENCE_S, wait_until
 
@@ -280,26 +279,14 @@ class WorkerHostProcess:
         """``through``: a command that runs it elsewhere, in its own process."""
         self.log_file = folder / f"host-{time.monotonic_ns()}.log"
         self.index_folder = folder / "indexes"
-        words = [
-            *through,
-            sys.executable,
-            "-m",
-            "batchd",
-            "worker",
-            address,
-            "--index-dir",
-            str(self.index_folder),
-            *options,
-        ]
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*words, "--log-level", "debug"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**clean_environment(), **(environment or {})},
-                cwd="/",
-                process_group=0,
+            self.process = start_program(
+                ["batchd", "worker", address, "--index-dir", str(self.index_folder), *options, "--log-level", "debug"],
+                environment={**clean_environment(), **(environment or {})},
+                folder=Path("/"),
+                stderr=log.fileno(),
+                through=through,
+                is_new=bool(environment),
             )
 
     @property

@@ -33,13 +33,18 @@ def process_ids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  a hundred times a second
 
 
+def _stat(pid: int) -> list[bytes]:
+    """Return the facts behind the name in a process's ``stat``; none if it has ended."""
+    try:
+        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def parent_of(pid: int) -> int | None:
     """Return the parent's process id, or None for an ended process or a zombie."""
-    try:
-        state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
-    except OSError:
-        return None
-    return None if state in b"ZX" else int(parent)
+    stat = _stat(pid)
+    return None if not stat or stat[0] in b"ZX" else int(stat[1])
 
 
 def started_at(pid: int) -> int | None:
@@ -47,10 +52,8 @@ def started_at(pid: int) -> int | None:
 
     Process id and start time identify a process uniquely.
     """
-    try:
-        return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
-    except OSError:
-        return None
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
 
 
 def is_alive(pid: int) -> bool:
@@ -95,15 +98,23 @@ def workers_of(daemon: int) -> set[int]:
 
 
 def children_called(daemon: int, module: bytes) -> set[int]:
-    """Return the living children that run a module."""
+    """Return the living children that run a module, or are called like it by ``launcher``."""
     return {child for child in children_of(daemon) if module in _command_line(child).split(b"\0")}
 
 
 def _command_line(pid: int) -> bytes:
     try:
-        return _read(f"/proc/{pid}/cmdline")
+        return _read(f"/proc/{pid}/cmdline") + _read(f"/proc/{pid}/comm").strip()
     except OSError:
         return b""
+
+
+def members_of(session: int) -> set[int]:
+    """Return the living processes of a session of this test run, except its leader."""
+    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"  # another session may have the number later
+    stats = {pid: _stat(pid) for pid in process_ids() if pid != session}
+    found = {pid for pid, stat in stats.items() if stat and stat[0] not in b"ZX" and int(stat[3]) == session}
+    return {pid for pid in found if carries(pid, marker)}
 
 
 def carries(pid: int, marker: str) -> bool:

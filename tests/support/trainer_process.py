@@ -7,8 +7,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, Self
 
 from support.daemon_process import clean_environment
 from support.kernel import is_stopped
+from support.launcher import start_program
 from support.seen import Seen
 from support.waiting import PATIENCE_S, wait_until
 
@@ -48,12 +47,12 @@ class TrainerProcess:
             "stream": {"name": stream, "epochs": 1, **claim},
         }
         environment = {**clean_environment(), "PYTHONPATH": str(PROGRAM.parents[1])}
-        self._process = subprocess.Popen(
-            [*through, sys.executable, PROGRAM, json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            bufsize=0,
+        self._process = start_program(
+            ["support.trainer_program", json.dumps(options)],
+            environment=environment,
+            folder=Path.cwd(),
+            has_input=True,
+            through=through,
         )
         self._left = b""
 

@@ -26,6 +26,8 @@ from batchd_wire.codec import Message
 from support.gateways import RULES
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 class Pool:
     """Remote workers with real gateways, and the events that they send to the core."""

@@ -26,6 +26,8 @@ from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 @pytest.fixture
 def card(photos, tmp_path):

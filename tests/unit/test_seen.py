@@ -31,6 +31,8 @@ from batchd_wire.position import Position
 from support.images import write_photos
 from support.settings import folder_stream, write_settings
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 SAMPLES = 23
 KINDS = [
     *("shuffled", "in order", "blocks", "packs", "packs in order"),
