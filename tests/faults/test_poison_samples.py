@@ -111,6 +111,7 @@ def test_a_sample_that_hangs_is_poison_too(start_daemon):
 
 def join(group, daemon):
     """Put a daemon, and all that it will start, into a cgroup: the fork server joins it."""
+    daemon.worker_pids()  # one that was forked between the list and the move would not be in it
     for pid in (daemon.pid, *daemon.offspring()):
         (group / "cgroup.procs").write_text(str(pid))
 
