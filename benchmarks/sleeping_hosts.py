@@ -19,6 +19,7 @@ from pool_simulation import JITTER
 from batchd import __version__
 from batchd.orders.link import (
     LINK_VERSION,
+    ROW_FRAME_BYTES,
     TO_HOST,
     Admitted,
     HostFill,
@@ -138,7 +139,7 @@ class SleepingHosts:
         work = NO_WORK._replace(busy_us=busy_us, cpu_us=busy_us, parts_us=[busy_us], usual_us=busy_us // count)
         rows: list[bytes] = []
         if order.order not in host.withdrawn:
-            rows = [bytes(end - start) for start, end in pieces(host.layouts[order.stream], 0, count)]
+            rows = [bytes(end - start) for start, end in pieces(host.layouts[order.stream], 0, count, ROW_FRAME_BYTES)]
         host.withdrawn.discard(order.order)
         host.send(HostFilled(host.link, WORKER, order.order, work, [], ""), *rows)
         if host.orders:

@@ -35,6 +35,7 @@ from batchd.orders.gateway import PoolRules
 from batchd.orders.link import (
     LINK_VERSION,
     ORDERS_MAX,
+    ROW_FRAME_BYTES,
     TO_GATEWAY_FROM_HOST,
     WORKERS_MAX,
     Admitted,
@@ -49,12 +50,12 @@ from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.channel import DATAGRAM_BYTES_MAX
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.tcp import CURVE_BYTES, PIECE_BYTES
+from batchd_wire.tcp import CURVE_BYTES
 from batchd_wire.wording import counted
 
 UNREAD_MAX = 4 * WORKERS_MAX * ORDERS_MAX
 """Messages that a worker host may leave unread: orders for all workers, and withdrawals."""
-HOSTS = RouterLimits(PIECE_BYTES + CURVE_BYTES, UNREAD_MAX)
+HOSTS = RouterLimits(ROW_FRAME_BYTES + CURVE_BYTES, UNREAD_MAX)
 LINK_NUMBER_BITS = 62
 MESSAGES_AT_ONCE = 16
 BYTES_AT_ONCE = 32 << 20

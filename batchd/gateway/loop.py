@@ -1,14 +1,14 @@
 """The loop: the daemon's messages on one side, worker hosts on the other. GATEWAY process.
 
     daemon == SEQPACKET ==> streams, slots, orders --> HostServe, HostFill ==> worker hosts
-           <== LinkUp, RemoteFilled, ... <-- checked, copied <-- HostRows, HostFilled + rows <==
+           <== LinkUp, RemoteFilled, ... <-- checked, copied <-- HostFilled + rows <==
 
 One thread. Each round reads the daemon's messages first, so a withdrawal waits behind one round of
 rows at most. Sending to the daemon blocks while its buffer is full. The daemon never waits for a
 gateway, so there is no deadlock.
 
 Invariant: the fence of ``gateway.orders``. Only this process writes the rows of remote workers, and
-only in ``_take_rows``. Invariant: end of file on the channel ends the process at once.
+only in ``_filled``. Invariant: end of file on the channel ends the process at once.
 """
 
 import mmap
@@ -29,7 +29,7 @@ from batchd.daemon.tcp.keys import RoleKeys
 from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd.gateway.links import REASON_CHARACTERS_MAX, Frames, Link, WorkerHosts
 from batchd.gateway.orders import OrderTable, RemoteOrder
-from batchd.gateway.rows import RowsInvalid, check_report, copy, difference, places_of
+from batchd.gateway.rows import RowsInvalid, begin, check_report, check_rows, copy, difference, places_of, write
 from batchd.gateway.streams import HostStream, HostStreams, map_memory
 from batchd.orders import gateway as told
 from batchd.orders import link as hosts
@@ -38,7 +38,6 @@ from batchd.orders.together import Outbox, messages_in
 from batchd.orders.worker import ForgetSlots, ForgetStream, Quarantine, ServeStream, UseSlot, UseStorage
 from batchd_wire.channel import receive_message, send_encoded
 from batchd_wire.codec import Message
-from batchd_wire.tcp import PIECE_BYTES
 
 TICK_S = 0.5
 """Interval between checks of keys and connections; the daemon's is the same."""
@@ -315,54 +314,51 @@ class Gateway:
 
     def frames_due(self, link: Link, message: Message) -> int:
         """See ``LinkEvents``."""
-        if not isinstance(message, hosts.HostRows | hosts.HostFilled):
+        if not isinstance(message, hosts.HostFilled):
             return 0
         order = self._orders.find_sent(link.number, message.worker, message.order)
-        return len(order.places) - order.taken if order is not None else 0
+        return len(order.places) if order is not None else 0
 
     def heard(self, link: Link, message: Message, rows: Frames) -> None:
         """See ``LinkEvents``."""
-        if isinstance(message, hosts.HostRows | hosts.HostFilled):
-            self._take_rows(link, message, rows)
+        if isinstance(message, hosts.HostFilled):
+            self._filled(link, message, rows)
         else:
             self._from_hosts[type(message)](link, message)
 
-    def _take_rows(self, link: Link, message: hosts.HostRows | hosts.HostFilled, rows: Frames) -> None:
-        """Take frames of an order, which may be the last ones."""
-        order = self._orders.find_sent(link.number, message.worker, message.order)
+    def _filled(self, link: Link, message: hosts.HostFilled, rows: Frames) -> None:
+        """Act on an order that a worker host has finished, or dropped after its withdrawal."""
+        key = link.number, message.worker, message.order
+        order = self._orders.find_sent(*key)
         if order is None:
             self.hosts.cut_off(
                 link, f"it sent rows of order {message.order} at worker {message.worker}, which has none"
             )
             return
-        link.bytes += sum(map(len, rows))
-        failpoints.passing("gateway.rows.received")
+        rows_bytes = sum(map(len, rows))
+        link.bytes += rows_bytes
+        if order.is_withdrawn:
+            link.late_rows += len(order.rows) if rows else 0
+            self._end(link, order, told.RemoteSettled(*key))
+            return
         try:
-            if isinstance(message, hosts.HostFilled) and not order.is_withdrawn:
-                passed_s = monotonic() - order.given_s
-                check_report(message, len(order.rows), order.stream.record_bytes_max, passed_s)
-            order.take(rows, is_last=isinstance(message, hosts.HostFilled))
+            check_rows(order.stream.layout, len(order.rows), order.places, rows)
+            check_report(message, len(order.rows), order.stream.record_bytes_max, monotonic() - order.given_s)
         except RowsInvalid as error:
             self.hosts.cut_off(link, str(error))
             return
-        failpoints.passing("gateway.rows.written")
-        if isinstance(message, hosts.HostFilled):
-            self._filled(link, order, message)
-
-    def _filled(self, link: Link, order: RemoteOrder, message: hosts.HostFilled) -> None:
-        """Act on an order that a worker host has finished, or dropped after its withdrawal."""
-        key = link.number, message.worker, message.order
-        if order.is_withdrawn:
-            link.late_rows += len(order.rows) if order.taken else 0
-            self._end(link, order, told.RemoteSettled(*key))
-            return
+        failpoints.passing("gateway.rows.received")
         if order.memory is not None:
+            begin(order.memory, order.stream.layout, len(order.rows), order.places)
+            failpoints.passing("gateway.rows.begun")
+            write(order.memory, order.places, rows)
+            failpoints.passing("gateway.rows.written")
             self._end(link, order, told.RemoteFilled(*key, message.work, message.bad, message.hopeless))
-            if order.due_bytes >= PIECE_BYTES:  # the next rows of this round may take as long
+            if rows_bytes >= hosts.ROW_FRAME_BYTES:  # the next rows of this round may take as long
                 self._results.flush()
         else:
             assert order.reference is not None, "an order fills or proves"
-            found = difference(order.stream.layout, order.rows, order.reference, order.compared)
+            found = difference(order.stream.layout, order.rows, order.reference, rows)
             self._end(link, order, told.RemoteProved(*key, found, len(message.bad), bool(message.hopeless)))
 
     def _end(self, link: Link, order: RemoteOrder, message: Message) -> None:

@@ -19,16 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 
-from batchd.gateway.rows import Frames, Place, RowsInvalid, begin, check_rows, length, write
+from batchd.gateway.rows import Place, length
 from batchd.gateway.streams import HostStream
 from batchd.orders.link import ORDERS_MAX, HostFill
 from batchd.orders.rows import Rows
 from batchd_wire.tcp import CURVE_BYTES
 
-FRAME_BYTES = 9 + CURVE_BYTES
+FRAME_HEAD_BYTES = 9 + CURVE_BYTES
 """Bytes that ZMTP and CURVE add to a frame."""
-HEAD_BYTES = 40
-"""Longest ``HostRows``."""
 REPORT_BYTES = 128 << 10
 """Longest report of an order: a message that fits into the channel to the daemon."""
 
@@ -37,8 +35,7 @@ REPORT_BYTES = 128 << 10
 class RemoteOrder:
     """Rows that a remote worker fills into ``memory``, the whole slot.
 
-    ``reference``: the same rows by a local worker, if the rows are compared instead of written;
-    ``compared``: those of the remote one. ``taken``: the frames that came so far.
+    ``reference``: the same rows by a local worker, if the rows are compared instead of written.
     ``given_s``: when it was sent. ``message``: the order for the worker host.
     """
 
@@ -51,8 +48,6 @@ class RemoteOrder:
     message: HostFill
     memory: memoryview | None
     reference: list[bytes] | None = None
-    compared: list[memoryview | bytes] = field(default_factory=list)
-    taken: int = 0
     is_sent: bool = False
     given_s: float = 0.0
     is_withdrawn: bool = False
@@ -60,26 +55,7 @@ class RemoteOrder:
     @property
     def due_bytes(self) -> int:
         """Maximum number of bytes that its answer has on the wire."""
-        parts_bytes = len(self.places) * (HEAD_BYTES + 2 * FRAME_BYTES)
-        return sum(map(length, self.places)) + parts_bytes + REPORT_BYTES
-
-    def take(self, frames: Frames, *, is_last: bool) -> None:
-        """Write the next frames, or keep those to compare. Raises ``RowsInvalid``."""
-        first, self.taken = self.taken, self.taken + len(frames)
-        if not is_last and not frames:
-            raise RowsInvalid("no frames came with HostRows")
-        if self.is_withdrawn:
-            return
-        if is_last and self.taken != len(self.places):
-            raise RowsInvalid(f"{self.taken} frames of rows came instead of {len(self.places)}")
-        layout, count = self.stream.layout, len(self.rows)
-        check_rows(layout, count, self.places, frames, first)
-        if self.memory is None:
-            self.compared += frames
-            return
-        if not first:
-            begin(self.memory, layout, count, self.places)
-        write(self.memory, self.places[first : self.taken], frames)
+        return sum(map(length, self.places)) + len(self.places) * FRAME_HEAD_BYTES + REPORT_BYTES
 
 
 @dataclass(slots=True)
@@ -137,7 +113,6 @@ class OrderTable:
         """Take the right to write rows from an order."""
         order.is_withdrawn = True
         order.memory = order.reference = None
-        order.compared.clear()
 
     def end(self, order: RemoteOrder) -> None:
         """Remove an order that the worker host has finished, or that was never sent."""

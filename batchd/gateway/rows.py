@@ -3,11 +3,11 @@
     frames -> check: every length, every size -> write: one copy into the slot
                                               -> difference, for a conformance order
 
-Invariant: no frame of a message is written before all frames of the message have the length that
-the layout gives them, and no byte outside of the order's rows. No size of a varying field exceeds
-its room. Invariant: from the first frame on until the frame of the sizes, the sizes of an order's
-rows are invalid. So a worker that fills a ragged row next clears all of its room
-(``pipeline.shapes.stages``), even if the order or this process ended in between.
+Invariant: no byte is written before all frames of an order have the length that the layout gives
+them, and no byte outside of the order's rows. No size of a varying field exceeds its room.
+Invariant: from the first frame on until the frame of the sizes, the sizes of an order's rows are
+invalid. So a worker that fills a ragged row next clears all of its room
+(``pipeline.shapes.stages``), even if this process ended in between.
 Invariant: the numbers in a worker host's report are bounded by the order and by the time that
 passed, so their sums fit into every message.
 """
@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from batchd.orders.link import HostFilled
+from batchd.orders.link import ROW_FRAME_BYTES, HostFilled
 from batchd.orders.rows import Rows
 from batchd.orders.worker import Work
 from batchd_wire.fields import HEADER_BYTES, Field, PlacedField, SlotLayout, Varying, sizes_field
-from batchd_wire.tcp import PIECE_BYTES, Piece
+from batchd_wire.tcp import Piece
 from batchd_wire.views import checked_sizes
 
 Frames = Sequence[memoryview | bytes]
@@ -47,7 +47,7 @@ def places_of(layout: SlotLayout, runs: Sequence[tuple[int, int]]) -> list[Place
     places: list[Place] = []
     for field in layout.fields:
         pieces: list[Piece] = []
-        room = PIECE_BYTES
+        room = ROW_FRAME_BYTES
         for first, count in runs:
             start = field.offset + first * field.row_bytes
             end = start + count * field.row_bytes
@@ -58,7 +58,7 @@ def places_of(layout: SlotLayout, runs: Sequence[tuple[int, int]]) -> list[Place
                 start = cut
                 if not room:
                     places.append(tuple(pieces))
-                    pieces, room = [], PIECE_BYTES
+                    pieces, room = [], ROW_FRAME_BYTES
         if pieces:
             places.append(tuple(pieces))
     return places
@@ -69,17 +69,18 @@ def length(place: Place) -> int:
     return sum([end - start for start, end in place])
 
 
-def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: Frames, first: int = 0) -> None:
-    """Check frames ``first`` and following of ``count`` rows. Raises ``RowsInvalid``."""
-    for number, (place, frame) in enumerate(zip(places[first:], frames, strict=False), first):
+def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: Frames) -> None:
+    """Check the frames of ``count`` rows against ``places``. Raises ``RowsInvalid``."""
+    if len(frames) != len(places):
+        raise RowsInvalid(f"{len(frames)} frames of rows came instead of {len(places)}")
+    for number, (place, frame) in enumerate(zip(places, frames, strict=True)):
         if len(frame) != length(place):
             raise RowsInvalid(f"frame {number} of the rows has {len(frame)} bytes instead of {length(place)}")
     for field, varying, sizes, number in _sizes(layout, count, places):
-        if first <= number < first + len(frames):
-            try:
-                checked_sizes(_values(sizes.dtype, count, [frames[number - first]]), field.shape, varying)
-            except ValueError as error:
-                raise RowsInvalid(f"field {field.name!r}: {error}") from None
+        try:
+            checked_sizes(_values(sizes.dtype, count, [frames[number]]), field.shape, varying)
+        except ValueError as error:
+            raise RowsInvalid(f"field {field.name!r}: {error}") from None
 
 
 def check_report(filled: HostFilled, count: int, record_bytes_max: int, passed_s: float) -> None:
@@ -110,7 +111,7 @@ def begin(memory: memoryview, layout: SlotLayout, count: int, places: Sequence[P
 
 
 def write(memory: memoryview, places: Sequence[Place], frames: Frames) -> None:
-    """Copy checked rows into ``memory``, a slot: uint8 ``[slot_bytes]``."""
+    """Copy checked rows into ``memory``, a slot: uint8 ``[slot_bytes]``; see ``begin``."""
     assert all(start >= HEADER_BYTES for place in places for start, _end in place), "the header page is the daemon's"
     for place, frame in zip(places, frames, strict=True):
         at = 0
@@ -154,7 +155,7 @@ def _fields(layout: SlotLayout, count: int, frames: Sequence[T]) -> Iterator[tup
     """Yield each field with its frames, or with their places."""
     at = 0
     for field in layout.fields:
-        number = -(-count * field.row_bytes // PIECE_BYTES)
+        number = -(-count * field.row_bytes // ROW_FRAME_BYTES)
         yield field, frames[at : at + number]
         at += number
 

@@ -10,8 +10,7 @@
        |  -- WorkerUp ------------------------------> |   a worker takes orders
        |  <------------------------------ HostFill -- |   ``ORDERS_MAX`` at a worker; those of
        |                                              |   one round of the gateway ``Together``
-       |  -- HostRows + frames ---------------------> |   the first rows of a long order, in parts
-       |  -- HostFilled + frames: the last rows ----> |   or WorkerDown, if the worker died
+       |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
        |  <-------------------------- HostWithdraw -- |   the rows of an order are not needed
        |  -- HostFilled, without frames ------------> |   if it was withdrawn before it was begun
        |  <- HostQuarantine, HostForget ------------- |
@@ -26,11 +25,11 @@ and names the other one (``not_at``).
 Every message names its link, so a side whose link the other one has ended learns it. A daemon never
 uses a ``link`` number twice. The worker host numbers its workers.
 
-The rows of an order travel as frames, cut as ``batchd_wire.tcp.pieces`` cuts rows of a slot: field
-after field, each in pieces of 1 MiB, as if the rows followed each other. ZeroMQ delivers a message
-when all of its frames are there. So each order is reported by itself: otherwise rows would wait for
-those of another order. And a very long order comes in several messages: the gateway copies each
-part while the next one arrives.
+The rows of an order travel as frames behind ``HostFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
+rows of a slot: field after field, each in pieces of ``ROW_FRAME_BYTES``, as if the rows followed
+each other.
+ZeroMQ delivers a message when all of its frames are there, so each order is reported by itself:
+otherwise rows would wait for those of another order.
 """
 
 from dataclasses import field
@@ -39,10 +38,12 @@ from batchd.orders.together import Together
 from batchd.orders.worker import Work
 from batchd_wire.codec import Message, Vocabulary, message
 
-LINK_VERSION = 3
+LINK_VERSION = 4
 """Version of these messages; both sides must have the same one."""
 ORDERS_MAX = 4
 """Orders in flight at one remote worker."""
+ROW_FRAME_BYTES = 1 << 20
+"""Longest frame of rows."""
 INDEX_PART_BYTES = 1 << 20
 INDEX_PARTS_AHEAD = 4
 WORKERS_MAX = 1_024
@@ -187,18 +188,9 @@ class HostWithdraw(Message):
     order: int
 
 
-@message(112)
-class HostRows(Message):
-    """Travels with the next frames of ``order``, one at least."""
-
-    link: int
-    worker: int
-    order: int
-
-
 @message(73)
 class HostFilled(Message):
-    """``order`` is over. Travels with its last frames; with none if it was withdrawn.
+    """``order`` is over. Travels with its rows as frames; with none if it was withdrawn.
 
     ``work``, ``bad`` and ``hopeless`` are as in ``orders.worker.ChunksFilled``.
     """
@@ -260,9 +252,7 @@ class LinkClosed(Message):
     is_final: bool
 
 
-TO_GATEWAY_FROM_HOST = Vocabulary(
-    Register, AskIndex, HostOpened, CannotOpen, WorkerUp, WorkerDown, HostRows, HostFilled, Leaving
-)
+TO_GATEWAY_FROM_HOST = Vocabulary(Register, AskIndex, HostOpened, CannotOpen, WorkerUp, WorkerDown, HostFilled, Leaving)
 TO_HOST = Vocabulary(
     Admitted,
     Moved,

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from time import monotonic
 
 from batchd.daemon.memory.slots import map_readable
+from batchd.orders.link import ROW_FRAME_BYTES
 from batchd_wire.fields import SlotLayout
 from batchd_wire.tcp import pieces
 
@@ -60,7 +61,7 @@ class OrderMemory:
 
     def frames(self, view: memoryview, rows: int) -> list[memoryview]:
         """Cut the first ``rows`` rows out of a view of ``memory`` into the frames to send."""
-        return [view[start:end] for start, end in pieces(self.layout, 0, rows)]
+        return [view[start:end] for start, end in pieces(self.layout, 0, rows, ROW_FRAME_BYTES)]
 
     def release(self) -> None:
         """Mark it as free: its rows were sent, or are not needed."""

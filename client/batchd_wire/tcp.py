@@ -70,13 +70,13 @@ class Piece(NamedTuple):
     end: int
 
 
-def pieces(layout: SlotLayout, first: int, count: int) -> Iterator[Piece]:
+def pieces(layout: SlotLayout, first: int, count: int, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Cut rows ``first`` to ``first + count`` of every field, in the order of the frames."""
     for field in layout.fields:
         start = field.offset + first * field.row_bytes
         end = start + count * field.row_bytes
-        for piece in range(start, end, PIECE_BYTES):
-            yield Piece(piece, min(piece + PIECE_BYTES, end))
+        for piece in range(start, end, piece_bytes):
+            yield Piece(piece, min(piece + piece_bytes, end))
 
 
 def part_of(layout: SlotLayout, first: int, count: int, part: int, parts: int) -> list[Piece]:

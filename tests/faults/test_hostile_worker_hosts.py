@@ -23,17 +23,17 @@ from hypothesis import strategies as st
 from batchd.gateway.links import LINK_NUMBER_BITS
 from batchd.orders.gateway import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
 from batchd.orders.link import (
+    INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,
+    ROW_FRAME_BYTES,
     TO_GATEWAY_FROM_HOST,
     AskIndex,
     CannotOpen,
     HostFill,
     HostFilled,
     HostOpened,
-    HostRows,
     HostServe,
-    HostWithdraw,
     Leaving,
     LinkClosed,
     Register,
@@ -46,7 +46,6 @@ from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd_wire.channel import DATAGRAM_BYTES_MAX
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.tcp import PIECE_BYTES
 from batchd_wire.views import field_array
 from support.gateways import LAYOUT, GatewayProcess, Slot, WorkerHost, frames_of, random_rows, serve_message
 from support.good_trainers import descriptor_count, private_bytes
@@ -54,7 +53,7 @@ from support.hostile_messages import encode, hostile_messages, mutated
 from support.hostile_streams import COMMAND, frame
 from support.waiting import PATIENCE_S, wait_until
 
-FORMER, ROWS = (frames_of(random_rows(16, seed=seed), 0, 4) for seed in (99, 7))
+ROWS = frames_of(random_rows(16, seed=7), 0, 4)
 """The hostile host's task: rows 0 to 4, as order 9 of its worker 0."""
 GROWTH_BYTES_MAX = 128 << 20
 LOST_BYTES_MAX = 3 << 10
@@ -117,10 +116,6 @@ def rows_with_size(size: int) -> list[bytes]:
     return frames_of(page, 0, 4)
 
 
-def rows_of_order(host: WorkerHost, order: int = 9) -> HostRows:
-    return HostRows(host.link, 0, order)
-
-
 def filled(host: WorkerHost, order: int = 9, worker: int = 0, **said: Any) -> HostFilled:
     return HostFilled(host.link, worker, order, **{"work": NO_WORK, "bad": [], "hopeless": "", **said})
 
@@ -148,18 +143,6 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
     "a negative size": (
         lambda host: [filled(host).encode(), *rows_with_size(-1)],
         r"^field 'text': row 2 has the sizes \[-1\]",
-    ),
-    "parts without frames": (
-        lambda host: [rows_of_order(host).encode()],
-        r"^no frames came with HostRows$",
-    ),
-    "a part of another order": (
-        lambda host: [rows_of_order(host, 77).encode(), ROWS[0]],
-        r"^1 frames came with HostRows, 1 too many$",
-    ),
-    "a part that is too long": (
-        lambda host: [rows_of_order(host).encode(), ROWS[0] + b"!"],
-        r"^frame 0 of the rows has \d+ bytes",
     ),
     "an order never given": (
         lambda host: [filled(host, 77).encode(), *ROWS],
@@ -197,37 +180,6 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
     ),
     "a worker twice": (lambda host: [WorkerUp(host.link, 0, "").encode()], "^its worker 0 started twice"),
 }
-
-
-def test_a_worker_host_that_goes_on_with_an_order_that_is_complete_is_cut_off(gateway, good) -> None:  # noqa: ARG001
-    """All frames came in parts. Another worker host fills the rows again."""
-    host = gateway.linked(source=next(_hosts))
-    gateway.fill(host, 9, 0, 4)
-    host.begin(9, *ROWS, ROWS[0])
-    assert gateway.hear_of(host.link, LinkDown).reason == "1 frames came with HostRows, 1 too many"
-    other = gateway.linked(source=next(_hosts))
-    gateway.fill(other, 9, 0, 4)
-    other.answer(9, *FORMER)
-    assert gateway.hear_of(other.link, RemoteFilled).order == 9
-    for one in (host, other):
-        one.close()
-    gateway.hear_of(other.link, LinkDown)
-
-
-def test_late_parts_of_a_withdrawn_order_are_not_endless(gateway, good) -> None:  # noqa: ARG001
-    """They are dropped while they may be on their way; a correct worker host sends no more."""
-    host = gateway.linked(source=next(_hosts))
-    host.hear(HostServe)
-    gateway.fill(host, 9, 0, 4)
-    host.hear(HostFill)
-    gateway.send(RemoteWithdraw(host.link, 0, 9))
-    host.hear(HostWithdraw)
-    host.begin(9, *[b"late"] * len(ROWS))
-    host.send(WorkerUp(host.link, 1, ""))
-    gateway.hear_of(host.link, RemoteUp)
-    host.begin(9, b"late")
-    assert gateway.hear_of(host.link, LinkDown).reason == "1 frames came with HostRows, 1 too many"
-    host.close()
 
 
 @pytest.mark.parametrize("name", CUT_OFF)
@@ -286,14 +238,14 @@ def test_a_worker_host_that_asks_for_an_index_and_reads_nothing_is_cut_off(gatew
     os.close(descriptor)
     digest = hostile.hear(HostServe).digest
     for part in range(64):
-        hostile.send(AskIndex(hostile.link, digest, part * PIECE_BYTES))
+        hostile.send(AskIndex(hostile.link, digest, part * INDEX_PART_BYTES))
     assert gateway.hear(LinkDown).reason == f"it asked for more than {INDEX_PARTS_AHEAD} parts of each index at a time"
     gateway.send(ForgetStream(3))
 
 
 def test_a_frame_longer_than_any_is_not_read(gateway, hostile) -> None:
     """ZeroMQ ends the connection, and the daemon gets a message about it."""
-    hostile.socket.send_multipart([filled(hostile).encode(), bytes(PIECE_BYTES + 100)])
+    hostile.socket.send_multipart([filled(hostile).encode(), bytes(ROW_FRAME_BYTES + 100)])
     assert gateway.hear(LinkDown) == LinkDown(hostile.link, "its connection ended")
 
 
@@ -369,7 +321,6 @@ def what_a_host_says(host) -> list[Message]:
         CannotOpen(link, 1, "no such folder"),
         WorkerUp(link, 1, "libjpeg 3"),
         WorkerDown(link, 0, "signal 9"),
-        rows_of_order(host),
         filled(host, bad=[(3, "a.jpg", "cut")]),
         filled(host, 77),
         Leaving(link),

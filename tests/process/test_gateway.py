@@ -317,63 +317,6 @@ def test_the_rows_of_an_order_are_in_the_slot_when_the_daemon_hears_of_it(gatewa
     assert (traffic.link, traffic.bytes, traffic.late_rows) == (host.link, sum(map(len, frames_of(page, 2, 7))), 0)
 
 
-@pytest.mark.parametrize("parts", [1, 4, 6])
-def test_rows_that_come_in_parts_are_in_the_slot_when_the_daemon_hears_of_them(gateway, host, slot, parts) -> None:
-    """The last part may have all frames but a few, or none; traffic counts each frame once."""
-    before, frames = slot.read(), frames_of(random_rows(16), 2, 4)
-    assert len(frames) == 6
-    gateway.fill(host, 9, 2, 4)
-
-    host.begin(9, *frames[:parts])
-    host.answer(9, *frames[parts:])
-
-    assert gateway.hear(RemoteFilled).order == 9
-    assert slot.rows(2, 4) == frames
-    for first, count in ((0, 2), (6, 10)):
-        assert slot.rows(first, count) == frames_of(bytearray(before), first, count)
-    while (traffic := gateway.hear_traffic()).bytes < sum(map(len, frames)):
-        pass
-    assert (traffic.bytes, traffic.late_rows) == (sum(map(len, frames)), 0)
-
-
-def test_a_link_that_ends_amid_an_order_leaves_rows_that_another_fills_whole(gateway, slot) -> None:
-    """Until then their sizes are invalid: a local worker would clear the room of a ragged row."""
-    sizes = next(field for field in LAYOUT.fields if field.name == "text_length")
-    hosts, frames = [gateway.linked() for _ in range(2)], frames_of(random_rows(16), 2, 4)
-    gateway.fill(hosts[0], 9, 2, 4)
-    hosts[0].begin(9, *frames[:4])
-    hosts[0].send(WorkerUp(hosts[0].link, 1, ""))
-    gateway.hear_of(hosts[0].link, RemoteUp)
-    hosts[0].close()
-    assert gateway.hear_of(hosts[0].link, LinkDown)
-    assert slot.rows(2, 4)[:4] == frames[:4]
-    assert field_array(slot.read(), sizes, 16)[2:6].tolist() == [-1] * 4
-
-    gateway.fill(hosts[1], 9, 2, 4)
-    hosts[1].answer(9, *frames)
-
-    assert gateway.hear(RemoteFilled).link == hosts[1].link
-    assert slot.rows(2, 4) == frames
-
-
-def test_an_order_that_is_withdrawn_amid_its_parts_is_written_no_further(gateway, host, slot) -> None:
-    """Its late rows count once, with the answer."""
-    frames = frames_of(random_rows(16), 0, 4)
-    gateway.fill(host, 9, 0, 4)
-    host.hear(HostFill)
-    host.begin(9, *frames[:2])
-    host.send(WorkerUp(host.link, 1, ""))
-    gateway.hear(RemoteUp)
-    before = slot.read()
-    gateway.send(RemoteWithdraw(host.link, 0, 9))
-    assert gateway.hear(RemoteWithdrawn).order == 9
-    host.begin(9, *frames[2:4])
-    host.answer(9, *frames[4:])
-    assert gateway.hear(RemoteSettled).order == 9
-    assert slot.read() == before
-    assert wait_until(lambda: gateway.hear_traffic().late_rows, "the late rows") == 4
-
-
 def test_many_orders_of_many_workers_find_their_slots(gateway, slot) -> None:
     """Workers answer in another order than the daemon gave."""
     others = {number: Slot() for number in (6, 7)}
@@ -552,8 +495,7 @@ def test_equal_rows_are_proved_and_nothing_is_written(gateway, host, slot) -> No
     assert slot.read() == bytes(later)
 
 
-@pytest.mark.parametrize("parts", [0, 3])
-def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gateway, host, slot, parts) -> None:
+def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gateway, host, slot) -> None:
     """The differences are one pixel, and a sample that the worker host cannot read."""
     page = random_rows(16)
     slot.put(page)
@@ -561,8 +503,7 @@ def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gate
     gateway.hear(ReferenceTaken)
     rows = frames_of(page, 3, 5)
     rows[0] = bytes([rows[0][0] ^ 2]) + rows[0][1:]
-    host.begin(9, *rows[:parts])
-    host.answer(9, *rows[parts:], bad=[(7, "cat/7.jpg", "permission denied")])
+    host.answer(9, *rows, bad=[(7, "cat/7.jpg", "permission denied")])
 
     text = "field 'image': 1 of 1,800,000 values differ, by 2 at most, in row 3 first"
     assert gateway.hear(RemoteProved) == RemoteProved(host.link, 0, 9, text, 1, is_hopeless=False)
@@ -738,10 +679,21 @@ def test_a_stopped_daemon_loses_nothing_that_the_gateway_has_to_say(gateway) -> 
     assert all(len(one.bad) == 64 for one in filled)
 
 
-@pytest.mark.parametrize("step", ["gateway.order.sent", "gateway.rows.received", "gateway.rows.written"])
+STEPS = ["gateway.order.sent", "gateway.rows.received", "gateway.rows.begun", "gateway.rows.written"]
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_a_gateway_that_is_killed_at_any_step_has_filled_no_order(slot, step) -> None:
-    """The daemon sees the end of the channel, and no message about the order."""
-    page, before = random_rows(16), slot.rows(0, 16)
+    """The daemon sees the end of the channel, and no message about the order.
+
+    While rows are written, their sizes are invalid: the next worker clears the room of each.
+    """
+    page, expected = random_rows(16), bytearray(slot.read())
+    if step == "gateway.rows.begun":
+        sizes = next(field for field in LAYOUT.fields if field.name == "text_length")
+        field_array(memoryview(expected), sizes, 16)[:] = -1
+    elif step == "gateway.rows.written":
+        expected = page
     with GatewayProcess(faults=f"{step}=kill") as gateway:
         gateway.serve(serve_message())
         gateway.use(5, slot)
@@ -751,7 +703,7 @@ def test_a_gateway_that_is_killed_at_any_step_has_filled_no_order(slot, step) ->
         with pytest.raises(ChannelClosed):
             gateway.hear_any()
         assert gateway.child.reap() == -signal.SIGKILL
-    assert slot.rows(0, 16) == (frames_of(page, 0, 16) if step == "gateway.rows.written" else before)
+    assert slot.rows(0, 16) == frames_of(expected, 0, 16)
 
 
 def test_a_gateway_that_is_killed_amid_the_results_of_a_round_has_reported_whole_orders_alone(slot) -> None:

@@ -36,10 +36,8 @@ from batchd.orders.link import (
 )
 from batchd.orders.rows import rows_of
 from batchd.pipeline.kinds import CONTENT_VERSION
-from batchd.worker_host.workers import PART_BYTES
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import Role, connection_file_text
-from batchd_wire.tcp import PIECE_BYTES
 from support.commands import batchd
 from support.expected import Expected
 from support.fake_gateway import FakeGateway, WorkerHostProcess, index_of, served
@@ -143,24 +141,6 @@ def test_a_worker_host_fills_the_rows_that_the_files_make(gateway, start_host, o
         rows = gateway.fill(stream, *order)
         assert same_rows(rows, expected, *order)
         assert rows.answer.work[0] > 0
-
-
-def test_rows_of_a_long_order_come_in_parts(gateway, start_host, opened, tmp_path) -> None:
-    """The last frames come with the report, and small fields never by themselves."""
-    write_photos(tmp_path / "large", {"cat": 9})
-    pipeline = [{"op": "decode"}, {"op": "resize", "size": [840, 840]}]
-    stream, expected = opened(folder_stream(tmp_path / "large", verify=True, pipeline=pipeline))
-    start_host()
-    gateway.admit()
-    gateway.opened(stream)
-
-    rows = gateway.fill(stream, 0, 0, 0, 8)
-
-    assert same_rows(rows, expected, 0, 0, 0, 8)
-    assert rows.wrong == []
-    lengths = [[len(frame) for frame in part] for part in gateway.parts[rows.answer.order]]
-    assert lengths[:-1] == [[PIECE_BYTES] * (PART_BYTES // PIECE_BYTES)]
-    assert len(lengths[-1]) == len(stream.layout.fields)
 
 
 def test_rows_with_gaps_come_one_behind_the_other(gateway, start_host, opened, photos) -> None:

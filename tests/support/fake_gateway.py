@@ -8,7 +8,6 @@ A test calls the gateway for each message; it can also send invalid ones.
 import os
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -26,6 +25,7 @@ from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.daemon.tcp.router import RouterLimits, TcpRouter
 from batchd.orders.link import (
     INDEX_PART_BYTES,
+    ROW_FRAME_BYTES,
     TO_GATEWAY_FROM_HOST,
     Admitted,
     AskIndex,
@@ -33,7 +33,6 @@ from batchd.orders.link import (
     HostFill,
     HostFilled,
     HostOpened,
-    HostRows,
     HostServe,
     IndexPart,
     LinkClosed,
@@ -99,8 +98,6 @@ class FakeGateway:
         self._layouts: dict[int, SlotLayout] = {}
         self._indexes: dict[str, bytes] = {}
         self._queue: list[tuple[Message, list[bytes]]] = []
-        self.parts: defaultdict[int, list[list[bytes]]] = defaultdict(list)
-        """The frames of each message with rows, by order."""
         self._zeromq: TcpRouter | None = None
         self.open()
 
@@ -172,10 +169,7 @@ class FakeGateway:
             message = TO_GATEWAY_FROM_HOST.decode(first)
             if isinstance(message, WorkerUp):
                 self.workers.add(message.worker)
-            if isinstance(message, HostRows | HostFilled):
-                self.parts[message.order].append(frames)
-            if not isinstance(message, HostRows):
-                self._queue.append((message, frames))
+            self._queue.append((message, frames))
 
     # --- a gateway's actions ----------------------------------------------------------------------
 
@@ -237,7 +231,6 @@ class FakeGateway:
         """Return the answer to an order; no other answer may precede it."""
         answer = self.expect(HostFilled)
         assert (answer.link, answer.worker, answer.order) == (self.link, fill.worker, fill.order)
-        self.frames = [frame for part in self.parts[answer.order] for frame in part]
         if not self.frames:
             return Rows(answer, None, [])
         return self._rows(answer, self._layouts[fill.stream], sum(count for _first, count in fill.runs))
@@ -251,7 +244,7 @@ class FakeGateway:
         self.send(LinkClosed(self.link, reason, is_final))
 
     def _rows(self, answer: HostFilled, layout: SlotLayout, count: int) -> Rows:
-        spans = list(pieces(layout, 0, count))
+        spans = list(pieces(layout, 0, count, ROW_FRAME_BYTES))
         assert [len(frame) for frame in self.frames] == [end - start for start, end in spans]
         page = bytearray(layout.slot_bytes)
         for (start, end), frame in zip(spans, self.frames, strict=True):

@@ -30,7 +30,7 @@ from batchd.orders.gateway import (
     RemoteProve,
     RemoteUp,
 )
-from batchd.orders.link import LINK_VERSION, TO_HOST, Admitted, HostFilled, HostRows, Register, WorkerUp
+from batchd.orders.link import LINK_VERSION, ROW_FRAME_BYTES, TO_HOST, Admitted, HostFilled, Register, WorkerUp
 from batchd.orders.log import ChildLogged
 from batchd.orders.together import Together, messages_in
 from batchd.orders.worker import NO_WORK, SampleRecipe, ServeStream, UseSlot
@@ -76,7 +76,7 @@ def random_rows(count: int, seed: int = 0, layout: SlotLayout = LAYOUT) -> bytea
 
 def frames_of(page: bytearray, first: int, count: int, layout: SlotLayout = LAYOUT) -> list[bytes]:
     """Rows of a slot as frames of a message."""
-    return [bytes(page[start:end]) for start, end in pieces(layout, first, count)]
+    return [bytes(page[start:end]) for start, end in pieces(layout, first, count, ROW_FRAME_BYTES)]
 
 
 class Slot:
@@ -165,11 +165,6 @@ class WorkerHost:
         """Report that an order is finished."""
         said = {"work": NO_WORK, "bad": [], "hopeless": "", **differently}
         self.send(HostFilled(self.link, worker, order, **said), *frames)
-
-    def begin(self, order: int, *frames: bytes) -> None:
-        """Send the first frames of an order of worker 0, each in a message of its own."""
-        for frame in frames:
-            self.send(HostRows(self.link, 0, order), frame)
 
     def close(self) -> None:
         """End the connection."""

@@ -3,21 +3,16 @@
 from typing import cast
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchd.gateway.orders import REPORT_BYTES, OrderTable, RemoteOrder
-from batchd.gateway.rows import RowsInvalid, places_of
+from batchd.gateway.rows import places_of
 from batchd.gateway.streams import HostStream, IndexMemory
 from batchd.orders.link import ORDERS_MAX, HostFill
-from batchd.orders.rows import rows_of
-from batchd_wire.fields import HEADER_BYTES
-from batchd_wire.views import field_array
-from support.gateways import LAYOUT, frames_of, random_rows, serve_message
+from support.gateways import LAYOUT, serve_message
 
 LINKS, WORKERS = (11, 12), (0, 1)
-NO_SLOT = memoryview(bytearray(8))
 
 
 STREAM = HostStream(1, "photos", LAYOUT, cast("IndexMemory", None), serve_message(), 1 << 20)
@@ -31,10 +26,12 @@ def table() -> OrderTable:
     return table
 
 
-def order(link=11, worker=0, number=1, memory: memoryview | None = NO_SLOT, rows=(0, 2)) -> RemoteOrder:
-    message = HostFill(link, worker, number, STREAM.number, 0, 0, [rows])
-    places = places_of(LAYOUT, [rows])
-    return RemoteOrder(link, worker, number, STREAM, rows_of([rows]), places, message, memory)
+def order(link=11, worker=0, number=1, memory=True) -> RemoteOrder:
+    places = places_of(LAYOUT, [(0, 2)])
+    message = HostFill(link, worker, number, STREAM.number, 0, 0, [(0, 2)])
+    return RemoteOrder(
+        link, worker, number, STREAM, range(2), places, message, memoryview(bytearray(8)) if memory else None
+    )
 
 
 def test_an_order_is_found_under_its_link_and_worker_only(table) -> None:
@@ -110,86 +107,6 @@ def test_the_expected_bytes_are_those_of_the_rows_and_a_report(table) -> None:
     table.end(given)
     assert table.due_bytes(11) == 0
     assert table.due_bytes(99) == 0
-
-
-@given(st.sets(st.integers(1, 5)))
-def test_the_frames_of_an_order_may_come_in_any_parts(cuts) -> None:
-    """Each part is written at once. Until the frame of the sizes is there, all are invalid."""
-    page, slot = random_rows(LAYOUT.rows), random_rows(LAYOUT.rows, seed=1)
-    frames, former = frames_of(page, 2, 4), bytes(slot)
-    given = order(memory=memoryview(slot), rows=(2, 4))
-    sizes = next(field for field in LAYOUT.fields if field.name == "text_length")
-    their_sizes, our_sizes = (field_array(one, sizes, LAYOUT.rows)[2:6].tolist() for one in (page, slot))
-    ends = sorted({*cuts, len(frames)})
-    assert len(frames) == 6
-    assert our_sizes != [-1] * 4
-
-    for first, end in zip([0, *ends[:-1]], ends, strict=True):
-        given.take(frames[first:end], is_last=end == len(frames))
-        assert frames_of(slot, 2, 4)[:end] == frames[:end]
-        now = field_array(slot, sizes, LAYOUT.rows)[2:6].tolist()
-        assert now == (their_sizes if end >= 5 else [-1] * 4)
-
-    assert frames_of(slot, 2, 4) == frames
-    for first, count in ((0, 2), (6, LAYOUT.rows - 6)):
-        assert frames_of(slot, first, count) == frames_of(bytearray(former), first, count)
-    assert slot[:HEADER_BYTES] == former[:HEADER_BYTES]
-
-
-@pytest.mark.parametrize("place", range(6))
-def test_a_part_with_a_wrong_frame_is_refused_before_it_is_written(place) -> None:
-    """The parts before it were right; the frame keeps its number."""
-    frames = frames_of(random_rows(LAYOUT.rows), 2, 4)
-    slot = random_rows(LAYOUT.rows, seed=1)
-    given = order(memory=memoryview(slot), rows=(2, 4))
-    for frame in frames[:place]:
-        given.take([frame], is_last=False)
-    before = bytes(slot)
-
-    with pytest.raises(RowsInvalid, match=rf"^frame {place} of the rows has {len(frames[place]) + 1} bytes"):
-        given.take([frames[place] + b"!"], is_last=place == 5)
-    assert slot == before
-
-
-@pytest.mark.parametrize("parts", [0, 2])
-def test_too_few_and_too_many_frames_are_refused(parts) -> None:
-    """The error has both numbers; the last frames are not written."""
-    frames = frames_of(random_rows(LAYOUT.rows), 2, 4)
-    for wrong in (frames[parts:parts], frames[parts:-1], [*frames[parts:], b""]):
-        slot = random_rows(LAYOUT.rows, seed=1)
-        given = order(memory=memoryview(slot), rows=(2, 4))
-        for frame in frames[:parts]:
-            given.take([frame], is_last=False)
-        before = bytes(slot)
-        with pytest.raises(RowsInvalid, match=rf"^{parts + len(wrong)} frames of rows came instead of 6$"):
-            given.take(wrong, is_last=True)
-        assert slot == before
-
-
-def test_a_withdrawn_order_takes_no_part_and_has_no_more_frames_than_before(table) -> None:
-    """Late parts are counted, so that a worker host cannot send them for ever."""
-    frames = frames_of(random_rows(LAYOUT.rows), 2, 4)
-    slot = random_rows(LAYOUT.rows, seed=1)
-    given = order(memory=memoryview(slot), rows=(2, 4))
-    table.give(given)
-    given.take(frames[:2], is_last=False)
-    before = bytes(slot)
-    table.withdraw(given)
-
-    given.take(frames[2:4], is_last=False)
-    assert (bytes(slot), given.taken) == (before, 4)
-    with pytest.raises(RowsInvalid, match=r"^no frames came with HostRows$"):
-        given.take([], is_last=False)
-    given.take([], is_last=True)
-
-
-def test_parts_that_are_compared_are_kept_until_the_last_one() -> None:
-    """Nothing is written: the order has no memory."""
-    frames = frames_of(random_rows(LAYOUT.rows), 2, 4)
-    given = order(memory=None, rows=(2, 4))
-    given.take(frames[:3], is_last=False)
-    given.take(frames[3:], is_last=True)
-    assert given.compared == frames
 
 
 class TableModel(RuleBasedStateMachine):

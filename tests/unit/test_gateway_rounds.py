@@ -28,7 +28,17 @@ from batchd.daemon.workers.gateway_child import GatewayChild
 from batchd.gateway.links import Link
 from batchd.gateway.loop import Gateway
 from batchd.orders import gateway as wire
-from batchd.orders.link import LINK_VERSION, TO_HOST, HostFill, HostFilled, HostWithdraw, Register, WorkerDown, WorkerUp
+from batchd.orders.link import (
+    LINK_VERSION,
+    ROW_FRAME_BYTES,
+    TO_HOST,
+    HostFill,
+    HostFilled,
+    HostWithdraw,
+    Register,
+    WorkerDown,
+    WorkerUp,
+)
 from batchd.orders.together import Together, messages_in
 from batchd.orders.worker import NO_WORK, UseSlot
 from batchd.pipeline.kinds import CONTENT_VERSION
@@ -214,7 +224,7 @@ def test_results_come_before_the_end_of_their_worker_and_of_their_link(sides) ->
 def test_large_rows_are_reported_before_the_next_ones_are_copied() -> None:
     """Copying the rows of a whole round takes a while, in which a trainer may wait."""
     sides = Sides()
-    large = place_fields((Field("image", "uint8", (1 << 20,)),), 2)
+    large = place_fields((Field("image", "uint8", (ROW_FRAME_BYTES,)),), 2)
     sides.gateway._serve_stream(serve_message(2, "large", large), index_descriptor(b"another index"))
     slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)  # the gateway closes it
     os.posix_fallocate(slot, 0, large.slot_bytes)
@@ -226,7 +236,7 @@ def test_large_rows_are_reported_before_the_next_ones_are_copied() -> None:
     sides.daemon.flush()
     sides.gateway._read_daemon()
     link = sides.gateway.hosts.links.by_number[11]
-    sides.gateway.heard(link, HostFilled(11, 0, 0, NO_WORK, [], ""), [memoryview(bytes(1 << 20))])
+    sides.gateway.heard(link, HostFilled(11, 0, 0, NO_WORK, [], ""), [memoryview(bytes(ROW_FRAME_BYTES))])
     sides.daemon._receive()
     assert [type(message) for message in sides.heard_all] == [wire.RemoteFilled]
     sides.close()

@@ -12,6 +12,7 @@ from batchd.gateway.rows import (
     SLACK_US,
     TRIES_MAX,
     RowsInvalid,
+    begin,
     check_report,
     check_rows,
     copy,
@@ -19,11 +20,11 @@ from batchd.gateway.rows import (
     places_of,
     write,
 )
-from batchd.orders.link import HostFilled
+from batchd.orders.link import ROW_FRAME_BYTES, HostFilled
 from batchd.orders.rows import rows_of, runs_of
 from batchd.orders.worker import NO_WORK, Work
 from batchd_wire.fields import HEADER_BYTES, PADDED, Field, Varying, place_fields, sizes_field
-from batchd_wire.tcp import PIECE_BYTES, Piece
+from batchd_wire.tcp import Piece
 from batchd_wire.views import field_array
 from support.gateways import LAYOUT, frames_of, random_rows
 
@@ -112,6 +113,19 @@ def test_rows_with_gaps_are_written_at_their_places_and_nowhere_else(runs) -> No
     assert copy(memoryview(slot), places) == frames
 
 
+def test_the_sizes_of_rows_are_invalid_before_the_first_frame_is_written(page) -> None:
+    """Nothing else changes: a worker that fills a ragged row next clears all of its room."""
+    slot = bytearray(page)
+    sizes = next(field for field in LAYOUT.fields if field.name == "text_length")
+    expected = bytearray(page)
+    field_array(memoryview(expected), sizes, LAYOUT.rows)[FIRST : FIRST + COUNT] = -1
+    assert slot != expected
+
+    begin(memoryview(slot), LAYOUT, COUNT, PLACES)
+
+    assert slot == expected
+
+
 def test_frames_that_would_fill_the_gaps_are_refused(page) -> None:
     """A host that also sends the rows in the gaps sends too many bytes."""
     places = places_of(LAYOUT, [(2, 2), (7, 2)])
@@ -136,6 +150,13 @@ def test_the_header_page_is_never_written() -> None:
 
 
 # --- refusals -------------------------------------------------------------------------------------
+
+
+def test_too_few_and_too_many_frames_are_refused(frames) -> None:
+    """The error has both numbers."""
+    for wrong in ([], frames[:-1], [*frames, b""]):
+        with pytest.raises(RowsInvalid, match=rf"^{len(wrong)} frames of rows came instead of {len(frames)}$"):
+            check(wrong)
 
 
 @pytest.mark.parametrize("delta", [-1, 1])
@@ -225,7 +246,7 @@ def test_more_bad_samples_than_rows_can_have_is_refused() -> None:
 def frame_of(name: str) -> int:
     """The first frame of a field."""
     before = LAYOUT.fields[: [field.name for field in LAYOUT.fields].index(name)]
-    return sum(-(-COUNT * field.row_bytes // PIECE_BYTES) for field in before)
+    return sum(-(-COUNT * field.row_bytes // ROW_FRAME_BYTES) for field in before)
 
 
 def differing(frames, name, row, values, dtype) -> list[bytes]:
