@@ -272,7 +272,7 @@ class DaemonConfig(_Branch):
     chunk_rows: Annotated[Annotated[int, Field(ge=1, le=256)] | Literal["auto"], Mark.LIVE] = "auto"
     """Maximum number of samples in one order to a worker. "auto" measures: about 20 ms of work, so
     that messages cost nothing and all workers end a batch together; more with more than 64
-    workers."""
+    workers, and for worker hosts if the ring is large enough."""
 
     sessions_max: Annotated[int, Field(ge=1, le=65_536), Mark.LIVE] = 256
     """Maximum number of connected trainers; further ones are refused with a message."""

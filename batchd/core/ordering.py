@@ -73,8 +73,9 @@ class Ordering:
         assert fill is not None
         assert position is not None
         number = self.next_number()
-        rows_max = stream.chunk_rows(fill.pending_rows, self._fleet.at_work, idle, worker.slowness)
         claims, is_remote = stream.delivery.claims, worker.link > 0
+        at_work, slowness = self._fleet.at_work, worker.slowness
+        rows_max = stream.chunk_rows(fill.pending_rows, at_work, idle, slowness, is_remote=is_remote)
         shares = self._shares(stream) if is_remote else None
         share = shares.of_link[worker.link] if shares is not None else 0
         divided = (0, 0)

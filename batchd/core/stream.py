@@ -21,6 +21,8 @@ from batchd_wire.status import StreamStatistics, SubscriptionStatistics
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
+REMOTE_TARGET_S = 0.05
+"""The same for remote workers, if there are rows enough: their orders cost two processes more."""
 ORDERS_PER_S_MAX = 2_000
 """From 40 workers on orders are longer, so that half a core can handle all of them."""
 FIRST_CHUNK_ROWS = 8
@@ -55,15 +57,21 @@ class Stream:
         self._blank_deaths = 0
         self._is_empty = False
 
-    def chunk_rows(self, pending_rows: int, workers: int, idle: int, slowness: float) -> int:
+    def chunk_rows(
+        self, pending_rows: int, workers: int, idle: int, slowness: float, *, is_remote: bool = False
+    ) -> int:
         """Return the rows of the next order, with ``workers`` in all.
 
         If a trainer waits, the ``idle`` workers share the rest of its batch, so it is ready sooner.
         Busy workers do not count: where trainers are faster than workers, orders must be few. A
-        worker with a ``slowness`` above 1 gets fewer rows.
+        worker with a ``slowness`` above 1 gets fewer rows. A remote worker gets more, if the ring has
+        as many rows for each of the others.
         """
-        target_s = max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX) / max(1.0, slowness)
-        rows = int(target_s / self.sample_s) if self.sample_s else FIRST_CHUNK_ROWS
+        sample_s = self.sample_s * max(1.0, slowness)
+        rows = int(max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX) / sample_s) if sample_s else FIRST_CHUNK_ROWS
+        if is_remote and sample_s:
+            unordered_rows = len(self.delivery.ring.pending) * self.spec.plan.batch_size
+            rows = max(rows, min(int(REMOTE_TARGET_S / sample_s), unordered_rows // workers))
         if idle > 0:
             rows = min(rows, -(-pending_rows // idle))
         return max(1, min(rows, self.chunk_rows_max))

@@ -367,6 +367,24 @@ def test_what_a_host_says_of_its_time_does_not_change_the_size_of_orders(first_p
     assert world.state.streams[1].sample_s == before
 
 
+@pytest.mark.parametrize(("window", "pending", "rows"), [(8, 7, 50), (3, 2, 32), (2, 1, 20)])
+def test_orders_of_remote_workers_are_longer_where_the_ring_has_rows_for_all_workers(window, pending, rows) -> None:
+    """A sample takes 1 ms, and there are a local and a remote worker for batches of 32 rows."""
+    spec = make_spec(samples=4096, batch_size=32, slots_max=16, window=window)
+    world = CheckedWorld([spec], chunk_rows_max=256)
+    world.start_workers()
+    world.subscribe(1)
+    (local,) = [number for number, worker in world.workers.items() if not worker.link]
+    first = world.workers[local].orders[0]
+    world.fill(local, busy_us=1000 * len(first.rows))
+    stream = world.state.streams[1]
+    assert stream.sample_s == pytest.approx(0.001)
+
+    assert len(stream.delivery.ring.pending) == pending
+    assert stream.chunk_rows(32, 2, 0, 1.0) == 20
+    assert stream.chunk_rows(32, 2, 0, 1.0, is_remote=True) == rows
+
+
 def test_rows_that_a_trainer_waits_for_are_withdrawn_from_a_silent_host_after_a_second() -> None:
     world = pool_world()
     link = world.host_joins(2)
