@@ -6,9 +6,10 @@
               memory of ten million
     first     seconds from the daemon's command to the first batch of rows of ten million documents,
               whose index is kept; and from connecting to the batch at step 10^6
-    pictures  in their own size, 0.05 to 1.2 megapixels, in a budget of 16,384 patches: bytes of a
-              slot, divided by those of the pictures in it; CPU for a pixel, divided by that of rows
-              of 560 x 560
+    pictures  in their own size, 0.05 to 1.2 megapixels, packed in a budget of 16,384 patches, and
+              ragged in a budget of 12.8 megapixels with 64 buckets: bytes of the rows of a batch,
+              divided by those of the pictures in it; CPU for a pixel, divided by that of rows of
+              560 x 560
     tokens    tokens/s of a packed stream on two workers, divided by those of a torch DataLoader
               with two workers whose collate function packs the documents of a batch, and of Grain
               with two processes and its best-fit packing; each where it is installed
@@ -48,6 +49,8 @@ ROOM, ROWS = 4096, 16
 RANKS, PADDED_ROWS = 8, 32
 MOST_ROWS, TOKENS = 512, 65_536
 PICTURES, PATCH, BUDGET, FIXED_SIDE = 2_000, 14, 16_384, 560
+FOLDERS = {"own": "own", "ragged": "own", "fixed": "fixed"}
+PIXELS, LARGEST_SIDE = 12_800_000, 77 * PATCH
 LIMITS = PackLimits(ROOM, 256, 4096, "split")
 SAMPLES = 10_000_000
 DOCUMENTS = 40_000
@@ -346,43 +349,58 @@ def _pictures(bench: Bench) -> None:
     steps = {
         "own": f'{{ op = "patches", size = {PATCH} }}, {{ op = "pack", field = "image", length = {BUDGET}, '
         'documents = 128, too_long = "drop" }',
+        "ragged": f'{{ op = "ragged", max_shape = [{LARGEST_SIDE}, {LARGEST_SIDE}, 3] }}',
         "fixed": f'{{ op = "resize", size = [{FIXED_SIDE}, {FIXED_SIDE}] }}',
+    }
+    batches = {
+        "own": "batch_size = 1",
+        "ragged": f'batch_size = 256\nbucket = {{ field = "image", by = "pixels", count = 64, budget = {PIXELS} }}',
+        "fixed": "batch_size = 10",
     }
     config = bench.scratch / "pictures.toml"
     config.write_text(
         "[daemon]\nworkers = 2\n"
         + "".join(
-            f'[streams.{name}]\nsource = {{ type = "folder", path = "{bench.scratch / name}" }}\n'
-            f'batch_size = {1 if name == "own" else 10}\npipeline = [ {{ op = "decode" }}, {step} ]\n'
+            f'[streams.{name}]\nsource = {{ type = "folder", path = "{bench.scratch / FOLDERS[name]}" }}\n'
+            f'{batches[name]}\npipeline = [ {{ op = "decode" }}, {step} ]\n'
             for name, step in steps.items()
         )
     )
     with served(config) as address, Player(_pixels, address) as player:
         rounds = [{name: bench.measure(name, partial(player.ask, name)) for name in steps} for _ in range(bench.rounds)]
-    ratios = [one["own"]["ns"] / one["fixed"]["ns"] for one in rounds]
-    print(f"CPU of workers for a pixel: {spread([one['own']['ns'] for one in rounds], 1)} ns; / fixed {spread(ratios)}")
-    bench.report(
-        Figure("batches-pictures-slot-bytes", statistics.median(one["own"]["room"] for one in rounds), "<=", 1.1)
-    )
-    bench.report(Figure("batches-pictures-cpu-to-fixed", statistics.median(ratios), "<=", 1.1))
+    for name, shown in (("own", "pictures"), ("ragged", "ragged")):
+        ratios = [one[name]["ns"] / one["fixed"]["ns"] for one in rounds]
+        of_pixel = spread([one[name]["ns"] for one in rounds], 1)
+        print(f"{shown}, CPU of workers for a pixel: {of_pixel} ns; / fixed {spread(ratios)}")
+        room = statistics.median(one[name]["room"] for one in rounds)
+        slots = statistics.median(one[name]["slots"] for one in rounds)
+        print(f"{shown}, bytes of rows / of pixels {room:.2f}; of slots {slots:.2f}")
+        bench.report(Figure(f"batches-{shown}-slot-bytes", room, "<=", 1.1))
+        bench.report(Figure(f"batches-{shown}-cpu-to-fixed", statistics.median(ratios), "<=", 1.1))
 
 
 def _pixels(pipe: Connection, address: str) -> None:
-    """CPU of workers for a pixel, in ns, and bytes of a batch, divided by those of its pixels."""
+    """CPU of workers for a pixel, in ns; bytes of rows and of slots, divided by those of pixels."""
     with batchd_client.connect(address) as connection:
         workers = [worker["pid"] for worker in connection.status()["workers"]]
         for name in orders(pipe):
             with connection.stream(name) as stream:
                 batches = endless(stream)
                 next(batches).release()
-                begun_s, pixels, size = sum(map(family_cpu_s, workers)), 0, 0
+                begun_s, pixels, size, slots = sum(map(family_cpu_s, workers)), 0, 0, 0
                 for batch in islice(batches, 2 * len(stream)):
                     with batch:
-                        used = batch["lengths"].sum() * PATCH**2 if name == "own" else batch.samples * FIXED_SIDE**2
-                        pixels += int(used)
-                        size += sum(array.nbytes for _name, array in batch.items())
+                        pixels += _pixels_in(name, batch)
+                        size += sum(batch.room(field).array.nbytes for field in batch)
+                        slots += batch.memory.slot_bytes
                 used_s = sum(map(family_cpu_s, workers)) - begun_s
-            pipe.send({"ns": used_s / pixels * 1e9, "room": size / (3 * pixels)})
+            pipe.send({"ns": used_s / pixels * 1e9, "room": size / (3 * pixels), "slots": slots / (3 * pixels)})
+
+
+def _pixels_in(name: str, batch: batchd_client.Batch) -> int:
+    if name == "ragged":
+        return int(batch["image_shape"].astype(np.int64).prod(axis=1).sum())
+    return int(batch["lengths"].sum()) * PATCH**2 if name == "own" else batch.samples * FIXED_SIDE**2
 
 
 def _planned(lengths: NDArray[np.int64]) -> tuple[Packs, float]:

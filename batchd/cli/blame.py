@@ -207,6 +207,15 @@ def _more(count: int) -> list[str]:
     return [f"and {count:,} more"] if count > 0 else []
 
 
+def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Stack rows of a field, ``[*shape]`` each; those of other buckets may have less room."""
+    largest = max(rows, key=np.size)
+    stacked = np.zeros((len(rows), *largest.shape), largest.dtype)
+    for values, row in zip(stacked.reshape(len(rows), -1), rows, strict=True):
+        values[: row.size] = row.reshape(-1)
+    return stacked
+
+
 def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[str]) -> None:
     """Draw the contact sheet of the worst rows. Raises ``BatchdError``."""
     from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  it loads OpenCV
@@ -216,7 +225,7 @@ def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[st
     rooms = [
         (blame.batches[one.position].rooms, one.row - blame.batches[one.position].rows[0].row) for one in blame.worst
     ]
-    arrays = {name: np.stack([room[name].array[row] for room, row in rooms]) for name in rooms[0][0]}
+    arrays = {name: stacked([room[name].array[row] for room, row in rooms]) for name in rooms[0][0]}
     varying = {
         name: Room(arrays[name], np.stack([room[name].sizes[row] for room, row in rooms]), first.varying)  # type: ignore[index]
         for name, first in rooms[0][0].items()

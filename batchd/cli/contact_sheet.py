@@ -30,7 +30,7 @@ Image = np.ndarray
 
 def image_fields(batch: PeekedBatch) -> list[str]:
     """The fields with images; "image" is first if it is one of them."""
-    found = [name for name, array in batch.arrays.items() if is_image(array.dtype, array.shape[1:])]
+    found = [name for name, array in batch.arrays.items() if is_image(array.dtype, batch.shape(name))]
     return sorted(found, key=lambda name: name != "image")
 
 
@@ -47,7 +47,7 @@ def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Ima
     """The sheet as a BGR image: uint8 [height, width, 3]."""
     images = batch.samples(field)[:IMAGES_MAX]
     low, high = range_of(images)
-    channels_first = has_channels_first(batch.arrays[field].shape[1:])
+    channels_first = has_channels_first(batch.shape(field))
     columns = min(COLUMNS, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS

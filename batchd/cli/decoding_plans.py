@@ -26,7 +26,7 @@ from batchd.core.packs import Packs, packed_in
 from batchd.core.plan import Plan
 from batchd.daemon.grouping import grouping_of, unit_of
 from batchd.daemon.measuring import Pass
-from batchd.daemon.memory.rings import slot_layout
+from batchd.daemon.memory.rings import bucket_layout, slot_layout
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, planned_index
 from batchd.functions.load import expect
 from batchd.pipeline.call.options import Call
@@ -46,6 +46,7 @@ from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
+from batchd_wire.fields import place_fields
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
@@ -184,7 +185,14 @@ def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     """The memory of a batch, against that of padded rows."""
     stream = plan.config
     layout = slot_layout(stream, plan.columns, has_checksums=stream.has_checksums)
+    layout = bucket_layout(layout, index.arrays)
     text = f"{plan.name}: a slot takes {round_bytes(layout.slot_bytes)}, for {counted(layout.rows, 'row')}"
+    if layout.buckets:
+        full = place_fields(layout.fields, layout.rows).slot_bytes
+        return (
+            f"{text} at most: as much as a batch of any bucket needs; rows with room for the largest sample would take "
+            f"{round_bytes(full)}"
+        )
     packs = Packs.from_arrays(index.arrays)
     if packs is not None:
         padded = layout.slot_bytes * packs.parts // len(packs)

@@ -119,6 +119,10 @@ class PeekedBatch:
             return [array[row, ...] for row in range(len(array))]
         return row_views(array, room.sizes, room.varying)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The largest lengths of a sample in a field."""
+        return self.varying[name].shape if name in self.varying else self.arrays[name].shape[1:]
+
     def type_text(self, name: str) -> str:
         """Type and shape of one sample, for people."""
         array, room = self.arrays[name], self.varying.get(name)

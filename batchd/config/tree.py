@@ -44,6 +44,7 @@ from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
 from batchd.storage.location import check_local
 from batchd.storage.values import StorageLimits
+from batchd_wire.fields import BUCKETS_MAX
 
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -53,7 +54,6 @@ BATCH_SIZE_MAX = 65_536
 BLOCKS_MAX = 65_536
 BLOCK_SAMPLES_MAX = 1 << 30
 DRAWS_MAX = 1 << 32
-BUCKETS_MAX = 1024
 BALANCE_MAX = 1024
 BUDGET_MAX = 1 << 40
 STEPS_MAX = 64
@@ -414,7 +414,8 @@ class Bucket(_Branch):
 
     budget: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = None
     """When set, a batch has as many samples as this holds of the largest size of its bucket, such
-    as 65536 elements, and at most batch_size: many small ones or few large ones."""
+    as 65536 elements, and at most batch_size: many small ones or few large ones. Where lengths or
+    pixels are counted, a batch takes memory for no more than that."""
 
     @model_validator(mode="after")
     def _has_one_division(self) -> Self:

@@ -169,6 +169,8 @@ class GrantLease(Action):
     count: int
     is_remote: bool
     is_spectator: bool = False
+    bucket: int = 0
+    """The number of the batch's layout."""
 
 
 @record

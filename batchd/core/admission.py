@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from batchd.core.course import Course
 from batchd.core.events import SubscriptionAsked
+from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
@@ -40,8 +41,14 @@ def not_live(name: str) -> Refusal:
     )
 
 
-def refusal(asked: SubscriptionAsked, course: Course, stream: str, fingerprint: str) -> Refusal | None:
+def refusal(asked: SubscriptionAsked, course: Course, spec: StreamSpec) -> Refusal | None:
     """Return why a subscription is refused; None where nothing is wrong with it."""
+    stream, fingerprint = spec.name, spec.fingerprint
+    if spec.has_buckets and not asked.knows_buckets:
+        return ErrorCode.UNSUPPORTED_VERSION, (
+            f"the slots of stream {stream!r} have the room of a budget, which this client cannot read: upgrade the client "
+            "(batchd-client, where the trainer runs)"
+        )
     if not 0 < asked.world_size <= WORLD_SIZE_MAX or asked.rank >= asked.world_size:
         return ErrorCode.RANK_OUT_OF_RANGE, (
             f"rank {asked.rank} of world_size {asked.world_size}: ranks go from 0 to world_size - 1"

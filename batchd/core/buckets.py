@@ -18,7 +18,8 @@ is arithmetic and one look into the table. Items may be the rows of a packed str
 With a **budget**, the batches of a bucket have as many rows as it holds of the largest sample of
 the bucket: many of small samples, few of large ones. Places of an epoch are counted as if all had
 ``batch_size`` rows, so the batch of a place, and the place of a row, need no table of batches; the
-places that a smaller batch leaves over are none of the epoch.
+places that a smaller batch leaves over are none of the epoch. A bad sample is replaced by one of
+its own bucket, or of a smaller one if it is alone there, so the substitute fits into its row.
 
 Invariant: each item of the table has one place in each epoch.
 """
@@ -150,8 +151,7 @@ class BucketOrder:
         self._whole = int(self._first_blocks[-1])
         self._rest = int((starts[-1] - starts[-2]) % (self._rows[-1] * ranks))
         """Items behind the last whole block."""
-        self.rows = lru_cache(BATCHES_KNOWN)(self._rows_at)
-        """See ``RowCounts``."""
+        self._batch = lru_cache(BATCHES_KNOWN)(self._batch_at)
 
     @classmethod
     def from_arrays(cls, arrays: Tables, seed: int | None) -> Self | None:
@@ -176,7 +176,7 @@ class BucketOrder:
         """Digest of what decides the order beside seed, epoch and the table in the index."""
         batches = b"%d\0" % self._batch_size
         if self.has_budget:
-            batches = b"%d %d\0" % (self._batch_size, self._ranks) + self._rows.astype("<i8").tobytes()
+            batches = b"budget %d %d\0" % (self._batch_size, self._ranks) + self._rows.astype("<i8").tobytes()
         return sha256(b"buckets " + batches + self.starts.astype("<i8").tobytes()).hexdigest()
 
     def steps(self, *, drop_last: bool) -> int:
@@ -191,8 +191,29 @@ class BucketOrder:
         rows: Numbers = np.minimum(self._rows[buckets], len(self.table) - first)
         return rows
 
-    def _rows_at(self, epoch: int, step: int) -> int:
-        return int(self.rows_of(epoch, np.array([step], np.int64))[0])
+    def rows(self, epoch: int, step: int) -> int:
+        """See ``RowCounts``."""
+        return self._batch(epoch, step)[0]
+
+    def bucket(self, epoch: int, step: int) -> int:
+        """See ``RowCounts``."""
+        return self._batch(epoch, step)[1]
+
+    def _batch_at(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the rows and the bucket of a batch."""
+        (first,), (bucket,) = self._in_table(epoch, np.array([step * self._batch_size], np.int64))
+        return int(min(self._rows[bucket], len(self.table) - first)), int(bucket)
+
+    def substitutes(self, samples: Numbers, numbers: NDArray[np.uint64]) -> Numbers:
+        """See ``RowCounts``. Looks at the whole table."""
+        found = np.argsort(self.table)[samples]
+        buckets = np.searchsorted(self.starts, found, "right") - 1
+        first, end = self.starts[buckets], self.starts[buckets + 1]
+        first = np.where(end - first > 1, first, 0)
+        others = np.maximum(end - first - 1, 1).astype(np.uint64)
+        found = first + (found - first + 1 + (numbers % others).astype(np.int64)) % (end - first)
+        chosen: Numbers = self.table[found].astype(np.int64)
+        return chosen
 
     def samples_at(self, epoch: int, places: Numbers) -> Numbers:
         """See ``EpochOrder``. Places that a batch leaves over have other samples of its bucket."""

@@ -67,7 +67,7 @@ class Delivery:
         course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
         problem = (
             self.verdict
-            or refusal(asked, course, self.spec.name, self.spec.fingerprint)
+            or refusal(asked, course, self.spec)
             or ring_too_small(self.spec.name, self.ring.slots_max, len(self._active()), self.claims.promised)
         )
         if problem is not None:
@@ -312,7 +312,7 @@ class Delivery:
             subscription.waiting = False
             subscription.awaited = claim.sequence if subscription.is_remote else None
             self._consume(subscription, subscription.granted)
-        (epoch, step), first, count = claim.share
+        position, first, count = claim.share
         subscription.delivered_samples += count
         self.delivered_batches += 1
         self.delivered_samples += count
@@ -324,14 +324,14 @@ class Delivery:
                 subscription.session,
                 subscription.number,
                 claim.sequence,
-                epoch,
-                step,
+                *position,
                 slot.number,
                 slot.generation,
                 first,
                 count,
                 subscription.is_remote,
                 subscription.is_spectator,
+                self.spec.bucket_of(position),
             )
         )
         if subscription.is_spectator:

@@ -34,6 +34,7 @@ class SubscriptionAsked(Event):
     is_spectator: bool
     is_remote: bool = False
     """The trainer gets its batches as bytes; the daemon releases the slots when they are sent."""
+    knows_buckets: bool = True
 
 
 @record

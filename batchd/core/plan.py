@@ -225,6 +225,15 @@ class RowCounts(Protocol):
     def rows_of(self, epoch: int, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of some batches of an epoch: int64 ``[steps]``."""
 
+    def bucket(self, epoch: int, step: int) -> int:
+        """Return the bucket of a batch."""
+
+    def substitutes(self, samples: NDArray[np.int64], numbers: Indices) -> NDArray[np.int64]:
+        """Return another sample for each that fits into its row, as random ``numbers`` choose.
+
+        Int64 ``[samples]``; ``numbers``: uint64 ``[samples]``.
+        """
+
 
 class Draws(Protocol):
     """Which sample each draw of an epoch takes, where samples are drawn by weight."""
@@ -304,6 +313,10 @@ class Plan:
         if self.row_counts is not None:
             return self.row_counts.rows(*position)
         return min(self.batch_size, self.samples - position.step * self.batch_size)
+
+    def bucket_of(self, position: Position) -> int:
+        """Return the bucket of a batch whose rows ``row_counts`` says; 0 for any other."""
+        return 0 if self.row_counts is None else self.row_counts.bucket(*position)
 
     def rows_of(self, epochs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of batches: int64 ``[steps]``; not above 0 for a step beyond an epoch."""
@@ -418,8 +431,10 @@ class Plan:
         """Return the substitute of a bad sample at try ``attempt``, from 1: always the same.
 
         Of samples that are drawn, or that a part of a mixture has, it is one of the same epoch, and
-        maybe the bad one.
+        maybe the bad one. With ``row_counts``, it is one of the same bucket, if that has others.
         """
+        if self.row_counts is not None:
+            return int(self.substitutes(np.array([epoch]), np.array([sample]), attempt)[0])
         number = mixed((self.seed, epoch, sample, attempt))
         if self.source_samples != self.samples or self.draws is not None:
             return int(self._samples_at(epoch, np.asarray([number % self.samples]))[0])
@@ -428,6 +443,8 @@ class Plan:
     def substitutes(self, epochs: NDArray[np.int64], samples: NDArray[np.int64], attempt: int) -> NDArray[np.int64]:
         """Return what ``substitute`` does for each sample in its epoch: int64 ``[samples]``."""
         numbers = mixed_each((self.seed, epochs, samples, attempt))
+        if self.row_counts is not None:
+            return self.row_counts.substitutes(samples, numbers)
         if self.source_samples != self.samples or self.draws is not None:
             places = (numbers % np.uint64(self.samples)).astype(np.int64)
             others = np.empty(len(samples), np.int64)

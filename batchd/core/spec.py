@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
+from batchd_wire.position import Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +49,9 @@ class StreamSpec:
     """Digest of the samples and their places; "" of a live source."""
     has_digests: bool = False
     """Whether the rows that are delivered in each epoch have a digest."""
+    has_buckets: bool = False
+    """Whether the batches of each bucket have a layout of their own."""
+
+    def bucket_of(self, position: Position) -> int:
+        """Return the number of the layout of a batch."""
+        return self.plan.bucket_of(position) if self.has_buckets else 0

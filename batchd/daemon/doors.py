@@ -255,6 +255,7 @@ class Door(ABC):
                     fingerprint=message.fingerprint,
                     is_spectator=message.is_spectator,
                     is_remote=self.is_remote,
+                    knows_buckets=message.knows_buckets,
                 )
             case Mismatched():
                 return BatchMismatched(session, message.subscription, message.sequence, message.generation)

@@ -394,7 +394,8 @@ class Loop:
 
     def _commit_slot(self, action: act.CommitSlot) -> None:
         failpoints.passing("daemon.done.received")
-        payload_bytes = action.samples * self.streams[action.stream].layout.row_bytes
+        layout = self.streams[action.stream].layout_of(action.position)
+        payload_bytes = action.samples * layout.row_bytes
         header = SlotHeader(action.generation, action.slot, *action.position, action.samples, payload_bytes)
         self.memory.commit(action.slot, header)
 
@@ -405,7 +406,7 @@ class Loop:
         stream, worker = self.streams[action.stream], action.worker
         if worker >= REMOTE_NUMBERS and self.remote is not None:
             self._share_slot(self.remote, worker, action.slot)
-            self.remote.fill(action)
+            self.remote.fill(action, stream.spec.bucket_of(action.position))
             return
         if self._book.enter_stream(worker, action.stream):
             self.workers.send(worker, stream.message, *stream.descriptors)
@@ -465,7 +466,7 @@ class Loop:
     def _prove_chunk(self, action: act.ProveChunk) -> None:
         assert self.remote is not None, "there are no remote workers without it"
         self._share_slot(self.remote, action.worker, action.slot)
-        self.remote.prove(action)
+        self.remote.prove(action, self.streams[action.stream].spec.bucket_of(action.position))
 
     def _withdraw_order(self, action: act.WithdrawOrder) -> None:
         assert self.remote is not None, "there are no remote workers without it"
@@ -521,7 +522,7 @@ class Loop:
             stream = self.streams[action.stream]
             if stream.digests is not None and not action.is_spectator:
                 self._add_rows(stream.digests, action)
-            door.deliver(action, stream.layout)
+            door.deliver(action, stream.layout.of(action.bucket))
         elif action.is_remote:  # its trainer is gone, and such a lease ends by this event alone
             self.queue.append(BatchSent(action.session, action.subscription, action.sequence, action.generation))
 
@@ -534,7 +535,8 @@ class Loop:
         """Add the rows of a lease to the digest of its epoch; the slot has their checksums."""
         if not digests.lacks(grant.epoch, grant.step, grant.first, grant.count):
             return
-        sums = next(field for field in self.streams[grant.stream].layout.fields if field.name == CHECKSUM.name)
+        layout = self.streams[grant.stream].layout.of(grant.bucket)
+        sums = next(field for field in layout.fields if field.name == CHECKSUM.name)
         start = sums.offset + grant.first * sums.row_bytes
         found = os.pread(self.memory.readable(grant.slot), grant.count * sums.row_bytes, start)
         digests.add(grant.epoch, grant.step, grant.first, np.frombuffer(found, np.dtype(sums.dtype)))

@@ -56,8 +56,11 @@ from batchd.sources.push.options import PushSource
 from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, SourceIndex
+from batchd_wire.fields import RAGGED
 from batchd_wire.wording import counted
 
+IMAGE_AXES = 2
+"""The dimensions of an image that vary: its height and its width."""
 LIVE_STEPS = 1 << 40
 """Batches in an epoch of a live stream, which never ends: at a million per second it lasts twelve
 days."""
@@ -154,6 +157,26 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         raise SourceInvalid(
             f"{key}: {field!r} is {kind} {where}: only image files, and pixels [?, ?, …], differ in size"
         )
+
+
+def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | None:
+    """The field whose room in each row follows from the budget of a batch; None if none does.
+
+    The sizes of its bucket must bound it: a length that alone varies, or the pixels of a ragged
+    image that no step enlarges. ``columns``: of the source; the steps fit them.
+    """
+    bucket = config.bucket
+    if bucket is None or bucket.budget is None:
+        return None
+    column = columns_after(columns, config.pipeline).get(bucket.field)
+    if column is None or column.varying is None:
+        return None
+    if bucket.by == "length":
+        return column.name if column.varying.axes == (0,) else None
+    on_field = (step for step in config.pipeline if step.touches is None or column.name in step.touches)
+    keeps_pixels = all(step.keeps_pixels for step in on_field if not isinstance(step, LAST_STEPS))
+    is_bounded = bucket.by == "pixels" and column.varying.kind == RAGGED and keeps_pixels
+    return column.name if is_bounded and len(column.varying.axes) == IMAGE_AXES else None
 
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:

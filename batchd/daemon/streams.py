@@ -27,7 +27,7 @@ from batchd.daemon.measuring import Pass
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable
 from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.daemon.memory.journal import Journal, JournalSpec, journal_spec
-from batchd.daemon.memory.rings import RingSize, kept_ahead, window_of
+from batchd.daemon.memory.rings import RingSize, bucket_layout, kept_ahead, window_of
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, plan_stream, planned_index
 from batchd.errors import SourceInvalid
@@ -44,6 +44,7 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout
+from batchd_wire.position import Position
 from batchd_wire.status import ContentPart, DeliveredRows, StreamCard, StreamDescription
 
 _log = structlog.get_logger()
@@ -106,6 +107,10 @@ class ServedStream:
     def name(self) -> str:
         """Its name in the configuration."""
         return self.spec.name
+
+    def layout_of(self, position: Position) -> SlotLayout:
+        """The layout of a batch."""
+        return self.layout.of(self.spec.bucket_of(position))
 
     @property
     def mailbox_bytes(self) -> int:
@@ -188,6 +193,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     planned = planned_index(name, config, index)
     epochs = epoch_plan(name, config, planned)
+    ring = replace(ring, layout=bucket_layout(ring.layout, planned.arrays))
     decodes_here = bool(config.why_here)
     content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(whole, name))
     is_planned = epochs.order is not None or epochs.draws is not None
@@ -217,6 +223,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         report_memory=config.report_memory,
         source="" if source.is_live else source_digest(index),
         has_digests=config.digest,
+        has_buckets=bool(ring.layout.buckets),
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     if config.why_no_cache:

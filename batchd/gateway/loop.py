@@ -234,7 +234,8 @@ class Gateway:
         link = self._link_of(message)
         if link is not None:
             stream = self._streams[message.stream]
-            reference = copy(self._slots[message.slot], places_of(stream.layout, message.runs))
+            layout = stream.layout.of(message.bucket)
+            reference = copy(self._slots[message.slot], places_of(layout, message.runs))
             self.tell(told.ReferenceTaken(message.link, message.worker, message.order))
             self._order(link, message, None, reference)
 
@@ -251,10 +252,11 @@ class Gateway:
         reference: list[bytes] | None = None,
     ) -> None:
         stream = self._streams[message.stream]
-        assert are_runs(message.runs, stream.layout.rows), "an order is within its batch"
-        places = places_of(stream.layout, message.runs)
+        layout = stream.layout.of(message.bucket)
+        assert are_runs(message.runs, layout.rows), "an order is within its batch"
+        places = places_of(layout, message.runs)
         key = message.link, message.worker, message.order
-        fill = hosts.HostFill(*key, message.stream, message.epoch, message.step, message.runs)
+        fill = hosts.HostFill(*key, message.stream, message.epoch, message.step, message.runs, message.bucket)
         self._orders.give(RemoteOrder(*key, stream, rows_of(message.runs), places, fill, memory, reference))
         self._send_next(link, message.worker)
 
@@ -342,14 +344,14 @@ class Gateway:
             self._end(link, order, told.RemoteSettled(*key))
             return
         try:
-            check_rows(order.stream.layout, len(order.rows), order.places, rows)
+            check_rows(order.layout, len(order.rows), order.places, rows)
             check_report(message, len(order.rows), order.stream.record_bytes_max, monotonic() - order.given_s)
         except RowsInvalid as error:
             self.hosts.cut_off(link, str(error))
             return
         failpoints.passing("gateway.rows.received")
         if order.memory is not None:
-            begin(order.memory, order.stream.layout, len(order.rows), order.places)
+            begin(order.memory, order.layout, len(order.rows), order.places)
             failpoints.passing("gateway.rows.begun")
             write(order.memory, order.places, rows)
             failpoints.passing("gateway.rows.written")
@@ -358,7 +360,7 @@ class Gateway:
                 self._results.flush()
         else:
             assert order.reference is not None, "an order fills or proves"
-            found = difference(order.stream.layout, order.rows, order.reference, rows)
+            found = difference(order.layout, order.rows, order.reference, rows)
             self._end(link, order, told.RemoteProved(*key, found, len(message.bad), bool(message.hopeless)))
 
     def _end(self, link: Link, order: RemoteOrder, message: Message) -> None:

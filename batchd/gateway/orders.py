@@ -23,6 +23,7 @@ from batchd.gateway.rows import Place, length
 from batchd.gateway.streams import HostStream
 from batchd.orders.link import ORDERS_MAX, HostFill
 from batchd.orders.rows import Rows
+from batchd_wire.fields import SlotLayout
 from batchd_wire.tcp import CURVE_BYTES
 
 FRAME_HEAD_BYTES = 9 + CURVE_BYTES
@@ -51,6 +52,11 @@ class RemoteOrder:
     is_sent: bool = False
     given_s: float = 0.0
     is_withdrawn: bool = False
+
+    @property
+    def layout(self) -> SlotLayout:
+        """The layout of its batch."""
+        return self.stream.layout.of(self.message.bucket)
 
     @property
     def due_bytes(self) -> int:

@@ -45,7 +45,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 from batchd.suggestions import suggestion
-from batchd_wire.fields import CHECKSUM, RAGGED, Varying, sizes_field
+from batchd_wire.fields import CHECKSUM, RAGGED, SlotLayout, Varying, sizes_field
 from batchd_wire.position import Position
 from batchd_wire.slot import rows_crc32
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, field_array, row_views, slot_arrays
@@ -308,8 +308,8 @@ class Replayer:
         planned = self.plan.indices(position, first, count).tolist()
         rows = range(first, first + count)
         made = self._workers.fill(position, rows, planned)
-        layout = self._opened.layout
-        rooms = _rooms(self._page, self._opened, rows)
+        layout = self._opened.layout_of(position)
+        rooms = _rooms(self._page, layout, rows)
         sums = next(field for field in layout.fields if field.name == CHECKSUM.name)
         crcs = field_array(self._page, sums, layout.rows)[first : rows.stop].tolist()
         covered = [(field.offset, field.row_bytes) for field in layout.sample_fields]
@@ -426,9 +426,8 @@ def share_at(stream: str, plan: Plan, position: Position, trainer: TrainerRank =
     return share
 
 
-def _rooms(page: memoryview, opened: ServedStream, rows: range) -> dict[str, ReplayedField]:
+def _rooms(page: memoryview, layout: SlotLayout, rows: range) -> dict[str, ReplayedField]:
     """The fields of some rows, copied, by name."""
-    layout = opened.layout
     arrays = {name: array[rows.start : rows.stop].copy() for name, array in slot_arrays(page, layout).items()}
     rooms = {}
     for field in layout.sample_fields:

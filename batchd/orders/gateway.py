@@ -143,7 +143,10 @@ class LinkLeaving(Message):
 
 @message(86)
 class RemoteFill(Message):
-    """Have a remote worker fill rows into ``slot``. See ``orders.worker.Chunk``."""
+    """Have a remote worker fill rows into ``slot``. See ``orders.worker.Chunk``.
+
+    ``bucket``: the number of the batch's layout.
+    """
 
     link: int
     worker: int
@@ -153,6 +156,7 @@ class RemoteFill(Message):
     epoch: int
     step: int
     runs: list[tuple[int, int]]
+    bucket: int = 0
 
 
 @message(87)
@@ -179,6 +183,7 @@ class RemoteProve(Message):
     epoch: int
     step: int
     runs: list[tuple[int, int]]
+    bucket: int = 0
 
 
 @message(89)

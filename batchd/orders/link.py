@@ -171,7 +171,8 @@ class WorkerDown(Message):
 class HostFill(Message):
     """Fill the rows of ``runs`` (``orders.rows``) of position (``epoch``, ``step``) of ``stream``.
 
-    Rows that are compared with a local worker's are ordered in the same way.
+    Rows that are compared with a local worker's are ordered in the same way. ``bucket``: the number
+    of the batch's layout.
     """
 
     link: int
@@ -181,6 +182,7 @@ class HostFill(Message):
     epoch: int
     step: int
     runs: list[tuple[int, int]]
+    bucket: int = 0
 
 
 @message(72)

@@ -37,6 +37,9 @@ class StepOptions:
     keeps_length: ClassVar[bool] = False
     """Whether the first dimension of its field stays as long as it is."""
 
+    keeps_pixels: ClassVar[bool] = False
+    """Whether no image in its field gets more pixels."""
+
     @property
     def is_random(self) -> bool:
         """Whether the step can make different values of one sample."""

@@ -34,6 +34,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -60,15 +61,19 @@ from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, W
 from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
-from batchd_wire.fields import layout_from_wire
+from batchd_wire.fields import layout_from_wire, sizes_field
 from batchd_wire.position import Position
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 
 Arrays = dict[str, np.ndarray]
 """The writable fields of a slot, each ``[rows, *shape]``."""
-Slots = Mapping[int, tuple[memoryview, Arrays]]
+SlotArrays = dict[int, Arrays]
+"""The fields of a slot in the layout of each bucket that it was filled for; 0 without buckets."""
+Slots = Mapping[int, tuple[memoryview, SlotArrays]]
 """By number: the memory of a slot and, from the first order on, its fields."""
+Sums = Callable[..., None]
+"""Writes the checksums of complete rows of a slot, which it is called with, if there are any."""
 Bad = list[tuple[int, str, str]]
 """Bad samples: (index, path, reason)."""
 
@@ -79,7 +84,7 @@ class WorkerLoop:
     def __init__(self, channel: socket.socket, note: NoteMemory) -> None:
         self._channel = channel
         self._note = note
-        self._slots: dict[int, tuple[memoryview, Arrays]] = {}
+        self._slots: dict[int, tuple[memoryview, SlotArrays]] = {}
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
         self._heard: deque[tuple[Message, list[int]]] = deque()
@@ -206,7 +211,10 @@ class WorkerStream:
         self._pack = step_from_plain(message.pack) if message.pack else None
         self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()
-        self._checksums = RowChecksums(self.layout)
+        self._checksums = [RowChecksums(layout) for layout in self.layout.buckets or (self.layout,)]
+        sizes = [sizes_field(field) for field in self.layout.fields if self.layout.buckets]
+        self._sizes = [field.name for field in sizes if field is not None]
+        """Fields of sizes in slots whose former batch may have had another layout."""
         plan = Plan(message.samples, message.batch_size, recipe.seed, message.shuffle, drop_last=False)
         self._plan = planned(plan, self._index.facts, self._index.arrays)
         self._rows = PlannedRows(self._plan)
@@ -320,8 +328,8 @@ class WorkerStream:
             if chunk.order in self._filled:
                 self._filled.remove(chunk.order)
             else:
-                page, arrays = self._slot(chunk, slots)
-                bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, page)
+                sums, arrays = self._slot(chunk, slots)
+                bad, hopeless = self._fill_or_clear(chunk, samples, target, arrays, sums)
             if self._blocks is not None:
                 self._blocks.made(chunk.epoch, samples)
             filled.append(chunk.order)
@@ -337,12 +345,12 @@ class WorkerStream:
                 self._stopwatch.begin()
 
     def _fill_or_clear(
-        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, sums: Sums
     ) -> tuple[Bad, str]:
         """Fill the rows ``target`` with ``samples``; return bad ones, and why rows are empty."""
         if self._hopeless is None:
             try:
-                return self._fill(chunk, samples, target, arrays, page)
+                return self._fill(chunk, samples, target, arrays, sums)
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
                 self._note.clear()
@@ -360,15 +368,17 @@ class WorkerStream:
         return self._stopwatch.parts
 
     def _fill(
-        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, sums: Sums
     ) -> tuple[Bad, str]:
         self._note.begin(chunk.order)
         if self._maker.mailbox is not None:
             self._maker.mailbox.expect(int(samples[0]), tuple(chunk.places))
+        for name in self._sizes:
+            arrays[name][_places(target)] = -1
         self._write_others(samples, target, arrays)
         bad: Bad = []
         hopeless = ""
-        left = self._not_filled_at_once(chunk.order, samples, target, arrays, page)
+        left = self._not_filled_at_once(chunk.order, samples, target, arrays, sums)
         if self._made is not None:
             alone = {row for row, _sample in left}
             rows = zip(target, samples.tolist(), strict=True)
@@ -381,7 +391,7 @@ class WorkerStream:
                 if not self._treat(chunk.epoch, row, sample, fields):
                     name = self._maker.shown_name(sample)
                     hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
-            self._checksums.write(page, row)
+            sums(row)
             if self._made is not None:
                 is_good = reason is None or (self._on_error == "substitute" and not hopeless)
                 made = self._row_made(chunk, row, sample, int(fields[INDEX]), is_good=is_good, draws=self._draws)
@@ -426,11 +436,11 @@ class WorkerStream:
         )
 
     def _not_filled_at_once(
-        self, order: int, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+        self, order: int, samples: NDArray[np.int64], target: Rows, arrays: Arrays, sums: Sums
     ) -> list[tuple[int, int]]:
         """Fill as many rows at once as can be; return the others with their samples."""
         if self._maker.makes_files:
-            return self._not_done(order, samples, target, page)
+            return self._not_done(order, samples, target, sums)
         left: list[tuple[int, int]] = []
         step = ROWS_AT_ONCE if self._maker.makes_rows else len(target)
         for start in range(0, len(target), step):
@@ -438,7 +448,7 @@ class WorkerStream:
             if not self._maker.makes_rows or not self._fill_rows([WantedRows(order, rows, chosen, arrays)]):
                 left += zip(rows, chosen.tolist(), strict=True)
             else:
-                self._checksums.write(page, *rows)
+                sums(*rows)
         return left
 
     def _fill_together(self, rest: Sequence[PlannedChunk], slots: Slots, listen: Callable[[], None]) -> int:
@@ -466,7 +476,7 @@ class WorkerStream:
             if count and len(wanted) + len(target) > SHORT_CHUNKS_ROWS:
                 break
             count += 1
-            _page, arrays = self._slot(chunk, slots)
+            _sums, arrays = self._slot(chunk, slots)
             rows = zip(target, samples.tolist(), strict=True)
             good = [(row, sample) for row, sample in rows if sample not in self.quarantined]
             wanted += [WantedRow(chunk.order, chunk.epoch, row, sample, arrays) for row, sample in good]
@@ -477,29 +487,27 @@ class WorkerStream:
     def _fill_short(self, rest: Sequence[PlannedChunk], slots: Slots, listen: Callable[[], None]) -> int:
         """Fill rows of numbers, of several chunks at once if they are short; return how many."""
         wanted: list[WantedRows] = []
-        pages: list[memoryview] = []
+        sums: list[Sums] = []
         rows_left = TOGETHER_BYTES_MAX // self.layout.row_bytes
         for chunk, target, samples in rest:
             rows_left -= len(target)
             if rows_left < 0 or len(target) > ROWS_AT_ONCE:
                 break
-            page, arrays = self._slot(chunk, slots)
-            pages.append(page)
+            sums_of_slot, arrays = self._slot(chunk, slots)
+            sums.append(sums_of_slot)
             wanted.append(WantedRows(chunk.order, target, samples, arrays))
         if len(wanted) > 1:
             listen()
             if self._fill_rows(wanted):
-                for one, page in zip(wanted, pages, strict=True):
+                for one, sums_of_slot in zip(wanted, sums, strict=True):
                     self._write_others(one.samples, one.target, one.arrays)
-                    self._checksums.write(page, *one.target)
+                    sums_of_slot(*one.target)
                     self._filled.add(one.order)
                     failpoints.passing("worker.chunk.written")
                 self._note.clear()
         return max(1, len(wanted))
 
-    def _not_done(
-        self, order: int, samples: NDArray[np.int64], target: Rows, page: memoryview
-    ) -> list[tuple[int, int]]:
+    def _not_done(self, order: int, samples: NDArray[np.int64], target: Rows, sums: Sums) -> list[tuple[int, int]]:
         """Return the rows of an order that ``_fill_files`` has not made, with their samples."""
         left: list[tuple[int, int]] = []
         for row, sample in zip(target, samples.tolist(), strict=True):
@@ -509,14 +517,16 @@ class WorkerStream:
             self._done.remove((order, row))
             self._note.take(row, sample)
             failpoints.passing("worker.sample.written", sample)
-            self._checksums.write(page, row)
+            sums(row)
         return left
 
-    def _slot(self, chunk: orders.Chunk, slots: Slots) -> tuple[memoryview, Arrays]:
-        page, arrays = slots[chunk.slot]
-        if not arrays:  # a slot belongs to one stream, so it has one layout
-            arrays.update(slot_arrays(page, self.layout))
-        return page, arrays
+    def _slot(self, chunk: orders.Chunk, slots: Slots) -> tuple[Sums, Arrays]:
+        """The slot of a chunk, in the layout of its batch."""
+        page, of_buckets = slots[chunk.slot]  # a slot belongs to one stream
+        bucket = self._plan.bucket_of(Position(chunk.epoch, chunk.step)) if self.layout.buckets else 0
+        if bucket not in of_buckets:
+            of_buckets[bucket] = slot_arrays(page, self.layout.of(bucket))
+        return partial(self._checksums[bucket].write, page), of_buckets[bucket]
 
     def _announce(self, chunks: list[orders.Chunk], planned: list[NDArray[np.int64]]) -> Announced:
         """Request the samples of an order: by the blocks that are this worker's, else by rows."""

@@ -28,7 +28,7 @@ from batchd.pipeline.stages import Row
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value, array_of
-from batchd.worker.loop import Arrays, Bad, WorkerStream
+from batchd.worker.loop import Arrays, Bad, Sums, WorkerStream
 from batchd.worker.sample_maker import shortened
 from batchd_wire.position import Position
 
@@ -49,7 +49,7 @@ class PackedStream(WorkerStream):
         return planned[:, 1]
 
     def _fill(
-        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, page: memoryview
+        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, sums: Sums
     ) -> tuple[Bad, str]:
         assert isinstance(self._pack, Pack), "the daemon sends it"
         self._note.begin(chunk.order)
@@ -66,7 +66,7 @@ class PackedStream(WorkerStream):
                     length = writer.elements - offset
                     self._made.append(self._document_made(chunk.order, row, sample, part[0], offset, length, reason))
             writer.finish()
-            self._checksums.write(page, row)
+            sums(row)
             if self._made is not None:
                 self._made.append(orders.RowMade(chunk.order, row, 0, 0, "", True, [], 0, []))
         self._note.clear()

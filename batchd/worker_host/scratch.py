@@ -6,7 +6,7 @@
 
 It has the layout of a slot with room for the longest order; an order uses its first rows. Each
 belongs to one worker and one stream: a ragged row relies on the bytes that this worker left in it
-(``pipeline.shapes.stages``).
+(``pipeline.shapes.stages``). With buckets, each order has the layout of its own.
 
 Invariant: a worker does not get it while ZeroMQ sends from it. Each page that a worker writes was
 reserved, so without memory the reservation fails instead of the worker.
@@ -36,7 +36,8 @@ class OrderMemory:
         self.number = number
         self.layout = layout
         self.is_free = True
-        self._reserved_rows = 0
+        self._reserved: dict[int, int] = {}
+        """Rows whose memory is reserved, by the bucket of their layout."""
         self._used_s = monotonic()
         with ExitStack() as where_it_fails:
             self.descriptor = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC)
@@ -46,12 +47,12 @@ class OrderMemory:
             self._mapped: mmap.mmap | None = map_readable(self.descriptor, layout.slot_bytes)
             where_it_fails.pop_all()
 
-    def take(self, rows: int) -> None:
+    def take(self, rows: int, bucket: int = 0) -> None:
         """Reserve memory for ``rows`` rows and mark it as used. Raises ``OSError`` without it."""
-        if rows > self._reserved_rows:
-            for field in self.layout.fields:
+        if rows > self._reserved.get(bucket, 0):
+            for field in self.layout.of(bucket).fields:
                 os.posix_fallocate(self.descriptor, field.offset, rows * field.row_bytes)
-            self._reserved_rows = rows
+            self._reserved[bucket] = rows
         self.is_free = False
 
     def memory(self) -> memoryview:
@@ -59,9 +60,9 @@ class OrderMemory:
         assert self._mapped is not None, "it is open"
         return memoryview(self._mapped)
 
-    def frames(self, view: memoryview, rows: int) -> list[memoryview]:
+    def frames(self, view: memoryview, rows: int, bucket: int = 0) -> list[memoryview]:
         """Cut the first ``rows`` rows out of a view of ``memory`` into the frames to send."""
-        return [view[start:end] for start, end in pieces(self.layout, 0, rows, ROW_FRAME_BYTES)]
+        return [view[start:end] for start, end in pieces(self.layout.of(bucket), 0, rows, ROW_FRAME_BYTES)]
 
     def release(self) -> None:
         """Mark it as free: its rows were sent, or are not needed."""
@@ -70,10 +71,10 @@ class OrderMemory:
 
     def rest(self) -> None:
         """Give the pages back if it has been idle for long; then its bytes are zeros."""
-        if self.is_free and self._reserved_rows and monotonic() - self._used_s > KEPT_IDLE_S:
+        if self.is_free and self._reserved and monotonic() - self._used_s > KEPT_IDLE_S:
             os.ftruncate(self.descriptor, 0)
             os.ftruncate(self.descriptor, self.layout.slot_bytes)
-            self._reserved_rows = 0
+            self._reserved.clear()
 
     def close(self) -> None:
         """Close it. The memory lasts until its worker and ZeroMQ have released it."""

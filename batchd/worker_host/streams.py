@@ -174,7 +174,11 @@ class StreamOpener:
         recipe = self._recipe_here(SampleRecipe(*serve.recipe))
         place = self._paths.here(index.place)
         _check(recipe, place)
-        layout = place_fields(layout.fields, min(serve.batch_size, CHUNK_ROWS_MAX))
+        rooms = layout.rooms and replace(
+            layout.rooms,
+            of_buckets=tuple((min(rows, CHUNK_ROWS_MAX), size) for rows, size in layout.rooms.of_buckets),
+        )
+        layout = place_fields(layout.fields, min(serve.batch_size, CHUNK_ROWS_MAX), rooms)
         try:
             descriptor = os.dup(memory) if place == index.place else replace(index, place=place).to_memfd()
         except OSError as error:

@@ -126,7 +126,8 @@ class HostWorkers:
     def fill(self, message: HostFill, stream: OpenedStream) -> bool:
         """Take an order; false if it is invalid. Its worker may be gone already."""
         rows = rows_of(message.runs) if are_runs(message.runs, stream.message.batch_size) else ()
-        if not 0 < len(rows) <= stream.layout.rows:
+        buckets = len(stream.layout.buckets) or 1
+        if message.bucket >= buckets or not 0 < len(rows) <= stream.layout.of(message.bucket).rows:
             return False
         if message.worker in self._fleet.workers:
             if len(self._waiting[message.worker]) >= ORDERS_MAX:
@@ -295,7 +296,7 @@ class HostWorkers:
             scratch = OrderMemory(self._last_scratch, order.stream.layout)
             scratches.append(scratch)
         if scratch is not None:
-            scratch.take(len(order.rows))
+            scratch.take(len(order.rows), order.fill.bucket)
         return scratch
 
     def _give(self, worker: Worker, order: _HostOrder, scratch: OrderMemory) -> None:
@@ -340,7 +341,8 @@ class HostWorkers:
             scratch.release()
             self._begin_orders(order.fill.worker)
 
-        return scratch.frames(self._sent.view(scratch.memory(), released), len(order.rows))
+        view = self._sent.view(scratch.memory(), released)
+        return scratch.frames(view, len(order.rows), order.fill.bucket)
 
     # --- workers ----------------------------------------------------------------------------------
 

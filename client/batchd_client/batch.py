@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
 from batchd_client.memory import BatchMemory, ReceiveBuffer
-from batchd_wire.fields import RAGGED, SlotLayout, Varying, length_texts, sizes_field
+from batchd_wire.fields import RAGGED, SlotLayout, Varying, largest_shape, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
 from batchd_wire.slot import rows_crc32
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
@@ -159,6 +159,11 @@ class Room(NamedTuple):
     sizes: npt.NDArray[np.int64] | None
     varying: Varying | None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The largest lengths of a sample."""
+        return largest_shape(self.array.shape[1:], self.varying)
+
 
 class LeaseToken(ref["Lease"]):
     """An ended lease: the numbers that report its end."""
@@ -239,7 +244,19 @@ class Batch(NotCopyable, Mapping[str, Any]):
     """
 
     COPY_ADVICE = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
-    __slots__ = ("_arrays", "_classes", "_fields", "_first", "_lease", "_stream", "epoch", "samples", "step", "wait_s")
+    __slots__ = (
+        "_arrays",
+        "_classes",
+        "_fields",
+        "_first",
+        "_lease",
+        "_stream",
+        "bucket",
+        "epoch",
+        "samples",
+        "step",
+        "wait_s",
+    )
 
     def __init__(
         self,
@@ -257,6 +274,8 @@ class Batch(NotCopyable, Mapping[str, Any]):
         self._arrays: dict[str, Any] = {}
         self.epoch = handle.epoch
         self.step = handle.step
+        self.bucket = handle.bucket
+        """The number of its layout; 0 where all batches of the stream have the same one."""
         self.samples = handle.count
         self.wait_s = 0.0
 
@@ -354,8 +373,8 @@ class Batch(NotCopyable, Mapping[str, Any]):
     def unleased(self, name: str) -> Array:
         """The array of a field with one shape, which keeps no lease; for a caller that does.
 
-        Another batch in the same memory, with the same rows, has the same array. Raises what
-        ``[name]`` raises.
+        Another batch in the same memory, with the same rows and ``bucket``, has the same array.
+        Raises what ``[name]`` raises.
         """
         return np.asarray(RowsMemory(self.memory, self._field(name), self._first, self.samples))
 
@@ -377,7 +396,8 @@ class Batch(NotCopyable, Mapping[str, Any]):
         memory = self._lease_of("memory").memory
         own = ReceiveBuffer(memory.slot_bytes)
         own.page[:] = memory.page
-        handle = Handle(0, 0, self.epoch, self.step, slot=0, generation=0, first=self._first, count=self.samples)
+        rows = {"first": self._first, "count": self.samples, "bucket": self.bucket}
+        handle = Handle(0, 0, self.epoch, self.step, slot=0, generation=0, **rows)
         return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._classes)
 
     @property

@@ -129,7 +129,8 @@ class BatchdLoader(Batches):
     Arrays are ``[batch, *shape]``, dtypes as in the module's table. ``sharding``: of the arrays;
     default: JAX's default device. If it has devices of other processes, each process contributes
     its rows, and the arrays span all of them. ``fields``: names, in order; default: all. A padded
-    or ragged field has its whole room, with ``NAME_length`` or ``NAME_shape`` beside it.
+    or ragged field has its whole room, with a budget that of its bucket, and ``NAME_length`` or
+    ``NAME_shape`` beside it.
     ``prefetch``: most batches in transit ahead of the loop; 0 on a CPU, where nothing is
     transferred.
 

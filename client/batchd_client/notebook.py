@@ -57,7 +57,7 @@ _FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align
 def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
     """The first samples of ``batch`` as HTML: pictures with labels, and values of other fields."""
     samples = {name: _samples(batch, name) for name in batch}
-    pictured = [name for name in samples if is_image(batch.room(name).array.dtype, batch.room(name).array.shape[1:])]
+    pictured = [name for name in samples if is_image(batch.room(name).array.dtype, batch.room(name).shape)]
     pictured = pictured[:PICTURE_FIELDS_MAX]
     shown = [_drawn(name, batch, samples[name][: PICTURES_MAX // len(pictured)]) for name in pictured]
     figures = [
@@ -154,7 +154,7 @@ def shrunk(picture: Picture) -> Picture:
 
 def _drawn(name: str, batch: "Batch", images: Sequence[Array]) -> tuple[list[str], str]:
     """The images of a field as HTML, and a line of text about the field."""
-    shape = batch.room(name).array.shape[1:]
+    shape = batch.room(name).shape
     channels_first = has_channels_first(shape)
     note = f"{name}: {_type_text(batch, name)}"
     low, high = range_of(images)

@@ -288,13 +288,14 @@ class StreamReader:
         session.is_interrupted = True
         handle = handles.popleft()
         memory = self._memory(session, handle)
-        wrong = subscription.checksums.wrong_rows(memory.page, handle.first, handle.count)
+        view = subscription.view(handle)
+        wrong = view.checksums.wrong_rows(memory.page, handle.first, handle.count)
         if wrong:
             self._report_mismatch(session, handle, len(wrong))
             return False
         lease = Lease(memory, None if type(handle) is Parcel else session.link, subscription.ended, handle)
         subscription.add_lease(lease)
-        self._ready = Batch(self.claim.stream, subscription.fields, lease, handle, subscription.admitted.classes)
+        self._ready = Batch(self.claim.stream, view.fields, lease, handle, subscription.admitted.classes)
         session.is_interrupted = False
         self._mismatches_here = 0
         # Otherwise the daemon counted it as consumed when it granted it.
@@ -329,8 +330,6 @@ class StreamReader:
                 f"batch number {handle.sequence} (epoch {handle.epoch}, step {handle.step}) of stream {self.claim.stream!r} "
                 f"came where number {due}, from {subscription.counter.position(due)} on, was due"
             )
-        if handle.first + handle.count > layout.rows:
-            raise ProtocolError(f"rows {handle.first}+{handle.count} of a slot that has {layout.rows}")
         if type(handle) is Parcel:
             buffer = subscription.lent[due] = subscription.received.popleft()
             return buffer

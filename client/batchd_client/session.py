@@ -399,9 +399,7 @@ class Session:
             while source.getsockopt(zmq.RCVMORE):
                 source.recv_into(bytearray(), flags=zmq.NOBLOCK)
             return
-        layout = subscription.layout
-        if parcel.first + parcel.count > layout.rows:
-            raise ProtocolError(f"rows {parcel.first}+{parcel.count} of a batch that has {layout.rows}")
+        layout = subscription.view(parcel).layout
         buffer = subscription.arrivals.buffer_for(parcel)
         for start, end in part_of(layout, parcel.first, parcel.count, parcel.part, parcel.parts):
             if not source.getsockopt(zmq.RCVMORE):

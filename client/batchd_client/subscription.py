@@ -32,7 +32,7 @@ from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
 from batchd_client.memory import Arrivals, ReceiveBuffer
 from batchd_client.reports import Reports
 from batchd_wire.codec import NUMBER_MAX
-from batchd_wire.fields import layout_from_wire
+from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.reports import ReportedRows
@@ -153,6 +153,7 @@ class SubscriptionRequest:
             step=position.step,
             end_epoch=end_epoch,
             fingerprint=fingerprint,
+            knows_buckets=True,
         )
 
 
@@ -161,6 +162,17 @@ class OwnerToken(ref[object]):
 
     __slots__ = ("number",)
     number: int
+
+
+class BatchView:
+    """The fields of batches with one ``layout``, and their checksums."""
+
+    __slots__ = ("checksums", "fields", "layout")
+
+    def __init__(self, layout: SlotLayout) -> None:
+        self.layout = layout
+        self.fields: dict[str, FieldView] = field_views(layout)
+        self.checksums = RowChecksums(layout)
 
 
 class Subscription:
@@ -180,8 +192,8 @@ class Subscription:
         self.counter = PositionCounter(
             start, claim.rank, claim.world_size, admitted.steps, admitted.rounds, admitted.first_rounds
         )
-        self.fields: dict[str, FieldView] = field_views(self.layout)
-        self.checksums = RowChecksums(self.layout)
+        self._views = [BatchView(one) for one in self.layout.buckets or (self.layout,)]
+        """By the number of a bucket; one without buckets."""
         self.handles: deque[Handle | Parcel] = deque()
         self.arrivals = Arrivals(self.layout.slot_bytes)
         self.received: deque[ReceiveBuffer] = deque()
@@ -209,6 +221,15 @@ class Subscription:
         """Time of the last report that the trainer waits; 0 if there was none."""
         self.reports: Reports | None = None
         """Those of the stream, until this subscription ends."""
+
+    def view(self, handle: Handle | Parcel) -> "BatchView":
+        """How the batch of a handle is laid out. Raises ``ProtocolError``."""
+        if handle.bucket >= len(self._views):
+            raise ProtocolError(f"a batch of bucket {handle.bucket} of a stream that has {len(self._views)}")
+        view = self._views[handle.bucket]
+        if handle.first + handle.count > view.layout.rows:
+            raise ProtocolError(f"rows {handle.first}+{handle.count} of a batch that has {view.layout.rows}")
+        return view
 
     @property
     def position(self) -> Position:

@@ -18,18 +18,27 @@ On the wire a layout is [fields, rows, slot_bytes], and a field [name, dtype, sh
 varying, axes]: ``shape`` is that of one row, ``varying`` is "", "padded" or "ragged", and ``axes``
 are the varying dimensions of ``shape``, ascending.
 
+Where a budget limits batches, each bucket has a layout of its own: as many rows as its batches, and
+in each the room that its largest sample needs. Such a layout is [fields, rows, slot_bytes, [field,
+[[rows, size], ...]]]: ``slot_bytes`` are those of the largest bucket, and every process places the
+fields of each bucket itself, by ``rows`` and ``size``. A bucket's number is its place in this list.
+
+    padded, size 4     v v f f    ragged, size 7     v v v v v v 0    at most 7 elements, in any
+                                                                       shape within the field's
+
 Invariant: a field's rows are C-contiguous, so row ``i`` of a field is one run of bytes that one
 worker owns while it fills it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from math import prod
 
 HEADER_BYTES = 4096
 FIELD_ALIGNMENT_BYTES = 64
 PAGE_BYTES = 4096
 FIELDS_MAX = 64
+BUCKETS_MAX = 1024
 DIMENSIONS_MAX = 8
 SLOT_BYTES_MAX = 1 << 40
 
@@ -60,10 +69,14 @@ SIZE_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """How rows differ in shape, at most the field's. ``axes``: the varying ones, ascending."""
+    """How rows differ in shape, at most the field's. ``axes``: the varying ones, ascending.
+
+    ``largest``: the largest length in each, where the field's shape is that of ``Field.within``.
+    """
 
     kind: str
     axes: tuple[int, ...]
+    largest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,20 @@ class Field:
     def row_bytes(self) -> int:
         """Bytes of one sample in this field."""
         return ITEM_BYTES[self.dtype] * prod(self.shape)
+
+    def within(self, size: int) -> "Field":
+        """The field with room for ``size``: the product of the lengths that vary in a sample.
+
+        The last of these is ``size``, the others are 1: a padded field has one, and the values of a
+        ragged row are contiguous.
+        """
+        assert self.varying is not None, "it varies"
+        shape, axes = list(self.shape), self.varying.axes
+        largest = tuple(shape[axis] for axis in axes)
+        for axis in axes:
+            shape[axis] = 1
+        shape[axes[-1]] = min(size, prod(largest))
+        return replace(self, shape=tuple(shape), varying=replace(self.varying, largest=largest))
 
 
 CHECKSUM = Field("#crc32", "uint32", ())
@@ -108,19 +135,43 @@ def sizes_field(field: Field) -> Field | None:
     return Field(f"{field.name}_shape", SIZES_DTYPE, (axes,))
 
 
+def largest_shape(shape: Sequence[int], varying: Varying | None) -> tuple[int, ...]:
+    """Return the largest lengths of a sample in rows of this ``shape``: see ``Field.within``."""
+    largest = dict(zip(varying.axes, varying.largest, strict=False)) if varying else {}
+    return tuple(largest.get(axis, length) for axis, length in enumerate(shape))
+
+
 def length_texts(shape: Sequence[int], varying: Varying | None) -> list[str]:
     """Format the lengths of a row for messages: ``<=512`` for a varying dimension."""
     axes = varying.axes if varying else ()
-    return [f"<={length}" if axis in axes else str(length) for axis, length in enumerate(shape)]
+    return [f"<={length}" if axis in axes else str(length) for axis, length in enumerate(largest_shape(shape, varying))]
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """The room for a batch of each bucket: (rows, largest size of ``field`` in a row)."""
+
+    field: str
+    of_buckets: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """The fields of a slot with room for ``rows`` samples, and the slot's size."""
+    """The fields of a slot with room for ``rows`` samples, and the slot's size.
+
+    ``buckets``: the layout of each bucket, if ``rooms`` says that they differ. Then ``rows`` and
+    ``fields`` have the most of all, for people, and no batch is laid out so.
+    """
 
     fields: tuple[PlacedField, ...]
     rows: int
     slot_bytes: int
+    rooms: Rooms | None = None
+    buckets: tuple["SlotLayout", ...] = ()
+
+    def of(self, bucket: int) -> "SlotLayout":
+        """The layout of the batches of a bucket."""
+        return self.buckets[bucket] if self.buckets else self
 
     @property
     def sample_fields(self) -> tuple[PlacedField, ...]:
@@ -138,22 +189,31 @@ class SlotLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in all fields together."""
+        """Bytes of one row in all fields together; with buckets, the mean of a batch of each."""
+        if self.buckets:
+            return sum(one.rows * one.row_bytes for one in self.buckets) // sum(one.rows for one in self.buckets)
         return sum(field.row_bytes for field in self.fields)
 
     def to_wire(self) -> list[object]:
         """Encode the layout for msgpack. Paired with ``layout_from_wire``."""
-        return [[field.to_wire() for field in self.fields], self.rows, self.slot_bytes]
+        whole: list[object] = [[field.to_wire() for field in self.fields], self.rows, self.slot_bytes]
+        return whole if self.rooms is None else [*whole, [self.rooms.field, list(map(list, self.rooms.of_buckets))]]
 
 
-def place_fields(fields: Iterable[Field], rows: int) -> SlotLayout:
-    """Lay ``fields`` out for ``rows`` samples: in order, aligned."""
+def place_fields(fields: Iterable[Field], rows: int, rooms: Rooms | None = None) -> SlotLayout:
+    """Lay ``fields`` out for ``rows`` samples: in order, aligned. ``rooms``: of each bucket."""
     offset = HEADER_BYTES
     placed = []
     for field in fields:
         placed.append(PlacedField(field.name, field.dtype, field.shape, field.varying, offset=offset))
         offset = round_up(offset + field.row_bytes * rows, FIELD_ALIGNMENT_BYTES)
-    return SlotLayout(tuple(placed), rows, round_up(offset, PAGE_BYTES))
+    if rooms is None:
+        return SlotLayout(tuple(placed), rows, round_up(offset, PAGE_BYTES))
+    buckets = tuple(
+        place_fields([field.within(size) if field.name == rooms.field else field for field in placed], rows_of_bucket)
+        for rows_of_bucket, size in rooms.of_buckets
+    )
+    return SlotLayout(tuple(placed), rows, max(one.slot_bytes for one in buckets), rooms, buckets)
 
 
 def layout_from_wire(value: object) -> SlotLayout:
@@ -164,10 +224,10 @@ def layout_from_wire(value: object) -> SlotLayout:
     slot is mapped.
     """
     match value:
-        case [list(fields), int(rows), int(slot_bytes)] if type(rows) is int:  # not a bool
+        case [list(fields), int(rows), int(slot_bytes), *rooms] if bool is not type(rows) and len(rooms) <= 1:
             pass
         case _:
-            raise ValueError("a slot layout is [fields, rows, slot_bytes]")
+            raise ValueError("a slot layout is [fields, rows, slot_bytes] or [fields, rows, slot_bytes, rooms]")
     if not 0 < rows <= SLOT_BYTES_MAX or not HEADER_BYTES <= slot_bytes <= SLOT_BYTES_MAX:
         raise ValueError(f"a slot of {rows} rows and {slot_bytes} bytes cannot be")
     if not 0 < len(fields) <= FIELDS_MAX:
@@ -179,6 +239,16 @@ def layout_from_wire(value: object) -> SlotLayout:
     if len({field.name for field in placed}) != len(placed):
         raise ValueError("two fields of a slot have the same name")
     _check_sizes(placed)
+    if rooms:
+        layout = place_fields(placed, rows, _rooms_from_wire(placed, rows, rooms[0]))
+        if layout.slot_bytes != slot_bytes:
+            raise ValueError(f"buckets that need {layout.slot_bytes} bytes have a slot of {slot_bytes} bytes")
+        return layout
+    _check_places(placed, rows, slot_bytes)
+    return SlotLayout(placed, rows, slot_bytes)
+
+
+def _check_places(placed: Sequence[PlacedField], rows: int, slot_bytes: int) -> None:
     end = HEADER_BYTES
     for field in placed:
         if field.offset < end:
@@ -188,7 +258,29 @@ def layout_from_wire(value: object) -> SlotLayout:
         end = field.offset + field.row_bytes * rows
         if end > slot_bytes:
             raise ValueError(f"field {field.name!r} does not fit into a slot of {slot_bytes} bytes")
-    return SlotLayout(placed, rows, slot_bytes)
+
+
+def _rooms_from_wire(placed: Sequence[PlacedField], rows: int, value: object) -> Rooms:
+    match value:
+        case [str(name), list(rooms)] if 0 < len(rooms) <= BUCKETS_MAX:
+            pass
+        case _:
+            raise ValueError(f"the rooms of 1 to {BUCKETS_MAX} buckets are [field, [[rows, size], ...]]")
+    varying = next((field.varying for field in placed if field.name == name), None)
+    if varying is None or (varying.kind == PADDED and len(varying.axes) > 1):
+        raise ValueError(f"field {name!r} cannot have another room in each bucket")
+    of_buckets = []
+    for room in rooms:
+        match room:
+            case [int(most), int(size)] if (
+                0 < most <= rows and 0 < size <= SLOT_BYTES_MAX and bool not in map(type, room)
+            ):
+                of_buckets.append((most, size))
+            case _:
+                raise ValueError(
+                    f"the room of a bucket cannot be {room!r:.60}: it is [rows, size], {rows} rows at most"
+                )
+    return Rooms(name, tuple(of_buckets))
 
 
 def _field_from_wire(value: object) -> PlacedField:

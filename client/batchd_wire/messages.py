@@ -141,7 +141,7 @@ class Subscribe(Message):
     positions to keep ready ahead of the trainer; 0 means the stream's own setting. ``fingerprint``:
     the stream's fingerprint in the trainer's saved state, or None. ``is_spectator``: trainers in
     lockstep do not wait for this session; from a live stream it gets one batch, and consumes
-    nothing.
+    nothing. ``knows_buckets``: the trainer reads layouts that have buckets.
     """
 
     request: int
@@ -154,6 +154,7 @@ class Subscribe(Message):
     end_epoch: int | None
     fingerprint: str | None
     is_spectator: bool
+    knows_buckets: bool = False
 
 
 @message(12)
@@ -318,7 +319,10 @@ class Subscribed(Message):
 
 @message(22)
 class Handle(Message):
-    """The lease of the slot with (``epoch``, ``step``), of rows ``first`` to ``first + count``."""
+    """The lease of the slot with (``epoch``, ``step``), of rows ``first`` to ``first + count``.
+
+    ``bucket``: the number of the batch's layout, if the stream's layout has buckets.
+    """
 
     subscription: int
     sequence: int
@@ -328,6 +332,7 @@ class Handle(Message):
     generation: int
     first: int
     count: int
+    bucket: int = 0
 
 
 @message(23)
@@ -375,7 +380,8 @@ class Parcel(Message):
     """A batch sent as bytes: rows ``first`` to ``first + count`` of (``epoch``, ``step``).
 
     The pieces of the rows follow as frames. A batch is sent in ``parts``, each on one connection
-    and with a ``Parcel`` of its own; this is number ``part``, from 0.
+    and with a ``Parcel`` of its own; this is number ``part``, from 0. ``bucket``: as of a
+    ``Handle``.
     """
 
     subscription: int
@@ -387,6 +393,7 @@ class Parcel(Message):
     count: int
     part: int
     parts: int
+    bucket: int = 0
 
 
 @message(28)

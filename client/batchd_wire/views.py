@@ -33,14 +33,18 @@ def checked_sizes(sizes: Array, shape: tuple[int, ...], varying: Varying) -> Arr
     """Copy and check the sizes of a varying field whose rows are at most ``shape``.
 
     Returns int64 ``[rows, varying dimensions]``. Raises ``ValueError`` naming the first row with a
-    size that is negative or larger than ``shape``.
+    size that is negative or larger than ``shape``, or with more elements than its room.
     """
     known = np.array(sizes, dtype=np.int64).reshape(len(sizes), len(varying.axes))
-    largest = [shape[axis] for axis in varying.axes]
+    room = [shape[axis] for axis in varying.axes]
+    largest = list(varying.largest or room)
     wrong = ((known < 0) | (known > largest)).any(axis=1)
+    if varying.largest:
+        wrong |= known.prod(axis=1, dtype=np.float64) > prod(room)  # it cannot overflow
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(f"row {row} has the sizes {known[row].tolist()}, and the largest may be {largest}")
+        together = f", {prod(room)} together" if varying.largest else ""
+        raise ValueError(f"row {row} has the sizes {known[row].tolist()}, and the largest may be {largest}{together}")
     return known
 
 

@@ -70,7 +70,7 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
     if budget is not None:
         sizes = 1 + np.arange(made.samples) % 5
         made = planned(made, {}, buckets_of(sizes, 3, made.batch_size, 2, budget))  # type: ignore[arg-type]
-        values["repeats"] = False
+        values |= {"repeats": False, "has_buckets": True}
     return StreamSpec(plan=made, **values)  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from batchd_wire.fields import Field, SlotLayout, place_fields
+from batchd_wire.fields import Field, Rooms, SlotLayout, place_fields
 from batchd_wire.messages import Subscribe, Subscribed
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
@@ -26,10 +26,12 @@ class FakeStream:
     fields: tuple[Field, ...] = (Field("image", "uint8", (2, 2, 3)), Field("label", "int64", ()))
     writes_pixels: bool = True
     bgr_fields: tuple[str, ...] = ()
+    rooms: Rooms | None = None
+    """All batches are of the first bucket."""
 
     @property
     def layout(self) -> SlotLayout:
-        return place_fields(self.fields, self.rows)
+        return place_fields(self.fields, self.rows, self.rooms)
 
     def rounds(self, base: int, world_size: int) -> int:
         full, rest = divmod(self.steps - base, world_size)
@@ -50,10 +52,11 @@ class FakeStream:
     def page(self, epoch: int, step: int) -> bytearray:
         """A slot with this position in it, without its header."""
         page = bytearray(self.layout.slot_bytes)
-        arrays = slot_arrays(page, self.layout)
+        layout = self.layout.of(0)
+        arrays = slot_arrays(page, layout)
         arrays["image"][:] = (10 * epoch + step) % 256
         arrays["label"][:] = self.label(epoch, step)
-        checksums = RowChecksums(self.layout)
+        checksums = RowChecksums(layout)
         for row in range(self.rows):
             checksums.write(memoryview(page), row)
         return page

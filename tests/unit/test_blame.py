@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from batchd.cli.blame import stacked
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError
 from batchd.history.blame import Outcome, _tails, badness_of, stand_out
@@ -320,3 +321,11 @@ def test_pages_that_do_not_add_up_are_refused(heads, values) -> None:
     """A daemon of another version may send them."""
     with pytest.raises(BatchdError, match="same version"):
         from_pages([ReportPage(("a",), (1,), heads, values, 1)])
+
+
+def test_rows_of_batches_with_different_rooms_are_stacked() -> None:
+    """The values of a row begin it, whatever room it has."""
+    small, large = np.arange(6).reshape(1, 2, 3), np.arange(12).reshape(1, 4, 3)
+
+    assert stacked([small, large]).reshape(2, 12).tolist() == [[*range(6), *[0] * 6], [*range(12)]]
+    assert stacked([np.int64(3), np.int64(4)]).tolist() == [3, 4]

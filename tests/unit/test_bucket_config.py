@@ -5,11 +5,12 @@ import json
 import pytest
 
 from batchd.config.tree import StreamConfig
-from batchd.daemon.stream_plan import check_bucket
+from batchd.daemon.stream_plan import budgeted_field, check_bucket
 from batchd.errors import SourceInvalid
 from batchd.pipeline.call.options import Call
+from batchd.pipeline.image.options import Decode, Layout, Normalize, Pad, RandomFlip, Resize, Rotate
 from batchd.pipeline.numbers.options import Cast
-from batchd.pipeline.shapes.options import Ragged
+from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.columns import Column
 
 TOKENS, IMAGE = Column("tokens", dtype="int32", shape=(None,)), Column("image", "encoded")
@@ -105,3 +106,37 @@ def test_a_field_with_a_size_is_accepted(bucket, steps):
     check_bucket(
         "s", stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)}), [TOKENS, IMAGE, PIXELS, COST]
     )
+
+
+RAGGED_IMAGE, LENGTH = Ragged(max_shape=(8, 8, 3)), {"field": "tokens", "budget": 64}
+FLAT, OF_PIXELS = Column("flat", dtype="int32", shape=(None, 3)), {"field": "image", "by": "pixels", "budget": 64}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "steps", "field"),
+    [
+        (LENGTH, [PadBatch(field="tokens", max_shape=(8,))], "tokens"),
+        (LENGTH, [Cast(field="tokens", dtype="int64"), Ragged(field="tokens", max_shape=(8,))], "tokens"),
+        ({**LENGTH, "field": "flat"}, [Ragged(field="flat", max_shape=(8, 3))], "flat"),
+        (OF_PIXELS, [Decode(), RandomFlip(), Normalize(), RAGGED_IMAGE], "image"),
+        (OF_PIXELS, [Decode(), Layout(), Ragged(max_shape=(3, 8, 8))], "image"),
+        (OF_PIXELS, [Decode(color="gray"), Ragged(max_shape=(8, 8, 1))], "image"),
+        ({**OF_PIXELS, "field": "pixels"}, [Ragged(field="pixels", max_shape=(8, 8, 3))], "pixels"),
+        ({"field": "tokens"}, [PadBatch(field="tokens", max_shape=(8,))], None),
+        ({**LENGTH, "by": "bytes"}, [PadBatch(field="tokens", max_shape=(8,))], None),
+        ({**LENGTH, "field": "pixels"}, [Ragged(field="pixels", max_shape=(8, 8, 3))], None),
+        ({"field": "cost", "by": "value", "budget": 9}, [PadBatch(field="tokens", max_shape=(8,))], None),
+        (OF_PIXELS, [Decode(), PadBatch(max_shape=(8, 8, 3))], None),
+        (OF_PIXELS, [Decode(), Resize(shorter_side=8), RAGGED_IMAGE], None),
+        (OF_PIXELS, [Decode(), Pad(border=(1, 1, 1, 1)), RAGGED_IMAGE], None),
+        (OF_PIXELS, [Decode(), Rotate(quarter_turns=(0, 1)), RAGGED_IMAGE], None),
+        (OF_PIXELS, [Decode(), Call(function="a:b", random=False), RAGGED_IMAGE], None),
+    ],
+)
+def test_a_budget_decides_the_room_where_sizes_bound_it(bucket, steps, field):
+    """Any other field keeps the room of the largest sample in all rows."""
+    config = stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)})
+    needed = {step.field for step in steps if hasattr(step, "field")} | {bucket["field"]}
+    columns = [one for one in (TOKENS, IMAGE, PIXELS, COST, FLAT) if one.name in needed]
+
+    assert budgeted_field(config, columns) == field

@@ -181,6 +181,30 @@ def test_a_batch_of_a_budget_far_into_an_epoch_needs_no_table_of_batches():
     assert plan.places(3, samples).tolist() == [far.step * 50 + row for row in range(len(samples))]
 
 
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=80),
+    bounds=BOUNDS,
+    ranks=st.integers(1, 3),
+    attempt=st.integers(1, 32),
+)
+def test_a_substitute_fits_into_the_row_of_its_sample(sizes, bounds, ranks, attempt):
+    """It is another one of the same bucket, if there is one; else, one of a smaller bucket."""
+    plan = budget_plan(sizes, bounds, 12, 60, ranks=ranks)
+    order, samples = plan.order, np.arange(len(sizes))
+    others = plan.substitutes(np.full(len(sizes), 3), samples, attempt)
+    place = np.argsort(order.table)
+    buckets, of_others = (np.searchsorted(order.starts, place[which], "right") - 1 for which in (samples, others))
+    alone = np.diff(order.starts)[buckets] == 1
+
+    assert (of_others[~alone] == buckets[~alone]).all()
+    assert (of_others <= buckets).all()
+    assert (others != samples).all() or len(sizes) == 1
+    assert others.tolist() == [plan.substitute(3, sample, attempt) for sample in samples.tolist()]
+    for step in range(plan.steps):
+        rows = plan.indices(Position(2, step), 0, plan.rows(Position(2, step)))
+        assert set(buckets[rows].tolist()) == {plan.bucket_of(Position(2, step))}
+
+
 def test_a_sample_above_the_budget_is_named():
     with pytest.raises(OverBudget) as caught:
         budget_plan([3, 9, 5], 2, 4, 8)
@@ -277,7 +301,7 @@ def test_the_order_of_buckets_never_changes():
         [11],
         [5, 3, 9, 1],
     ]
-    assert of_budget.order.digest == "7d4755573cb15c568a740c27066b480caecd9a5e6790966d9186c96fa36ac899"
+    assert of_budget.order.digest == "67d299fc7792b631bf6c935682f19b484c8197caee094c5c94d9c9d94c9a9346"
 
 
 def test_a_batch_far_into_ten_million_samples_needs_the_shared_table_alone():

@@ -19,7 +19,7 @@ from batchd.cli.contact_sheet import (
 from batchd.cli.peek import PeekedBatch
 from batchd.errors import BatchdError
 from batchd_client.batch import Room
-from batchd_wire.fields import Varying
+from batchd_wire.fields import Field, Varying
 
 RED_IN_BGR, GREEN, BLUE_IN_BGR = (0, 0, 255), (0, 255, 0), (255, 0, 0)
 
@@ -200,12 +200,16 @@ def varying_batch(kind: str, sizes: list[tuple[int, int]], *, channels_first: bo
         array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     axes = (1, 2) if channels_first else (0, 1)
     array = array.reshape(len(sizes), *((3, 40, 40) if channels_first else (40, 40, 3)))
-    room = Room(array, np.array(sizes, np.int64), Varying(kind, axes))
+    varying = Varying("padded" if kind == "padded" else "ragged", axes)
+    if kind == "of a bucket":  # of 400 pixels at most
+        field = Field("image", "uint8", array.shape[1:], varying).within(400)
+        array, varying = array.reshape(len(sizes), -1)[:, :1200].reshape(len(sizes), *field.shape), field.varying
+    room = Room(array, np.array(sizes, np.int64), varying)
     arrays = {"image": array, "image_shape": np.array(sizes, np.int32), "index": np.arange(len(sizes))}
     return PeekedBatch(0, 0, [], arrays, {"image": room})
 
 
-@pytest.mark.parametrize("kind", ["padded", "ragged"])
+@pytest.mark.parametrize("kind", ["padded", "ragged", "of a bucket"])
 @pytest.mark.parametrize("channels_first", [False, True])
 def test_images_of_different_sizes_are_drawn_each_in_its_own(kind, channels_first) -> None:
     """No red pixel of the room is visible, and a masked image without pixels is an empty tile."""

@@ -57,6 +57,8 @@ BAD_HANDLES = {
     "another step": {"step": 3},
     "more rows than there are": {"count": 5},
     "rows outside": {"first": 1},
+    "a bucket that is not there": {"bucket": 1},
+    "a bucket beyond all": {"bucket": 1 << 60},
     "a generation that is not there": {"generation": 99},
     "the generation of a slot that is being filled": {"generation": 0},
 }

@@ -5,7 +5,7 @@ import pytest
 
 import batchd_client
 from batchd_client.errors import BatchReleased, ProtocolError
-from batchd_wire.fields import CHECKSUM, Field, Varying, place_fields
+from batchd_wire.fields import CHECKSUM, Field, Rooms, Varying, place_fields
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
@@ -29,13 +29,14 @@ class VaryingStream(FakeStream):
         super().__init__(steps=50, fields=FIELDS)
         self.shapes: object = SHAPES
         self.lengths: object = LENGTHS
+        self.width = 5
 
     def page(self, epoch: int, step: int) -> bytearray:
         page = super().page(epoch, step)
-        arrays = slot_arrays(page, self.layout)
+        arrays = slot_arrays(page, self.layout.of(0))
         arrays["image_shape"][:] = self.shapes
         arrays["tokens_length"][:] = self.lengths
-        arrays["tokens"][:] = np.arange(40).reshape(4, 5, 2)
+        arrays["tokens"][:] = np.arange(8 * self.width).reshape(4, self.width, 2)
         return page
 
 
@@ -166,6 +167,29 @@ def test_sizes_larger_than_the_room_are_rejected(fake, stream, shapes, lengths, 
     assert len(batch["label"]) == 4
     fake.stream.shapes, fake.stream.lengths = SHAPES, LENGTHS
     assert next(batches).step == 9
+
+
+def test_a_batch_has_the_room_of_its_bucket(fake) -> None:
+    """Other fields are at other places, and a size that is within the field may exceed the room."""
+    fake.stream.rooms = Rooms("tokens", ((4, 3), (2, 5)))
+    fake.stream.fields = (FIELDS[3], FIELDS[4], FIELDS[0], FIELDS[1], FIELDS[2])
+    fake.stream.lengths, fake.stream.width = [3, 0, 2, 1], 3
+    with batchd_client.connect(fake.address) as daemon:
+        stream = daemon.stream("photos")
+        batch = next(iter(stream))
+        assert [one.tolist() for one in batch["tokens"]] == [
+            [[6 * row + 2 * place, 6 * row + 2 * place + 1] for place in range(length)]
+            for row, length in enumerate(fake.stream.lengths)
+        ]
+        assert batch["label"].tolist() == [0, 1, 2, 3]
+        assert stream.schema["tokens"].shape == (5, 2)
+        assert "tokens=int16[4, <=5, 2]" in repr(batch)
+        assert batch.detached().ragged("tokens").values.shape == (12, 2)
+
+        fake.stream.lengths = [3, 4, 2, 1]
+        later = next(one for one in stream if one.step == 9)  # those before were ready earlier
+        with pytest.raises(ProtocolError, match=r"row 1 has the sizes \[4\], and the largest may be \[5\], 3 together"):
+            later.ragged("tokens")
 
 
 def test_checksums_cover_the_room_and_the_sizes() -> None:

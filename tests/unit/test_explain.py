@@ -218,7 +218,7 @@ def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
 
 
 def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
-    """The slot has room for the most of the largest, so that is said, too."""
+    """The slot has room for that, or for the most of the largest, which is said, too."""
     pad = '{ op = "pad_batch", field = "tokens", max_shape = [64] }'
     keys = 'bucket = { field = "tokens", bounds = [10, 20, 30], budget = 60 }\n'
 
@@ -232,6 +232,11 @@ def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
         "the largest size in its bucket"
     )
     assert slot == (
+        "s: a slot takes 8.0 KiB, for 8 rows at most: as much as a batch of any bucket needs; rows with room for the largest "
+        "sample would take 8.0 KiB"
+    )
+    keys = 'bucket = { field = "tokens", by = "bytes", bounds = [20, 40, 60], budget = 120 }\n'
+    assert explain(folder, pad, texts_of(folder), keys, shuffle="")[1] == (
         "s: a slot takes 8.0 KiB, for 8 rows of the largest sample: batch_size = 6 is enough for this budget"
     )
 

@@ -11,7 +11,7 @@ import pytest
 
 import batchd_client
 from batchd_client.notebook import CHARACTERS_MAX, PICTURE_PIXELS, PICTURES_MAX, daemon_html, png, shrunk
-from batchd_wire.fields import Field, Varying
+from batchd_wire.fields import Field, Rooms, Varying
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
@@ -48,14 +48,14 @@ class FilledStream(FakeStream):
 
     def page(self, _epoch, _step):
         page = bytearray(self.layout.slot_bytes)
-        for name, array in slot_arrays(page, self.layout).items():
+        for name, array in slot_arrays(page, self.layout.of(0)).items():
             array[:] = self.values.get(name, 0)
         return page
 
 
-def shown(tmp_path, fields, values, rows=2):
+def shown(tmp_path, fields, values, rooms=None, rows=2):
     """Return the first batch of a stream of these fields, as a notebook shows it."""
-    stream = FilledStream(fields=fields, rows=rows)
+    stream = FilledStream(fields=fields, rows=rows, rooms=rooms)
     stream.values = values
     with FakeDaemon(tmp_path / "run", stream) as fake, batchd_client.connect(fake.address) as daemon:
         return Page(next(iter(daemon.stream("photos")))._repr_html_())
@@ -103,17 +103,19 @@ def test_a_mask_of_class_numbers_is_not_black(tmp_path) -> None:
     assert "mask: uint8[2, 4, 4], drawn from 0 (black) to 2 (white)" in page.texts
 
 
-def test_images_of_different_sizes_are_shown_in_their_own(tmp_path) -> None:
+@pytest.mark.parametrize("rooms", [None, Rooms("image", ((2, 16), (1, 64)))])
+def test_images_of_different_sizes_are_shown_in_their_own(tmp_path, rooms) -> None:
     """An image without pixels, such as a masked sample may have, is shown, too."""
     fields = (
         Field("image", "uint8", (8, 8, 3), Varying("ragged", (0, 1))),
         Field("image_shape", "int32", (2,)),
         Field("valid", "bool", ()),
     )
-    page = shown(tmp_path, fields, {"image": 7, "image_shape": [[3, 5], [0, 0]], "valid": [True, False]})
+    page = shown(tmp_path, fields, {"image": 7, "image_shape": [[3, 5], [0, 0]], "valid": [True, False]}, rooms)
 
     assert [picture.shape for picture in page.pictures] == [(3, 5, 3)]
     assert "(no pixels)" in page.texts
+    assert "image: uint8[2, <=8, <=8, 3]" in page.texts
     assert "bad, masked: row 1" in page.texts
 
 

@@ -3,17 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.memory.rings import SLOTS_MAX, kept_ahead, plan_rings, window_of
+from batchd.core.buckets import buckets_of
+from batchd.daemon.memory.rings import SLOTS_MAX, bucket_layout, kept_ahead, plan_rings, slot_layout, window_of
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
 from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
 from batchd.pipeline.shapes.options import PadBatch
+from batchd.samples.columns import Column
 from batchd.sources.files.options import FolderSource
 from batchd.storage.access import Storage
 
 MEBIBYTE = 1 << 20
+SOURCE = FolderSource(path=Path("/data"))
 
 
 def config_of(memory: int, **streams: StreamConfig) -> Config:
@@ -66,6 +72,29 @@ def test_a_stream_of_different_shapes_needs_room_for_the_largest_in_every_row() 
     assert problem.message.endswith(
         'set memory = "385MiB" in [daemon], or a smaller max_shape of image, or a smaller batch_size'
     )
+
+
+@given(
+    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=60),
+    count=st.integers(2, 9),
+    batch_size=st.integers(1, 40),
+    budget=st.integers(70, 3000),
+)
+def test_a_slot_with_a_budget_is_never_larger_than_it_was_planned(sizes, count, batch_size, budget) -> None:
+    """Before samples are measured, the budget alone says how large a slot can become."""
+    bucket = {"field": "tokens", "count": count, "budget": budget}
+    pad = PadBatch(field="tokens", max_shape=(64,), too_large="crop")
+    stream = StreamConfig.model_validate({"source": SOURCE, "batch_size": batch_size, "bucket": bucket})
+    stream = stream.model_copy(update={"pipeline": (pad,)})
+    columns = [Column("tokens", dtype="int32", shape=(None,))]
+    planned = slot_layout(stream, columns, has_checksums=True)
+
+    layout = bucket_layout(planned, buckets_of(np.array(sizes), count, batch_size, budget=budget))
+
+    assert layout.slot_bytes <= planned.slot_bytes
+    assert planned.slot_bytes <= 2 * 4096 + 4 * min(budget + batch_size, 64 * batch_size) + 16 * batch_size + 5 * 64
+    assert max(one.rows * one.fields[0].shape[0] for one in layout.buckets) <= budget
+    assert layout.field_texts == slot_layout(stream, columns, has_checksums=True).field_texts
 
 
 def test_memory_for_less_than_two_slots_is_refused_with_the_numbers() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from batchd.pipeline.execute import Pipeline
 from batchd.pipeline.shapes.options import PadBatch, Ragged
 from batchd.samples.columns import Column
+from batchd.samples.errors import SampleUndecodable
 from batchd_client.batch import ragged_view
-from batchd_wire.fields import Varying
+from batchd_wire.fields import Field, Varying
 from batchd_wire.views import checked_sizes, cut_to_largest, row_views
 
 SENTINEL = 77
@@ -34,7 +35,10 @@ class Written:
 
 @st.composite
 def written(draw, kinds=("padded", "ragged")) -> Written:
-    """Random samples of up to three dimensions, some varying, written by the worker's step."""
+    """Random samples of up to three dimensions, some varying, written by the worker's step.
+
+    The room of a row may be that of a bucket, which its samples leave unused in part.
+    """
     shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     axes = tuple(sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
     dtype = draw(st.sampled_from(["uint8", "int64", "float32", "bool"]))
@@ -43,15 +47,22 @@ def written(draw, kinds=("padded", "ragged")) -> Written:
     column = Column("x", "array", dtype, tuple(None if axis in axes else length for axis, length in enumerate(shape)))
     pipeline = Pipeline([column], [step], 0)
     sizes_name = "x_length" if len(axes) == 1 else "x_shape"
-    array = np.full((rows, *shape), SENTINEL, dtype)
+    varying = pipeline.columns["x"].varying
+    field = Field("x", dtype, shape, varying)
+    if (varying.kind == "ragged" or axes == (0,)) and draw(st.booleans()):
+        field = field.within(draw(st.integers(1, 70)))
+    room = prod(field.shape[axis] for axis in axes)
+    array = np.full((rows, *field.shape), SENTINEL, dtype)
     sizes = np.full((rows, *pipeline.columns[sizes_name].fixed_shape), SENTINEL, np.int32)
     samples = []
     for row in range(rows):
         size = tuple(draw(st.integers(0, length)) if axis in axes else length for axis, length in enumerate(shape))
+        while prod(size[axis] for axis in axes) > room:
+            size = tuple(length - (axis in axes and length > 0) for axis, length in enumerate(size))
         samples.append((np.arange(prod(size)).reshape(size) * 3 + row + 1).astype(dtype))
         pipeline.run({"x": samples[-1]}, 0, row, 0, {"x": array[row, ...], sizes_name: sizes[row, ...]})
     array.flags.writeable = False
-    return Written(samples, array, sizes, pipeline.columns["x"].varying)
+    return Written(samples, array, sizes, field.varying)
 
 
 @given(written())
@@ -106,18 +117,32 @@ def test_no_sizes_lead_out_of_the_field(memory, data) -> None:
     for place in data.draw(st.lists(st.integers(0, flat.size - 1), max_size=4)):
         flat[place] = data.draw(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 7))
     shape = memory.array.shape[1:]
-    largest = [shape[axis] for axis in memory.varying.axes]
-    known = memory.sizes.reshape(len(memory.sizes), -1)
-    if (known < 0).any() or (known > largest).any():
+    room = [shape[axis] for axis in memory.varying.axes]
+    known = memory.sizes.reshape(len(memory.sizes), -1).astype(object)
+    is_wrong = (known < 0).any() or (known > list(memory.varying.largest or room)).any()
+    if is_wrong or (known.prod(axis=1) > prod(room)).any():
         with pytest.raises(ValueError, match=r"row \d+ has the sizes .* the largest may be"):
             checked_sizes(memory.sizes, shape, memory.varying)
         return
-    room = memory.array[0].nbytes
+    row_bytes = memory.array[0].nbytes
     begins = memory.array.__array_interface__["data"][0]
     for row, view in enumerate(row_views(memory.array, memory.checked, memory.varying)):
         first = view.__array_interface__["data"][0] - begins
         last = first + sum((length - 1) * stride for length, stride in zip(view.shape, view.strides, strict=True))
-        assert not view.size or row * room <= first <= last + view.itemsize <= (row + 1) * room
+        assert not view.size or row * row_bytes <= first <= last + view.itemsize <= (row + 1) * row_bytes
+
+
+def test_a_sample_that_is_larger_than_its_room_is_bad() -> None:
+    """Its file has changed since the buckets were made; a smaller side does not help."""
+    column = Column("x", dtype="uint8", shape=(None, None))
+    pipeline = Pipeline([column], [Ragged(field="x", max_shape=(9, 9))], 0)
+    field = Field("x", "uint8", (9, 9), pipeline.columns["x"].varying).within(20)
+    row = {"x": np.zeros(field.shape, np.uint8), "x_shape": np.zeros(2, np.int32)}
+
+    pipeline.run({"x": np.ones((9, 2), np.uint8)}, 0, 0, 0, row)
+    assert row["x_shape"].tolist() == [9, 2]
+    with pytest.raises(SampleUndecodable, match=r"'x' is uint8\[7, 3\], larger than the largest of its bucket"):
+        pipeline.run({"x": np.ones((7, 3), np.uint8)}, 0, 0, 0, row)
 
 
 def test_sizes_are_copied_before_they_are_checked() -> None:

@@ -17,6 +17,7 @@ from batchd_wire.fields import (
     SLOT_BYTES_MAX,
     Field,
     PlacedField,
+    Rooms,
     SlotLayout,
     Varying,
     layout_from_wire,
@@ -216,6 +217,78 @@ def test_rows_that_vary_in_a_way_that_cannot_be_are_refused(path, value) -> None
     assert layout_from_wire(good) == place_fields(VARYING, 8)
 
     with pytest.raises(ValueError, match=r"cannot be|must be there|a field is"):
+        layout_from_wire(changed(path, value, good))
+
+
+RAGGED = (
+    Field("image", "uint8", (5, 7, 3), Varying("ragged", (0, 1))),
+    Field("image_shape", "int32", (2,)),
+    Field("tokens", "int64", (9, 2), Varying("padded", (0,))),
+    Field("tokens_length", "int32", ()),
+)
+
+
+@given(
+    name=st.sampled_from(["image", "tokens"]),
+    of_buckets=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 99)), min_size=1, max_size=5),
+)
+def test_each_bucket_is_laid_out_in_the_same_slot_with_its_rows_and_its_room(name, of_buckets) -> None:
+    """The other side places the same fields, and the slot has the bytes of the largest bucket."""
+    layout = place_fields(RAGGED, 8, Rooms(name, tuple(of_buckets)))
+
+    assert layout_from_wire(layout.to_wire()) == layout
+    assert layout.slot_bytes == max(one.slot_bytes for one in layout.buckets)
+    whole = next(field for field in layout.fields if field.name == name)
+    most = {"image": 35, "tokens": 9}[name]
+    for number, (rows, size) in enumerate(of_buckets):
+        bucket = layout.of(number)
+        assert bucket == place_fields(bucket.fields, rows)
+        for field in bucket.fields:
+            if field.name == name:
+                assert field.row_bytes == whole.row_bytes // most * min(size, most)
+                assert length_texts(field.shape, field.varying) == length_texts(whole.shape, whole.varying)
+            else:
+                assert field.row_bytes == next(one.row_bytes for one in RAGGED if one.name == field.name)
+        arrays = slot_arrays(bytearray(bucket.slot_bytes), bucket)
+        assert all(len(array) == rows for array in arrays.values())
+
+
+def test_a_layout_without_buckets_is_that_of_all_batches() -> None:
+    layout = place_fields(RAGGED, 8)
+
+    assert layout.of(0) is layout.of(7) is layout
+
+
+HOSTILE_ROOMS = {
+    "no list": (3, 0),
+    "no field": ((3, 0), None),
+    "a field that is not there": ((3, 0), "images"),
+    "a field with one shape": ((3, 0), "image_shape"),
+    "a field that is padded in two dimensions": ((3, 0), "boxes"),
+    "no bucket": ((3, 1), []),
+    "too many buckets": ((3, 1), [[1, 1]] * 1025),
+    "a bucket that is no list": ((3, 1, 0), 3),
+    "a bucket without a size": ((3, 1, 0), [3]),
+    "no rows": ((3, 1, 0), [0, 9]),
+    "more rows than the batch may have": ((3, 1, 0), [9, 9]),
+    "rows that are true": ((3, 1, 0), [True, 9]),
+    "a size of nothing": ((3, 1, 0), [3, 0]),
+    "a negative size": ((3, 1, 0), [3, -1]),
+    "a size that is a float": ((3, 1, 0), [3, 2.0]),
+    "a size beyond everything": ((3, 1, 0), [3, SLOT_BYTES_MAX + 1]),
+    "a slot that is larger than its buckets": ((2,), 1 << 20),
+    "a slot that is smaller than its buckets": ((2,), 4096),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), HOSTILE_ROOMS.values(), ids=HOSTILE_ROOMS)
+def test_rooms_of_buckets_that_cannot_be_are_refused(path, value) -> None:
+    boxes = (Field("boxes", "uint8", (64, 64), Varying("padded", (0, 1))), Field("boxes_shape", "int32", (2,)))
+    good = place_fields((*RAGGED, *boxes), 8, Rooms("image", ((8, 12), (3, 20)))).to_wire()
+    assert layout_from_wire(good).slot_bytes == good[2]
+    path = path if isinstance(path, tuple) else (path,)
+
+    with pytest.raises(ValueError, match="bucket"):
         layout_from_wire(changed(path, value, good))
 
 

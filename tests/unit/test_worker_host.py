@@ -13,7 +13,7 @@ from batchd.worker_host import indexes, scratch, streams
 from batchd.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
 from batchd.worker_host.scratch import OrderMemory
 from batchd.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener
-from batchd_wire.fields import Field, place_fields
+from batchd_wire.fields import Field, Rooms, Varying, place_fields
 
 # --- paths ----------------------------------------------------------------------------------------
 
@@ -187,6 +187,22 @@ def test_only_the_rows_of_an_order_take_memory(memory) -> None:
     assert used_bytes(memory) == few < memory.layout.slot_bytes / 3
     memory.take(64)
     assert used_bytes(memory) >= 64 * 3000
+
+
+def test_an_order_has_the_layout_of_its_bucket() -> None:
+    """Memory for 8 rows of 4,000 bytes, or for 2 of 16,000: of either, no more than it takes."""
+    varying = Field("a", "uint8", (20_000,), Varying("ragged", (0,)))
+    layout = place_fields([varying, Field("a_length", "int32", ())], 8, Rooms("a", ((8, 4000), (2, 16_000))))
+    memory = OrderMemory(1, layout)
+    memory.take(8)
+    many = used_bytes(memory)
+    memory.take(1, 1)
+    assert many == used_bytes(memory) <= layout.slot_bytes < 2 * 20_000
+    os.pwrite(memory.descriptor, b"\1" * 16_000, layout.of(1).fields[0].offset)
+
+    assert [len(frame) for frame in memory.frames(memory.memory(), 8)] == [32_000, 32]
+    assert [bytes(frame) for frame in memory.frames(memory.memory(), 1, 1)] == [b"\1" * 16_000, bytes(4)]
+    memory.close()
 
 
 def test_an_idle_memory_gives_its_pages_back(memory, monkeypatch) -> None:

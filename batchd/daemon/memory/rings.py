@@ -15,16 +15,20 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Literal
 
+import numpy as np
+
 from batchd.config.draft import whole_draft
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.core.admission import WINDOW_MAX
+from batchd.core.buckets import BucketSizes
+from batchd.core.plan import Tables
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS, ORDERS_PER_S_MAX
 from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_file import cache_problems
 from batchd.daemon.memory.cache_memory import identity
 from batchd.daemon.memory.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS
-from batchd.daemon.stream_plan import look_at_stream
+from batchd.daemon.stream_plan import budgeted_field, look_at_stream
 from batchd.diagnosis.demand import ORDERS_AT_ONCE, SLOTS_OF_A_TRAINER
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, path_text
 from batchd.orders.worker import CHUNK_ROWS_MAX
@@ -33,7 +37,7 @@ from batchd.samples.columns import Column
 from batchd.samples.sizes import round_bytes
 from batchd.sources.push.options import PushSource
 from batchd.storage.access import Storage
-from batchd_wire.fields import CHECKSUM, SlotLayout, place_fields
+from batchd_wire.fields import CHECKSUM, Rooms, SlotLayout, place_fields
 from batchd_wire.wording import counted
 
 OWN_DESCRIPTORS = 64
@@ -121,9 +125,25 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
 
 
 def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksums: bool) -> SlotLayout:
-    """Lay out one slot. ``columns``: of the source; the steps fit them."""
+    """Lay out one slot. ``columns``: of the source; the steps fit them.
+
+    Where a budget decides the room, it is the most that any buckets can need: ``bucket_layout``
+    returns the layout with those of an index.
+    """
     fields = sample_fields(columns, stream.pipeline, stream.on_error)
-    return place_fields((*fields, CHECKSUM) if has_checksums else fields, stream.batch_size)
+    field, rooms = budgeted_field(stream, columns), None
+    if field is not None and stream.bucket is not None and stream.bucket.budget is not None:
+        rooms = Rooms(field, ((stream.batch_size, ceil(stream.bucket.budget / stream.batch_size)),))
+    return place_fields((*fields, CHECKSUM) if has_checksums else fields, stream.batch_size, rooms)
+
+
+def bucket_layout(layout: SlotLayout, arrays: Tables) -> SlotLayout:
+    """Lay out one slot for the buckets in the index of a stream, if a budget decides its room."""
+    sizes = BucketSizes(arrays) if layout.rooms is not None else None
+    if sizes is None or sizes.rows is None or layout.rooms is None:
+        return layout
+    rooms = tuple(zip(sizes.rows.tolist(), np.maximum(sizes.largest, 1).tolist(), strict=True))
+    return place_fields(layout.fields, layout.rows, Rooms(layout.rooms.field, rooms))
 
 
 def ring_slots(workers: int, batch_size: int, chunk_rows: int | Literal["auto"]) -> int:
@@ -224,8 +244,10 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
         slots = f"{SLOTS_MIN} slots of {counted(layouts[name].rows, 'sample')}"
         slots += " and the mailbox" if mailboxes[name] else ""
         text = f"need {round_bytes(needs[name], ceil)} for {slots}, {have}; {remedy}"
-        varying = [field.name for field in layouts[name].fields if field.varying]
+        rooms = layouts[name].rooms
+        varying = [field.name for field in layouts[name].fields if field.varying and not rooms]
         smaller = [f"a smaller max_shape of {' and '.join(varying)}"] if varying else []
+        smaller += ["a smaller budget"] if rooms else []
         smaller += ["a smaller capacity"] if mailboxes[name] else []
         text += f", or {', or '.join([*smaller, 'a smaller batch_size'])}"
         problems.append(problem_at(("streams", name, "memory"), ProblemKind.MEMORY_TOO_SMALL, text))

@@ -156,22 +156,22 @@ class RemoteWorkers:
         place = self._places.get(worker)
         return self._hosts[place[0]].gateway if place is not None else None
 
-    def fill(self, order: OrderChunk) -> None:
-        """Have a remote worker fill rows; ``flush`` follows."""
+    def fill(self, order: OrderChunk, bucket: int) -> None:
+        """Have a remote worker fill rows; ``flush`` follows. ``bucket``: of their layout."""
         gateway = self.gateway_of(order.worker)
         if gateway is not None:
-            gateway.fill(wire.RemoteFill(*self._facts(order)))
+            gateway.fill(wire.RemoteFill(*self._facts(order, bucket)))
 
     def flush(self) -> None:
         """Send the orders of this round of the loop, in one message for each gateway."""
         for gateway in self.gateways:
             gateway.flush()
 
-    def prove(self, proof: ProveChunk) -> None:
-        """Have a remote worker fill rows to be compared."""
+    def prove(self, proof: ProveChunk, bucket: int) -> None:
+        """Have a remote worker fill rows to be compared. ``bucket``: of their layout."""
         gateway = self.gateway_of(proof.worker)
         if gateway is not None:
-            gateway.send(wire.RemoteProve(*self._facts(proof)))
+            gateway.send(wire.RemoteProve(*self._facts(proof, bucket)))
 
     def withdraw(self, worker: int, order: int) -> None:
         """Have nothing more written for an order."""
@@ -265,7 +265,7 @@ class RemoteWorkers:
 
     # --- the gateways -----------------------------------------------------------------------------
 
-    def _facts(self, order: OrderChunk | ProveChunk) -> tuple[Any, ...]:
+    def _facts(self, order: OrderChunk | ProveChunk, bucket: int) -> tuple[Any, ...]:
         """The fields of a ``RemoteFill`` or a ``RemoteProve``."""
         return (
             *self._places[order.worker],
@@ -274,6 +274,7 @@ class RemoteWorkers:
             order.slot,
             *order.position,
             runs_of(order.rows),
+            bucket,
         )
 
     def _rules_of(self, gateway: GatewayChild) -> wire.PoolRules:

@@ -18,14 +18,16 @@ from batchd.samples.checks import Range
 class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
+    keeps_pixels: ClassVar[bool] = True
     op: str
     field: str = "image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropStep(ImageStep):
-    """Base of the steps that keep a box of the image."""
+    """Base of the steps that keep a box of the image, which may be padded before."""
 
+    keeps_pixels: ClassVar[bool] = False
     size: Size
     """Height and width afterwards, in pixels."""
 
@@ -67,6 +69,7 @@ class Resize(ImageStep):
     Needs one of the two.
     """
 
+    keeps_pixels: ClassVar[bool] = False
     op: Literal["resize"] = "resize"
     size: Size | None = None
     """Height and width afterwards, in pixels; proportions are not kept."""
@@ -200,6 +203,7 @@ class Pad(ImageStep):
     Needs one of the two.
     """
 
+    keeps_pixels: ClassVar[bool] = False
     op: Literal["pad"] = "pad"
     size: Size | None = None
     """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize"
@@ -226,6 +230,7 @@ class Rotate(ImageStep):
     pixels from outside; "linear" mixes with ``fill`` at the image's edge.
     """
 
+    keeps_pixels: ClassVar[bool] = False
     op: Literal["rotate"] = "rotate"
     quarter_turns: tuple[QuarterTurns, ...] | None = None
     """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
@@ -263,6 +268,7 @@ class Follow(ImageStep):
     reaches from 0 to 1.
     """
 
+    keeps_pixels: ClassVar[bool] = False
     op: Literal["follow"] = "follow"
     field: str = "image"
     """The image that is followed."""

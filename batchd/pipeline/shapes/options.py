@@ -31,7 +31,7 @@ class RoomStep(FieldStep):
     field: str = "image"
     max_shape: MaxShape
     """The largest shape of a sample, one length for each dimension; those that do not vary stay as
-    they are. A batch takes memory for batch_size of these."""
+    they are. A batch takes memory for batch_size of these, or for the budget of its buckets."""
     too_large: Literal["bad", "crop"] = "bad"
     """The treatment of a larger sample: a bad sample, or cut at its ends in the dimensions that are
     too long."""

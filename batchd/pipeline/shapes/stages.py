@@ -14,6 +14,9 @@ The bytes after a sample do not depend on the former content of the row, and zer
 written where they are: for a ragged row, the sizes in the slot, which any process can read there,
 say how far the former sample reached.
 
+Where buckets have layouts of their own, the former batch of a slot may have had another one: the
+worker first writes sizes that are invalid, so all of the room is cleared.
+
 Invariant: after as many elements of a ragged row as its sizes say, there are only zeros. This is
 true of fresh memory, which is zeros; and while a row is written its sizes say that all of the room
 is used, so it stays true wherever a worker dies.
@@ -46,6 +49,11 @@ def _give_room(step: RoomStep, before: Columns, after: Columns) -> Stage:
             shown = f"{step.field!r} is {whole.dtype}{list(whole.shape)}"
             raise SampleUndecodable(f"{shown}, larger than the max_shape {list(step.max_shape)}")
         out, sizes = row[step.field], row[sizes_name]
+        if array.size > out.size or (varying.kind == PADDED and len(array) > len(out)):
+            raise SampleUndecodable(
+                f"{step.field!r} is {whole.dtype}{list(whole.shape)}, larger than the largest of its bucket: it had another "
+                "size when the sizes of all samples were found"
+            )
         if varying.kind == PADDED:
             _pad(array, out, made.fill)
         else:

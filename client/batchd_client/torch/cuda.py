@@ -140,8 +140,8 @@ class RegisteredMemory:
         """Memory, by id, that is known to be registered."""
         self._refused: set[int] = set()
         """Flags that the driver refuses."""
-        self._sources: dict[int, dict[tuple[str, int, int], torch.Tensor]] = {}
-        """Tensors over the memory, by id, to copy from; by field and rows."""
+        self._sources: dict[int, dict[tuple[str, int, int, int], torch.Tensor]] = {}
+        """Tensors over the memory, by id, to copy from; by field, bucket and rows."""
 
     def has(self, memory: BatchMemory, busy: Iterable[BatchMemory]) -> bool:
         """Register the memory if possible; True if it is. ``busy``: memory being read."""
@@ -169,9 +169,10 @@ class RegisteredMemory:
         """
         rows = batch.span
         sources = self._sources.setdefault(id(batch.memory), {})
-        found = sources.get((name, rows.first, rows.rows))
+        key = name, batch.bucket, rows.first, rows.rows
+        found = sources.get(key)
         if found is None:
-            found = sources[name, rows.first, rows.rows] = over(batch.unleased(name))
+            found = sources[key] = over(batch.unleased(name))
         return found
 
     def let_go(self, busy: Iterable[BatchMemory] = ()) -> None:
