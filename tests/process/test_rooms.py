@@ -1,5 +1,7 @@
 """A slot has the room of its budget, a row that of its bucket, and samples keep their bytes."""
 
+import json
+
 import pytest
 
 import batchd_client
@@ -13,7 +15,7 @@ from support.images import encode, photo
 from support.megatron import write_megatron
 from support.network import free_port
 from support.pools import links, pool_keys, wait_serving, worker_hosts
-from support.settings import folder_stream
+from support.settings import folder_stream, write_settings
 
 LENGTHS = [1 + 7 * place % 61 for place in range(83)]
 SHAPES = [(12 + 7 * place % 29, 16 + 11 * place % 41) for place in range(44)]
@@ -156,6 +158,25 @@ def test_a_batch_is_the_same_by_its_position_and_replayed(start_daemon, streams)
                 for step, (rows, crc32) in list(expected.items())[::3]:
                     replayed = replayer.at(Position(0, step))
                     assert (len(replayed.rows), replayed.crc32) == (rows, crc32)
+
+
+def test_a_stream_of_a_reload_has_its_rooms_and_digests(start_daemon, tmp_path, streams):
+    """The digest of an epoch has the checksums where the layout of each bucket has them."""
+    found = []
+    for number, first in enumerate(({}, {"pictures": {**streams["pictures"], "digest": True}})):
+        daemon = start_daemon({"padded-whole": streams["padded-whole"], **first}, memory="64MiB")
+        if not first:
+            settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
+            write_settings(daemon.config, {"pictures": {**streams["pictures"], "digest": True}}, settings)
+            daemon.reload(0)
+        with batchd_client.connect(daemon.address) as connection:
+            rows = all_rows(connection, "pictures")
+        file = tmp_path / f"{number}.json"
+        batchd("card", "pictures", "--running", "-o", file, address=daemon.address)
+        found.append((rows, json.loads(file.read_text())["digests"]))
+
+    assert found[0] == found[1]
+    assert [one["rows"] for one in found[0][1]] == [len(SHAPES)] * EPOCHS
 
 
 def test_a_bad_sample_is_replaced_by_one_of_its_bucket(start_daemon, tmp_path, streams):

@@ -8,7 +8,7 @@ from support.expected import Expected
 from support.network import free_port
 from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.seen import see
-from support.settings import STREAM, folder_stream
+from support.settings import STREAM, folder_stream, write_settings
 
 FEW = {"type": "subset", "stop": 8}
 
@@ -45,6 +45,18 @@ def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, weighted, 
         for name in ("weighted", "changing"):
             batches, expected = connection.stream(name, epochs=2), Expected(daemon.config, name)
             assert (see(batches), see(batches)) == (expected.epoch(0), expected.epoch(1))
+
+
+def test_a_stream_of_a_reload_has_its_weights(start_daemon, weighted, changing):
+    """The daemon makes draws and order again, from the index that the reload gives it."""
+    daemon = start_daemon({"changing": changing})
+    settings = {"runtime_dir": str(daemon.runtime_dir), "workers": 2, "memory": "64MiB", "http": "off"}
+    write_settings(daemon.config, {"weighted": weighted, "changing": {**changing, "seed": 1}}, settings)
+    daemon.reload(0)
+
+    with batchd_client.connect(daemon.address) as connection:
+        for name in ("weighted", "changing"):
+            assert see(connection.stream(name, epochs=1)) == Expected(daemon.config, name).epoch(0)
 
 
 def test_rows_are_drawn_by_weight(start_daemon, weighted):

@@ -220,7 +220,7 @@ def _memory_problem(
 def _plain(stream: ServedStream) -> dict[str, Any]:
     """A stream as JSON has it; ``daemon.reload.apply`` reads it."""
     return {
-        "spec": asdict(replace(stream.spec, plan=replace(stream.spec.plan, order=None))),
+        "spec": asdict(replace(stream.spec, plan=replace(stream.spec.plan, order=None, draws=None, row_counts=None))),
         "message": asdict(stream.message),
         "signature": stream.signature,
         "classes": stream.classes,
