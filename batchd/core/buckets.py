@@ -38,6 +38,8 @@ PREFIX = "buckets."
 TABLE, STARTS, BLOCK, SIZES = f"{PREFIX}table", f"{PREFIX}starts", f"{PREFIX}block", f"{PREFIX}sizes"
 ROWS = f"{PREFIX}rows"
 """Arrays in the index that workers get; see ``BucketOrder`` and ``BucketSizes``."""
+SEARCHED_MAX = 64
+"""Samples that are searched in the table one by one: each takes 1 % of an inverse at most."""
 BATCHES_KNOWN = 4_096
 """An order remembers the number of rows of so many batches."""
 
@@ -206,7 +208,7 @@ class BucketOrder:
 
     def substitutes(self, samples: Numbers, numbers: NDArray[np.uint64]) -> Numbers:
         """See ``RowCounts``. Looks at the whole table."""
-        found = np.argsort(self.table)[samples]
+        found = self._in_order(samples)
         buckets = np.searchsorted(self.starts, found, "right") - 1
         first, end = self.starts[buckets], self.starts[buckets + 1]
         first = np.where(end - first > 1, first, 0)
@@ -223,8 +225,8 @@ class BucketOrder:
         return self.table[found].astype(np.int64)
 
     def places_of(self, epoch: int, samples: Numbers) -> Numbers:
-        """See ``EpochOrder``. Makes the inverse of the table each time."""
-        found = np.argsort(self.table)[samples]
+        """See ``EpochOrder``. Looks at the whole table."""
+        found = self._in_order(samples)
         buckets = np.searchsorted(self.starts, found, "right") - 1
         for mixing, first, chosen in self._mixings(epoch, buckets):
             found[chosen] = mixing.inverse((found[chosen] - first).astype(np.uint64)).astype(np.int64) + first
@@ -234,6 +236,12 @@ class BucketOrder:
         self._move(epoch, blocks, back=True)
         places: Numbers = (blocks * self._ranks + within) * self._batch_size + rows
         return places
+
+    def _in_order(self, samples: Numbers) -> Numbers:
+        """Return the places of samples in the table, a new array. Many need its inverse."""
+        if len(samples) > SEARCHED_MAX:
+            return np.argsort(self.table)[samples]
+        return np.array([np.flatnonzero(self.table == sample)[0] for sample in samples.tolist()], np.int64)
 
     def occurrences(self, epoch: int, sample: int) -> Numbers:
         """See ``EpochOrder``; there is one."""
