@@ -209,9 +209,13 @@ class Readers:
         """By reader: the place of its course that it reads next."""
         self._moved: dict[int, Course] = {}
         """Readers whose lines are out of date: readers move far more often than they are sought."""
+        self._read_to: Position | None = None
+        """A position before which the only reader reads nothing any more, if it is known."""
 
     def move(self, reader: int, course: Course, sequence: int) -> None:
         """Note that a reader reads place ``sequence`` of its course next, if there is one."""
+        if sequence < self.next_sequence.get(reader, sequence + 1):  # it is new, or moves back
+            self._read_to = None
         self.next_sequence[reader] = sequence
         self._moved[reader] = course
 
@@ -264,9 +268,14 @@ class Readers:
 
     def nearest(self, key: Position) -> NextUse | None:
         """Return the reader that reaches ``key`` first; None if no reader will."""
+        if self._read_to is not None and key < self._read_to:
+            return None
         while self._moved:
             reader, course = self._moved.popitem()
             self._stand(reader, course, self.next_sequence[reader])
+            if len(self.next_sequence) == 1 and not self._repeats:
+                share = course.at(self.next_sequence[reader])
+                self._read_to = share.position if share is not None else None
         best: NextUse | None = None
         for grid in self._grids.values():
             found = grid.nearest(key)

@@ -104,6 +104,7 @@ class Delivery:
         subscription = self.subscriptions[pulled.subscription]
         for sequence, generation in pulled.released:
             self._release(subscription, sequence, generation)
+        self.claims.recount(subscription)
         if not subscription.ended:
             # A waiting trainer consumes a handle in flight without another `Pull`: count it.
             self._consume(subscription, min(pulled.consumed + pulled.waiting, subscription.granted))
@@ -124,6 +125,7 @@ class Delivery:
         """End the lease of a batch that was sent as bytes; the next one may follow."""
         subscription = self.subscriptions[sent.subscription]
         self._release(subscription, sent.sequence, sent.generation)
+        self.claims.recount(subscription)
         if not subscription.ended:
             self._advance(subscription, actions)
         self._forget_if_over(subscription)
@@ -167,6 +169,7 @@ class Delivery:
                 for sequence, lease in list(subscription.leases.items()):
                     if sequence >= leases_from:
                         self._release(subscription, sequence, lease.generation)
+                self.claims.recount(subscription)
             self._forget_if_over(subscription)
         self.wake(actions)
         self._answer_hoarders(actions)
@@ -353,14 +356,16 @@ class Delivery:
             self.claims.pace.stands(subscription.number, subscription.course, subscription.consumed)
 
     def _release(self, subscription: Subscription, sequence: int, generation: int) -> None:
-        """End a lease; ignore a release of none, or of another generation: it is a repetition."""
+        """End a lease; ignore a release of none, or of another generation: it is a repetition.
+
+        ``Claims.recount`` follows.
+        """
         lease = subscription.leases.get(sequence)
         if lease is None or lease.generation != generation:
             return
         del subscription.leases[sequence]
         if subscription.awaited == sequence:
             subscription.awaited = None
-        self.claims.recount(subscription)
         lease.slot.leases -= 1
         self.supply.let_go(lease.slot)
         subscription.released += 1

@@ -152,6 +152,13 @@ class Worker:
             streams.add(self.orders[number].stream)
         return None if len(streams) == 1 else f"it reports orders of {counted(len(streams), 'stream')} in one message"
 
+    def give(self, order: Order, now_s: float) -> None:
+        """Add an order. ``Fleet.sort`` follows."""
+        if not self.orders:
+            self.note, self.noted_s = None, now_s
+        self.orders[order.number] = order
+        self.expected_s += order.expected_s
+
     def pop(self, number: int) -> Order | None:
         """Take an order away, if it has it."""
         order = self.orders.pop(number, None)
@@ -240,7 +247,7 @@ class Fleet:
                 self._surplus.add(worker.number)
                 if worker.state is WorkerState.READY:
                     worker.state = WorkerState.LEAVING
-                    self._sort(worker)
+                    self.sort(worker)
         if renews:
             self._places = []
         del self._places[places:]
@@ -255,7 +262,7 @@ class Fleet:
             self._surplus.discard(number)
             if worker.state is not WorkerState.ENDING:
                 worker.state, worker.dismissed_s = WorkerState.LEAVING, self._moment.now_s
-                self._sort(worker)
+                self.sort(worker)
                 actions.append(DismissWorker(number))
 
     @property
@@ -346,7 +353,7 @@ class Fleet:
         worker.streams = frozenset(streams)
         worker.window = self.windows.join(link, number, kind.orders_max)
         self.workers[number] = worker
-        self._sort(worker)
+        self.sort(worker)
 
     def may_fill(self, numbers: Iterable[int], streams: Iterable[int]) -> None:
         """Let these remote workers fill these streams, and no others."""
@@ -354,22 +361,19 @@ class Fleet:
         for worker in map(self.workers.__getitem__, numbers):
             self._remove(worker)
             worker.streams = allowed
-            self._sort(worker)
+            self.sort(worker)
 
     def is_up(self, number: int) -> None:
         """A worker has started, and takes orders if it is wanted still."""
         worker = self.workers[number]
         if worker.state is WorkerState.STARTING:
             worker.state = WorkerState.READY
-            self._sort(worker)
+            self.sort(worker)
 
     def give(self, worker: Worker, order: Order) -> None:
         """The worker gets an order. Paired with ``done``, ``recall`` or ``gone``."""
-        if not worker.orders:
-            worker.note, worker.noted_s = None, self._moment.now_s
-        worker.orders[order.number] = order
-        worker.expected_s += order.expected_s
-        self._sort(worker)
+        worker.give(order, self._moment.now_s)
+        self.sort(worker)
 
     def arrived(self, worker: Worker, order: Order, work_s: float) -> None:
         """Note that a remote worker's rows, ``work_s`` of work, arrived. ``done`` follows."""
@@ -392,7 +396,7 @@ class Fleet:
             worker.usual_s += (taken_s - worker.usual_s) * (SMOOTHING if worker.usual_s else 1.0)
             if order.is_proof:
                 worker.done_s = self._moment.now_s
-        self._sort(worker)
+        self.sort(worker)
         return orders
 
     def usual_s(self, worker: Worker) -> float:
@@ -409,7 +413,7 @@ class Fleet:
         worker.is_late = True
         assert worker.window is not None, f"worker {worker.number} is a local one"
         self.windows.late(worker.window, order.given_s, self._moment.now_s)
-        self._sort(worker)
+        self.sort(worker)
         return order
 
     def settled(self, worker: Worker, number: int) -> None:
@@ -417,22 +421,22 @@ class Fleet:
         worker.unsettled.discard(number)
         worker.done_s = self._moment.now_s
         worker.is_late = bool(worker.orders or worker.unsettled)
-        self._sort(worker)
+        self.sort(worker)
 
     def leave(self, numbers: Iterable[int]) -> None:
         """Give these remote workers no more orders."""
         for number in numbers:
             worker = self.workers[number]
             worker.state = WorkerState.LEAVING
-            self._sort(worker)
+            self.sort(worker)
 
     def recall(self, number: int) -> None:
         """Drop an order that was never sent to its worker."""
         for worker in self.workers.values():
             if worker.pop(number) is not None:
-                self._sort(worker)
+                self.sort(worker)
 
-    def _sort(self, worker: Worker) -> None:
+    def sort(self, worker: Worker) -> None:
         """Update the takers after a change of a worker's state or orders, or its link's window."""
         window = worker.window
         if window is None:
@@ -513,7 +517,7 @@ class Fleet:
         """Have a worker killed and give it no more orders. ``gone`` follows."""
         if worker.state is not WorkerState.ENDING:
             worker.state = WorkerState.ENDING
-            self._sort(worker)
+            self.sort(worker)
             actions.append(KillWorker(worker.number, reason))
 
     def forgive(self, gap_s: float) -> None:

@@ -66,9 +66,10 @@ class Ordering:
             may_order_more = stream.blocks is None and stream.delivery.supply.can_refill
             if may_order_more and not (worker.link or slot.has_pending):
                 self._order_more(stream, worker, subscription, order.expected_s, actions)
+            self._fleet.sort(worker)
 
     def _order(self, stream: Stream, worker: Worker, slot: Slot, idle: int, actions: list[Action]) -> Order:
-        """Order rows of a slot from a worker; ``idle`` workers share them."""
+        """Order rows of a slot from a worker; ``idle`` workers share them. ``Fleet.sort`` follows."""
         fill, position = slot.fill, slot.position
         assert fill is not None
         assert position is not None
@@ -85,7 +86,7 @@ class Ordering:
         rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
         expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
         order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, doubter)
-        self._fleet.give(worker, order)
+        worker.give(order, self._moment.now_s)
         where = worker.number, number, order.stream, slot.number, position
         actions.append(OrderChunk(*where, rows, places, divided))
         return order

@@ -119,7 +119,9 @@ class Slot:
     @property
     def is_idle(self) -> bool:
         """Whether it may be taken."""
-        return not self.leases and not self.is_awaited
+        # no calls: this is asked several times for each batch
+        fill = self.fill
+        return not (self.leases or self.claims or self.proofs or (fill is not None and fill.under_way))
 
     def unclaim(self, subscription: int) -> None:
         """Note that a claim was withdrawn, or has become a lease."""
@@ -154,7 +156,9 @@ class Idle:
 
     def remove(self, slot: int) -> None:
         """Remove a slot that is in use or gone, if it is here."""
-        self._keys.pop(slot, None)
+        if slot not in self._keys:
+            return
+        del self._keys[slot]
         self._loose.pop(slot, None)
         self._take_from_file(slot)
 
@@ -407,15 +411,18 @@ class Ring:
 
     def let_go(self, slot: Slot) -> None:
         """File a slot as idle if it is, after a lease, claim, order or filling has ended."""
-        if slot.is_idle and not slot.is_made:
+        if not slot.is_idle:
+            return
+        if slot.is_made:
+            self.idle.put(slot.number, slot.position if slot.fill is None else None)
+        else:
             self.drop(slot)
-        elif slot.is_idle:
-            self.idle.put(slot.number, slot.position if slot.is_ready else None)
 
     def _sort_rows(self, slot: Slot) -> None:
         """Note which rows of a slot no worker has."""
-        self._no_rows(slot)
         fill = slot.fill
+        if slot.number in self.pending:
+            self._no_rows(slot)
         if fill is not None and fill.pending:
             self.pending_anywhere.add(slot.number)
             self.pending.add(slot.number)

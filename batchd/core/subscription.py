@@ -97,10 +97,12 @@ class Subscription:
 
         These are its entitlement, and what it holds beyond.
         """
-        leases = len(self.leases)  # no calls: this is asked several times for each batch
+        leases = len(self.leases)  # few calls: this is asked several times for each batch
         if self.ended:
             return leases, leases
-        return max(ENTITLEMENT_SLOTS, leases + len(self.claims)), max(ENTITLEMENT_SLOTS, leases)
+        usage = leases + len(self.claims)
+        leases = max(leases, ENTITLEMENT_SLOTS)
+        return max(leases, usage), leases
 
     @property
     def ready_claims(self) -> int:

@@ -381,7 +381,7 @@ class World:
             window = fleet.windows.by_link[link]
             fleet.windows.set_limit(window, window.orders_max)
             for one in window.workers:
-                fleet._sort(fleet.workers[one])
+                fleet.sort(fleet.workers[one])
             self.do(ev.Ticked())
         return number
 
