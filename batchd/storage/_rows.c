@@ -103,6 +103,20 @@ static long major_faults(void)
     return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_majflt;
 }
 
+enum { FETCHED_BYTES = 512, LINE_BYTES = 64, KEPT_IN_L2 = 2 };
+
+/* Copies one row while the processor fetches the next one: it cannot guess where in the file that is. */
+static void copy_row(char *to, const char *from, const char *next, int64_t size)
+{
+    int64_t at = 0;
+    for (; at + FETCHED_BYTES <= size; at += FETCHED_BYTES) {
+        for (int line = 0; next && line < FETCHED_BYTES; line += LINE_BYTES) __builtin_prefetch(next + at + line, 0, KEPT_IN_L2);
+        memcpy(to + at, from + at, FETCHED_BYTES);
+    }
+    for (int64_t line = at; next && line < size; line += LINE_BYTES) __builtin_prefetch(next + line, 0, KEPT_IN_L2);
+    memcpy(to + at, from + at, (size_t)(size - at));
+}
+
 static int copy_guarded(const Py_buffer *mapped, const Py_buffer *starts, const Py_buffer *places, const Py_buffer *rows, int64_t size)
 {
     const int64_t *start = starts->buf, *place = places->buf;
@@ -115,7 +129,9 @@ static int copy_guarded(const Py_buffer *mapped, const Py_buffer *starts, const 
         is_guarded = 1;
         for (int64_t i = 0; i < count; i++) {
             if (start[i] < 0 || start[i] > mapped->len - size) break;
-            memcpy((char *)rows->buf + place[i] * size, (const char *)mapped->buf + start[i], (size_t)size);
+            const int has_next = i + 1 < count && start[i + 1] >= 0 && start[i + 1] <= mapped->len - size;
+            const char *from = mapped->buf, *next = has_next ? from + start[i + 1] : NULL;
+            copy_row((char *)rows->buf + place[i] * size, from + start[i], next, size);
             copied = i + 1;
         }
     }
