@@ -16,7 +16,7 @@ string has a limit. A vocabulary is the set of messages that one side may receiv
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from operator import call
+from operator import attrgetter, call
 from reprlib import repr as brief_repr
 from typing import Any, ClassVar, NoReturn, Self, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -63,6 +63,8 @@ class Message:
     code: ClassVar[int]
     field_names: ClassVar[tuple[str, ...]]
     checks: ClassVar[tuple[Callable[[object], bool], ...]]
+    values_of: ClassVar[Callable[[object], tuple[object, ...]]]
+    """Returns the attributes of an object that are named as the fields."""
     required: ClassVar[int]
     """Number of fields without a default; they come first."""
 
@@ -70,14 +72,14 @@ class Message:
     def filled_from(cls, source: object, **others: object) -> Self:
         """Make a message of the attributes of ``source`` named as its fields, and of ``others``."""
         if not others:
-            return cls(*[getattr(source, name) for name in cls.field_names])
+            return cls(*cls.values_of(source))
         values = {name: getattr(source, name) for name in cls.field_names if name not in others}
         return cls(**values, **others)
 
     def encode(self, version: int = PROTOCOL_VERSION) -> bytes:
         """Encode the message as one msgpack array, for a side that speaks ``version``."""
-        names = self.field_names if version >= OPEN_ENDED_SINCE else self.field_names[: self.required]
-        packed: bytes = _pack((self.code, *[getattr(self, name) for name in names]))
+        values = self.values_of(self)
+        packed: bytes = _pack((self.code, *(values if version >= OPEN_ENDED_SINCE else values[: self.required])))
         return packed
 
 
@@ -90,10 +92,17 @@ def message(code: int) -> Callable[[type], type[Any]]:
         hints = get_type_hints(made)
         made.code = code
         made.checks = tuple(_check_for(hints[name]) for name in made.field_names)
+        made.values_of = staticmethod(_values_of(made.field_names))
         made.required = sum(one.default is MISSING and one.default_factory is MISSING for one in fields(made))
         return made  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _values_of(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple([getattr(value, name) for name in names])
 
 
 class Vocabulary:
