@@ -95,10 +95,11 @@ class Claims:
             return True
         if not self.has_room(1):
             return False
+        others = self.blocked[Blocked.NO_MEMORY]
+        if not others:
+            return True
         fair_slots = self.fair_slots
-        return subscription.usage < fair_slots or all(
-            one.usage >= fair_slots for one in self.blocked[Blocked.NO_MEMORY].values()
-        )
+        return subscription.usage < fair_slots or all(one.usage >= fair_slots for one in others.values())
 
     # --- making claims and taking them back -------------------------------------------------------
 
@@ -110,8 +111,8 @@ class Claims:
     def extend(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim all positions of the window, or note what blocks the next claim."""
         limit = subscription.consumed + subscription.window
-        while subscription.next_sequence < limit:
-            share = subscription.course.at(subscription.next_sequence)
+        for sequence in range(subscription.next_sequence, limit):
+            share = subscription.course.at(sequence)
             if share is None:
                 return
             if not self._is_near(subscription, share.position):
@@ -120,7 +121,7 @@ class Claims:
             if not self._may_claim(subscription):
                 self.block(subscription, Blocked.NO_MEMORY)
                 return
-            claim = Claim(subscription.next_sequence, share)
+            claim = Claim(sequence, share)
             if not subscription.is_spectator:
                 self.supply.claimed(share.position)
             subscription.claims.append(claim)

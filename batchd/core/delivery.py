@@ -178,7 +178,7 @@ class Delivery:
 
     def filled(self, slots: list[Slot], actions: list[Action]) -> None:
         """Every row is in these slots: hand them to the trainers that claimed them."""
-        readers: dict[int, None] = {}
+        readers: dict[int, int] = {}
         for slot in slots:
             assert slot.position is not None
             slot.fill = None
@@ -186,7 +186,7 @@ class Delivery:
             self.decoded_batches += 1
             rows = self.spec.plan.rows(slot.position)
             actions.append(CommitSlot(self.spec.number, slot.number, slot.generation, slot.position, rows))
-            readers |= dict.fromkeys(slot.claims)
+            readers.update(slot.claims)
         for number in readers:
             self._advance(self.subscriptions[number], actions)
         self.wake(actions)

@@ -306,7 +306,10 @@ class Doors:
 
     def of(self, session: int) -> Door | None:
         """The door that a session came through; None where the session is gone."""
-        return next((door for door in self._doors if session in door), None)
+        for door in self._doors:  # no generator: this is asked for each batch
+            if session in door:
+                return door
+        return None
 
     def send(self, session: int, message: Message) -> None:
         """Send a message through the session's door."""

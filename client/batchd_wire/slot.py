@@ -47,6 +47,8 @@ assert SLOT_HEADER_BYTES == 64  # noqa: PLR2004  as drawn above
 
 UNFINISHED = 0
 """The generation of a slot that is being filled."""
+UNFINISHED_MARK = _MAGIC_AND_GENERATION.pack(MAGIC, UNFINISHED)
+"""What makes a header unfinished, whatever is behind it."""
 
 
 class SlotHeader(NamedTuple):

@@ -193,7 +193,8 @@ class LocalDoor(Door):
         session = self._connected(grant.session)
         if session is not None and grant.slot not in session.slots:
             self._share_slot(session, grant.slot)
-        self.send(grant.session, Handle.filled_from(grant))
+        if session is not None and session.connection is not None and not session.is_disconnected:
+            self._send_to(session.connection, Handle.filled_from(grant), session)
         failpoints.passing("daemon.handle.sent")
 
     def _connected(self, number: int) -> Session | None:

@@ -38,7 +38,7 @@ from typing import NamedTuple, Self
 
 from batchd.daemon.memory.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
 from batchd.errors import MemoryTooSmall, Problem, ProblemKind
-from batchd_wire.slot import SLOT_HEADER_BYTES, UNFINISHED, SlotHeader
+from batchd_wire.slot import UNFINISHED_MARK, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAILBOX_NAME = "batchd-mailbox"
@@ -185,11 +185,11 @@ class SlotPool:
 
     def reserve(self, slot: int) -> None:
         """Mark the slot unfinished."""
-        self._write(slot, SlotHeader(UNFINISHED, slot, 0, 0, 0, 0))
+        self._write(slot, UNFINISHED_MARK)
 
     def commit(self, slot: int, header: SlotHeader) -> None:
         """Mark the slot whole."""
-        self._write(slot, header)
+        self._write(slot, header.pack())
 
     def free(self, slots: Sequence[int]) -> None:
         """Queue slots for ``free_some``; a slot that found no memory has nothing to free."""
@@ -243,9 +243,9 @@ class SlotPool:
         while self.free_some():
             pass
 
-    def _write(self, slot: int, header: SlotHeader) -> None:
-        written = os.pwrite(self.writable(slot), header.pack(), 0)
-        assert written == SLOT_HEADER_BYTES, "a header is shorter than a page, and the page is reserved"
+    def _write(self, slot: int, header: bytes) -> None:
+        written = os.pwrite(self._slots[slot].writable, header, 0)
+        assert written == len(header), "a header is shorter than a page, and the page is reserved"
 
 
 def _available_bytes() -> int:
