@@ -154,7 +154,7 @@ class WorkerLoop:
             self._heard.append((message, descriptors))
 
 
-ROWS_AHEAD = 1024
+ROWS_AHEAD = 4096
 """Rows whose samples are planned at once, also of further batches."""
 ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
