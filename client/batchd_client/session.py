@@ -33,6 +33,7 @@ from batchd_wire.messages import (
     Greet,
     Greeted,
     Handle,
+    Handles,
     Join,
     Joined,
     Open,
@@ -285,14 +286,22 @@ class Session:
         except MalformedMessage as error:
             raise ProtocolError(f"on {self.endpoint}: {error}") from None
         self.last_message_s = time.monotonic()
-        if type(message) is Handle:
-            subscription = self._subscriptions.get(message.subscription)
-            if subscription is not None:
-                subscription.add_handle(message)
+        if type(message) is Handles:
+            for values in message.handles:
+                if len(values) < Handle.required:
+                    raise ProtocolError(f"on {self.endpoint}: a handle of {len(values)} fields")
+                self._sort_handle(Handle(*values[: len(Handle.field_names)]))
+        elif type(message) is Handle:
+            self._sort_handle(message)
         elif type(message) is Parcel:
             self._receive_parcel(source, message)
         else:
             self._take(message)
+
+    def _sort_handle(self, handle: Handle) -> None:
+        subscription = self._subscriptions.get(handle.subscription)
+        if subscription is not None:
+            subscription.add_handle(handle)
 
     def wait(self, seconds: float) -> None:
         """Wait until there may be something to receive.

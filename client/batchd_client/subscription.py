@@ -154,6 +154,7 @@ class SubscriptionRequest:
             end_epoch=end_epoch,
             fingerprint=fingerprint,
             knows_buckets=True,
+            takes_several=True,
         )
 
 

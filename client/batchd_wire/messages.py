@@ -12,7 +12,7 @@ Two sockets in the runtime directory make a session on one host:
        |  <-- Subscribed | Refused ----------------------  |
        |  -- Pull (position, ended leases) ------------->  |   for each batch taken, or for some
        |  <== lifeline: SlotShared + file descriptor ====  |   once per slot, before a handle
-       |  <-- Handle ------------------------------------  |   when the position is ready, in order
+       |  <-- Handle, or Handles for several ------------  |   when the position is ready, in order
        |  -- Unsubscribe ------------------------------->  |
 
 The lifeline proves the trainer's identity (``SO_PEERCRED``) and that it lives. When the last copy
@@ -141,7 +141,8 @@ class Subscribe(Message):
     positions to keep ready ahead of the trainer; 0 means the stream's own setting. ``fingerprint``:
     the stream's fingerprint in the trainer's saved state, or None. ``is_spectator``: trainers in
     lockstep do not wait for this session; from a live stream it gets one batch, and consumes
-    nothing. ``knows_buckets``: the trainer reads layouts that have buckets.
+    nothing. ``knows_buckets``: the trainer reads layouts that have buckets. ``takes_several``: this
+    session understands ``Handles``.
     """
 
     request: int
@@ -155,6 +156,7 @@ class Subscribe(Message):
     fingerprint: str | None
     is_spectator: bool
     knows_buckets: bool = False
+    takes_several: bool = False
 
 
 @message(12)
@@ -335,6 +337,13 @@ class Handle(Message):
     bucket: int = 0
 
 
+@message(113)
+class Handles(Message):
+    """Leases that were granted together. ``handles``: the fields of a ``Handle`` each, in order."""
+
+    handles: list[list[int]]
+
+
 @message(23)
 class Refused(Message):
     """``request`` failed or, if 0, ``subscription`` has to end. ``error``: an ``ErrorCode``."""
@@ -449,7 +458,7 @@ TO_DAEMON = Vocabulary(
     Open, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad, AskReload, Produce, AskPlace, WithdrawAsk, Pushed
 )
 TO_TRAINER = Vocabulary(
-    Opened, Subscribed, Handle, Refused, Status, BadSamples, Reloaded, Producing, PlaceLent, PushTaken
+    Opened, Subscribed, Handle, Handles, Refused, Status, BadSamples, Reloaded, Producing, PlaceLent, PushTaken
 )
 TO_DAEMON_REMOTE = Vocabulary(Greet, Join, Subscribe, Pull, Mismatched, Unsubscribe, AskStatus, AskBad)
 TO_TRAINER_REMOTE = Vocabulary(Greeted, Joined, Subscribed, Parcel, Refused, Status, BadSamples)

@@ -6,6 +6,7 @@ None of them reaches the user, and afterwards the stream continues.
 import fcntl
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -15,7 +16,18 @@ from batchd_client import subscription as subscription_module
 from batchd_client.errors import ProtocolError
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import Handle, Hello, Open, Opened, Refused, SlotShared, Subscribe, Subscribed, Welcome
+from batchd_wire.messages import (
+    Handle,
+    Handles,
+    Hello,
+    Open,
+    Opened,
+    Refused,
+    SlotShared,
+    Subscribe,
+    Subscribed,
+    Welcome,
+)
 from support.fake_daemon import SEALS, FakeDaemon, altered_handle, make_slot
 from support.waiting import wait_until
 
@@ -77,6 +89,32 @@ def test_handle_that_does_not_fit_is_refused_and_the_next_session_works(fake, da
 
     assert [batch.step for batch in stream] == [0, 1, 2, 3, 4]
     assert stream.statistics().resubscribed == 1
+
+
+def joined(message, *, fields: int = 99, further: tuple[int, ...] = ()):
+    """For ``alter``: send the first ``fields`` fields of a handle as one of several, and more."""
+    if not isinstance(message, Handle):
+        return message
+    return Handles([[*Handle.values_of(message)[:fields], *further]])
+
+
+def test_handles_that_come_together_are_taken_in_order(fake, daemon) -> None:
+    """Fields of a later version are skipped."""
+    fake.alter = partial(joined, further=(5, 6))
+
+    assert [batch.step for batch in daemon.stream("photos")] == [0, 1, 2, 3, 4]
+
+
+def test_a_handle_that_lacks_a_field_is_refused_and_the_next_session_works(fake, daemon) -> None:
+    """It has one field less than the first version of the message."""
+    fake.alter = partial(joined, fields=Handle.required - 1)
+    stream = daemon.stream("photos")
+    with pytest.raises(ProtocolError, match="a handle of 7 fields"):
+        next(iter(stream))
+
+    make_honest(fake)
+
+    assert [batch.step for batch in stream] == [0, 1, 2, 3, 4]
 
 
 def test_repeated_handle_is_refused(fake, daemon) -> None:

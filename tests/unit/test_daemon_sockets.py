@@ -17,15 +17,30 @@ from batchd.core.actions import GrantLease
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
-from batchd.daemon.local.sessions import LocalDoor
+from batchd.daemon.local.sessions import HANDLES_AT_ONCE, LocalDoor
 from batchd.daemon.memory.slots import SlotPool
 from batchd.errors import BatchdError
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
+from batchd_wire.codec import Message
+from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
-from batchd_wire.messages import TO_TRAINER_LIFELINE, AskWritable, Hello, Open, SlotShared, Welcome
+from batchd_wire.messages import (
+    TO_TRAINER,
+    TO_TRAINER_LIFELINE,
+    AskWritable,
+    Handle,
+    Handles,
+    Hello,
+    Open,
+    Opened,
+    Refused,
+    SlotShared,
+    Subscribe,
+    Welcome,
+)
 from batchd_wire.runtime import RuntimeDirectory
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 DIRECTORY_GROUP = 54_323
 
@@ -121,11 +136,13 @@ class Trainer:
 
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)
-        selector = stack.enter_context(closing(Selector()))
+        self.selector = selector = stack.enter_context(closing(Selector()))
+        self.asked: list[object] = []
         self.memory = SlotPool()
         stack.callback(self.memory.close)
         self.memory.create(1, SLOT_BYTES)
-        self.sessions = LocalDoor(DaemonSide(selector, print, self.memory), SessionLimits(1, 1), writable_slots=allowed)
+        side = DaemonSide(selector, self.asked.append, self.memory)
+        self.sessions = LocalDoor(side, SessionLimits(1, 1), writable_slots=allowed)
         stack.callback(self.sessions.close)
         self.sessions.bind(names.lifeline_path, names.zmq_path)
         self.lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -140,12 +157,34 @@ class Trainer:
         context = zmq.Context()
         stack.callback(context.destroy, linger=0)
         self.dealer = context.socket(zmq.DEALER)
+        self.dealer.rcvtimeo = int(PATIENCE_S * 1000)
         self.dealer.connect(names.zmq_endpoint)
         self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
         wait_until(
             lambda: selector.dispatch() or self.sessions.receive(()) or self.sessions.trainers()[0].connection,
             "the session is open",
         )
+
+    def subscribes(self, *, takes_several: bool) -> None:
+        """Send a subscription, and have the daemon read it."""
+        self.dealer.send(Subscribe(1, "photos", 0, 1, 4, 0, 0, None, None, False, takes_several).encode())
+        wait_until(
+            lambda: self.selector.dispatch() or self.sessions.receive(()) or self.asked, "the daemon has read it"
+        )
+
+    def granted(self, *sequences: int) -> None:
+        """Grant leases of the slot."""
+        (session,) = self.sessions.trainers()
+        for sequence in sequences:
+            grant = GrantLease(1, session.number, 1, sequence, 0, sequence, 1, 7, 0, 1, is_remote=False)
+            self.sessions.deliver(grant, LAYOUT)
+
+    def received(self, count: int) -> list[Message]:
+        """So many messages behind the answer to ``Open``."""
+        self.sessions.flush()
+        opened, *messages = [TO_TRAINER.decode(self.dealer.recv()) for _ in range(1 + count)]
+        assert type(opened) is Opened
+        return messages
 
     def shared(self) -> int:
         """The mode of the slot's descriptor, as it is shared now."""
@@ -184,3 +223,61 @@ def test_a_daemon_short_of_descriptors_shares_slots_read_only(tmp_path: Path, mo
         with capture_logs() as log:
             assert trainer.shared() == os.O_RDONLY
     assert [line["event"] for line in log] == ["slot shared read-only, though writable_slots is set"]
+
+
+STOPPED = Refused(0, 1, ErrorCode.STREAM_STOPPED, "it is broken")
+
+
+def test_leases_that_are_granted_together_travel_in_one_message(tmp_path: Path) -> None:
+    """What is sent between two of them stays between them."""
+    with ExitStack() as stack:
+        trainer = Trainer(stack, tmp_path, allowed=False, asks=False)
+        trainer.subscribes(takes_several=True)
+        trainer.granted(0, 1)
+        (session,) = trainer.sessions.trainers()
+        trainer.sessions.send(session.number, STOPPED)
+        trainer.granted(2)
+
+        assert trainer.received(3) == [
+            Handles([[1, 0, 0, 0, 1, 7, 0, 1], [1, 1, 0, 1, 1, 7, 0, 1]]),
+            STOPPED,
+            Handles([[1, 2, 0, 2, 1, 7, 0, 1]]),
+        ]
+
+
+def test_one_message_has_a_bounded_number_of_leases(tmp_path: Path) -> None:
+    """A session with hundreds of subscriptions may get more at once than a message may have."""
+    with ExitStack() as stack:
+        trainer = Trainer(stack, tmp_path, allowed=False, asks=False)
+        trainer.subscribes(takes_several=True)
+        trainer.granted(*range(HANDLES_AT_ONCE + 1))
+
+        first, last = trainer.received(2)
+
+    assert isinstance(first, Handles)
+    assert isinstance(last, Handles)
+    assert [len(first.handles), len(last.handles)] == [HANDLES_AT_ONCE, 1]
+
+
+def test_a_trainer_of_an_earlier_version_gets_each_lease_in_a_message(tmp_path: Path) -> None:
+    """It does not say that it understands several."""
+    with ExitStack() as stack:
+        trainer = Trainer(stack, tmp_path, allowed=False, asks=False)
+        trainer.subscribes(takes_several=False)
+        trainer.granted(0, 1)
+
+        assert trainer.received(2) == [Handle(1, 0, 0, 0, 1, 7, 0, 1), Handle(1, 1, 0, 1, 1, 7, 0, 1)]
+
+
+def test_a_trainer_that_is_gone_gets_no_leases(tmp_path: Path) -> None:
+    """Its lifeline ends between the grant and the end of the daemon's round."""
+    with ExitStack() as stack:
+        trainer = Trainer(stack, tmp_path, allowed=False, asks=False)
+        trainer.subscribes(takes_several=True)
+        trainer.granted(0)
+        trainer.lifeline.close()
+        wait_until(lambda: trainer.selector.dispatch() or not trainer.sessions.trainers(), "its session has ended")
+        trainer.sessions.flush()
+
+        assert trainer.received(0) == []
+        assert trainer.dealer.poll(0) == 0

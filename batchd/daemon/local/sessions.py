@@ -49,6 +49,7 @@ from batchd_wire.messages import (
     AskStatus,
     AskWritable,
     Handle,
+    Handles,
     Hello,
     MailboxShared,
     Open,
@@ -56,6 +57,7 @@ from batchd_wire.messages import (
     Refused,
     SlotsGone,
     SlotShared,
+    Subscribe,
     Welcome,
 )
 from batchd_wire.status import LocalCounts, TrainerStatistics
@@ -63,6 +65,8 @@ from batchd_wire.status import LocalCounts, TrainerStatistics
 _log = structlog.get_logger()
 
 MESSAGES_AT_ONCE = 64
+HANDLES_AT_ONCE = 64
+"""Handles of one message."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +84,8 @@ class Session:
     """Slots whose memory it was handed."""
     mailboxes: set[int] = field(default_factory=set)
     """Streams whose mailbox it was handed."""
+    takes_several: bool = False
+    """The trainer understands ``Handles``."""
     wants_writable: bool = False
     """The trainer has asked for slots that it can map writable."""
     is_disconnected: bool = False
@@ -106,6 +112,8 @@ class LocalDoor(Door):
         self._by_number: dict[int, Session] = {}
         self._by_connection: dict[ZmtpConnection, Session] = {}
         self._by_secret: dict[bytes, Session] = {}
+        self._handles: dict[Session, list[list[int]]] = {}
+        """The fields of the handles that were granted in this round."""
         self._directory = -1
         """The runtime directory, whose mode and group decide access, even after its removal."""
         self._is_found = True
@@ -186,6 +194,7 @@ class LocalDoor(Door):
         """Send over ZeroMQ, unless the trainer is gone. One that never reads is disconnected."""
         session = self._connected(number)
         if session is not None and session.connection is not None:
+            self._send_handles(session)
             self._send_to(session.connection, message, session)
 
     def deliver(self, grant: GrantLease, layout: SlotLayout) -> None:  # noqa: ARG002  its trainer knows it
@@ -193,9 +202,19 @@ class LocalDoor(Door):
         session = self._connected(grant.session)
         if session is not None and grant.slot not in session.slots:
             self._share_slot(session, grant.slot)
-        if session is not None and session.connection is not None and not session.is_disconnected:
-            self._send_to(session.connection, Handle.filled_from(grant), session)
+        if session is not None and session.takes_several:
+            handles = self._handles.setdefault(session, [])
+            handles.append(list(Handle.values_of(grant)))
+            if len(handles) == HANDLES_AT_ONCE:
+                self._send_handles(session)
+        else:
+            self.send(grant.session, Handle.filled_from(grant))
         failpoints.passing("daemon.handle.sent")
+
+    def _send_handles(self, session: Session) -> None:
+        handles = self._handles.pop(session, None)
+        if handles is not None and session.connection is not None and not session.is_disconnected:
+            self._send_to(session.connection, Handles(handles), session)
 
     def _connected(self, number: int) -> Session | None:
         session = self._by_number.get(number)
@@ -371,6 +390,7 @@ class LocalDoor(Door):
         self._daemon.enqueue(SessionEnded(session.number))
 
     def _forget_names(self, session: Session) -> None:
+        self._handles.pop(session, None)
         if session.secret is not None:
             self._by_secret.pop(session.secret, None)
         if session.connection is not None and self._by_connection.pop(session.connection, None) is not None:
@@ -389,6 +409,8 @@ class LocalDoor(Door):
 
     def flush(self) -> None:
         """See ``Door``."""
+        for session in list(self._handles):
+            self._send_handles(session)
         self._connections.flush()
 
     def _admit_connection(self, wire: socket.socket) -> None:
@@ -439,6 +461,8 @@ class LocalDoor(Door):
 
     def _understand(self, session: Session, message: Message) -> None:
         event = self._event_of(session.number, message)
+        if isinstance(message, Subscribe):
+            session.takes_several = message.takes_several
         # a reader may not say what is served, nor see the rest of the configuration
         is_owners = isinstance(message, AskReload) or (isinstance(message, AskStatus) and message.card_of is not None)
         if isinstance(message, AskReload | AskStatus) and is_owners and not is_ours(session.user):
