@@ -69,7 +69,7 @@ class Ordering:
             self._fleet.sort(worker)
 
     def _order(self, stream: Stream, worker: Worker, slot: Slot, idle: int, actions: list[Action]) -> Order:
-        """Order rows of a slot from a worker; ``idle`` workers share them. ``Fleet.sort`` follows."""
+        """Order rows from a worker; ``idle`` workers share them. Paired with ``Fleet.sort``."""
         fill, position = slot.fill, slot.position
         assert fill is not None
         assert position is not None

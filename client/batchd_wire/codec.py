@@ -148,7 +148,7 @@ def _check_for(hint: object) -> Callable[[object], bool]:
         return lambda value: type(value) is int and 0 <= value <= NUMBER_MAX
     if hint in (str, bytes, bool, float):
         return lambda value: type(value) is hint
-    if hint is object or hint is Any:
+    if hint is object:
         return lambda _value: True
     if hint == list[int]:  # few calls: each handle of a batch is one
         return lambda value: type(value) is list and all([type(one) is int and 0 <= one <= NUMBER_MAX for one in value])  # noqa: C419  faster
