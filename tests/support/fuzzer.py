@@ -12,7 +12,7 @@ import msgpack
 
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codec import Message
-from batchd_wire.messages import Handle, Parcel, Refused, Subscribed, Welcome
+from batchd_wire.messages import Handle, Handles, Parcel, Refused, Subscribed, Welcome
 from support.hostile_messages import good_message
 from support.waiting import wait_until
 
@@ -73,5 +73,7 @@ class Fuzzer:
             self.refusals.append(message.text)
         if isinstance(message, (Welcome, Subscribed, Handle, Parcel)) or "daemon" in message.field_names:
             self.known |= {name: getattr(message, name) for name in message.field_names}
+        if isinstance(message, Handles):
+            self.learn(Handle(*message.handles[-1]))
         if isinstance(message, (Handle, Parcel)):
             self.known |= {"released": [(message.sequence, message.generation)], "consumed": message.sequence + 1}
