@@ -105,7 +105,7 @@ static long major_faults(void)
 
 enum { FETCHED_BYTES = 512, LINE_BYTES = 64, KEPT_IN_L2 = 2 };
 
-/* Copies one row while the processor fetches the next one: it cannot guess where in the file that is. */
+/* Copies one row while the processor fetches the next one, which may lie anywhere in the file. */
 static void copy_row(char *to, const char *from, const char *next, int64_t size)
 {
     int64_t at = 0;
