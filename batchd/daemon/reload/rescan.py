@@ -18,7 +18,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil, floor
@@ -117,8 +116,12 @@ def main() -> int:
 
 def _end_with_daemon(channel: socket.socket) -> None:
     """End with the daemon: its only message is the end of file, or a reset if some are unread."""
-    with suppress(ConnectionResetError):
+    try:
         channel.recv(1)
+    except ConnectionResetError:
+        pass
+    except OSError:  # the request was done, and the channel closed, before this thread began
+        return
     os._exit(1)
 
 
