@@ -20,10 +20,17 @@ _IS_UNWRITTEN = re.compile(r"^Anonymous: +0 kB$", re.MULTILINE)
 
 
 def unmap_loaded_pages() -> None:
-    """Unmap the unchanged pages of all private, read-only mappings of files."""
+    """Unmap the unchanged pages of all private, read-only mappings of files.
+
+    They stay if there is no descriptor to look with.
+    """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for entry in _READ_ONLY_FILE.finditer(Path("/proc/self/smaps").read_text("utf-8", "replace")):
+    try:
+        mappings = Path("/proc/self/smaps").read_text("utf-8", "replace")
+    except OSError:
+        return
+    for entry in _READ_ONLY_FILE.finditer(mappings):
         first, end = int(entry[1], 16), int(entry[2], 16)
         if _IS_UNWRITTEN.search(entry[3]):
             madvise(first, end - first, mmap.MADV_DONTNEED)
