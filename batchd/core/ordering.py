@@ -76,7 +76,8 @@ class Ordering:
         number = self.next_number()
         claims, is_remote = stream.delivery.claims, worker.link > 0
         at_work, slowness = self._fleet.at_work, worker.slowness
-        rows_max = stream.chunk_rows(fill.pending_rows, at_work, idle, slowness, is_remote=is_remote)
+        may_be_long = worker.window is not None and worker.window.is_wide
+        rows_max = stream.chunk_rows(fill.pending_rows, at_work, idle, slowness, may_be_long=may_be_long)
         shares = self._shares(stream) if is_remote else None
         share = shares.of_link[worker.link] if shares is not None else 0
         divided = (0, 0)

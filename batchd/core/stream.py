@@ -58,18 +58,18 @@ class Stream:
         self._is_empty = False
 
     def chunk_rows(
-        self, pending_rows: int, workers: int, idle: int, slowness: float, *, is_remote: bool = False
+        self, pending_rows: int, workers: int, idle: int, slowness: float, *, may_be_long: bool = False
     ) -> int:
         """Return the rows of the next order, with ``workers`` in all.
 
         If a trainer waits, the ``idle`` workers share the rest of its batch, so it is ready sooner.
         Busy workers do not count: where trainers are faster than workers, orders must be few. A
-        worker with a ``slowness`` above 1 gets fewer rows. A remote worker gets more, if the ring has
-        as many rows for each of the others.
+        worker with a ``slowness`` above 1 gets fewer rows. An order that ``may_be_long``, since the
+        way to a remote worker is not the limit, has more if the ring has as many for all others.
         """
         sample_s = self.sample_s * max(1.0, slowness)
         rows = int(max(CHUNK_TARGET_S, workers / ORDERS_PER_S_MAX) / sample_s) if sample_s else FIRST_CHUNK_ROWS
-        if is_remote and sample_s:
+        if may_be_long and sample_s:
             unordered_rows = len(self.delivery.ring.pending) * self.spec.plan.batch_size
             rows = max(rows, min(int(REMOTE_TARGET_S / sample_s), unordered_rows // workers))
         if idle > 0:

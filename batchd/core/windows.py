@@ -57,6 +57,11 @@ class Window:
         """Whether the workers take no more orders."""
         return self.orders >= self.limit
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether the workers may have as many orders as they can: no row waits for the network."""
+        return self.limit >= self.orders_max
+
 
 class Windows:
     """The windows of all links, and their sums."""

@@ -382,7 +382,7 @@ def test_orders_of_remote_workers_are_longer_where_the_ring_has_rows_for_all_wor
 
     assert len(stream.delivery.ring.pending) == pending
     assert stream.chunk_rows(32, 2, 0, 1.0) == 20
-    assert stream.chunk_rows(32, 2, 0, 1.0, is_remote=True) == rows
+    assert stream.chunk_rows(32, 2, 0, 1.0, may_be_long=True) == rows
 
 
 def test_rows_that_a_trainer_waits_for_are_withdrawn_from_a_silent_host_after_a_second() -> None:
