@@ -167,7 +167,7 @@ class Trainer:
 
     def subscribes(self, *, takes_several: bool) -> None:
         """Send a subscription, and have the daemon read it."""
-        self.dealer.send(Subscribe(1, "photos", 0, 1, 4, 0, 0, None, None, False, takes_several).encode())
+        self.dealer.send(Subscribe(1, "photos", 0, 1, 4, 0, 0, None, None, False, takes_several=takes_several).encode())
         wait_until(
             lambda: self.selector.dispatch() or self.sessions.receive(()) or self.asked, "the daemon has read it"
         )
@@ -239,9 +239,9 @@ def test_leases_that_are_granted_together_travel_in_one_message(tmp_path: Path) 
         trainer.granted(2)
 
         assert trainer.received(3) == [
-            Handles([[1, 0, 0, 0, 1, 7, 0, 1], [1, 1, 0, 1, 1, 7, 0, 1]]),
+            Handles([[1, 0, 0, 0, 1, 7, 0, 1, 0], [1, 1, 0, 1, 1, 7, 0, 1, 0]]),
             STOPPED,
-            Handles([[1, 2, 0, 2, 1, 7, 0, 1]]),
+            Handles([[1, 2, 0, 2, 1, 7, 0, 1, 0]]),
         ]
 
 
