@@ -1,7 +1,7 @@
 """Memory for one ring only: after a kill, trainers release the dead ring, the next daemon waits.
 
-The daemon runs in a memory cgroup that is a little larger than its ring. The trainers are outside, but the cgroup
-is charged for the ring until they unmap it.
+The daemon runs in a memory cgroup that is a little larger than its ring. The trainers are outside,
+but the cgroup is charged for the ring until they unmap it.
 """
 
 import re

@@ -111,7 +111,7 @@ def _command_line(pid: int) -> bytes:
 
 def members_of(session: int) -> set[int]:
     """Return the living processes of a session of this test run, except its leader."""
-    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"  # another session may have the number later
+    marker = f"{RUN_VARIABLE}={os.environ[RUN_VARIABLE]}"  # another session may get the number
     stats = {pid: _stat(pid) for pid in process_ids() if pid != session}
     found = {pid for pid, stat in stats.items() if stat and stat[0] not in b"ZX" and int(stat[3]) == session}
     return {pid for pid in found if carries(pid, marker)}

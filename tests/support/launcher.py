@@ -1,4 +1,4 @@
-"""Programs of batchd as forks of a process that has imported them: the imports take most of a start.
+"""Programs of batchd as forks of a process that has imported them: imports are most of a start.
 
     test --- a message, and descriptors ---> launcher --- forks twice ---> program
 
@@ -104,7 +104,7 @@ def start_program(
     if _ours and not through and not is_new:
         return _ours[0].launch(words, environment, folder, stderr, has_input=has_input)
     return subprocess.Popen(
-        [*through, "env", "--default-signal=HUP", sys.executable, "-m", *words],  # tests under nohup ignore the signal
+        [*through, "env", "--default-signal=HUP", sys.executable, "-m", *words],  # as under nohup
         stdin=PIPE if has_input else DEVNULL,
         stdout=PIPE,
         stderr=stderr,
@@ -170,7 +170,7 @@ class Launcher:
         message = json.dumps([words, environment, str(folder), list(descriptors)]).encode()
         prctl = ctypes.CDLL(None).prctl
         with self._lock:
-            prctl(PR_SET_CHILD_SUBREAPER, 1)  # the program's parent ends, and this process is the next one
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # the program's parent ends: this process is the next
             try:
                 socket.send_fds(self._channel, [message], list(descriptors.values()))
                 pid = int(self._channel.recv(MESSAGE_BYTES_MAX))
@@ -207,7 +207,7 @@ def main() -> None:
             parent = os.getpid()
             if (pid := os.fork()) == 0:
                 channel.close()
-                while os.getppid() == parent:  # its end would be that of a program which dies with its parent
+                while os.getppid() == parent:  # its end is that of a program that dies with it
                     time.sleep(PAUSE_S)
                 _become(*json.loads(message), descriptors)
                 return
