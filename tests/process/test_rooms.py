@@ -205,9 +205,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_bucket(start_daemon, tmp_path, s
 def test_an_older_trainer_is_refused_by_name(start_daemon, streams, monkeypatch):
     """It could not find the fields. Streams with one layout are served to it."""
     daemon = start_daemon(streams, memory="64MiB")
-    monkeypatch.setattr(
-        Subscribe, "encode", lambda self: Message.encode(self, OPEN_ENDED_SINCE - 1)
-    )
+    monkeypatch.setattr(Subscribe, "encode", lambda self: Message.encode(self, OPEN_ENDED_SINCE - 1))
 
     with batchd_client.connect(daemon.address) as connection:
         assert len(all_rows(connection, "padded-whole")[1]) == EPOCHS * 6
