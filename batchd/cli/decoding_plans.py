@@ -51,6 +51,8 @@ from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 SAMPLES = 4
+EXPONENT_FROM = 10_000
+"""From here on, four digits would be shown with an exponent."""
 _TURNS = ("transposed", "flipped upside down", "flipped left to right")
 """Those of ``Orientation``; they are made last and together."""
 
@@ -158,7 +160,8 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
             f"than their mean, on average; without balance some {most:.0f} % more"
         )
     what = {"length": " elements", "aspect": " times as wide as high", "value": ""}.get(bucket.by, f" {bucket.by}")
-    shown = [f"{size / unit_of(bucket):,.4g}" for size in (*sizes.smallest[:1], *sizes.largest)]
+    found = [size / unit_of(bucket) for size in (*sizes.smallest[:1], *sizes.largest)]
+    shown = [f"{size:,.0f}" if size >= EXPONENT_FROM else f"{size:,.4g}" for size in found]
     text = (
         f"{plan.name}: {counted(epochs.steps, 'batch')} an epoch, each of one of {counted(len(sizes.counts), 'bucket')} of "
         f"{bucket.field!r}: {', '.join(f'to {end}' for end in shown[1:])}{what}, from {shown[0]}"

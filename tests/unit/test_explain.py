@@ -241,6 +241,18 @@ def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
     )
 
 
+def test_large_sizes_of_buckets_have_all_their_digits(folder) -> None:
+    """Pixels of images would have exponents otherwise."""
+    write_megatron(folder / "a.bin", [[[7] * length] for length in [12_345] * 8 + [123_456] * 2], "uint16")
+    source = '{ type = "tokens", path = "a.bin", format = "megatron", dtype = "uint16" }'
+    pad = '{ op = "pad_batch", field = "tokens", max_shape = [200000] }'
+    keys = 'bucket = { field = "tokens", bounds = [20000], budget = 250000 }\n'
+
+    batches, _slot = explain(folder, pad, source, keys, shuffle="")
+
+    assert "of 2 buckets of 'tokens': to 12,345, to 123,456 elements, from 12,345;" in batches
+
+
 def test_documents_that_are_cut_say_how_many_a_row_has(folder) -> None:
     pack = '{ op = "pack", field = "tokens", length = 40, documents = 20, method = "concat-split" }'
 
