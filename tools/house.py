@@ -104,7 +104,7 @@ def places(trees: dict[Path, ast.Module], root: Path, package: str) -> str:
         found = [
             file.is_relative_to(folder)
             for file, tree in trees.items()
-            if any(kind in {getattr(one, "id", ""), getattr(one, "name", "")} for one in ast.walk(tree))
+            if any(kind in (getattr(one, key, "") for key in ("id", "attr", "name")) for one in ast.walk(tree))
         ]
         counts.append((len(found), found.count(False)))
     total, outside = (median(numbers) for numbers in zip(*counts, strict=True))
