@@ -27,17 +27,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakMethod, WeakValueDictionary
 
-from batchd_client.errors import (
-    BatchdClientError,
-    ConnectTimeout,
-    DaemonClosed,
-    DaemonFull,
-    ForkedConnection,
-    PermissionDenied,
-    ProtocolError,
-    ReconnectTimeout,
-    ReentrantCall,
-)
+from batchd_client import errors
 from batchd_client.hints import log_absence, log_return
 from batchd_client.lifeline import DaemonBusy, SessionLost
 from batchd_client.opening import Target, open_session
@@ -55,7 +45,7 @@ So a daemon that is back after half a second is found within 0.05 s.
 TURN_S = 0.05
 """Interval at which a waiting thread checks what other threads released or received."""
 
-_WORTH_WAITING = (OSError, DaemonBusy, DaemonFull, ConnectTimeout, PermissionDenied)
+_WORTH_WAITING = (OSError, DaemonBusy, errors.DaemonFull, errors.ConnectTimeout, errors.PermissionDenied)
 """Errors to retry after a lost session: the daemon is away, or its operator changes keys."""
 
 T = TypeVar("T")
@@ -108,7 +98,7 @@ class Connection:
         """
         try:
             return self._in_turn(self._run, operation)
-        except DaemonClosed:
+        except errors.DaemonClosed:
             self._turn.delay()
             raise
 
@@ -152,10 +142,10 @@ class Connection:
 
     def _in_turn(self, operation: Callable[[V], T], argument: V) -> T:
         if os.getpid() != self._process:
-            raise ForkedConnection
+            raise errors.ForkedConnection
         caller = threading.get_ident()
         if self._owner == caller and self._lock.locked():
-            raise ReentrantCall
+            raise errors.ReentrantCall
         with self._lock:
             self._owner = self._user = caller
             try:
@@ -168,7 +158,7 @@ class Connection:
         while True:
             session = self.session
             if session is None:
-                raise DaemonClosed
+                raise errors.DaemonClosed
             if not session.is_usable:
                 give_up = give_up or time.monotonic() + self.deadlines.reconnect_timeout_s
                 session = self._reopen(session, give_up)
@@ -176,7 +166,7 @@ class Connection:
                 return operation(session)
             except SessionLost:
                 continue
-            except ProtocolError:
+            except errors.ProtocolError:
                 session.leave()
                 raise
 
@@ -238,7 +228,7 @@ class Connection:
         try:
             self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s, when_missed=missed)
         except _WORTH_WAITING as error:
-            raise ReconnectTimeout(
+            raise errors.ReconnectTimeout(
                 f"the daemon at {address} went away and did not come back within "
                 f"{self.deadlines.reconnect_timeout_s:g} s; the last try ended with: {first_line(error)}"
             ) from error
@@ -275,10 +265,10 @@ def patiently_open(
     while True:
         try:
             return open_session(target, min(give_up, time.monotonic() + attempt_s))
-        except (OSError, BatchdClientError) as error:
+        except (OSError, errors.BatchdClientError) as error:
             # A try that ``give_up`` cut off has the less helpful error, whatever it is over TCP.
             passes, now_s = may_pass(error), time.monotonic()
-            if reason is None or not (isinstance(error, ConnectTimeout) or (passes and now_s >= give_up)):
+            if reason is None or not (isinstance(error, errors.ConnectTimeout) or (passes and now_s >= give_up)):
                 reason = error
             if not passes or now_s + pause >= give_up:
                 raise reason from reason.__cause__

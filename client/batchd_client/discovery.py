@@ -13,31 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from batchd_client import errors
 from batchd_client.connection import PAUSE_S, first_line, patiently_open
-from batchd_client.errors import (
-    AddressInvalid,
-    ConnectionsInvalid,
-    ConnectTimeout,
-    DaemonNotFound,
-    KeyInvalid,
-    Misused,
-    NameInvalid,
-    PermissionDenied,
-)
 from batchd_client.lifeline import DaemonBusy
 from batchd_client.opening import Place, Target
 from batchd_client.session import Session
+from batchd_wire import runtime
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
-from batchd_wire.runtime import (
-    ADDRESS_VARIABLE,
-    CONNECTIONS_VARIABLE,
-    NAME_VARIABLE,
-    TcpAddress,
-    candidate_directories,
-    parse_address,
-    runtime_directory,
-    unmapped_id,
-)
 from batchd_wire.tcp import PARTS_MAX
 
 CONNECTIONS = 1
@@ -52,7 +34,7 @@ def find_daemon(
     connect_timeout_s: float,
     *,
     is_patient: bool = True,
-    not_local: type[Misused] | None = None,
+    not_local: type[errors.Misused] | None = None,
 ) -> tuple[Target, Session]:
     """Open a session with the daemon at ``address``, or with the first one that answers.
 
@@ -74,14 +56,14 @@ def find_daemon(
                 target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and is_named)
             )
         except DaemonBusy as error:
-            raise ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
+            raise errors.ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
             reasons.append(_reason(place, error))
             is_denied |= isinstance(error, PermissionError)
     waited_s = connect_timeout_s - (give_up - time.monotonic())
     waited = f" within {waited_s:.1f} s" if waited_s > PAUSE_S else ""
     tried = f"no batchd daemon could be reached{waited}; tried " + "; ".join(reasons)
-    raise PermissionDenied(tried) if is_denied else DaemonNotFound(tried)
+    raise errors.PermissionDenied(tried) if is_denied else errors.DaemonNotFound(tried)
 
 
 def find_key(path: str | None) -> ConnectionKey | None:
@@ -94,18 +76,21 @@ def find_key(path: str | None) -> ConnectionKey | None:
     try:
         return read_connection_key(Path(given))
     except OSError as error:
-        raise KeyInvalid(f"{origin}: {given} cannot be read: {error.strerror}") from None
+        raise errors.KeyInvalid(f"{origin}: {given} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise KeyInvalid(f"{origin}: {error}") from None
+        raise errors.KeyInvalid(f"{origin}: {error}") from None
 
 
 def find_connections(given: int | None) -> int:
     """Number of TCP connections, ``given`` or of the variable. Raises ``ConnectionsInvalid``."""
     origin, text = "connect(connections=)", str(given)
     if given is None:
-        origin, text = f"${CONNECTIONS_VARIABLE}", os.environ.get(CONNECTIONS_VARIABLE) or str(CONNECTIONS)
+        origin, text = (
+            f"${runtime.CONNECTIONS_VARIABLE}",
+            os.environ.get(runtime.CONNECTIONS_VARIABLE) or str(CONNECTIONS),
+        )
     if not text.isdecimal() or not 1 <= int(text) <= PARTS_MAX:
-        raise ConnectionsInvalid(f"{origin} is {text!r}, and has to be a number from 1 to {PARTS_MAX}")
+        raise errors.ConnectionsInvalid(f"{origin} is {text!r}, and has to be a number from 1 to {PARTS_MAX}")
     return int(text)
 
 
@@ -120,12 +105,12 @@ def find_name(given: str | None, environment: Mapping[str, str]) -> str:
 
     Raises ``NameInvalid`` if the name that the user chose is empty, long or not printable.
     """
-    chosen = given if given is not None else environment.get(NAME_VARIABLE) or None
+    chosen = given if given is not None else environment.get(runtime.NAME_VARIABLE) or None
     if chosen is not None:
         if not 0 < len(chosen) <= NAME_CHARACTERS_MAX or not chosen.isprintable():
-            origin = f"${NAME_VARIABLE}" if given is None else "connect(name=)"
+            origin = f"${runtime.NAME_VARIABLE}" if given is None else "connect(name=)"
             shown = chosen if len(chosen) <= NAME_CHARACTERS_MAX else chosen[:NAME_CHARACTERS_MAX] + "..."
-            raise NameInvalid(
+            raise errors.NameInvalid(
                 f"{origin} is {shown!r}, of {len(chosen)} characters, and has to be 1 to {NAME_CHARACTERS_MAX} printable ones"
             )
         return chosen
@@ -160,25 +145,25 @@ def program() -> str:
     return name[:NAME_CHARACTERS_MAX] or "python"
 
 
-def _places(address: str | None, not_local: type[Misused] | None) -> tuple[Sequence[Place], bool]:
+def _places(address: str | None, not_local: type[errors.Misused] | None) -> tuple[Sequence[Place], bool]:
     """List the places to try, and tell whether an address names one."""
     origin, given = "connect()", address
     if given is None:
-        origin, given = f"${ADDRESS_VARIABLE}", os.environ.get(ADDRESS_VARIABLE) or None
+        origin, given = f"${runtime.ADDRESS_VARIABLE}", os.environ.get(runtime.ADDRESS_VARIABLE) or None
     try:
         if given is None:
-            return [runtime_directory(path) for path in candidate_directories()], False
-        place = parse_address(given)
+            return [runtime.runtime_directory(path) for path in runtime.candidate_directories()], False
+        place = runtime.parse_address(given)
     except ValueError as error:
-        raise AddressInvalid(f"{origin}: {error}") from None
-    if not_local is not None and isinstance(place, TcpAddress):
+        raise errors.AddressInvalid(f"{origin}: {error}") from None
+    if not_local is not None and isinstance(place, runtime.TcpAddress):
         raise not_local(f"{place.address} is an address in the network, and this works on the daemon's host alone")
     return [place], True
 
 
 def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
     """True if a retry may help: not for a closed directory, or a file that is not a socket."""
-    if isinstance(error, DaemonBusy) or isinstance(place, TcpAddress):
+    if isinstance(error, DaemonBusy) or isinstance(place, runtime.TcpAddress):
         return isinstance(error, (DaemonBusy, OSError))
     if not is_named or not isinstance(error, OSError):
         return False
@@ -191,7 +176,7 @@ def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
 
 
 def _reason(place: Place, error: OSError) -> str:
-    if isinstance(place, TcpAddress):
+    if isinstance(place, runtime.TcpAddress):
         return f"{place.address}: {first_line(error)}"
     match error:
         case PermissionError():
@@ -217,7 +202,7 @@ def _group(path: Path) -> str:
         return ""
     if number == _ROOT:
         return f" (its group is root, which is no group for trainers: chgrp GROUP {path})"
-    if number == unmapped_id("gid"):
+    if number == runtime.unmapped_id("gid"):
         return " (its group is one that is not mapped into this user namespace)"
     try:
         return f" (its group is {grp.getgrgid(number).gr_name!r}, gid {number})"

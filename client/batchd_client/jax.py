@@ -42,19 +42,10 @@ except ImportError as _error:
         "batchd_client.jax needs JAX: pip install jax (https://docs.jax.dev/en/latest/installation.html)"
     ) from _error
 
+from batchd_client import loader
 from batchd_client.batch import Batch
 from batchd_client.daemon import Connecting, Daemon, connect
 from batchd_client.errors import RankInvalid, StreamTaken, TensorsInvalid
-from batchd_client.loader import (
-    PREFETCH,
-    Loader,
-    LoaderConnection,
-    RankShare,
-    aligned,
-    check_prefetch,
-    checked_fields,
-    find_share,
-)
 from batchd_client.prefetch import Prefetcher
 from batchd_client.stream import Stream
 from batchd_wire.views import Array
@@ -67,7 +58,7 @@ HAVE_MEMORY = frozenset({"gpu", "cuda", "rocm", "tpu"})
 _taken: WeakSet[Stream] = WeakSet()
 
 
-class Batches(Loader[dict[str, jax.Array]]):
+class Batches(loader.Loader[dict[str, jax.Array]]):
     """Batches of a stream as dicts of ``jax.Array``; made by ``batches`` and ``BatchdLoader``.
 
     ``for batch in ...`` reads the rest of the current epoch; the next ``for`` reads the next epoch,
@@ -87,10 +78,10 @@ class Batches(Loader[dict[str, jax.Array]]):
             raise StreamTaken(f"stream {stream.name!r} already has a loader for JAX")
         self._specs = specs_for(stream, fields, sharding)
         target = JaxTarget(sharding, stream.batch_size, stream.world_size)
-        super().__init__(stream.name, RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
+        super().__init__(stream.name, loader.RankShare(stream.rank, stream.world_size), f"platform={target.platform}")
         ahead = 0 if target.keeps_host_memory() else prefetch
         self._prefetcher = Prefetcher(stream, JaxPlacement(tuple(self._specs), target), ahead)
-        self._opened = LoaderConnection(self, self._prefetcher, daemon)
+        self._opened = loader.LoaderConnection(self, self._prefetcher, daemon)
         _taken.add(stream)
 
     @property
@@ -106,7 +97,7 @@ def batches(
     stream: Stream,
     *,
     sharding: jax.sharding.Sharding | None = None,
-    prefetch: int = PREFETCH,
+    prefetch: int = loader.PREFETCH,
     fields: Sequence[str] | None = None,
 ) -> Batches:
     """Read a stream's batches as dicts of ``jax.Array``. Call it once for all epochs.
@@ -119,7 +110,7 @@ def batches(
     ``sharding``, ``prefetch`` and ``fields``: as for ``BatchdLoader``. Raises ``TensorsInvalid``,
     ``PrefetchInvalid``, and ``StreamTaken`` if the stream already has such a reader.
     """
-    check_prefetch(prefetch)
+    loader.check_prefetch(prefetch)
     return Batches(stream, sharding, fields, prefetch)
 
 
@@ -155,14 +146,14 @@ class BatchdLoader(Batches):
         data_parallel: int | None = None,
         sharding: jax.sharding.Sharding | None = None,
         fields: Sequence[str] | None = None,
-        prefetch: int = PREFETCH,
+        prefetch: int = loader.PREFETCH,
         window: int | None = None,
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
-        check_prefetch(prefetch)
+        loader.check_prefetch(prefetch)
         share = _share(rank, world_size, data_parallel)
         daemon = connect(address, **connecting)
         with ExitStack() as on_failure:
@@ -173,13 +164,13 @@ class BatchdLoader(Batches):
         self._restart = restart
 
 
-def _share(rank: int | None, world_size: int | None, data_parallel: int | None) -> RankShare:
+def _share(rank: int | None, world_size: int | None, data_parallel: int | None) -> loader.RankShare:
     if rank is None and world_size is None:
-        share = RankShare(jax.process_index(), jax.process_count())
+        share = loader.RankShare(jax.process_index(), jax.process_count())
         return share if data_parallel is None else share.among(data_parallel)
     if data_parallel is not None:
         raise RankInvalid("give data_parallel, or rank and world_size: each says which share this process reads")
-    return find_share({}, rank, world_size)
+    return loader.find_share({}, rank, world_size)
 
 
 class JaxTarget:
@@ -291,7 +282,7 @@ def specs_for(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of a whole batch's arrays, in order. Raises ``TensorsInvalid``."""
     schema = stream.schema
-    names = checked_fields(schema, fields, as_dict=True)
+    names = loader.checked_fields(schema, fields, as_dict=True)
     is_whole = sharding is None or sharding.is_fully_addressable
     rows = stream.batch_size if is_whole else stream.batch_size * stream.world_size
     specs = {
@@ -316,7 +307,7 @@ def host_array(name: str, array: Array, *, own: bool) -> Array:
     dtype = dtype_in_jax(array.dtype)
     if dtype == array.dtype and not own:
         return array
-    copy = aligned(array.shape, dtype)
+    copy = loader.aligned(array.shape, dtype)
     np.copyto(copy, array, casting="unsafe")
     if dtype != array.dtype and dtype.kind in "iu" and (copy != array).any():
         raise TensorsInvalid(

@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchd_client.showing import (
-    GREY_DIMENSIONS,
-    Picture,
-    as_bytes,
-    as_rgb,
-    cell_text,
-    has_channels_first,
-    is_image,
-    label_text,
-    range_of,
-)
+from batchd_client import showing
 from batchd_client.stream import ENDLESS_STEPS, FieldSchema, Stream, position_text
 from batchd_wire.fields import length_texts
 from batchd_wire.status import DaemonStatus
@@ -57,19 +47,19 @@ _FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align
 def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
     """The first samples of ``batch`` as HTML: pictures with labels, and values of other fields."""
     samples = {name: _samples(batch, name) for name in batch}
-    pictured = [name for name in samples if is_image(batch.room(name).array.dtype, batch.room(name).shape)]
+    pictured = [name for name in samples if showing.is_image(batch.room(name).array.dtype, batch.room(name).shape)]
     pictured = pictured[:PICTURE_FIELDS_MAX]
     shown = [_drawn(name, batch, samples[name][: PICTURES_MAX // len(pictured)]) for name in pictured]
     figures = [
         f'<figure style="{_FIGURE}">{"".join(images)}'
-        f"<figcaption>{_cell(label_text(batch, classes, row))}</figcaption></figure>"
+        f"<figcaption>{_cell(showing.label_text(batch, classes, row))}</figcaption></figure>"
         for row, images in enumerate(zip(*(images for images, _note in shown), strict=True))
     ]
     kept = next((len(images) for images, _note in shown), 0)
     more = f"; the first {kept} are shown" if 0 < kept < batch.samples else ""
     title = f"{stream}: epoch {batch.epoch}, step {batch.step}, {counted(batch.samples, 'sample')}{more}"
     rows = [
-        [name, _type_text(batch, name), *(cell_text(value) for value in samples[name][:SAMPLES_MAX])]
+        [name, _type_text(batch, name), *(showing.cell_text(value) for value in samples[name][:SAMPLES_MAX])]
         for name in samples
         if name not in pictured
     ]
@@ -129,7 +119,7 @@ def daemon_html(title: str, status: DaemonStatus) -> str:
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def png(picture: Picture) -> bytes:
+def png(picture: showing.Picture) -> bytes:
     """The PNG file of ``picture``, uint8 ``[height, width, 3]`` in RGB order."""
     height, width = picture.shape[:2]
     rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each row begins with its filter: 0, none
@@ -140,7 +130,7 @@ def png(picture: Picture) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def shrunk(picture: Picture) -> Picture:
+def shrunk(picture: showing.Picture) -> showing.Picture:
     """Reduce uint8 ``[height, width, 3]`` to at most 96 x 96 pixels: means of square cells."""
     height, width = picture.shape[:2]
     cell = -(-max(height, width) // PICTURE_PIXELS)
@@ -155,9 +145,9 @@ def shrunk(picture: Picture) -> Picture:
 def _drawn(name: str, batch: "Batch", images: Sequence[Array]) -> tuple[list[str], str]:
     """The images of a field as HTML, and a line of text about the field."""
     shape = batch.room(name).shape
-    channels_first = has_channels_first(shape)
+    channels_first = showing.has_channels_first(shape)
     note = f"{name}: {_type_text(batch, name)}"
-    low, high = range_of(images)
+    low, high = showing.range_of(images)
     if images and (images[0].dtype != np.uint8 or (_is_grey(shape) and high <= MASK_MAX)):
         images = [image.astype(np.float32) for image in images]
         note += f", drawn from {low:.4g} (black) to {high:.4g} (white)"
@@ -166,13 +156,15 @@ def _drawn(name: str, batch: "Batch", images: Sequence[Array]) -> tuple[list[str
         if not image.size:
             drawn.append("(no pixels)")
             continue
-        data = b64encode(png(shrunk(as_rgb(as_bytes(image, low, high), channels_first=channels_first)))).decode()
+        data = b64encode(
+            png(shrunk(showing.as_rgb(showing.as_bytes(image, low, high), channels_first=channels_first)))
+        ).decode()
         drawn.append(f'<img alt="{_cell(name)}" src="data:image/png;base64,{data}">')
     return drawn, note
 
 
 def _is_grey(shape: Sequence[int]) -> bool:
-    return len(shape) == GREY_DIMENSIONS or 1 in {shape[0], shape[2]}
+    return len(shape) == showing.GREY_DIMENSIONS or 1 in {shape[0], shape[2]}
 
 
 def _samples(batch: "Batch", name: str) -> list[Array]:
