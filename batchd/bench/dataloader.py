@@ -27,8 +27,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from batchd.bench.cpu import cpu_times, tree_cpu_s
-from batchd.bench.measure import MEASURED_S_MIN, PATIENCE_S, TICK_S, WARM_UP_SHARE, figures_between
+from batchd.bench import measure
 from batchd.bench.trainer import touch
 from batchd.children import die_with_parent
 from batchd.config.directories import default_cache_dir
@@ -370,18 +369,20 @@ def run(config: Path, name: str, workers: int, seconds: float) -> Answer:
     counts = np.frombuffer(counters, np.int64)
     until_s = began_s + seconds
     while not counts.any() and taker.is_alive() and monotonic() < until_s:
-        taker.join(TICK_S)
-    taker.join(max(MEASURED_S_MIN / 2, WARM_UP_SHARE * (until_s - monotonic())))
+        taker.join(measure.TICK_S)
+    taker.join(max(measure.MEASURED_S_MIN / 2, measure.WARM_UP_SHARE * (until_s - monotonic())))
     before, measured_s = int(counts.sum()), monotonic()
-    own_s, all_s = tree_cpu_s(os.getpid()), cpu_times(os.getpid())
-    taker.join(max(MEASURED_S_MIN, until_s - monotonic()))
-    patient_s = monotonic() + PATIENCE_S
+    own_s, all_s = measure.tree_cpu_s(os.getpid()), measure.cpu_times(os.getpid())
+    taker.join(max(measure.MEASURED_S_MIN, until_s - monotonic()))
+    patient_s = monotonic() + measure.PATIENCE_S
     while counts.sum() == before and taker.is_alive() and monotonic() < patient_s:
-        taker.join(TICK_S)
+        taker.join(measure.TICK_S)
     if not taker.is_alive():
         raise SystemExit("its loop ended; the reason is above")
     made, taken_s = int(counts.sum()) - before, monotonic() - measured_s
-    found = figures_between(workers, taken_s, made, (own_s, tree_cpu_s(os.getpid())), (all_s, cpu_times(os.getpid())))
+    found = measure.figures_between(
+        workers, taken_s, made, (own_s, measure.tree_cpu_s(os.getpid())), (all_s, measure.cpu_times(os.getpid()))
+    )
     named = f"torch {torch.__version__}, {tools}"
     return Answer(found.samples, found.seconds, found.cpu_s, found.others_cpus, named)
 
