@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from batchd.cli.asking import client_errors, running_daemon, running_streams
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options
+from batchd.cli.options import address_option, config_options, path_option
 from batchd.cli.peek import PeekedBatch
 from batchd.cli.replay import ask_card
 from batchd.cli.text import aligned, escaped
@@ -48,26 +48,20 @@ _WAYS = {
 
 @click.command("blame")
 @click.argument("stream", shell_complete=running_streams)
-@click.option(
+@path_option(
     "--losses",
     "losses_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     help='Lines of JSON, each with "epoch", "step" and "loss", a number or one for each row. Default: what trainers '
     "reported to the running daemon.",
 )
 @click.option("--run", help="The run whose reports count, if the daemon has those of several.")
-@click.option(
-    "--card",
-    "card_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="With --losses: the card of the run, from `batchd card`, in place of --config.",
+@path_option(
+    "--card", "card_file", help="With --losses: the card of the run, from `batchd card`, in place of --config."
 )
 @config_options
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-o", "--output", metavar="PNG", type=click.Path(path_type=Path), help="Draw the worst rows.")
+@path_option("-o", "--output", metavar="PNG", help="Draw the worst rows.")
 @click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
 @click.pass_context
 def command(
@@ -218,7 +212,7 @@ def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[str]) -> None:
     """Draw the contact sheet of the worst rows. Raises ``BatchdError``."""
-    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  it loads OpenCV
+    from batchd.cli.contact_sheet import draw  # noqa: PLC0415  it loads OpenCV
 
     if not blame.worst:
         raise BatchdError(f"stream {blame.stream!r} has no bad rows to draw in {output}")
@@ -232,11 +226,5 @@ def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[st
         if first.varying is not None
     }
     first = blame.worst[0].position
-    batch = PeekedBatch(*first, blame.batches[first].classes, arrays, varying, bgr_fields)
-    images = image_fields(batch)
-    drawn = field or next(iter(images), "image")
-    if drawn not in images:
-        there = ", ".join(images) or "none in any field"
-        raise BatchdError(f"stream {blame.stream!r} has no images in a field {drawn!r}: it has {there}")
-    write_sheet(batch, output, drawn, is_bgr=drawn in bgr_fields)
+    draw(PeekedBatch(*first, blame.batches[first].classes, arrays, varying, bgr_fields), blame.stream, output, field)
     click.echo(f"{output}: drawn", err=True)

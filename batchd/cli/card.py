@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options
+from batchd.cli.options import address_option, config_options, path_option
 from batchd.cli.prepare import configured_streams
 from batchd.cli.replay import ask_card
 from batchd.config.load import load_config
@@ -20,24 +20,14 @@ from batchd.errors import BatchdError
 @config_options
 @click.option("--running", is_flag=True, help="Write the card of the running daemon's stream.")
 @address_option
-@click.option(
-    "--state",
-    "state_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The state of a trainer as JSON, to be saved with the card.",
-)
-@click.option(
+@path_option("--state", "state_file", help="The state of a trainer as JSON, to be saved with the card.")
+@path_option(
     "--join",
     "joined_files",
-    metavar="FILE",
     multiple=True,
-    type=click.Path(path_type=Path),
     help="The card of another host whose ranks read other rows of the run: add its digests. Repeatable.",
 )
-@click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write to FILE, not to standard output."
-)
+@path_option("-o", "--output", help="Write to FILE, not to standard output.")
 def command(
     *,
     stream: str,

@@ -34,6 +34,16 @@ def image_fields(batch: PeekedBatch) -> list[str]:
     return sorted(found, key=lambda name: name != "image")
 
 
+def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_bgr: bool = False) -> None:
+    """Draw ``field``, or else "image" or the first field with images. Raises ``BatchdError``."""
+    images = image_fields(batch)
+    drawn = field or next(iter(images), "image")
+    if drawn not in images:
+        there = ", ".join(images) or "none in any field"
+        raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}: it has {there}")
+    write_sheet(batch, path, drawn, is_bgr=is_bgr or drawn in batch.bgr_fields)
+
+
 def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr: bool = False) -> None:
     """Write up to 64 images with their labels as PNG. Raises ``BatchdError``."""
     encoded = cv2.imencode(".png", draw_sheet(batch, field, is_bgr=is_bgr))[1]

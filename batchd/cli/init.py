@@ -18,16 +18,8 @@ from typing import NamedTuple
 
 import click
 
-from batchd.cli.first_config import (
-    Facts,
-    comments_on,
-    config_text,
-    first_batch_size,
-    look_at,
-    stream_name,
-    stream_table,
-)
-from batchd.cli.options import DEFAULT_CONFIG_FILE
+from batchd.cli import first_config
+from batchd.cli.options import DEFAULT_CONFIG_FILE, path_option
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import parse_config
 from batchd.config.tree import Config
@@ -55,7 +47,7 @@ class Draft(NamedTuple):
     text: str
     config: Config
     finding: FoundSource
-    facts: Facts
+    facts: first_config.Facts
 
 
 @click.command("init")
@@ -73,7 +65,7 @@ class Draft(NamedTuple):
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the configuration, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object, for programs.")
-@click.option("--sheet", metavar="FILE", type=click.Path(path_type=Path), help="Save the batch as a PNG file instead.")
+@path_option("--sheet", help="Save the batch as a PNG file instead.")
 def command(  # noqa: PLR0917  one for each option
     path: Path, output: Path, allow_outside_root: bool, force: bool, dry_run: bool, as_json: bool, sheet: Path | None
 ) -> None:
@@ -116,12 +108,12 @@ def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
         if allow_outside_root and hasattr(source, "allow_outside_root"):
             source = replace(source, allow_outside_root=True)
         index = scan_source(source, progress("samples"), IndexCache(default_cache_dir()), storage)
-        facts = look_at(source, index, storage)
-        name, batch_size = stream_name(str(place)), first_batch_size(len(index))
-        comments = comments_on(finding, facts)
+        facts = first_config.look_at(source, index, storage)
+        name, batch_size = first_config.stream_name(str(place)), first_config.first_batch_size(len(index))
+        comments = first_config.comments_on(finding, facts)
         while True:
-            table = stream_table(source, facts, batch_size)
-            text = config_text(name, table, comments)
+            table = first_config.stream_table(source, facts, batch_size)
+            text = first_config.config_text(name, table, comments)
             try:
                 return Draft(name, table, text, _checked(text, output, storage), finding, facts)
             except MemoryTooSmall:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from batchd.cli.options import DEFAULT_CONFIG_FILE, Command
+from batchd.cli.options import DEFAULT_CONFIG_FILE, Command, path_option
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
@@ -32,18 +32,15 @@ ROLE_WIDTH = max(map(len, Role))
 
 def directory_options(command: Command) -> Command:
     """Add ``--keys-dir`` and ``--config``, passed as ``keys_dir`` and ``config_file``."""
-    config = click.option(
+    config = path_option(
         "-c",
         "--config",
         "config_file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
         help="The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
     )
-    keys_dir = click.option(
+    keys_dir = path_option(
         "--keys-dir",
         metavar="DIR",
-        type=click.Path(path_type=Path),
         help=f"The directory of the keys. Default: ${KEYS_DIR_VARIABLE}, the configuration's, then the user's own.",
     )
     return keys_dir(config(command))
@@ -70,13 +67,7 @@ def command() -> None:
     help="The key's holder: a trainer, which reads batches, or a worker host, which fills them.",
 )
 @click.option("--stream", "streams", metavar="NAME", multiple=True, help="Limit the key to this stream. Repeatable.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the connection file there, mode 0600.",
-)
+@path_option("-o", "--output", help="Write the connection file there, mode 0600.")
 @directory_options
 def _new(
     *,

@@ -4,6 +4,7 @@ Invariant: ``--config`` and ``--set`` mean the same in every command, and reach 
 ``config_file`` and ``overrides``.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -12,16 +13,46 @@ import click
 from click.shell_completion import CompletionItem
 
 from batchd.errors import BatchdError
+from batchd_wire.position import Position
 from batchd_wire.runtime import TcpAddress, parse_address
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
 DEFAULT_CONFIG_FILE = Path("batchd.toml")
+_POSITION = re.compile(r"\d{1,9}:\d{1,9}")
 
 
 def stream_unknown(name: str, names: Iterable[str]) -> BatchdError:
     """The error for a STREAM that is none of ``names``."""
     return BatchdError(f"there is no stream {name!r}; there are {', '.join(names)}")
+
+
+def path_option(
+    *names: str,
+    help: str,  # noqa: A002  click's word
+    metavar: str = "FILE",
+    required: bool = False,
+    multiple: bool = False,
+    envvar: str | None = None,
+) -> Callable[[Command], Command]:
+    """Make an option that is passed as ``Path | None``, with ``multiple`` as a tuple of paths."""
+    path = click.Path(path_type=Path)
+    return click.option(
+        *names, metavar=metavar, type=path, required=required, multiple=multiple, envvar=envvar, help=help
+    )
+
+
+def parse_position(value: str) -> Position:
+    """Parse EPOCH:STEP. Raises ``click.BadParameter``."""
+    if not _POSITION.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not a position: EPOCH:STEP, as in 3:117, both counted from 0")
+    epoch, step = value.split(":")
+    return Position(int(epoch), int(step))
+
+
+def position_callback(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
+    """Parse an optional EPOCH:STEP, for ``click``."""
+    return None if value is None else parse_position(value)
 
 
 def set_option(command: Command) -> Command:
@@ -53,11 +84,9 @@ def config_options(command: Command) -> Command:
 
 def card_option(command: Command) -> Command:
     """Add ``--card FILE``, passed as ``card_file: Path | None``."""
-    return click.option(
+    return path_option(
         "--card",
         "card_file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
         help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
     )(command)
 

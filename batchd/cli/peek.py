@@ -7,7 +7,6 @@ Invariant: the batch is a copy, so its slot is released at once.
 """
 
 import logging
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,8 @@ import numpy as np
 
 import batchd_client
 from batchd.cli.asking import client_errors, running_daemon, running_streams
-from batchd.cli.options import address_option
+from batchd.cli.options import address_option, position_callback
 from batchd.cli.text import aligned
-from batchd.errors import BatchdError
 from batchd_client.asking import ask_status
 from batchd_client.batch import Room
 from batchd_client.showing import cell_text
@@ -31,20 +29,11 @@ from batchd_wire.views import row_views
 from batchd_wire.wording import counted
 
 BATCH_TIMEOUT_S = 120.0
-POSITION = re.compile(r"\d{1,9}:\d{1,9}")
 ROWS_MAX = 8
 """Samples in the table of a batch."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Of documents in a packed row, in turn."""
-
-
-def _position(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, int]:
-    """Parse EPOCH:STEP, both from 0. Raises ``click.BadParameter``."""
-    if not POSITION.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is not a position: EPOCH:STEP, as in 0:250, both counted from 0")
-    epoch, step = value.split(":")
-    return int(epoch), int(step)
 
 
 @click.command("peek")
@@ -56,7 +45,7 @@ def _position(_context: click.Context, _parameter: click.Parameter, value: str) 
 @click.option(
     "--at",
     "position",
-    callback=_position,
+    callback=position_callback,
     default="0:0",
     show_default=True,
     metavar="EPOCH:STEP",
@@ -73,23 +62,17 @@ def command(  # noqa: PLR0917  one for each option
 
 def show(batch: "PeekedBatch", stream: str, output: Path, field: str | None = None, *, is_bgr: bool = False) -> None:
     """Draw a batch into a file, or print it if it has no images. Raises ``BatchdError``."""
-    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+    from batchd.cli.contact_sheet import draw, image_fields  # noqa: PLC0415  OpenCV takes longer to load than the rest together
 
     batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
-    images = image_fields(batch)
-    if field is not None and field not in images:
-        raise BatchdError(
-            f"stream {stream!r} has no images in a field {field!r}: it has {', '.join(images) or 'none in any field'}"
-        )
-    if not images:
+    if field is None and not image_fields(batch):
         click.echo(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
         click.echo("\n".join(batch_table(batch)))
         if is_packed(batch):
             click.echo("\n".join(drawn_rows(batch, shutil.get_terminal_size().columns)))
         return
-    drawn = field or images[0]
-    write_sheet(batch, output, drawn, is_bgr=is_bgr or drawn in batch.bgr_fields)
+    draw(batch, stream, output, field, is_bgr=is_bgr)
     click.echo(f"{output}: {where}")
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options
+from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options, path_option
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import load_config, read_config
 from batchd.config.tree import StreamConfig
@@ -44,9 +44,7 @@ def configured_streams(context: click.Context, _argument: click.Parameter, incom
 
 @click.command("prepare")
 @click.argument("stream", shell_complete=configured_streams)
-@click.option(
-    "--to", "folder", metavar="DIR", type=click.Path(path_type=Path), required=True, help="The folder of the shards."
-)
+@path_option("--to", "folder", metavar="DIR", required=True, help="The folder of the shards.")
 @config_options
 @click.option(
     "--shard-samples", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Samples in a shard."

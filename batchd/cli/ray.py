@@ -20,7 +20,7 @@ import structlog
 from batchd.cli.asking import running_daemon
 from batchd.cli.keys import directory_options, named_keys
 from batchd.cli.log_lines import LogFormat, set_up_logs
-from batchd.cli.options import Command, log_options, worker_address
+from batchd.cli.options import Command, log_options, path_option, worker_address
 from batchd.cli.text import aligned
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
@@ -106,11 +106,8 @@ def command() -> None:
     help="Address of the daemon, which reports how many workers it needs, such as ipc:///run/batchd. Default: "
     "$BATCHD_ADDRESS, then the usual places.",
 )
-@click.option(
-    "--key-on-nodes",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Path of a worker host's connection file on the nodes. Default: make a key for this pool.",
+@path_option(
+    "--key-on-nodes", help="Path of a worker host's connection file on the nodes. Default: make a key for this pool."
 )
 @directory_options
 @log_options

@@ -8,7 +8,7 @@ made. A file that was written later is named, and the command fails unless a che
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from time import monotonic
@@ -19,23 +19,14 @@ from click.core import ParameterSource
 
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, card_option, config_options
-from batchd.cli.peek import POSITION, PeekedBatch
+from batchd.cli.options import address_option, card_option, config_options, path_option, position_callback
+from batchd.cli.peek import PeekedBatch
 from batchd.cli.prepare import configured_streams
 from batchd.cli.tables import own_console
 from batchd.cli.text import escaped
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
-from batchd.history.batches import (
-    Draw,
-    Replayed,
-    ReplayedDocument,
-    ReplayedRow,
-    Replayer,
-    TrainerRank,
-    check_fingerprint,
-    crc_text,
-)
+from batchd.history import batches as history
 from batchd.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
 from batchd.history.journal import JournalReader, live_position
 from batchd.suggestions import suggestion
@@ -50,18 +41,6 @@ from batchd_wire.wording import counted
 
 PIPED_CHARACTERS = 80
 CHANGED_SHOWN_MAX = 10
-
-
-def parse_position(value: str) -> Position:
-    """Parse EPOCH:STEP. Raises ``click.BadParameter``."""
-    if not POSITION.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is not a position: EPOCH:STEP, as in 3:117, both counted from 0")
-    epoch, step = value.split(":")
-    return Position(int(epoch), int(step))
-
-
-def _position(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
-    return None if value is None else parse_position(value)
 
 
 def _checksums(_context: click.Context, _parameter: click.Parameter, value: str | None) -> set[int]:
@@ -79,14 +58,8 @@ def _checksums(_context: click.Context, _parameter: click.Parameter, value: str 
 
 @click.command("replay")
 @click.argument("stream", shell_complete=configured_streams)
-@click.argument("position", required=False, callback=_position, metavar="[EPOCH:STEP]")
-@click.option(
-    "--state",
-    "state_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The state of a trainer as JSON: its next batch. A card may have one, too.",
-)
+@click.argument("position", required=False, callback=position_callback, metavar="[EPOCH:STEP]")
+@path_option("--state", "state_file", help="The state of a trainer as JSON: its next batch. A card may have one, too.")
 @card_option
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The trainer's rank.")
 @click.option(
@@ -103,11 +76,9 @@ def _checksums(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.option("--running", is_flag=True, help="Use the configuration of the running daemon.")
 @address_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "-o", "--output", metavar="PNG", type=click.Path(path_type=Path), help="Draw the batch, as `batchd peek`."
-)
+@path_option("-o", "--output", metavar="PNG", help="Draw the batch, as `batchd peek`.")
 @click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@click.option("--npz", metavar="FILE", type=click.Path(path_type=Path), help="Write the fields for numpy.load.")
+@path_option("--npz", help="Write the fields for numpy.load.")
 @click.option(
     "--verify",
     "expected",
@@ -161,13 +132,13 @@ def command(
     if stream in config.streams and config.streams[stream].journal is not None:
         if output is not None or npz is not None:
             raise click.UsageError(f"stream {stream!r} is live: a journal has no samples to draw or to write")
-        at = live_position(begin, TrainerRank(rank, world_size), back)
+        at = live_position(begin, history.TrainerRank(rank, world_size), back)
         _show_journal(JournalReader(config, stream, state), at, expected, as_json=as_json)
         return
-    with Replayer(config, stream, since_s=since_s) as replayer:
-        check_fingerprint(replayer.card(), served, None, "the daemon serves")
-        check_fingerprint(replayer.card(), card or _card_in(state_file), state)
-        replayed = replayer.at(begin, TrainerRank(rank, world_size), back)
+    with history.Replayer(config, stream, since_s=since_s) as replayer:
+        history.check_fingerprint(replayer.card(), served, None, "the daemon serves")
+        history.check_fingerprint(replayer.card(), card or _card_in(state_file), state)
+        replayed = replayer.at(begin, history.TrainerRank(rank, world_size), back)
     for older in (card, served):
         _warn_of_versions(older, replayed)
     if as_json:
@@ -190,7 +161,7 @@ def _show_journal(journal: JournalReader, position: Position, expected: set[int]
         click.echo(json.dumps([batch.to_plain() for batch in batches], indent=2))
     for batch in [] if as_json else batches:
         epoch, step = batch.position
-        click.echo(f"epoch {epoch}, step {step}, delivered {batch.time_text}, CRC {crc_text(batch.crc32)}")
+        click.echo(f"epoch {epoch}, step {step}, delivered {batch.time_text}, CRC {history.crc_text(batch.crc32)}")
         click.echo(f"fingerprint {batch.fingerprint}")
         click.echo("".join(f"row {row}: {batch.row_text(row)}\n" for row in range(len(batch.pushed))))
     if expected and not expected & {batch.crc32 for batch in batches}:
@@ -236,7 +207,7 @@ def ask_card(stream: str, address: str | None) -> RunCard:
         return RunCard.of(status.card, {"batchd": status.daemon.version, "decoders": status.daemon.decoders})
 
 
-def _warn_of_versions(card: RunCard | None, replayed: Replayed) -> None:
+def _warn_of_versions(card: RunCard | None, replayed: history.Replayed) -> None:
     differ = version_differences(card.versions, replayed.versions) if card is not None else []
     if differ:
         click.echo(
@@ -248,13 +219,13 @@ def _warn_of_versions(card: RunCard | None, replayed: Replayed) -> None:
         click.echo(f"  {escaped(line)}", err=True)
 
 
-def _check(replayed: Replayed, expected: set[int]) -> None:
+def _check(replayed: history.Replayed, expected: set[int]) -> None:
     """Compare checksums. Raises ``BatchdError`` if they differ, or if files have changed."""
     if expected and replayed.crc32 not in expected:
-        wanted = " or ".join(sorted(map(crc_text, expected)))
-        raise BatchdError(f"the batch has the CRC {crc_text(replayed.crc32)}, not {wanted}: its bytes differ")
+        wanted = " or ".join(sorted(map(history.crc_text, expected)))
+        raise BatchdError(f"the batch has the CRC {history.crc_text(replayed.crc32)}, not {wanted}: its bytes differ")
     if expected:
-        click.echo(f"the CRC {crc_text(replayed.crc32)} matches: the batch has the same bytes", err=True)
+        click.echo(f"the CRC {history.crc_text(replayed.crc32)} matches: the batch has the same bytes", err=True)
         return
     if replayed.changed:
         names = "".join(f"\n  {name}" for name in replayed.changed[:CHANGED_SHOWN_MAX])
@@ -265,11 +236,13 @@ def _check(replayed: Replayed, expected: set[int]) -> None:
         )
 
 
-def shown(replayed: Replayed, width: int) -> list[str]:
+def shown(replayed: history.Replayed, width: int) -> list[str]:
     """The facts of a batch as text of ``width`` columns."""
     epoch, step = replayed.position
     rows = counted(len(replayed.rows), "row")
-    lines = _wrapped(f"{replayed.stream}, epoch {epoch}, step {step}: {rows}, CRC {crc_text(replayed.crc32)}", width)
+    lines = _wrapped(
+        f"{replayed.stream}, epoch {epoch}, step {step}: {rows}, CRC {history.crc_text(replayed.crc32)}", width
+    )
     lines += _wrapped(f"fingerprint {replayed.fingerprint}", width)
     for row in replayed.rows:
         lines += ["", *_wrapped(_head(row), width)]
@@ -283,16 +256,16 @@ def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     return wrap(text, width, initial_indent=blank, subsequent_indent=blank + "  ", break_on_hyphens=False)
 
 
-def _head(row: ReplayedRow) -> str:
+def _head(row: history.ReplayedRow) -> str:
     parts = [
         f"row {row.row}: " + (counted(len(row.documents), "document") if row.sample < 0 else f"sample {row.sample}")
     ]
     if row.label is not None:
         parts.append(f"label {row.label}" + (f" ({escaped(row.class_name)})" if row.class_name else ""))
-    return ", ".join([*parts, f"CRC {crc_text(row.crc32)}"])
+    return ", ".join([*parts, f"CRC {history.crc_text(row.crc32)}"])
 
 
-def _document(one: ReplayedDocument) -> str:
+def _document(one: history.ReplayedDocument) -> str:
     """Where a document is in its row, and what it is."""
     if one.reason:
         return f"bad: sample {one.sample}, {one.name}: {one.reason}"
@@ -301,7 +274,7 @@ def _document(one: ReplayedDocument) -> str:
     return "; ".join([place, *map(drawn_text, one.draws)])
 
 
-def _others(row: ReplayedRow) -> list[str]:
+def _others(row: history.ReplayedRow) -> list[str]:
     """What happened to the sample of the plan, and to its file."""
     others = [f"bad: sample {one.sample}, {one.name}: {one.reason}" for one in row.tried]
     if row.sample != row.planned:
@@ -311,7 +284,7 @@ def _others(row: ReplayedRow) -> list[str]:
     return [*others, *(["its file was written after the run"] if row.is_changed else [])]
 
 
-def drawn_text(draw: Draw) -> str:
+def drawn_text(draw: history.Draw) -> str:
     """The results of a random step as text."""
     field = f" of {draw.field}" if draw.field not in ("", "image") else ""
     return f"{draw.op}{field}: {', '.join(_result(name, value) for name, value in draw.drew.items())}"
@@ -335,7 +308,7 @@ def _result(name: str, value: object) -> str:
             return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 
 
-def write_npz(replayed: Replayed, file: Path) -> None:
+def write_npz(replayed: history.Replayed, file: Path) -> None:
     """Write the fields; of a ragged one NAME.values and NAME.row_splits. Raises ``BatchdError``."""
     arrays: dict[str, np.ndarray] = {}
     for name, room in replayed.rooms.items():
@@ -351,18 +324,13 @@ def write_npz(replayed: Replayed, file: Path) -> None:
         raise BatchdError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _draw(replayed: Replayed, output: Path, field: str | None) -> None:
+def _draw(replayed: history.Replayed, output: Path, field: str | None) -> None:
     """Draw the contact sheet of `batchd peek`. Raises ``BatchdError``."""
-    from batchd.cli.contact_sheet import image_fields, write_sheet  # noqa: PLC0415  it loads OpenCV
+    from batchd.cli.contact_sheet import draw  # noqa: PLC0415  it loads OpenCV
 
     rooms = replayed.rooms
     varying = {name: Room(*room) for name, room in rooms.items() if room.varying is not None}
     arrays = {name: room.array for name, room in rooms.items()}
     batch = PeekedBatch(*replayed.position, replayed.classes, arrays, varying, replayed.bgr_fields)
-    images: Sequence[str] = image_fields(batch)
-    drawn = field or next(iter(images), "image")
-    if drawn not in images:
-        there = ", ".join(images) or "none in any field"
-        raise BatchdError(f"stream {replayed.stream!r} has no images in a field {drawn!r}: it has {there}")
-    write_sheet(batch, output, drawn, is_bgr=drawn in replayed.bgr_fields)
+    draw(batch, replayed.stream, output, field)
     click.echo(f"{output}: drawn", err=True)

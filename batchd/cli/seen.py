@@ -18,9 +18,16 @@ from click.core import ParameterSource
 
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, card_option, config_options
+from batchd.cli.options import (
+    address_option,
+    card_option,
+    config_options,
+    parse_position,
+    path_option,
+    position_callback,
+)
 from batchd.cli.prepare import configured_streams
-from batchd.cli.replay import ask_card, drawn_text, parse_position
+from batchd.cli.replay import ask_card, drawn_text
 from batchd.cli.text import escaped
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
@@ -49,24 +56,18 @@ def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     return legs
 
 
-def _until(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Position | None:
-    return None if value is None else parse_position(value)
-
-
 @click.command("seen")
 @click.argument("stream", shell_complete=configured_streams)
 @click.argument("file", required=False)
 @click.option("--label", help="The samples of a class, by its name or number, instead of FILE.")
 @click.option("--index", type=click.IntRange(0), metavar="N", help="The sample with this number, instead of FILE.")
-@click.option(
-    "--state",
-    "state_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The state of a trainer as JSON: batches before it count. A card may have one, too.",
+@path_option(
+    "--state", "state_file", help="The state of a trainer as JSON: batches before it count. A card may have one, too."
 )
 @click.option("--epochs", type=click.IntRange(1), metavar="N", help="Count the first N epochs, instead of a state.")
-@click.option("--until", callback=_until, metavar="EPOCH:STEP", help="Count the batches before this one, instead.")
+@click.option(
+    "--until", callback=position_callback, metavar="EPOCH:STEP", help="Count the batches before this one, instead."
+)
 @click.option(
     "--world-size",
     "legs",
@@ -76,13 +77,7 @@ def _until(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="The number of ranks that shared the stream; N@EPOCH:STEP from where it was another one. Repeatable. [default: 1]",
 )
 @click.option("--rows", "makes_rows", is_flag=True, help="Make each row again, and print what random steps drew.")
-@click.option(
-    "--bad",
-    "bad_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The bad samples, from `batchd bad --json`. With --running, the daemon's.",
-)
+@path_option("--bad", "bad_file", help="The bad samples, from `batchd bad --json`. With --running, the daemon's.")
 @card_option
 @config_options
 @click.option("--running", is_flag=True, help="Use the configuration and the bad samples of the running daemon.")

@@ -17,7 +17,7 @@ import click
 
 from batchd.children import fill_standard_streams
 from batchd.cli.daemon import imports_for_a_daemon
-from batchd.cli.options import log_options, worker_address
+from batchd.cli.options import log_options, path_option, worker_address
 from batchd.compiled import outdated_extension
 from batchd.config.addresses import is_loopback
 from batchd.config.cpus import available_cpus
@@ -49,11 +49,9 @@ class _Size(click.ParamType[int]):
 
 @click.command("worker")
 @click.argument("address")
-@click.option(
+@path_option(
     "--key",
     "key_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
     envvar=KEY_VARIABLE,
     help=f"Connection file of a key with the role worker, written by `batchd keys new`. Default: ${KEY_VARIABLE}. "
     "Not needed on loopback.",
@@ -80,17 +78,15 @@ class _Size(click.ParamType[int]):
     default=0,
     help="Memory for caches of samples on this host, such as 8GiB, for streams that have a cache on the daemon's.",
 )
-@click.option(
+@path_option(
     "--cache-dir",
     metavar="DIR",
-    type=click.Path(path_type=Path),
     help="Folder on a local disk for caches of samples, instead of memory; they outlive this program. Needs --cache-size.",
 )
 @click.option("--cache-size", type=_Size(), metavar="SIZE", default=0, help="Maximum size of each file in --cache-dir.")
-@click.option(
+@path_option(
     "--index-dir",
     metavar="DIR",
-    type=click.Path(path_type=Path),
     help="Folder that keeps the indexes of sources for the next start. Default: in the user's cache directory.",
 )
 @click.option(
