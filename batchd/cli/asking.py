@@ -11,16 +11,9 @@ from click.shell_completion import CompletionItem
 
 from batchd.cli.options import completions
 from batchd.errors import BatchdError, DaemonUnreachable
+from batchd_client import errors
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status, asking
 from batchd_client.connection import first_line
-from batchd_client.errors import (
-    AddressInvalid,
-    BatchdClientError,
-    ConnectTimeout,
-    DaemonNotFound,
-    PermissionDenied,
-    ReconnectTimeout,
-)
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_wire.runtime import ADDRESS_VARIABLE
@@ -40,14 +33,14 @@ def running_daemon(address: str | None, timeout_s: float = ANSWER_TIMEOUT_S) -> 
     try:
         with asking(address, timeout_s) as session, client_errors():
             yield session
-    except DaemonNotFound as error:
+    except errors.DaemonNotFound as error:
         remedy = f"start one with `batchd serve`, or name its address with --address or {ADDRESS_VARIABLE}"
         raise DaemonUnreachable(f"{first_line(error)}: {remedy}") from None
-    except ConnectTimeout as error:
+    except errors.ConnectTimeout as error:
         raise DaemonUnreachable(f"{first_line(error)}; {STUCK}") from None
-    except (PermissionDenied, AddressInvalid) as error:
+    except (errors.PermissionDenied, errors.AddressInvalid) as error:
         raise DaemonUnreachable(str(error).removeprefix("connect(): ")) from None
-    except BatchdClientError as error:
+    except errors.BatchdClientError as error:
         raise BatchdError(str(error)) from None
 
 
@@ -58,11 +51,11 @@ def client_errors() -> Iterator[None]:
         yield
     except SessionLost as lost:
         raise DaemonUnreachable(f"the daemon ended before it answered: {lost}") from None
-    except ConnectTimeout as error:
+    except errors.ConnectTimeout as error:
         raise DaemonUnreachable(f"{first_line(error)}; {STUCK}") from None
-    except ReconnectTimeout as error:
+    except errors.ReconnectTimeout as error:
         raise DaemonUnreachable(first_line(error)) from None
-    except BatchdClientError as error:
+    except errors.BatchdClientError as error:
         raise BatchdError(first_line(error).removeprefix("the daemon says: ")) from None
 
 

@@ -21,23 +21,11 @@ from batchd.diagnosis.pool import HOSTS_MAX, pool_view, summary
 from batchd.diagnosis.readings import work_since_start
 from batchd.samples.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
+from batchd_wire import status as wire
 from batchd_wire.messages import AskStatus, Status
-from batchd_wire.status import (
-    CacheStatistics,
-    DaemonStatus,
-    LinkStatistics,
-    LiveStatistics,
-    LogLine,
-    PoolStatistics,
-    StreamStatistics,
-    SubscriptionStatistics,
-    TrainerStatistics,
-    WorkerStatistics,
-    read_status,
-)
 from batchd_wire.wording import counted
 
-_GONE = TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
+_GONE = wire.TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
 """The end of a trainer's line that has only batches."""
 DAY_S = 24 * 3600
 SLOW_MAX = 5
@@ -55,7 +43,7 @@ def command(stream: str | None, address: str | None, as_json: bool) -> None:
     """
     with running_daemon(address) as session:
         plain = session.request(AskStatus, Status, monotonic() + ANSWER_TIMEOUT_S).status
-    status = read_status(plain)
+    status = wire.read_status(plain)
     found = None if stream is None else status.stream(stream)
     if stream is not None and found is None:
         raise stream_unknown(stream, (one.name for one in status.streams))
@@ -72,7 +60,7 @@ def _tables(plain: object) -> Sequence[dict[str, object]]:
     return plain
 
 
-def whole(status: DaemonStatus, width: int) -> Iterator[RenderableType]:
+def whole(status: wire.DaemonStatus, width: int) -> Iterator[RenderableType]:
     """The daemon, and all that it has, for a terminal of ``width`` columns."""
     yield _headline(status)
     if last := status.daemon.reload:
@@ -91,7 +79,7 @@ def whole(status: DaemonStatus, width: int) -> Iterator[RenderableType]:
     yield from _warnings(status, width)
 
 
-def detail(status: DaemonStatus, stream: StreamStatistics, width: int) -> Iterator[RenderableType]:
+def detail(status: wire.DaemonStatus, stream: wire.StreamStatistics, width: int) -> Iterator[RenderableType]:
     """One stream, for a terminal of ``width`` columns: what it is, and what became of it."""
     work, described = work_since_start(stream), stream.description
     parts = ", ".join(f"{escaped(part)} {ms:.2f}" for part, ms in parts_of_sample(work))
@@ -127,7 +115,7 @@ def detail(status: DaemonStatus, stream: StreamStatistics, width: int) -> Iterat
         yield "no trainer reads it"
 
 
-def _headline(status: DaemonStatus) -> str:
+def _headline(status: wire.DaemonStatus) -> str:
     daemon = status.daemon
     host = f" on {escaped(daemon.host)}" if daemon.host else ""
     deaths = f", {counted(daemon.worker_deaths, 'worker death')}" if daemon.worker_deaths else ""
@@ -145,8 +133,8 @@ def _headline(status: DaemonStatus) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _streams(status: DaemonStatus, width: int) -> Table:
-    columns: list[TableColumn[StreamStatistics]] = [
+def _streams(status: wire.DaemonStatus, width: int) -> Table:
+    columns: list[TableColumn[wire.StreamStatistics]] = [
         TableColumn("stream", 0, lambda one: name(one.name, width), is_text=True),
         TableColumn("samples", 50, lambda one: "live" if one.live else f"{one.samples:,}"),
         TableColumn("batches", 60, lambda one: f"{'' if one.live else f'{one.steps:,} '}x {one.batch_size}"),
@@ -164,12 +152,12 @@ def _streams(status: DaemonStatus, width: int) -> Table:
 
 
 class _Claim(NamedTuple):
-    trainer: TrainerStatistics
+    trainer: wire.TrainerStatistics
     stream: str
-    claim: SubscriptionStatistics
+    claim: wire.SubscriptionStatistics
 
 
-def _trainers(status: DaemonStatus, width: int) -> Table:
+def _trainers(status: wire.DaemonStatus, width: int) -> Table:
     trainers = {trainer.session: trainer for trainer in status.trainers}
     rows = [
         _Claim(trainers.get(one.session, _GONE), stream.name, one)
@@ -192,15 +180,15 @@ def _trainers(status: DaemonStatus, width: int) -> Table:
     return table(columns, rows, width)
 
 
-def _position(claim: SubscriptionStatistics) -> str:
+def _position(claim: wire.SubscriptionStatistics) -> str:
     return "at its end" if claim.epoch is None else f"{claim.epoch}:{claim.step:,}"
 
 
-def _megabytes(trainer: TrainerStatistics) -> str:
+def _megabytes(trainer: wire.TrainerStatistics) -> str:
     return "-" if trainer.sent_bytes_per_s is None else f"{trainer.sent_bytes_per_s / 1e6:.1f}"
 
 
-def _origin(trainer: TrainerStatistics) -> str:
+def _origin(trainer: wire.TrainerStatistics) -> str:
     """Where a trainer runs, which decides how it gets batches, and the name of its key."""
     if trainer.transport != "tcp":
         return trainer.transport
@@ -208,8 +196,8 @@ def _origin(trainer: TrainerStatistics) -> str:
     return f"tcp {trainer.host}{several}" + (f" ({trainer.key})" if trainer.key else "")
 
 
-def _workers(status: DaemonStatus, width: int) -> Table:
-    columns: list[TableColumn[WorkerStatistics]] = [
+def _workers(status: wire.DaemonStatus, width: int) -> Table:
+    columns: list[TableColumn[wire.WorkerStatistics]] = [
         TableColumn("worker", 0, lambda one: str(one.number), is_text=True),
         TableColumn("pid", 30, lambda one: str(one.pid or "-")),
         TableColumn("state", 0, lambda one: one.state),
@@ -221,11 +209,11 @@ def _workers(status: DaemonStatus, width: int) -> Table:
     return table(columns, status.workers, width)
 
 
-def _pool(pool: PoolStatistics, width: int) -> Iterator[RenderableType]:
+def _pool(pool: wire.PoolStatistics, width: int) -> Iterator[RenderableType]:
     """The worker hosts, what is wanted of them, and what is wrong."""
     view = pool_view(pool, None)
     yield f"worker hosts come to {pool.address}: {summary(view)}"
-    columns: list[TableColumn[LinkStatistics]] = [
+    columns: list[TableColumn[wire.LinkStatistics]] = [
         TableColumn("worker host", 0, lambda one: name(one.name, width), is_text=True),
         TableColumn("from", 90, lambda one: escaped(one.host)),
         TableColumn("key", 110, lambda one: one.key or "-"),
@@ -250,7 +238,7 @@ def _pool(pool: PoolStatistics, width: int) -> Iterator[RenderableType]:
 # --- lines below the tables -----------------------------------------------------------------------
 
 
-def _remarks(stream: StreamStatistics) -> Iterator[tuple[str, str]]:
+def _remarks(stream: wire.StreamStatistics) -> Iterator[tuple[str, str]]:
     """What is to be said of a stream, after its name, and the style."""
     if stream.live:
         yield f": {_mailbox(stream.live)}", ""
@@ -263,7 +251,7 @@ def _remarks(stream: StreamStatistics) -> Iterator[tuple[str, str]]:
         yield f" has stopped: {stream.stopped}", "bold red"
 
 
-def _mailbox(live: LiveStatistics) -> str:
+def _mailbox(live: wire.LiveStatistics) -> str:
     """Counts of the producers, and the fill of the mailbox."""
     waiting = f" ({live.waiting_producers} waiting)" if live.waiting_producers else ""
     found = [
@@ -281,7 +269,7 @@ def _mailbox(live: LiveStatistics) -> str:
 _HELD = {"points": "access points", "pixels": "pixels or access points"}
 
 
-def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
+def _cache(stream: wire.StreamStatistics, cache: wire.CacheStatistics) -> str:
     """Share of the source in the cache, and of reads that it served."""
     work = stream.work
     asked = work.cache_hits + work.cache_misses
@@ -296,7 +284,7 @@ def _cache(stream: StreamStatistics, cache: CacheStatistics) -> str:
     )
 
 
-def _warnings(status: DaemonStatus, width: int) -> Iterator[RenderableType]:
+def _warnings(status: wire.DaemonStatus, width: int) -> Iterator[RenderableType]:
     if status.warnings:
         yield Text("\nlast warnings (batchd logs has more lines):")
     for line in status.warnings:
@@ -306,7 +294,7 @@ def _warnings(status: DaemonStatus, width: int) -> Iterator[RenderableType]:
 LEVEL_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red", "debug": "dim"}
 
 
-def log_line(line: LogLine, width: int) -> Text:
+def log_line(line: wire.LogLine, width: int) -> Text:
     """A line of the daemon's log, broken for a terminal of ``width`` columns: time, level, text."""
     when = datetime.fromtimestamp(line.time_s, UTC).astimezone()
     shown = when.strftime("%H:%M:%S" if abs(time() - line.time_s) < DAY_S else "%Y-%m-%d %H:%M:%S")

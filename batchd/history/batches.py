@@ -29,15 +29,7 @@ from batchd.daemon.memory.rings import RingSize, slot_layout
 from batchd.daemon.stream_plan import look_at_stream
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, SourceInvalid
-from batchd.history.cards import (
-    RunCard,
-    TrainerState,
-    one_changed_part,
-    part_differences,
-    read_card,
-    state_of,
-    versions_here,
-)
+from batchd.history import cards
 from batchd.history.workers import MadeRow, RowWorkers
 from batchd.orders.worker import DocumentMade
 from batchd.pipeline.kinds import step_from_plain
@@ -227,9 +219,9 @@ def open_alone(config: Config, name: str) -> ServedStream:
     return open_stream(0, name, whole, ring, storage, cache, lambda _found: None)
 
 
-def card_of(opened: ServedStream, decoders: str) -> RunCard:
+def card_of(opened: ServedStream, decoders: str) -> cards.RunCard:
     """The card of an open stream."""
-    return RunCard.of(opened.card, versions_here(decoders))
+    return cards.RunCard.of(opened.card, cards.versions_here(decoders))
 
 
 class Replayer:
@@ -288,7 +280,7 @@ class Replayer:
         """The fingerprint of the stream, as it is now."""
         return self._opened.spec.fingerprint
 
-    def card(self) -> RunCard:
+    def card(self) -> cards.RunCard:
         """The card of the stream; the versions of decoders are there once a batch was made."""
         return card_of(self._opened, self._workers.decoders)
 
@@ -322,7 +314,7 @@ class Replayer:
             {name: _as_trainers_have_it(room) for name, room in rooms.items()},
             rows_crc32(self._page, covered, rows),
             self.fingerprint,
-            versions_here(self._workers.decoders),
+            cards.versions_here(self._workers.decoders),
             tuple(self._opened.classes),
             tuple(dict.fromkeys([*self._changed_containers(), *_changed_names(told)])),
             self._opened.spec.bgr_fields,
@@ -485,8 +477,8 @@ def replay(  # noqa: PLR0913  most have defaults
 class RunPosition(NamedTuple):
     """A position that a caller named: ``state`` is that of a trainer if it was one."""
 
-    card: RunCard | None
-    state: TrainerState | None
+    card: cards.RunCard | None
+    state: cards.TrainerState | None
     config: Config
     position: Position
 
@@ -503,8 +495,8 @@ def read_run_position(
     if not isinstance(config, (str, os.PathLike)):
         raise BatchdError(f"config is of type {type(config).__name__}; give the path of a configuration, or of a card")
     file = Path(config)
-    card = read_card(file) if file.suffix == ".json" else None
-    state = state_of(position, "position") if isinstance(position, Mapping) else None
+    card = cards.read_card(file) if file.suffix == ".json" else None
+    state = cards.state_of(position, "position") if isinstance(position, Mapping) else None
     whole = load_config(file, overrides or {}) if card is None else card.config()
     return RunPosition(card, state, whole, state.position if state is not None else _pair(position))
 
@@ -520,14 +512,17 @@ def _pair(position: object) -> Position:
     return Position(epoch, step)
 
 
-def check_state_stream(state: TrainerState, stream: str) -> None:
+def check_state_stream(state: cards.TrainerState, stream: str) -> None:
     """Raise ``BatchdError`` if the state is of another stream."""
     if state.stream != stream:
         raise BatchdError(f"the state is of stream {state.stream!r}, not {stream!r}; name that stream")
 
 
 def check_fingerprint(
-    now: RunCard, card: RunCard | None, state: TrainerState | None, than: str = "when the card was written"
+    now: cards.RunCard,
+    card: cards.RunCard | None,
+    state: cards.TrainerState | None,
+    than: str = "when the card was written",
 ) -> None:
     """Raise ``SourceInvalid`` if a card or a state is of other batches than the stream ``now``.
 
@@ -536,11 +531,11 @@ def check_fingerprint(
     if state is not None:
         check_state_stream(state, now.stream)
     if card is not None and card.fingerprint != now.fingerprint:
-        lines = "".join(f"\n  {line}" for line in part_differences(card.parts, now.parts))
+        lines = "".join(f"\n  {line}" for line in cards.part_differences(card.parts, now.parts))
         differ = f":{lines}" if lines else f" (fingerprint {card.fingerprint[:16]}, now {now.fingerprint[:16]})"
         raise SourceInvalid(f"stream {now.stream!r} makes other batches than {than}{differ}")
     if state is not None and state.fingerprint != now.fingerprint:
-        found = one_changed_part(state.fingerprint, now.parts)
+        found = cards.one_changed_part(state.fingerprint, now.parts)
         what = f":\n  {found}" if found else "; a card of that run says what differs, and has its configuration"
         raise SourceInvalid(
             f"the state is of a stream {now.stream!r} with other files or other settings (fingerprint "

@@ -25,26 +25,7 @@ from typing import NamedTuple, Self
 
 from batchd.children import Grandchild, Linked, describe, start_linked
 from batchd.errors import BatchdError
-from batchd.orders.worker import (
-    MANY_ROWS,
-    NOTE,
-    NOTE_BYTES,
-    TO_DAEMON_FROM_FORKSERVER,
-    TO_REPLAY_FROM_WORKER,
-    Chunk,
-    ChunksFilled,
-    DocumentMade,
-    FillChunks,
-    Fork,
-    Forked,
-    NotForked,
-    Quarantine,
-    Ready,
-    Reap,
-    RowMade,
-    ServeStream,
-    UseSlot,
-)
+from batchd.orders import worker as orders
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.position import Position
 
@@ -60,8 +41,8 @@ SLOT = 0
 class MadeRow(NamedTuple):
     """How a row was made; of a packed row, also its documents, in order."""
 
-    row: RowMade
-    documents: list[DocumentMade]
+    row: orders.RowMade
+    documents: list[orders.DocumentMade]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,18 +54,18 @@ class _Worker:
     rows: range = range(0)
     told: list[MadeRow] = field(default_factory=list)
     """Rows of the present order."""
-    documents: list[DocumentMade] = field(default_factory=list)
+    documents: list[orders.DocumentMade] = field(default_factory=list)
     """Documents of the row that the worker reports next."""
     note_since: tuple[bytes, float] = (b"", 0.0)
 
     def in_hand(self) -> tuple[int, int] | None:
         """The row and the sample that it works on; None between samples."""
-        _order, row_after, sample = NOTE.unpack_from(self.note)
+        _order, row_after, sample = orders.NOTE.unpack_from(self.note)
         return (row_after - 1, sample) if row_after else None
 
     def busy_for_s(self, now: float) -> float:
         """Seconds since it began its present sample."""
-        noted = bytes(self.note[: NOTE.size])
+        noted = bytes(self.note[: orders.NOTE.size])
         if noted != self.note_since[0]:
             self.note_since = noted, now
         return now - self.note_since[1] if self.in_hand() is not None else 0.0
@@ -126,12 +107,12 @@ class RowWorkers:
         worker.process.has_ended(None)
         status = worker.process.status()
         with suppress(ChannelClosed):
-            send_message(self._forks.channel, Reap(worker.process.pid))
+            send_message(self._forks.channel, orders.Reap(worker.process.pid))
         worker.process.close()
         worker.note.close()
         return status
 
-    def serve(self, message: ServeStream, index_descriptor: int, slot_descriptor: int, slot_bytes: int) -> None:
+    def serve(self, message: orders.ServeStream, index_descriptor: int, slot_descriptor: int, slot_bytes: int) -> None:
         """Name the stream and the slot; the descriptors stay the caller's."""
         self._message = message
         self._descriptors = index_descriptor, slot_descriptor
@@ -174,31 +155,31 @@ class RowWorkers:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
             until_done.callback(os.close, note)
-            os.posix_fallocate(note, 0, NOTE_BYTES)
-            memory = mmap.mmap(note, NOTE_BYTES)
+            os.posix_fallocate(note, 0, orders.NOTE_BYTES)
+            memory = mmap.mmap(note, orders.NOTE_BYTES)
             where_it_fails.callback(memory.close)
             try:
-                send_message(self._forks.channel, Fork(next(self._numbers)), [theirs.fileno(), note])
-                answer, descriptors = receive_message(self._forks.channel, TO_DAEMON_FROM_FORKSERVER)
+                send_message(self._forks.channel, orders.Fork(next(self._numbers)), [theirs.fileno(), note])
+                answer, descriptors = receive_message(self._forks.channel, orders.TO_DAEMON_FROM_FORKSERVER)
             except ChannelClosed:
                 raise BatchdError("the process that starts workers has ended; its output is above") from None
-            if isinstance(answer, NotForked):
+            if isinstance(answer, orders.NotForked):
                 raise BatchdError(f"no worker can be started: {answer.reason}")
-            assert isinstance(answer, Forked)
+            assert isinstance(answer, orders.Forked)
             worker = _Worker(Grandchild(answer.pid, descriptors[0]), ours, memory)
             with suppress(ChannelClosed):  # its death is seen where it is read
                 send_message(ours, self._message, [self._descriptors[0]])
-                send_message(ours, UseSlot(SLOT, self._slot_bytes), [self._descriptors[1]])
+                send_message(ours, orders.UseSlot(SLOT, self._slot_bytes), [self._descriptors[1]])
                 if self._quarantined:
-                    send_message(ours, Quarantine(self._message.stream, self._quarantined))
+                    send_message(ours, orders.Quarantine(self._message.stream, self._quarantined))
             where_it_fails.pop_all()
         return worker
 
     def _order(self, worker: _Worker, position: Position, rows: range) -> None:
         worker.order, worker.rows, worker.told, worker.documents = next(self._orders), rows, [], []
-        chunk = Chunk(worker.order, SLOT, *position, [(rows.start, len(rows))], [])
+        chunk = orders.Chunk(worker.order, SLOT, *position, [(rows.start, len(rows))], [])
         with suppress(ChannelClosed):  # its death is seen where it is read
-            send_message(worker.channel, FillChunks(self._message.stream, [chunk], is_packed=False))
+            send_message(worker.channel, orders.FillChunks(self._message.stream, [chunk], is_packed=False))
 
     def _ready(self) -> list[_Worker]:
         poll = select.poll()
@@ -209,17 +190,17 @@ class RowWorkers:
 
     def _receive(self, worker: _Worker) -> list[MadeRow]:
         """Read a message; the rows of an order that is done. Raises ``ChannelClosed``."""
-        message, _descriptors = receive_message(worker.channel, TO_REPLAY_FROM_WORKER)
-        if isinstance(message, Ready):
+        message, _descriptors = receive_message(worker.channel, orders.TO_REPLAY_FROM_WORKER)
+        if isinstance(message, orders.Ready):
             self.decoders = message.decoders
-        elif isinstance(message, DocumentMade):
+        elif isinstance(message, orders.DocumentMade):
             worker.documents.append(message)
-        elif isinstance(message, RowMade):
+        elif isinstance(message, orders.RowMade):
             worker.told.append(MadeRow(message, worker.documents))
             worker.documents = []
-        elif isinstance(message, ChunksFilled) and message.hopeless:
+        elif isinstance(message, orders.ChunksFilled) and message.hopeless:
             raise BatchdError(f"stream {self._message.name!r} stopped at this batch: {message.hopeless}")
-        elif isinstance(message, ChunksFilled) and worker.order in message.orders:
+        elif isinstance(message, orders.ChunksFilled) and worker.order in message.orders:
             worker.order = None
             return worker.told
         return []
@@ -238,7 +219,7 @@ class RowWorkers:
                 raise BatchdError(f"the workers end before they make a sample ({how}); their output is above")
             return [rows]
         row, sample = blamed
-        if row >= MANY_ROWS:
+        if row >= orders.MANY_ROWS:
             if len(rows) > 1:
                 return [range(one, one + 1) for one in rows]
             sample = samples[rows.start]
@@ -247,5 +228,5 @@ class RowWorkers:
             self._quarantined.append(sample)
             for other in self._workers:
                 with suppress(ChannelClosed):
-                    send_message(other.channel, Quarantine(self._message.stream, [sample]))
+                    send_message(other.channel, orders.Quarantine(self._message.stream, [sample]))
         return [rows]

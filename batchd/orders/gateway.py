@@ -29,17 +29,9 @@ A remote worker is named by its link and its number there. An order ends by exac
 of one round of the gateway's.
 """
 
+from batchd.orders import worker as orders
 from batchd.orders.log import ChildLogged
 from batchd.orders.together import Together
-from batchd.orders.worker import (
-    ForgetSlots,
-    ForgetStream,
-    Quarantine,
-    ServeStream,
-    UseSlot,
-    UseStorage,
-    Work,
-)
 from batchd_wire.codec import Message, Vocabulary, message
 
 
@@ -166,7 +158,7 @@ class RemoteFilled(Message):
     link: int
     worker: int
     order: int
-    work: Work
+    work: orders.Work
     bad: list[tuple[int, str, str]]
     hopeless: str
 
@@ -258,12 +250,12 @@ class LinkTraffic(Message):
 
 TO_GATEWAY = Vocabulary(
     PoolRules,
-    ServeStream,
-    ForgetStream,
-    Quarantine,
-    UseStorage,
-    UseSlot,
-    ForgetSlots,
+    orders.ServeStream,
+    orders.ForgetStream,
+    orders.Quarantine,
+    orders.UseStorage,
+    orders.UseSlot,
+    orders.ForgetSlots,
     RemoteFill,
     RemoteProve,
     RemoteWithdraw,

@@ -12,18 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchd.errors import KeyPath
-from batchd.pipeline.effects import (
-    IMAGE_DIMENSIONS,
-    INDEX,
-    RESERVED,
-    VALID,
-    Columns,
-    NoSuchField,
-    StepInvalid,
-    effect,
-    first_step_on,
-    sizes_column,
-)
+from batchd.pipeline import effects
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import Pack
 from batchd.pipeline.step_files import check_files
@@ -44,9 +33,9 @@ def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_er
     made = columns_after(columns, steps).values()
     fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
     pack = pack_of(steps)
-    fields.append(Field(INDEX, "int64", () if pack is None else (pack.documents_max,)))
+    fields.append(Field(effects.INDEX, "int64", () if pack is None else (pack.documents_max,)))
     if on_error == "mask":
-        fields.append(Field(VALID, "bool", ()))
+        fields.append(Field(effects.VALID, "bool", ()))
     return tuple(fields)
 
 
@@ -55,9 +44,9 @@ def pack_of(steps: Sequence[StepOptions]) -> Pack | None:
     return next((step for step in steps if isinstance(step, Pack)), None)
 
 
-def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> Columns:
+def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> effects.Columns:
     """The columns that the steps make of those of a source. Raises ``StepInvalid``."""
-    made: Columns = {column.name: column for column in columns}
+    made: effects.Columns = {column.name: column for column in columns}
     for step in steps:
         made = _after(step, made)
     return made
@@ -68,7 +57,7 @@ def reserved_names(columns: Sequence[Column]) -> list[str]:
     return [
         f"the source has a field {column.name!r}, which is what every batch calls something else; give it another name"
         for column in columns
-        if column.name in RESERVED
+        if column.name in effects.RESERVED
     ]
 
 
@@ -88,7 +77,7 @@ class StepCheck:
 
     def __init__(self, columns: Sequence[Column] | None) -> None:
         self._problems: list[StepProblem] = []
-        self._columns: Columns = {column.name: column for column in columns or ()}
+        self._columns: effects.Columns = {column.name: column for column in columns or ()}
         self._is_unknown = columns is None
         """Whether the columns of a sample are unknown by now."""
         self._wrong: set[str] = set()
@@ -109,10 +98,10 @@ class StepCheck:
             if isinstance(step, Pack):
                 _check_lengths(step, self._random)
             self._columns = _after(step, before)
-        except StepInvalid as problem:
+        except effects.StepInvalid as problem:
             self._report(place, problem, step)
             self._mark_wrong(step.touches)
-            if isinstance(problem, NoSuchField):
+            if isinstance(problem, effects.NoSuchField):
                 self._mark_wrong(self._likely_fields(step, problem))
         if step.is_random:
             self._random.append(step)
@@ -121,7 +110,7 @@ class StepCheck:
     def skip_step(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
         """Check only the field of the next step, whose options have errors already."""
         if field is not None and not self._is_wrong(frozenset({field})) and field not in self._columns:
-            self._report(place, NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
+            self._report(place, effects.NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
         self._mark_wrong(touches)
         for name in (touches or frozenset()) - self._columns.keys():
             meant = nearest(name, self._columns)
@@ -141,9 +130,9 @@ class StepCheck:
             if not column.is_fixed and column.name not in self._wrong
         ]
 
-    def _report(self, place: int, problem: StepInvalid, step: StepOptions | None = None) -> None:
+    def _report(self, place: int, problem: effects.StepInvalid, step: StepOptions | None = None) -> None:
         text = str(problem)
-        if isinstance(problem, NoSuchField):
+        if isinstance(problem, effects.NoSuchField):
             taken = [
                 f"{self._removed_by[name]} took {name!r} away" for name in problem.names if name in self._removed_by
             ]
@@ -154,14 +143,14 @@ class StepCheck:
                 text = f"{problem.reason}; write field = {' or field = '.join(map(json.dumps, others))}"
         self._problems.append(StepProblem(text, (place, *problem.key)))
 
-    def _alternatives(self, step: StepOptions, problem: NoSuchField) -> list[str]:
+    def _alternatives(self, step: StepOptions, problem: effects.NoSuchField) -> list[str]:
         """Return the few fields that accept a step whose ``field`` is not similar to any."""
         if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
             return []
         others = [name for name in self._columns if self._accepts(step, name)]
         return others if len(others) <= OTHERS_MAX else []
 
-    def _likely_fields(self, step: StepOptions, problem: NoSuchField) -> frozenset[str]:
+    def _likely_fields(self, step: StepOptions, problem: effects.NoSuchField) -> frozenset[str]:
         """Return the fields that unknown names may mean: do not report later steps on these."""
         near = {nearest(name, self._columns) for name in problem.names}
         if None not in near:
@@ -191,35 +180,37 @@ def _check_lengths(pack: Pack, random: Sequence[StepOptions]) -> None:
     """Raise ``StepInvalid`` if a sample may have another length in each epoch."""
     for step in random:
         if step.touches is None or pack.field in step.touches:
-            raise StepInvalid(
+            raise effects.StepInvalid(
                 f'"pack" needs samples of the same length in all epochs, and "{step.op}" draws random numbers for {pack.field!r}'
             )
 
 
-def _after(step: StepOptions, columns: Columns) -> Columns:
+def _after(step: StepOptions, columns: effects.Columns) -> effects.Columns:
     """The columns after a step. Raises ``StepInvalid``, also after a step that must be the last."""
     for column in columns.values():
         if column.made_by == "pack":
-            raise StepInvalid(f'"{step.op}" cannot come after "pack", which must be the last step; put it before')
+            raise effects.StepInvalid(
+                f'"{step.op}" cannot come after "pack", which must be the last step; put it before'
+            )
         if column.varying is None:
             continue
-        done = {column.name, sizes_column(column).name}
+        done = {column.name, effects.sizes_column(column).name}
         if step.touches is None or step.touches & done:
-            raise StepInvalid(
+            raise effects.StepInvalid(
                 f'"{step.op}" cannot come after "{column.made_by}", which must be the last step on {column.name!r}; put it before'
             )
-    return effect(step, columns)
+    return effects.effect(step, columns)
 
 
 def _not_fixed(column: Column) -> str:
     if column.kind == "encoded":
-        return f"{column.name!r} is the bytes of an image file; {first_step_on(column)}"
+        return f"{column.name!r} is the bytes of an image file; {effects.first_step_on(column)}"
     if column.kind == "text":
         return (
             f"{column.name!r} is text, which a batch cannot hold; add "
             '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
         )
-    is_image = len(column.shape) == IMAGE_DIMENSIONS
+    is_image = len(column.shape) == effects.IMAGE_DIMENSIONS
     largest = [length or (LARGEST_SIDE if is_image else LARGEST_LENGTH) for length in column.shape]
     options = f"field = {json.dumps(column.name)}, max_shape = {largest}"
     differ = f'{{ op = "pad_batch", {options} }} (filled up) or {{ op = "ragged", {options} }} (a list of arrays)'

@@ -29,17 +29,7 @@ from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.values import Value
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.webdataset.options import (
-    ARRAY_ENDING,
-    IMAGE,
-    IMAGE_ENDINGS,
-    JSON_ENDING,
-    LABEL_ENDING,
-    TEXT_ENDING,
-    Member,
-    is_label,
-    usual_member,
-)
+from batchd.sources.webdataset import options as webdataset
 
 try:
     import simplejpeg
@@ -83,15 +73,15 @@ class MemberEncoder:
                 ending, content = self._image(column, value)
                 yield ending if name == self._main_image else f"{name}.{ending}", content
             elif column.kind == "text":
-                yield f"{name}.{TEXT_ENDING}", str(value).encode()
+                yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
             elif column.shape:
-                yield f"{name}.{ARRAY_ENDING}", _npy(np.asarray(value, column.dtype))
-            elif is_label(column):
-                yield LABEL_ENDING, str(int(np.asarray(value))).encode()
+                yield f"{name}.{webdataset.ARRAY_ENDING}", _npy(np.asarray(value, column.dtype))
+            elif webdataset.is_label(column):
+                yield webdataset.LABEL_ENDING, str(int(np.asarray(value))).encode()
             else:
                 numbers[name] = np.asarray(value, column.dtype).item()
         if numbers:
-            yield JSON_ENDING, json.dumps(numbers).encode()
+            yield webdataset.JSON_ENDING, json.dumps(numbers).encode()
 
     def image(self, values: Mapping[str, Value]) -> tuple[str, bytes]:
         """Ending and content of the main image. Raises ``SampleUndecodable`` for unfit pixels."""
@@ -140,16 +130,17 @@ class MemberEncoder:
 def main_image(columns: Mapping[str, Column]) -> str:
     """The image of a ``webdataset`` sample that is called "image", else the first, else ""."""
     images = [name for name, column in columns.items() if is_image(column)]
-    return IMAGE if IMAGE in images else next(iter(images), "")
+    return webdataset.IMAGE if webdataset.IMAGE in images else next(iter(images), "")
 
 
-def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, Member]]:
+def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, webdataset.Member]]:
     """Type and member from which a ``webdataset`` source reads each column again."""
     main = main_image(columns)
     found = {}
     for name, column in columns.items():
         read = Column(name, "encoded") if is_image(column) else column
-        found[name] = read, Member(IMAGE_ENDINGS) if name == main else usual_member(read)
+        is_main = name == main
+        found[name] = read, webdataset.Member(webdataset.IMAGE_ENDINGS) if is_main else webdataset.usual_member(read)
     return found
 
 
@@ -170,7 +161,9 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
     """The table of a ``webdataset`` source that reads the pattern ``shards`` below ``root``."""
     members = stored(columns)
     fields = {name: column.text for name, (column, _member) in members.items()}
-    names = {name: member.text for name, (column, member) in members.items() if member != usual_member(column)}
+    names = {
+        name: member.text for name, (column, member) in members.items() if member != webdataset.usual_member(column)
+    }
     table: dict[str, object] = {"type": "webdataset", "root": str(root), "shards": [shards]}
     if list(fields.items()) != list(_PAIR.items()):
         table["fields"] = fields

@@ -29,14 +29,7 @@ from batchd.children import Child, describe, start_linked
 from batchd.config.tree import StreamConfig
 from batchd.daemon.stream_plan import code_problems, plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
-from batchd.orders.prepare import (
-    TO_PREPARE_FROM_WRITER,
-    PrepareStream,
-    SampleLeftOut,
-    ShardNotWritten,
-    ShardWritten,
-    WriteShard,
-)
+from batchd.orders import prepare as messages
 from batchd.orders.worker import NOTE, NOTE_BYTES
 from batchd.pipeline.effects import StepInvalid
 from batchd.pipeline.sample_fields import columns_after
@@ -131,7 +124,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     plan = plan_stream(work.name, alone, columns, work.python_path)
     index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
     recipe = plan.recipe()
-    told = PrepareStream(
+    told = messages.PrepareStream(
         recipe,
         work.storage.limits.to_wire(),
         str(output.folder.absolute()),
@@ -183,10 +176,10 @@ def _check_source(work: PrepareJob, output: Output) -> None:
         )
 
 
-def _orders(name: str, samples: int, output: Output) -> list[WriteShard]:
+def _orders(name: str, samples: int, output: Output) -> list[messages.WriteShard]:
     ending = LIST_ENDING if output.as_files else "tar"
     return [
-        WriteShard(f"{name}-{number:06}.{ending}", first, min(output.shard_samples, samples - first), [])
+        messages.WriteShard(f"{name}-{number:06}.{ending}", first, min(output.shard_samples, samples - first), [])
         for number, first in enumerate(range(0, samples, output.shard_samples))
     ]
 
@@ -198,13 +191,13 @@ class Writer:
     child: Child
     channel: socket.socket
     note: mmap.mmap
-    order: WriteShard | None = None
-    left_out: list[SampleLeftOut] = field(default_factory=list)
+    order: messages.WriteShard | None = None
+    left_out: list[messages.SampleLeftOut] = field(default_factory=list)
     note_since: tuple[tuple[int, int, int], float] = ((0, 0, 0), 0.0)
     """The last value of the note, and when it changed, by the monotonic clock in seconds."""
 
     @classmethod
-    def start(cls, told: PrepareStream, index_descriptor: int) -> Self:
+    def start(cls, told: messages.PrepareStream, index_descriptor: int) -> Self:
         """Start a process and send it the recipe. Raises ``OSError``."""
         with ExitStack() as until_done, ExitStack() as where_it_fails:
             note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
@@ -219,7 +212,7 @@ class Writer:
             where_it_fails.pop_all()
         return cls(child, channel, memory)
 
-    def write(self, order: WriteShard) -> None:
+    def write(self, order: messages.WriteShard) -> None:
         """Order a shard. If the writer has ended, its pidfd reports that."""
         self.order, self.left_out = order, []
         self.note_since = (self.note_values, monotonic())
@@ -251,10 +244,10 @@ class Writer:
     def receive(self) -> Message | None:
         """Its next message; None at the end of the channel. Keeps what is ``left_out``."""
         try:
-            message, _ = receive_message(self.channel, TO_PREPARE_FROM_WRITER)
+            message, _ = receive_message(self.channel, messages.TO_PREPARE_FROM_WRITER)
         except ChannelClosed:
             return None
-        if isinstance(message, SampleLeftOut):
+        if isinstance(message, messages.SampleLeftOut):
             self.left_out.append(message)
         return message
 
@@ -279,11 +272,11 @@ class Writer:
 class _Run:
     work: PrepareJob
     folder: ShardFolder
-    orders: list[WriteShard]
-    told: PrepareStream
+    orders: list[messages.WriteShard]
+    told: messages.PrepareStream
     index_descriptor: int
     progress: Progress
-    waiting: deque[WriteShard] = field(init=False)
+    waiting: deque[messages.WriteShard] = field(init=False)
     done: int = field(init=False)
     deaths: Counter[int] = field(default_factory=Counter)
     deaths_without: int = 0
@@ -331,18 +324,18 @@ class _Run:
             order = self.waiting.popleft()
             last = order.first + order.count
             skipped = [n for n, deaths in self.deaths.items() if deaths >= DEATHS_MAX and order.first <= n < last]
-            writer.write(WriteShard(order.name, order.first, order.count, skipped))
+            writer.write(messages.WriteShard(order.name, order.first, order.count, skipped))
 
     def _receive(self, writer: Writer) -> Message | None:
         message = writer.receive()
-        if isinstance(message, ShardWritten):
+        if isinstance(message, messages.ShardWritten):
             assert writer.order is not None, "it was ordered"
             name = writer.order.name
             left_out = [LeftOut(name, one.sample, one.path, one.reason) for one in writer.left_out]
             self.folder.finish(name, message.shard_bytes, left_out)
             self.done += writer.order.count
             self._next(writer)
-        elif isinstance(message, ShardNotWritten):
+        elif isinstance(message, messages.ShardNotWritten):
             raise BatchdError(f"{message.reason}; the same command goes on from here")
         elif message is not None:
             self._check_bad(writer)

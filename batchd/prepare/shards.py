@@ -22,14 +22,7 @@ from typing import BinaryIO
 
 from batchd import failpoints
 from batchd.functions.load import FunctionUnusable
-from batchd.orders.prepare import (
-    TO_WRITER_FROM_PREPARE,
-    PrepareStream,
-    SampleLeftOut,
-    ShardNotWritten,
-    ShardWritten,
-    WriteShard,
-)
+from batchd.orders import prepare as messages
 from batchd.orders.worker import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRecipe
 from batchd.pipeline.effects import StepInvalid
 from batchd.prepare.folder import FILES
@@ -69,18 +62,18 @@ class ShardWriter:
     def run(self) -> None:
         """Write shards until the channel ends."""
         try:
-            told, (index_descriptor,) = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
-            assert isinstance(told, PrepareStream), "the first message says what to prepare"
+            told, (index_descriptor,) = receive_message(self._channel, messages.TO_WRITER_FROM_PREPARE)
+            assert isinstance(told, messages.PrepareStream), "the first message says what to prepare"
             problem = self._open(told, SourceIndex.from_descriptor(index_descriptor))
             while True:
-                order, _ = receive_message(self._channel, TO_WRITER_FROM_PREPARE)
-                assert isinstance(order, WriteShard), "the others are orders"
-                send_message(self._channel, ShardNotWritten(problem) if problem else self._carry_out(order))
+                order, _ = receive_message(self._channel, messages.TO_WRITER_FROM_PREPARE)
+                assert isinstance(order, messages.WriteShard), "the others are orders"
+                send_message(self._channel, messages.ShardNotWritten(problem) if problem else self._carry_out(order))
                 failpoints.passing("prepare.shard.written")
         except ChannelClosed:
             return
 
-    def _open(self, told: PrepareStream, index: SourceIndex) -> str:
+    def _open(self, told: messages.PrepareStream, index: SourceIndex) -> str:
         """Prepare for orders. Returns the reason if none can be carried out, else ""."""
         storage = Storage(StorageLimits.from_wire(told.storage))
         recipe = SampleRecipe(*told.recipe)
@@ -99,7 +92,7 @@ class ShardWriter:
         self._files = FilesIndex(index) if told.as_files else None
         return ""
 
-    def _carry_out(self, order: WriteShard) -> ShardWritten | ShardNotWritten:
+    def _carry_out(self, order: messages.WriteShard) -> messages.ShardWritten | messages.ShardNotWritten:
         unfinished = self._folder / f"{order.name}.unfinished"
         try:
             samples = self._write(order, unfinished)
@@ -108,11 +101,11 @@ class ShardWriter:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             reason = error.strerror if isinstance(error, OSError) else shortened(str(error), HOPELESS_BYTES_MAX)
-            return ShardNotWritten(f"{self._folder / order.name}: {reason}")
+            return messages.ShardNotWritten(f"{self._folder / order.name}: {reason}")
         self._note.clear()
-        return ShardWritten(samples, size)
+        return messages.ShardWritten(samples, size)
 
-    def _write(self, order: WriteShard, file: Path) -> int:
+    def _write(self, order: messages.WriteShard, file: Path) -> int:
         """Write all good samples; returns their number."""
         written, end = 0, order.first + order.count
         self._note.begin(order.first)
@@ -130,7 +123,7 @@ class ShardWriter:
                         written += 1
                     except BAD as error:
                         name, reason = self._maker.shown_name(sample), shortened(str(error), REASON_BYTES_MAX)
-                        send_message(self._channel, SampleLeftOut(sample, name, reason))
+                        send_message(self._channel, messages.SampleLeftOut(sample, name, reason))
             raw.flush()
             os.fsync(raw.fileno())
         return written

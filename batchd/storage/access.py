@@ -23,25 +23,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from batchd.errors import SourceInvalid
+from batchd.storage import values
 from batchd.storage.ahead import RequestBudget, Requested
 from batchd.storage.index import readable
 from batchd.storage.location import Url, is_url
 from batchd.storage.paths import absent, check_bound, open_regular, status_of, unreachable, unreadable
 from batchd.storage.remote_stream import ObjectStream
-from batchd.storage.values import (
-    CHECK_LIMITS,
-    USUAL_LIMITS,
-    Listing,
-    ObjectUnreadable,
-    StorageLimits,
-    Version,
-    Wanted,
-    Witness,
-    listing_witness,
-    object_witness,
-    version_of,
-    witness,
-)
 from batchd.suggestions import pip_command
 
 if TYPE_CHECKING:
@@ -63,7 +50,7 @@ class Storage:
     ``limits`` may be replaced at any time; requests that begin later keep to the new ones.
     """
 
-    def __init__(self, limits: StorageLimits = USUAL_LIMITS) -> None:
+    def __init__(self, limits: values.StorageLimits = values.USUAL_LIMITS) -> None:
         self.limits = limits
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
@@ -182,7 +169,7 @@ class LocalFiles:
         try:
             with open(file, "rb", opener=open_regular) as stream:
                 status = os.fstat(stream.fileno())
-                survey.reads(file, witness(path, status), version_of(status))
+                survey.reads(file, values.witness(path, status), values.version_of(status))
                 yield stream
         except OSError as error:
             raise unreadable(path, error) from None
@@ -216,9 +203,9 @@ class LocalFiles:
             raise unreadable(folder, error) from None
         return FoundNames(sorted(folders), sorted(files))
 
-    def first_changed(self, witnesses: Sequence[Witness]) -> str:
+    def first_changed(self, witnesses: Sequence[values.Witness]) -> str:
         """The first path that has changed; "" if none has. Raises ``OSError``."""
-        changed = (one.path for one in witnesses if witness(os.fsencode(one.path), os.stat(one.path)) != one)  # noqa: PTH116
+        changed = (one.path for one in witnesses if values.witness(os.fsencode(one.path), os.stat(one.path)) != one)  # noqa: PTH116
         return next(changed, "")
 
 
@@ -243,7 +230,7 @@ class RemoteFiles:
 
     def file_problems(self, file: Path, _what: str) -> list[str]:
         """See ``LocalFiles``; a quick check."""
-        return _problems(file, lambda: self._storage.client.head(str(file), CHECK_LIMITS.deadline_s))
+        return _problems(file, lambda: self._storage.client.head(str(file), values.CHECK_LIMITS.deadline_s))
 
     def folder_problems(self, folder: Path, *, is_listed: bool = False) -> list[str]:
         """See ``LocalFiles``; a quick check."""
@@ -251,7 +238,7 @@ class RemoteFiles:
         def look() -> None:
             if is_listed:
                 _refuse_listing(Url(folder))
-            if Url(folder).can_list and not self._storage.client.holds_any(str(folder), CHECK_LIMITS.deadline_s):
+            if Url(folder).can_list and not self._storage.client.holds_any(str(folder), values.CHECK_LIMITS.deadline_s):
                 raise SourceInvalid(f"there is nothing in {folder}")
 
         return _problems(folder, look)
@@ -265,10 +252,12 @@ class RemoteFiles:
         client, name = self._storage.client, str(file)
         try:
             version = client.head(name)
-        except ObjectUnreadable as reason:
+        except values.ObjectUnreadable as reason:
             raise _unreadable(name, reason) from None
-        raw = ObjectStream(name, version.size, lambda start, size: client.read(Wanted(name, start, size, version)))
-        survey.reads(file, object_witness(name, version), version)
+        raw = ObjectStream(
+            name, version.size, lambda start, size: client.read(values.Wanted(name, start, size, version))
+        )
+        survey.reads(file, values.object_witness(name, version), version)
         with BufferedReader(raw, BUFFER_BYTES) as stream:
             yield stream
 
@@ -281,7 +270,7 @@ class RemoteFiles:
         _refuse_listing(Url(url))
         try:
             found = self._storage.client.list_folder(url)
-        except ObjectUnreadable as reason:
+        except values.ObjectUnreadable as reason:
             raise _unreadable(url, reason) from None
         survey.add(_listed(url, found))
         folders, files = (
@@ -290,34 +279,34 @@ class RemoteFiles:
         )
         return FoundNames(sorted(folders), sorted(filter(wanted.is_wanted, files)))
 
-    def first_changed(self, witnesses: Sequence[Witness]) -> str:
+    def first_changed(self, witnesses: Sequence[values.Witness]) -> str:
         """See ``LocalFiles``."""
         objects = [one for one in witnesses if not one.is_listing]
         versions = self._storage.client.heads([one.path for one in objects]) if witnesses else []
         for one, version in zip(objects, versions, strict=True):
-            if isinstance(version, ObjectUnreadable) or object_witness(one.path, version) != one:
+            if isinstance(version, values.ObjectUnreadable) or values.object_witness(one.path, version) != one:
                 return one.path
         return next((one.path for one in witnesses if one.is_listing and not self._is_same_listing(one)), "")
 
     def look_at_each(self, urls: Sequence[str], survey: Survey) -> None:
         """Check that objects exist. Raises ``SourceInvalid`` for the first that does not."""
         for url, version in zip(urls, self._storage.client.heads(urls), strict=True):
-            if isinstance(version, ObjectUnreadable):
+            if isinstance(version, values.ObjectUnreadable):
                 raise _unreadable(url, version)
-            survey.add(object_witness(url, version))
+            survey.add(values.object_witness(url, version))
 
-    def _is_same_listing(self, one: Witness) -> bool:
+    def _is_same_listing(self, one: values.Witness) -> bool:
         url = one.path.removesuffix("/")
         try:
             return _listed(url, self._storage.client.list_folder(url)) == one
-        except ObjectUnreadable:
+        except values.ObjectUnreadable:
             return False
 
 
 def _problems(path: Path, look: Callable[[], object]) -> list[str]:
     try:
         look()
-    except ObjectUnreadable as reason:
+    except values.ObjectUnreadable as reason:
         return [str(_unreadable(str(path), reason))]
     except SourceInvalid as problem:
         return [str(problem)]
@@ -332,13 +321,13 @@ def _refuse_listing(url: Url) -> None:
         )
 
 
-def _unreadable(url: str, reason: ObjectUnreadable) -> SourceInvalid:
+def _unreadable(url: str, reason: values.ObjectUnreadable) -> SourceInvalid:
     return SourceInvalid(f"{readable(os.fsencode(url))} cannot be read: {reason}")
 
 
-def _listed(url: str, found: Listing) -> Witness:
-    files: list[tuple[str, Version]] = sorted(found.files, key=lambda file: file[0])
+def _listed(url: str, found: values.Listing) -> values.Witness:
+    files: list[tuple[str, values.Version]] = sorted(found.files, key=lambda file: file[0])
     digest = sha256()
     for one in [*sorted(found.folders), None, *files]:
         digest.update(repr(one).encode("utf-8", "backslashreplace") + b"\0")
-    return listing_witness(url, digest.hexdigest())
+    return values.listing_witness(url, digest.hexdigest())

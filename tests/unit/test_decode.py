@@ -15,7 +15,7 @@ from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import Decode, Resize
 from batchd.pipeline.image.probe import exif_orientation, probe_image
 from batchd.samples.kept_files import KeptFiles
-from batchd.sources.cache.reader import pack, unpack
+from batchd.sources.cache.record import pack, unpack
 from support.images import (
     animation,
     cmyk_jpeg,

@@ -28,6 +28,7 @@ from batchd_wire.keys import (
     connection_file_text,
     is_key_text,
     read_connection_key,
+    read_key_table,
 )
 from support.forked import Forked
 
@@ -430,13 +431,13 @@ def test_an_unknown_name_is_not_revoked_and_the_known_ones_are_told(keys: KeyDir
 def test_a_file_is_read_once_while_it_stays_the_same(keys: KeyDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many handshakes do not read all files again, but a file that changed just now is read."""
     reads: list[Path] = []
-    real = sys.modules["batchd.daemon.tcp.keys"].read_key_table
+    real = read_key_table
 
     def counting(descriptor: int, path: Path, refused_mode: int) -> object:
         reads.append(path)
         return real(descriptor, path, refused_mode)
 
-    monkeypatch.setattr("batchd.daemon.tcp.keys.read_key_table", counting)
+    monkeypatch.setattr("batchd_wire.keys.read_key_table", counting)
     key = keys.new("a")
     reads.clear()
     file = keys.path / "trainers/a.key"

@@ -50,23 +50,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import STREAM_NAME_PATTERN
 from batchd.daemon.limits import OncePerMinute
 from batchd.errors import BatchdError, KeyPath, KeysInvalid, Problem, ProblemKind
-from batchd_wire.keys import (
-    ANY_ACCESS,
-    GROUP_READS,
-    KEY_NAME,
-    KEY_NAME_RULE,
-    OPEN_FLAGS,
-    ROLE,
-    WRITE_ACCESS,
-    ConnectionKey,
-    Role,
-    check_names,
-    key_name,
-    key_role,
-    key_text,
-    read_key_table,
-    role_line,
-)
+from batchd_wire import keys as wire
 
 DIRECTORY_MODE = 0o700
 PARENTS_MODE = 0o755
@@ -77,7 +61,7 @@ SETTLED_NS = 2_000_000_000
 """Age of a file whose next change shows in its times, however coarse the file system's clock is."""
 VARIABLE = "CREDENTIALS_DIRECTORY"
 RESTART = "systemctl restart batchd"
-ADDRESS_KEYS = {Role.TRAINER: "tcp", Role.WORKER: "worker_address"}
+ADDRESS_KEYS = {wire.Role.TRAINER: "tcp", wire.Role.WORKER: "worker_address"}
 """The key of [daemon] with the address that admits the role."""
 _LOCK_FILE = ".lock"
 _TEMPORARY_FILE = ".new"
@@ -92,7 +76,7 @@ class AcceptedKey:
     """The public key of a trainer or worker host, and the streams that it opens; None is all."""
 
     name: str
-    role: Role
+    role: wire.Role
     public: str
     streams: frozenset[str] | None
 
@@ -103,7 +87,7 @@ class RoleKeys:
     Each query looks at the files; an unchanged file is not read again.
     """
 
-    def __init__(self, directory: "KeyDirectory", role: Role) -> None:
+    def __init__(self, directory: "KeyDirectory", role: wire.Role) -> None:
         self.directory = directory
         self.role = role
         self._folder, _slash, self._prefix = directory.places.format(role).rpartition("/")
@@ -128,7 +112,7 @@ class RoleKeys:
     def holds(self, name: str, public: str) -> bool:
         """True if this is still the key of that name. Raises nothing; False if unreadable."""
         file = f"{name}{FILE_ENDING}"
-        if not KEY_NAME.fullmatch(name):
+        if not wire.KEY_NAME.fullmatch(name):
             return False
         try:
             with self._opened() as folder:
@@ -205,7 +189,7 @@ class RoleKeys:
             return before[1]
         with _opened(folder, path.name) as descriptor:
             now_ns, about = time_ns(), os.fstat(descriptor)
-            table = read_key_table(descriptor, path, WRITE_ACCESS)
+            table = wire.read_key_table(descriptor, path, wire.WRITE_ACCESS)
         key = _accepted_key(table, path, file, self.role)
         if now_ns - max(about.st_ctime_ns, about.st_mtime_ns) > SETTLED_NS:
             self._read_before[file] = (_stamp(about), key)
@@ -242,19 +226,19 @@ class KeyDirectory:
     places = "{}s/"
     """The folder of a role's files, or the prefix of their names."""
     _daemon_file = DAEMON_FILE
-    _refused_mode = ANY_ACCESS
+    _refused_mode = wire.ANY_ACCESS
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trainers = RoleKeys(self, Role.TRAINER)
-        self.workers = RoleKeys(self, Role.WORKER)
+        self.trainers = RoleKeys(self, wire.Role.TRAINER)
+        self.workers = RoleKeys(self, wire.Role.WORKER)
         self.roles = (self.trainers, self.workers)
 
-    def of(self, role: Role) -> RoleKeys:
+    def of(self, role: wire.Role) -> RoleKeys:
         """The keys of a role."""
-        return self.workers if role is Role.WORKER else self.trainers
+        return self.workers if role is wire.Role.WORKER else self.trainers
 
-    def advice(self, role: Role) -> str:
+    def advice(self, role: wire.Role) -> str:
         """The command that makes a missing key."""
         return f"`{role.command} --keys-dir {shlex.quote(str(self.path))}` makes one"
 
@@ -268,14 +252,16 @@ class KeyDirectory:
         with self._changing() as folder:
             return self._daemon_key(folder) or self._make_daemon_key(folder)
 
-    def new(self, name: str, streams: frozenset[str] | None = None, role: Role = Role.TRAINER) -> ConnectionKey:
+    def new(
+        self, name: str, streams: frozenset[str] | None = None, role: wire.Role = wire.Role.TRAINER
+    ) -> wire.ConnectionKey:
         """Make the key of one peer. Its secret is only in the returned value.
 
         Raises ``KeysInvalid`` for a wrong name or one that is taken, else ``BatchdError``.
         """
         self._check_changeable()
-        if not KEY_NAME.fullmatch(name):
-            raise KeysInvalid(f"{name!r} cannot name a key: {KEY_NAME_RULE}")
+        if not wire.KEY_NAME.fullmatch(name):
+            raise KeysInvalid(f"{name!r} cannot name a key: {wire.KEY_NAME_RULE}")
         if streams is not None and not streams:
             raise KeysInvalid("a key for no stream opens nothing; name a stream, or leave streams out for every one")
         for stream in streams or ():
@@ -291,9 +277,9 @@ class KeyDirectory:
             daemon, _secret = self._daemon_key(folder) or self._make_daemon_key(folder)
             public, secret = (key.decode() for key in zmq.curve_keypair())
             allowed = "" if streams is None else f"streams = {json.dumps(sorted(streams))}\n"
-            text = f"name = {json.dumps(name)}\n{role_line(role)}{allowed}public = {json.dumps(public)}\n"
+            text = f"name = {json.dumps(name)}\n{wire.role_line(role)}{allowed}public = {json.dumps(public)}\n"
             self.of(role).write(folder, file, text)
-        return ConnectionKey(name, daemon, public, secret, role)
+        return wire.ConnectionKey(name, daemon, public, secret, role)
 
     def revoke(self, name: str) -> None:
         """Remove the key of this name. Raises ``KeysInvalid``, with the known names."""
@@ -302,7 +288,7 @@ class KeyDirectory:
         with _naming(self.path), _opened_directory(self.path) as folder:
             files = [(keys, one) for keys in self.roles for one in keys.files(folder)]
             # Only a person can have given one name to two keys; then both are meant.
-            found = [keys for keys, one in files if one == file and KEY_NAME.fullmatch(name)]
+            found = [keys for keys, one in files if one == file and wire.KEY_NAME.fullmatch(name)]
             if folder is None or not found:
                 known = ", ".join(sorted(one.removesuffix(FILE_ENDING) for _keys, one in files))
                 have = f"known here: {known}" if known else "it has none"
@@ -315,11 +301,11 @@ class KeyDirectory:
         with _naming(path):
             try:
                 with _opened(folder, path.name) as descriptor:
-                    table = read_key_table(descriptor, path, self._refused_mode)
+                    table = wire.read_key_table(descriptor, path, self._refused_mode)
             except FileNotFoundError:
                 return None
-            check_names(table, path, ("public", "secret"))
-            public, secret = (key_text(table[name], name, path) for name in ("public", "secret"))
+            wire.check_names(table, path, ("public", "secret"))
+            public, secret = (wire.key_text(table[name], name, path) for name in ("public", "secret"))
             if zmq.curve_public(secret.encode()).decode() != public:
                 raise ValueError(f"{path} is damaged: its public key does not belong to its secret one")
         return public, secret
@@ -385,7 +371,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(folder: int, name: str, flags: int = OPEN_FLAGS) -> Iterator[int]:
+def _opened(folder: int, name: str, flags: int = wire.OPEN_FLAGS) -> Iterator[int]:
     descriptor = os.open(name, flags | os.O_NOFOLLOW, FILE_MODE, dir_fd=folder)
     try:
         yield descriptor
@@ -405,7 +391,7 @@ def _opened_directory(path: Path, parent: int | None = None) -> Iterator[int | N
         yield None
         return
     try:
-        if os.fstat(descriptor).st_mode & WRITE_ACCESS:
+        if os.fstat(descriptor).st_mode & wire.WRITE_ACCESS:
             raise KeysInvalid(f"others than its owner may write to {path}, and so add keys; close it: chmod 700 {path}")
         yield descriptor
     finally:
@@ -451,19 +437,19 @@ def _stamp(about: os.stat_result) -> tuple[int, ...]:
     return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
-def _accepted_key(table: dict[str, Any], path: Path, file: str, role: Role) -> AcceptedKey:
-    check_names(table, path, ("name", "public"), (ROLE, "streams"))
-    name = key_name(table["name"], path)
+def _accepted_key(table: dict[str, Any], path: Path, file: str, role: wire.Role) -> AcceptedKey:
+    wire.check_names(table, path, ("name", "public"), (wire.ROLE, "streams"))
+    name = wire.key_name(table["name"], path)
     if f"{name}{FILE_ENDING}" != file:
         raise ValueError(f"{path}: name is {name}, which is not that of the file")
-    found = key_role(table, path)
+    found = wire.key_role(table, path)
     if found is not role:
         raise ValueError(f"{path} is the key of a {found.holder}, but it is among the keys of {role.holder}s")
     streams = table.get("streams")
     if streams is not None and not (isinstance(streams, list) and all(map(_is_stream_name, streams))):
         raise ValueError(f"{path}: streams is not a list of stream names")
     opened = None if streams is None else frozenset(streams)
-    return AcceptedKey(name, role, key_text(table["public"], "public", path), opened)
+    return AcceptedKey(name, role, wire.key_text(table["public"], "public", path), opened)
 
 
 def _is_stream_name(value: object) -> bool:
@@ -483,10 +469,10 @@ class CredentialKeys(KeyDirectory):
 
     places = "keys_{}s_"
     _daemon_file = f"keys_{DAEMON_FILE}"
-    _refused_mode = ANY_ACCESS & ~GROUP_READS
+    _refused_mode = wire.ANY_ACCESS & ~wire.GROUP_READS
     """If systemd grants access by an access list, the group bits show the most that it grants."""
 
-    def advice(self, role: Role) -> str:
+    def advice(self, role: wire.Role) -> str:
         """The command that makes a missing key."""
         taken = f"from where the unit takes it (LoadCredential=keys:{SYSTEM_KEYS_DIRECTORY}) at the next `{RESTART}`"
         return f"as root, `{role.command}` makes one in {SYSTEM_KEYS_DIRECTORY}, {taken}"

@@ -19,24 +19,7 @@ from batchd.pipeline.effects import (
     effect,
     first_step_on,
 )
-from batchd.pipeline.image.options import (
-    ColorJitter,
-    CropStep,
-    Cutout,
-    Decode,
-    Follow,
-    Gray,
-    ImageStep,
-    Layout,
-    Normalize,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    Resize,
-    Rotate,
-    SubtractMean,
-    To,
-)
+from batchd.pipeline.image import options
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.samples.columns import Column
 from batchd_wire.wording import counted
@@ -56,7 +39,7 @@ _COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
 
 
 @effect.register
-def _decode(step: Decode, columns: Columns) -> Columns:
+def _decode(step: options.Decode, columns: Columns) -> Columns:
     column = column_of(step, columns)
     if column.kind != "encoded":
         raise _misplaced(step, column)
@@ -67,10 +50,10 @@ def _decode(step: Decode, columns: Columns) -> Columns:
 
 
 @effect.register
-def _follow(step: Follow, columns: Columns) -> Columns:
+def _follow(step: options.Follow, columns: Columns) -> Columns:
     lead = _pixels(step, columns)
     maker = STEP_KINDS.get(lead.made_by)
-    if lead.followers or (lead.made_by != "decode" and maker is not None and issubclass(maker, ImageStep)):
+    if lead.followers or (lead.made_by != "decode" and maker is not None and issubclass(maker, options.ImageStep)):
         raise StepInvalid(
             f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
             f'what "{lead.made_by}" did would not be done to those who follow'
@@ -103,25 +86,25 @@ def _can_follow(role: str, column: Column) -> bool:
 
 
 @effect.register
-def _resize(step: Resize, columns: Columns) -> Columns:
+def _resize(step: options.Resize, columns: Columns) -> Columns:
     return _placed(step, columns, step.size or (None, None))
 
 
 @effect.register
-def _crop(step: CropStep, columns: Columns) -> Columns:
-    if isinstance(step, RandomCrop):
+def _crop(step: options.CropStep, columns: Columns) -> Columns:
+    if isinstance(step, options.RandomCrop):
         _check_fill(step, columns)
     return _placed(step, columns, step.size)
 
 
 @effect.register
-def _flip(step: RandomFlip, columns: Columns) -> Columns:
+def _flip(step: options.RandomFlip, columns: Columns) -> Columns:
     height, width, _channels = _pixels(step, columns).shape
     return _placed(step, columns, (height, width))
 
 
 @effect.register
-def _pad(step: Pad, columns: Columns) -> Columns:
+def _pad(step: options.Pad, columns: Columns) -> Columns:
     _check_fill(step, columns)
     height, width, _channels = _pixels(step, columns).shape
     if step.border is not None:
@@ -137,7 +120,7 @@ def _pad(step: Pad, columns: Columns) -> Columns:
 
 
 @effect.register
-def _rotate(step: Rotate, columns: Columns) -> Columns:
+def _rotate(step: options.Rotate, columns: Columns) -> Columns:
     _check_fill(step, columns)
     height, width, _channels = _pixels(step, columns).shape
     sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
@@ -147,9 +130,9 @@ def _rotate(step: Rotate, columns: Columns) -> Columns:
 
 
 @effect.register
-def _same(step: ColorJitter | Cutout, columns: Columns) -> Columns:
+def _same(step: options.ColorJitter | options.Cutout, columns: Columns) -> Columns:
     column = _pixels(step, columns)
-    if isinstance(step, Cutout):
+    if isinstance(step, options.Cutout):
         _check_fill(step, columns)
     elif column.shape[2] not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
@@ -157,7 +140,7 @@ def _same(step: ColorJitter | Cutout, columns: Columns) -> Columns:
 
 
 @effect.register
-def _gray(step: Gray, columns: Columns) -> Columns:
+def _gray(step: options.Gray, columns: Columns) -> Columns:
     column = _pixels(step, columns)
     height, width, channels = column.shape
     if channels not in (1, COLOR_CHANNELS):
@@ -166,10 +149,10 @@ def _gray(step: Gray, columns: Columns) -> Columns:
 
 
 @effect.register
-def _to_floats(step: Normalize | SubtractMean, columns: Columns) -> Columns:
+def _to_floats(step: options.Normalize | options.SubtractMean, columns: Columns) -> Columns:
     shape = _pixels(step, columns).shape
     factors, dtype = {"mean": step.mean}, "float32"
-    if isinstance(step, Normalize):
+    if isinstance(step, options.Normalize):
         factors, dtype = {"mean": step.mean, "std": step.std}, step.dtype
     for name, values in factors.items():
         if len(values) != shape[2]:
@@ -181,7 +164,7 @@ def _to_floats(step: Normalize | SubtractMean, columns: Columns) -> Columns:
 
 
 @effect.register
-def _to(step: To, columns: Columns) -> Columns:
+def _to(step: options.To, columns: Columns) -> Columns:
     height, width, channels = _pixels(step, columns).shape
     is_first = step.layout == "nchw"
     shape = (channels, height, width) if is_first else (height, width, channels)
@@ -189,7 +172,7 @@ def _to(step: To, columns: Columns) -> Columns:
 
 
 @effect.register
-def _layout(step: Layout, columns: Columns) -> Columns:
+def _layout(step: options.Layout, columns: Columns) -> Columns:
     column = _with_channels(column_of(step, columns))
     if column.kind != "array" or len(column.shape) != IMAGE_DIMENSIONS or column.channels_first:
         raise _misplaced(step, column)
@@ -199,7 +182,7 @@ def _layout(step: Layout, columns: Columns) -> Columns:
     return _changed(step, columns, shape=(channels, height, width), channels_first=True)
 
 
-def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
+def _placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
     """The columns after the geometry of an image, and of all that follows it, was changed."""
     lead = _pixels(step, columns)
     made = dict(_changed(step, columns, shape=(*size, lead.shape[2])))
@@ -215,7 +198,7 @@ def _placed(step: ImageStep, columns: Columns, size: tuple[int | None, int | Non
     return made
 
 
-def _pixels(step: ImageStep, columns: Columns) -> Column:
+def _pixels(step: options.ImageStep, columns: Columns) -> Column:
     """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one."""
     column = _with_channels(column_of(step, columns))
     is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
@@ -235,7 +218,7 @@ def _with_channels(column: Column) -> Column:
     return column
 
 
-def _check_fill(step: RandomCrop | Pad | Rotate | Cutout, columns: Columns) -> None:
+def _check_fill(step: options.RandomCrop | options.Pad | options.Rotate | options.Cutout, columns: Columns) -> None:
     channels = _pixels(step, columns).shape[2]
     if len(step.fill) not in (1, channels):
         raise StepInvalid(
@@ -247,7 +230,7 @@ def _sum(before: int, length: int | None, behind: int) -> int | None:
     return None if length is None else before + length + behind
 
 
-def _misplaced(step: ImageStep, column: Column) -> StepInvalid:
+def _misplaced(step: options.ImageStep, column: Column) -> StepInvalid:
     if column.kind == "encoded":
         return StepInvalid(f"{first_step_on(column)}: {column.name!r} is the bytes of an image file")
     if column.made_by:
@@ -257,7 +240,7 @@ def _misplaced(step: ImageStep, column: Column) -> StepInvalid:
     return StepInvalid(f'"{step.op}" cannot be done to {column.name!r}, which is {column.text}')
 
 
-def _changed(step: ImageStep, columns: Columns, **changes: object) -> Columns:
+def _changed(step: options.ImageStep, columns: Columns, **changes: object) -> Columns:
     return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}  # type: ignore[arg-type]
 
 

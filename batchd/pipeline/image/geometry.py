@@ -22,16 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Literal, NamedTuple, TypeAlias
 
-from batchd.pipeline.image.options import (
-    CenterCrop,
-    Fill,
-    Pad,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-)
+from batchd.pipeline.image import options
 from batchd.pipeline.options import Interpolation, Size, StepOptions
 from batchd.samples.errors import SampleUndecodable
 
@@ -55,7 +46,7 @@ class Orientation(NamedTuple):
 
 UPRIGHT = Orientation(transpose=False, vertical=False, horizontal=False)
 
-BLACK: Fill = (0,)
+BLACK: options.Fill = (0,)
 WARPED_SIDE_PIXELS_MAX = (1 << 15) - 2
 """Places in 1/2**32 of a pixel stay within 64 bits, with much room."""
 
@@ -102,7 +93,7 @@ class Padding(NamedTuple):
     left: int
     height: int
     width: int
-    fill: Fill = BLACK
+    fill: options.Fill = BLACK
 
 
 class Warp(NamedTuple):
@@ -112,7 +103,7 @@ class Warp(NamedTuple):
     width: int
     degrees: float
     interpolation: Literal["nearest", "linear"]
-    fill: Fill
+    fill: options.Fill
     mirrored: Mirrored = (False, False)
 
 
@@ -142,7 +133,7 @@ class Geometry:
         if self.trail is not None:
             self.trail.append(box)
 
-    def pad(self, top: int, left: int, height: int, width: int, fill: Fill = BLACK) -> None:
+    def pad(self, top: int, left: int, height: int, width: int, fill: options.Fill = BLACK) -> None:
         """Put the image into ``fill`` of ``height`` by ``width``."""
         place = self._stored_box(Cut(top, left, self.height, self.width), height, width)
         self.moves.append(Padding(place.top, place.left, *self._stored_size(height, width), fill))
@@ -150,7 +141,7 @@ class Geometry:
         if self.trail is not None:
             self.trail.append(Padding(top, left, height, width, fill))
 
-    def window(self, top: int, left: int, height: int, width: int, fill: Fill) -> None:
+    def window(self, top: int, left: int, height: int, width: int, fill: options.Fill) -> None:
         """Keep a box that may reach beyond the image, with ``fill`` there; nothing is enlarged."""
         first_row, first_column = min(max(top, 0), self.height), min(max(left, 0), self.width)
         rows = max(0, min(top + height, self.height) - first_row)
@@ -186,7 +177,7 @@ class Geometry:
         if self.trail is not None:
             self.trail.append(further)
 
-    def rotate(self, degrees: float, interpolation: Literal["nearest", "linear"], fill: Fill) -> None:
+    def rotate(self, degrees: float, interpolation: Literal["nearest", "linear"], fill: options.Fill) -> None:
         """Rotate the image about its middle. Raises ``SampleUndecodable`` if it is too large."""
         if max(self.height, self.width) > WARPED_SIDE_PIXELS_MAX:
             raise SampleUndecodable(
@@ -290,7 +281,7 @@ def planner_for(_step: StepOptions) -> Planner | None:
 
 
 @planner_for.register
-def _plan_resize(step: Resize) -> Planner:
+def _plan_resize(step: options.Resize) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = geometry.height, geometry.width
         if step.size is not None:
@@ -304,7 +295,7 @@ def _plan_resize(step: Resize) -> Planner:
 
 
 @planner_for.register
-def _plan_center_crop(step: CenterCrop) -> Planner:
+def _plan_center_crop(step: options.CenterCrop) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = min(geometry.height, step.size[0]), min(geometry.width, step.size[1])
         geometry.cut(round((geometry.height - height) / 2), round((geometry.width - width) / 2), height, width)
@@ -315,7 +306,7 @@ def _plan_center_crop(step: CenterCrop) -> Planner:
 
 
 @planner_for.register
-def _plan_random_resized_crop(step: RandomResizedCrop) -> Planner:
+def _plan_random_resized_crop(step: options.RandomResizedCrop) -> Planner:
     """Draw as torchvision: uniform in area, log-uniform in proportions; after ten, the middle."""
     smallest, area_range = step.scale[0], step.scale[1] - step.scale[0]
     log_narrowest, log_range = math.log(step.ratio[0]), math.log(step.ratio[1]) - math.log(step.ratio[0])
@@ -350,7 +341,7 @@ def _largest_box(height: int, width: int, ratio: tuple[float, float]) -> Size:
 
 
 @planner_for.register
-def _plan_random_flip(step: RandomFlip) -> Planner:
+def _plan_random_flip(step: options.RandomFlip) -> Planner:
     flips = {"horizontal": (_MIRRORED,), "vertical": (_UPSIDE_DOWN,), "both": (_MIRRORED, _UPSIDE_DOWN)}[step.direction]
 
     def plan(geometry: Geometry, random: RandomNumber) -> None:
@@ -362,7 +353,7 @@ def _plan_random_flip(step: RandomFlip) -> Planner:
 
 
 @planner_for.register
-def _plan_random_crop(step: RandomCrop) -> Planner:
+def _plan_random_crop(step: options.RandomCrop) -> Planner:
     def first(inner: int, outer: int, draw: float) -> int:
         """Draw where the box begins inside the padded side; a shorter side is centred in it."""
         free = inner + 2 * step.padding - outer
@@ -378,7 +369,7 @@ def _plan_random_crop(step: RandomCrop) -> Planner:
 
 
 @planner_for.register
-def _plan_pad(step: Pad) -> Planner:
+def _plan_pad(step: options.Pad) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = geometry.height, geometry.width
         if step.border is not None:
@@ -405,7 +396,7 @@ def _plan_pad(step: Pad) -> Planner:
 
 
 @planner_for.register
-def _plan_rotate(step: Rotate) -> Planner:
+def _plan_rotate(step: options.Rotate) -> Planner:
     if step.quarter_turns is not None:
         choices = [QUARTER_TURNS[count] for count in step.quarter_turns]
 
@@ -437,9 +428,9 @@ def noting(step: StepOptions, planner: Planner, draws: list[dict[str, object]]) 
 
 def _drawn(step: StepOptions, trail: Sequence[Move | Orientation], whole: Cut) -> dict[str, object]:
     """What a random step chose, by what it did to a ``whole`` image; boxes as the viewer sees."""
-    if isinstance(step, RandomFlip):
+    if isinstance(step, options.RandomFlip):
         return {"flips": ["horizontal" if one == _MIRRORED else "vertical" for one in trail]}
-    if isinstance(step, Rotate):
+    if isinstance(step, options.Rotate):
         (turn,) = trail
         return {"degrees": turn.degrees if isinstance(turn, Warp) else 90 * QUARTER_TURNS.index(turn)}
     cut = next((one for one in trail if isinstance(one, Cut)), whole)

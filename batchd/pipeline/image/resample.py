@@ -34,17 +34,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batchd.pipeline.image.geometry import (
-    UPRIGHT,
-    Cut,
-    DecodePlan,
-    Mirrored,
-    Move,
-    Orientation,
-    Padding,
-    Resampling,
-    Warp,
-)
+from batchd.pipeline.image import geometry
 from batchd.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.pipeline.options import Interpolation
 
@@ -65,7 +55,7 @@ _CHANNELS_MAX = 4
 _FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}
 
 
-def cut_out(pixels: Pixels, box: Cut) -> Pixels:
+def cut_out(pixels: Pixels, box: geometry.Cut) -> Pixels:
     """The box of ``pixels`` as a view: uint8 ``[box.height, box.width, channels]``."""
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
@@ -80,16 +70,16 @@ class Scaling(NamedTuple):
 
 
 def plan_scaling(
-    decoding: DecodePlan, turn: Orientation, channels: int, scratch: Scratch, out: Pixels | None
+    decoding: geometry.DecodePlan, turn: geometry.Orientation, channels: int, scratch: Scratch, out: Pixels | None
 ) -> Scaling | None:
     """Plan the moves of a box as one call of the extension; None if it takes more."""
     _factor, box, moves = decoding
     if not IS_BUILT or turn.transpose or len(moves) > 1:
         return None
     if not moves:
-        return Scaling(out, False, False, False) if out is not None and turn == UPRIGHT else None
+        return Scaling(out, False, False, False) if out is not None and turn == geometry.UPRIGHT else None
     move = moves[0]
-    if not isinstance(move, Resampling):
+    if not isinstance(move, geometry.Resampling):
         return None
     method = _method(box.height, box.width, move)
     if method not in SCALED:
@@ -99,22 +89,22 @@ def plan_scaling(
 
 
 def make_moves(
-    pixels: Pixels, moves: Sequence[Move], turn: Orientation, scratch: Scratch, out: Pixels | None
+    pixels: Pixels, moves: Sequence[geometry.Move], turn: geometry.Orientation, scratch: Scratch, out: Pixels | None
 ) -> Pixels:
     """Make the moves, then the turn; the last one, but no cut, writes into ``out``, if given."""
     last = len(moves) - 1
     for place, move in enumerate(moves):
-        if isinstance(move, Cut):
+        if isinstance(move, geometry.Cut):
             pixels = cut_out(pixels, move)
             continue
         is_last = place == last and not turn.transpose
         into = out if out is not None and is_last else scratch.image(place, (move.height, move.width, pixels.shape[2]))
-        if isinstance(move, Resampling):
+        if isinstance(move, geometry.Resampling):
             method = _method(pixels.shape[0], pixels.shape[1], move)
-            resample(pixels, into, method, move.mirrored, turn if is_last else UPRIGHT)
+            resample(pixels, into, method, move.mirrored, turn if is_last else geometry.UPRIGHT)
             if is_last:
                 return into
-        elif isinstance(move, Padding):
+        elif isinstance(move, geometry.Padding):
             _pad(pixels, move, into)
         else:
             warp(pixels, move, into)
@@ -122,19 +112,21 @@ def make_moves(
     return turned(pixels, turn, scratch, out)
 
 
-def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scratch, fill: int) -> Pixels:
+def follow_trail(
+    mask: Pixels, trail: Sequence[geometry.Move | geometry.Orientation], scratch: Scratch, fill: int
+) -> Pixels:
     """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers."""
     for place, move in enumerate(trail):
-        if isinstance(move, Cut):
+        if isinstance(move, geometry.Cut):
             mask = cut_out(mask, move)
             continue
-        if isinstance(move, Orientation):
+        if isinstance(move, geometry.Orientation):
             mask = turned(mask, move, scratch, None, place)
             continue
         into = scratch.image(place, (move.height, move.width, 1))
-        if isinstance(move, Resampling):
+        if isinstance(move, geometry.Resampling):
             resample(mask, into, "nearest")
-        elif isinstance(move, Padding):
+        elif isinstance(move, geometry.Padding):
             _pad(mask, move._replace(fill=(fill,)), into)
         else:
             warp(mask, move._replace(interpolation="nearest", fill=(fill,)), into)
@@ -143,13 +135,13 @@ def follow_trail(mask: Pixels, trail: Sequence[Move | Orientation], scratch: Scr
 
 
 def turned(
-    pixels: Pixels, turn: Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
+    pixels: Pixels, turn: geometry.Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
 ) -> Pixels:
     """Turn an image, uint8 ``[height, width, channels]``.
 
     ``into`` may be ``pixels`` itself if nothing is transposed.
     """
-    if turn == UPRIGHT:
+    if turn == geometry.UPRIGHT:
         return pixels
     height, width, channels = pixels.shape
     if into is None:
@@ -163,7 +155,7 @@ def turned(
     return into
 
 
-def _method(height: int, width: int, move: Resampling) -> Interpolation:
+def _method(height: int, width: int, move: geometry.Resampling) -> Interpolation:
     """The method of a move of ``height`` x ``width`` pixels: never "auto"."""
     if move.interpolation != "auto":
         return move.interpolation
@@ -171,7 +163,7 @@ def _method(height: int, width: int, move: Resampling) -> Interpolation:
     return "area" if shrinks else "linear"
 
 
-def _pad(pixels: Pixels, move: Padding, into: Pixels) -> None:
+def _pad(pixels: Pixels, move: geometry.Padding, into: Pixels) -> None:
     height, width = pixels.shape[:2]
     if pixels.size == 0:
         into[...] = move.fill
@@ -210,14 +202,14 @@ def resample(
     pixels: Pixels,
     into: Pixels,
     method: Interpolation,
-    mirrored: Mirrored = (False, False),
-    turn: Orientation = UPRIGHT,
+    mirrored: geometry.Mirrored = (False, False),
+    turn: geometry.Orientation = geometry.UPRIGHT,
 ) -> None:
     """Resample an image, uint8 [height, width, channels], into one of another size, flipped."""
     assert method != "auto", "a method that was chosen"
     assert not turn.transpose, "a flip at most"
     if pixels.shape == into.shape:
-        if turn == UPRIGHT:
+        if turn == geometry.UPRIGHT:
             into[...] = pixels
         else:
             written(cv2.flip(pixels, _FLIP_CODES[turn.vertical, turn.horizontal], dst=into), into)
@@ -359,7 +351,7 @@ Origin = tuple[int, int, int]
 """Origins of new pixels along one side: factors of x, y and 1, in 1/2**32 of a pixel."""
 
 
-def warp(pixels: Pixels, move: Warp, into: Pixels) -> None:
+def warp(pixels: Pixels, move: geometry.Warp, into: Pixels) -> None:
     """Rotate ``pixels`` as ``move`` says, into ``into`` of the same size."""
     fill = bytes(move.fill * _CHANNELS_MAX if len(move.fill) == 1 else move.fill).ljust(_CHANNELS_MAX, b"\0")
     is_linear = move.interpolation == "linear"
@@ -370,7 +362,7 @@ def warp(pixels: Pixels, move: Warp, into: Pixels) -> None:
         _warp(pixels, into, (across, down), fill, is_linear=is_linear)
 
 
-def origins(move: Warp) -> tuple[Origin, Origin]:
+def origins(move: geometry.Warp) -> tuple[Origin, Origin]:
     """Return the origins of the new columns and rows; centres of pixels are whole numbers.
 
     For "nearest" half a pixel further on, so that the whole part is the pixel, see ``Mirrored`` for

@@ -20,24 +20,9 @@ from batchd.samples.access_points import FileHead, has_points
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.kept_files import FilePart, KeptFiles, KnownFile
 from batchd.samples.values import Value
+from batchd.sources.cache import record as records
 from batchd.sources.cache.disk import DiskCache
 from batchd.sources.cache.memory import SampleCache
-from batchd.sources.cache.record import (
-    NO_VALUES,
-    Record,
-    RecordForm,
-    Rewriter,
-    has_values,
-    header_and_points,
-    heads_of,
-    pack,
-    record_form,
-    rewritten,
-    unpack,
-    with_headers,
-    with_heads,
-    with_points,
-)
 from batchd.sources.interface import PlacesFiles, Reader, ReadsAhead, ReadsParts
 from batchd_wire.views import Array
 
@@ -82,7 +67,7 @@ class CachedReader:
         kind: str = "encoded",
         *,
         files: KeptFiles | None = None,
-        rewriters: Mapping[str, Rewriter] = MappingProxyType({}),
+        rewriters: Mapping[str, records.Rewriter] = MappingProxyType({}),
     ) -> None:
         """``rewriters``: by field; applied to bytes without access points."""
         self._reader = reader
@@ -111,13 +96,13 @@ class CachedReader:
         self._replaced: set[int] = set()
         """Samples whose cached points did not match their bytes."""
         self._sample = 0
-        self._fresh: tuple[int, Record] | None = None
+        self._fresh: tuple[int, records.Record] | None = None
         self.is_hit = False
         """True if the last sample was in the cache."""
         self._has_record = False
         """True if the last sample, or its access points, were in the cache."""
         self._values: Mapping[str, Value] = {}
-        self._forms: dict[bytes, RecordForm] = {}
+        self._forms: dict[bytes, records.RecordForm] = {}
         """By the facts of samples that were read at once: few, if only labels differ."""
         self._whole: str | None = None
         """The column that was all values of the samples last read at once."""
@@ -130,7 +115,7 @@ class CachedReader:
         self._fresh = None
         found = self._cache.find(sample)
         self._has_record = found is not None
-        kept, known = unpack(*found, partial(self._file, sample)) if found is not None else ({}, {})
+        kept, known = records.unpack(*found, partial(self._file, sample)) if found is not None else ({}, {})
         self.is_hit = bool(kept)
         self._decoded.begin()
         if self.is_hit:
@@ -157,7 +142,7 @@ class CachedReader:
         """
         assert self.places is not None, "it places files"
         found = self._cache.find(sample)
-        header, points = header_and_points(*found, "image") if found is not None else (None, None)
+        header, points = records.header_and_points(*found, "image") if found is not None else (None, None)
         place = self.places.place(sample) if header is not None else None
         if header is None or place is None:
             return None
@@ -174,7 +159,7 @@ class CachedReader:
     def _read_part(self, sample: int, facts: memoryview, parts: memoryview) -> Mapping[str, Value] | None:
         """The values of a sample, with a part of its file; None if that part cannot be read."""
         assert self._parts_reader is not None, "the part was planned for it"
-        head = heads_of(facts, parts).get("image")
+        head = records.heads_of(facts, parts).get("image")
         if head is None:
             return None
         first, end = self.parts[sample]
@@ -200,10 +185,10 @@ class CachedReader:
             if sample in self._unfit:
                 continue
             found = self._cache.find(sample)
-            head = heads_of(*found).get("image") if found is not None else None
+            head = records.heads_of(*found).get("image") if found is not None else None
             if found is None or head is None:
                 continue
-            part = self.plan_part(sample, "image", head, unpack(*found)[1]["image"])
+            part = self.plan_part(sample, "image", head, records.unpack(*found)[1]["image"])
             if part is not None and head.file_bytes - (part[1] - part[0]) >= PART_SAVES_BYTES_MIN:
                 planned[sample] = part
         return planned
@@ -257,19 +242,19 @@ class CachedReader:
                 out[...] = values[:, start : start + size].copy().view(out.dtype).reshape(out.shape)
         (self._whole,) = arrays if len(arrays) == 1 else [None]
 
-    def _form(self, facts: bytes, rows: Mapping[str, Array]) -> RecordForm:
+    def _form(self, facts: bytes, rows: Mapping[str, Array]) -> records.RecordForm:
         """The form of records with these facts. Raises as ``record_form``."""
         if facts not in self._forms:
             if len(self._forms) >= FORMS_MAX:
                 self._forms.clear()
-            self._forms[facts] = record_form(facts, rows)
+            self._forms[facts] = records.record_form(facts, rows)
         return self._forms[facts]
 
     def offer(self, values: Mapping[str, Value]) -> None:
         """Offer values of the last sample; ``keep`` keeps them if there is room."""
         values_bytes = sum(getattr(value, "nbytes", 0) for value in values.values())
         if self._cache.has_room(values_bytes + POINTS_BYTES * len(self._points.fields)):
-            self._fresh = self._sample, pack(values)
+            self._fresh = self._sample, records.pack(values)
 
     def keep(self) -> None:
         """Keep the last sample or its points. Called for good samples, before the next ``read``."""
@@ -278,15 +263,19 @@ class CachedReader:
             sample, record = self._fresh
             self._fresh = None
             rewriters = {name: one for name, one in self._rewriters.items() if not has_points(found.get(name))}
-            self._cache.keep(sample, *with_points(rewritten(record, rewriters) if rewriters else record, found))
+            self._cache.keep(
+                sample, *records.with_points(records.rewritten(record, rewriters) if rewriters else record, found)
+            )
         elif self._decoded.found:
-            record = pack({**self._values, **self._decoded.found})
-            self._cache.keep(self._sample, *with_points(record, {**self._points.known, **found}))
+            record = records.pack({**self._values, **self._decoded.found})
+            self._cache.keep(self._sample, *records.with_points(record, {**self._points.known, **found}))
         elif found:
             if self._has_record:
                 self._replaced.add(self._sample)
-            record = with_headers(with_points(NO_VALUES, {**self._points.known, **found}), self._points.headers)
-            record = with_heads(record, self._points.heads)
+            record = records.with_headers(
+                records.with_points(records.NO_VALUES, {**self._points.known, **found}), self._points.headers
+            )
+            record = records.with_heads(record, self._points.heads)
             is_kept = self._cache.keep(self._sample, *record)
             self._refused_bytes = 0 if is_kept else sum(map(len, record.values))
 
@@ -312,7 +301,7 @@ class CachedReader:
         if not self._keeps_pixels:
             return self.keeps_samples and sample in self._cache
         found = self._cache.find(sample)  # a record may have access points alone
-        return found is not None and has_values(found[0])
+        return found is not None and records.has_values(found[0])
 
     def _file(self, sample: int, name: str) -> memoryview:
         """Read the file of a field whose pixels are in the cache."""

@@ -11,21 +11,12 @@ from pathlib import Path
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
+from batchd.sources import recognise
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.csv.scan import RecordFinder
 from batchd.sources.csv.values import IMAGE, cell_reader, split_record
 from batchd.sources.files.options import FolderSource
 from batchd.sources.interface import FoundFiles, Recognised
-from batchd.sources.recognise import (
-    LOOKED_AT,
-    ending_of,
-    field_name,
-    left_out_note,
-    named_fields,
-    of_kind,
-    patterns_of,
-    training_part,
-)
 from batchd.storage.index import readable
 from batchd.storage.survey import Survey
 
@@ -33,7 +24,7 @@ _DELIMITERS = ",\t;|"
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, CsvSource))
+    names, notes = recognise.training_part(recognise.of_kind(files, CsvSource))
     path = files.root / os.fsdecode(names[0])
     first = _first_line(path, survey)
     delimiter = max(_DELIMITERS, key=first.count)
@@ -53,21 +44,23 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     found = {title: _type(values) for title, values in cells.items() if titles.count(title) == 1}
     types = {title: text for title, text in found.items() if text is not None}
     left_out = [title for title in dict.fromkeys(titles) if title not in types and title != image]
-    fields = named_fields({**types, **({IMAGE: "image"} if image is not None else {})})
+    fields = recognise.named_fields({**types, **({IMAGE: "image"} if image is not None else {})})
     fields.fields.pop(IMAGE if image is not None else "", None)
-    images = [name for name in files.names if ending_of(name) in FolderSource.endings] if image is not None else []
+    images = (
+        [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image is not None else []
+    )
     is_one = len(names) == 1
     source = CsvSource(
         path=path if is_one else None,
         root=None if is_one else files.root,
-        files=() if is_one else patterns_of(files, names),
+        files=() if is_one else recognise.patterns_of(files, names),
         fields=fields.fields,
         names=fields.names,
         image=image or "",
         image_root=None if image_root in (None, path.parent) else image_root,
         delimiter=delimiter,
     )
-    return Recognised(source, [*names, *images], (*notes, *left_out_note("column", left_out)))
+    return Recognised(source, [*names, *images], (*notes, *recognise.left_out_note("column", left_out)))
 
 
 def _first_line(path: Path, survey: Survey) -> str:
@@ -82,7 +75,7 @@ def _records(path: Path, delimiter: str, survey: Survey) -> tuple[list[str], lis
     if run is None:
         raise SourceInvalid(f"{path} is empty")
     ends = [*run.starts[1:].tolist(), run.end]
-    spans = islice(zip(run.starts.tolist(), ends, strict=True), LOOKED_AT + 1)
+    spans = islice(zip(run.starts.tolist(), ends, strict=True), recognise.LOOKED_AT + 1)
     try:
         titles, *records = (
             split_record(run.data[start - run.first_byte : end - run.first_byte], delimiter) for start, end in spans
@@ -96,7 +89,7 @@ def _records(path: Path, delimiter: str, survey: Survey) -> tuple[list[str], lis
 
 
 def _is_image(records: Sequence[Sequence[str]], number: int) -> bool:
-    return all(ending_of(os.fsencode(record[number])) in FolderSource.endings for record in records)
+    return all(recognise.ending_of(os.fsencode(record[number])) in FolderSource.endings for record in records)
 
 
 def root_of_images(files: FoundFiles, path: Path, value: str, survey: Survey) -> Path | None:
@@ -115,7 +108,7 @@ def _type(cells: Sequence[str]) -> str | None:
     counts = {len(cell.split()) for cell in cells}
     shape = f"[{counts.pop()}]" if len(counts) == 1 and counts != {1} else ""
     for text in (f"int64{shape}", f"float32{shape}"):
-        read = cell_reader(parse_column(field_name("cell"), text))
+        read = cell_reader(parse_column(recognise.field_name("cell"), text))
         try:
             for cell in cells:
                 read(cell)

@@ -12,22 +12,13 @@ from pathlib import Path
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
+from batchd.sources import recognise
 from batchd.sources.csv.recognise import root_of_images
 from batchd.sources.files.options import FolderSource
 from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.jsonl.options import JsonlSource
 from batchd.sources.jsonl.scan import LineFinder
 from batchd.sources.jsonl.values import json_object
-from batchd.sources.recognise import (
-    LOOKED_AT,
-    ending_of,
-    left_out_note,
-    named_fields,
-    of_kind,
-    patterns_of,
-    training_part,
-    type_of,
-)
 from batchd.storage.survey import Survey
 
 _LINE_BYTES_MAX = 16 << 20
@@ -35,34 +26,36 @@ _DEPTH_MAX = 8
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, JsonlSource))
+    names, notes = recognise.training_part(recognise.of_kind(files, JsonlSource))
     path = files.root / os.fsdecode(names[0])
     lines = _objects(path, survey)
     values: dict[str, list[object]] = {}
     for name, value in chain.from_iterable(map(_leaves, lines)):
         values.setdefault(name, []).append(value)
-    found = {name: type_of(those) for name, those in values.items() if len(those) == len(lines)}
+    found = {name: recognise.type_of(those) for name, those in values.items() if len(those) == len(lines)}
     types = {name: text for name, text in found.items() if text is not None}
     image_root = None
     for name in [name for name, text in types.items() if text == "text"]:
         first, *others = map(str, values[name])
-        if all(ending_of(os.fsencode(value)) in FolderSource.endings for value in (first, *others)):
+        if all(recognise.ending_of(os.fsencode(value)) in FolderSource.endings for value in (first, *others)):
             root = root_of_images(files, path, first, survey)
             if root is not None and image_root in (None, root):
                 types[name], image_root = "image", root
     if not types:
         raise SourceInvalid(f"{path}: no key has a text, a number or a list of numbers in each of its first lines")
-    fields = named_fields(types)
-    images = [name for name in files.names if ending_of(name) in FolderSource.endings] if image_root else []
+    fields = recognise.named_fields(types)
+    images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image_root else []
     source = JsonlSource(
         root=files.root,
-        shards=patterns_of(files, names),
+        shards=recognise.patterns_of(files, names),
         fields=fields.fields,
         names=fields.names,
         image_root=None if image_root in (None, path.parent) else image_root,
     )
     return Recognised(
-        source, [*names, *images], (*notes, *left_out_note("key", [name for name in values if name not in types]))
+        source,
+        [*names, *images],
+        (*notes, *recognise.left_out_note("key", [name for name in values if name not in types])),
     )
 
 
@@ -72,7 +65,7 @@ def _objects(path: Path, survey: Survey) -> list[Mapping[str, object]]:
         next(LineFinder(path).starts(stream), None)  # refuses another format
         stream.seek(0)
         lines = iter(lambda: stream.readline(_LINE_BYTES_MAX), b"")
-        first = list(islice((line for line in lines if line.strip()), LOOKED_AT))
+        first = list(islice((line for line in lines if line.strip()), recognise.LOOKED_AT))
     reason = "is empty"
     objects = []
     for line in first:

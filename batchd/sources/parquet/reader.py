@@ -29,21 +29,9 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, converted, from_bytes, shaped
+from batchd.sources.parquet import row_groups
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import open_table
-from batchd.sources.parquet.row_groups import (
-    BYTES,
-    FOOTER_BYTES,
-    NOWHERE,
-    PATH,
-    Footer,
-    Unreadable,
-    footer_bytes,
-    has_path,
-    is_image,
-    is_single_number,
-    use_one_thread,
-)
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.paths import below_root, blaming_the_sample, open_regular, real_path
@@ -93,9 +81,9 @@ class ParquetIndex:
         """The path of a file as the kernel takes it."""
         return os.path.join(self.root, self._shards[number])  # noqa: PTH118  bytes
 
-    def footer(self, number: int) -> Footer:
+    def footer(self, number: int) -> row_groups.Footer:
         """Facts about a file from the scan."""
-        return Footer(*self.arrays["files"][number].tolist())
+        return row_groups.Footer(*self.arrays["files"][number].tolist())
 
     def tail(self, number: int) -> Extent:
         """The end of a file, with its footer as a rule."""
@@ -109,14 +97,14 @@ class ParquetIndex:
 
 
 def _tail(path: bytes, size: int) -> Extent:
-    count = min(size, FOOTER_BYTES)
+    count = min(size, row_groups.FOOTER_BYTES)
     return Extent(path, size - count, count)
 
 
 class OpenFile:
     """An open file. Raises ``SampleUnreadable`` if it is damaged, or has another footer."""
 
-    def __init__(self, path: bytes, footer: Footer, remote: RemoteBytes) -> None:
+    def __init__(self, path: bytes, footer: row_groups.Footer, remote: RemoteBytes) -> None:
         self._path = path
         self._remote = remote
         self._object: ObjectStream | None = None
@@ -158,7 +146,7 @@ class OpenFile:
             OBJECT_NAME, size, lambda start, count: self._remote.read(Extent(self._path, start, count), count)
         )
         end = self._bytes(_tail(self._path, size))
-        if len(end) < (longer := footer_bytes(end)) <= size:
+        if len(end) < (longer := row_groups.footer_bytes(end)) <= size:
             end = self._bytes(Extent(self._path, size - longer, longer))
         self._object.hold(size - len(end), end)
         return BufferedReader(self._object)
@@ -183,7 +171,7 @@ class ParquetReader:
     """Reads the declared columns of any row. Belongs to one worker and one stream."""
 
     def __init__(self, source: ParquetSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
-        use_one_thread()
+        row_groups.use_one_thread()
         self._index = ParquetIndex(index)
         self._columns = source.columns
         self._titles = [source.name_of(column.name) for column in self._columns]
@@ -191,7 +179,9 @@ class ParquetReader:
         self._max_bytes = max_bytes
         self._remote = RemoteBytes(storage, self._index.root, index.place)
         self._numbers = {
-            column.name: index.arrays[f"numbers.{column.name}"] for column in self._columns if is_single_number(column)
+            column.name: index.arrays[f"numbers.{column.name}"]
+            for column in self._columns
+            if row_groups.is_single_number(column)
         }
         self._bytes = {
             column.name: BytesReader(self._remote, max_bytes, "file")
@@ -292,7 +282,7 @@ class ParquetReader:
     def _extent(self, name: str, place: ValuePlace, sample: int) -> Extent | None:
         """The extent of a value that is stored plain; None to decode its row group."""
         extents = self._index.arrays.get(f"extents.{name}")
-        if extents is None or extents[sample, 0] == NOWHERE:
+        if extents is None or extents[sample, 0] == row_groups.NOWHERE:
             return None
         return Extent(self._index.file(place.file), *extents[sample].tolist())
 
@@ -305,9 +295,9 @@ class ParquetReader:
             if numbers.null_count:
                 raise SampleUnreadable(f"{column.name} lacks {counted(numbers.null_count, 'number')}")
             return shaped(column, converted(column, numbers.to_numpy(zero_copy_only=False)))
-        if is_image(values.type):
-            raw = value[BYTES].as_buffer()
-            path = value[PATH].as_buffer() if raw is None and has_path(values.type) else None
+        if row_groups.is_image(values.type):
+            raw = value[row_groups.BYTES].as_buffer()
+            path = value[row_groups.PATH].as_buffer() if raw is None and row_groups.has_path(values.type) else None
             if path:
                 return self._from_path(column, path.to_pybytes(), sample)
             if raw is None:
@@ -360,7 +350,7 @@ class _RowGroups:
             try:
                 column = file.read(place.group, title, self._cache_bytes)
                 kept = column, max(column.nbytes, KEPT_BYTES_MIN)
-            except Unreadable as error:
+            except row_groups.Unreadable as error:
                 kept = str(error), KEPT_BYTES_MIN
             self._kept_bytes += kept[1]
         self._kept[key] = kept

@@ -8,16 +8,9 @@ import pyarrow as pa
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
 from batchd.sources.interface import FoundFiles, Recognised
+from batchd.sources.parquet import row_groups
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import TableFile, open_table
-from batchd.sources.parquet.row_groups import (
-    Unreadable,
-    class_names,
-    is_bytes,
-    is_list,
-    is_number,
-    problem_of,
-)
 from batchd.sources.recognise import left_out_note, named_fields, of_kind, patterns_of, training_part, type_of
 from batchd.storage.survey import Survey
 
@@ -29,10 +22,10 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         try:
             file = open_table(stream)
             found = {field.name: _type(file, field) for field in file.schema}
-        except Unreadable as error:
+        except row_groups.Unreadable as error:
             raise SourceInvalid(f"{path} {error}") from None
         types = {title: text for title, text in found.items() if text is not None}
-        label = next((title for title in types if class_names(file.schema, title)), None)
+        label = next((title for title in types if row_groups.class_names(file.schema, title)), None)
     if not types:
         raise SourceInvalid(f"{path} has no column that batchd reads, only {', '.join(found)}")
     fields = named_fields(types, label)
@@ -43,12 +36,12 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
 def _type(file: TableFile, field: pa.Field) -> str | None:
     """The type of a column, as users write it; None if none reads it."""
     kind, wanted = field.type, ["image", "text"]
-    if is_bytes(kind):
+    if row_groups.is_bytes(kind):
         wanted = [type_of([value for value in _first_values(file, field.name) if value is not None]) or "uint8[?]"]
         wanted = [text if text != "text" else "uint8[?]" for text in wanted]
-    if is_number(kind):
+    if row_groups.is_number(kind):
         wanted.append(_dtype(kind))
-    elif is_list(kind) and is_number(kind.value_type):
+    elif row_groups.is_list(kind) and row_groups.is_number(kind.value_type):
         wanted.append(f"{_dtype(kind.value_type)}[{getattr(kind, 'list_size', '?')}]")
     return next((text for text in wanted if _reads(text, kind)), None)
 
@@ -60,7 +53,7 @@ def _dtype(kind: pa.DataType) -> str:
 
 def _reads(text: str, kind: pa.DataType) -> bool:
     try:
-        return not problem_of(parse_column("field", text), kind)
+        return not row_groups.problem_of(parse_column("field", text), kind)
     except ValueError:
         return False
 

@@ -49,20 +49,9 @@ from batchd.sources.files.walk import Patterns, file_to_look_at, shards_of, shar
 from batchd.sources.finding import FilePattern, find_in_shards
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_files
+from batchd.sources.parquet import row_groups
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import ArrowFile, TableFile, is_arrow, open_table
-from batchd.sources.parquet.row_groups import (
-    BYTES,
-    NOWHERE,
-    ParquetFile,
-    Unreadable,
-    class_names,
-    is_image,
-    is_single_number,
-    is_stored_as_bytes,
-    problem_of,
-    read_at,
-)
 from batchd.sources.scan import answer, scan_apart
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, blob, number_array
@@ -109,7 +98,7 @@ def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> TableF
         raise SourceInvalid(f"{path} is empty; leave it out of the shards")
     try:
         file = open_table(stream)
-    except Unreadable as error:
+    except row_groups.Unreadable as error:
         raise _unreadable(path, stream, error) from None
     for column in source.columns:
         title = source.name_of(column.name)
@@ -120,12 +109,12 @@ def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> TableF
             )
         if len(places) > 1:
             raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
-        if problem := problem_of(column, file.schema.field(places[0]).type):
+        if problem := row_groups.problem_of(column, file.schema.field(places[0]).type):
             raise SourceInvalid(f"{path}: column {title!r} {problem}")
     return file
 
 
-def _unreadable(path: Path, stream: BinaryIO, error: Unreadable) -> SourceInvalid:
+def _unreadable(path: Path, stream: BinaryIO, error: row_groups.Unreadable) -> SourceInvalid:
     return SourceInvalid(f"{path} cannot be read as {'Arrow' if is_arrow(stream) else 'Parquet'}: {error}")
 
 
@@ -139,15 +128,15 @@ class _Scan:
         self._samples = 0
         self._classes: tuple[str, ...] = ()
         self._files, self._groups, self._chunks = array("q"), array("q"), array("q")
-        self._numbers = {column.name: bytearray() for column in self._columns if is_single_number(column)}
-        self._extents = {column.name: array("q") for column in self._columns if not is_single_number(column)}
+        self._numbers = {column.name: bytearray() for column in self._columns if row_groups.is_single_number(column)}
+        self._extents = {column.name: array("q") for column in self._columns if not row_groups.is_single_number(column)}
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
         file = check_columns(self._source, path, stream)
         try:
             groups = file.rows
-        except Unreadable as error:
+        except row_groups.Unreadable as error:
             raise _unreadable(path, stream, error) from None
         self._files.extend((file.footer.size, file.footer.crc))
         self._add_classes(path, file)
@@ -175,9 +164,9 @@ class _Scan:
             "chunks": number_array(self._chunks).reshape(-1, len(self._columns)),
         }
         for column in self._columns:
-            if is_single_number(column):
+            if row_groups.is_single_number(column):
                 arrays[f"numbers.{column.name}"] = np.frombuffer(self._numbers[column.name], _stored(column))
-            elif (extents := number_array(self._extents[column.name]).reshape(-1, 2))[:, 0].max() > NOWHERE:
+            elif (extents := number_array(self._extents[column.name]).reshape(-1, 2))[:, 0].max() > row_groups.NOWHERE:
                 arrays[f"extents.{column.name}"] = extents
         if self._classes:
             arrays["classes"] = blob([name.encode("utf-8", "surrogatepass") for name in self._classes])
@@ -187,8 +176,10 @@ class _Scan:
 
     def _add_classes(self, path: Path, file: TableFile) -> None:
         """Record the names of the classes: of the field `label`, or the only field with names."""
-        singles = filter(is_single_number, self._columns)
-        named = {column.name: class_names(file.schema, self._source.name_of(column.name)) for column in singles}
+        singles = filter(row_groups.is_single_number, self._columns)
+        named = {
+            column.name: row_groups.class_names(file.schema, self._source.name_of(column.name)) for column in singles
+        }
         found = [names for name, names in named.items() if names and (name == LABEL or not named.get(LABEL))]
         if len(found) != 1:
             return
@@ -203,19 +194,19 @@ class _Scan:
         """Record a column of a row group; return the bytes that one of its values decodes."""
         title = self._source.name_of(column.name)
         try:
-            if is_single_number(column):
+            if row_groups.is_single_number(column):
                 self._numbers[column.name] += _read_numbers(file, where, column, title).tobytes()
                 return 0
             extents = _find(file, stream, where.group, title)
             decoded_bytes = file.decoded_bytes(where.group, title)
-        except Unreadable as error:
+        except row_groups.Unreadable as error:
             where.refuse(title, str(error))
         if extents is not None:
             self._extents[column.name] += extents
-            if NOWHERE not in extents[::2]:
+            if row_groups.NOWHERE not in extents[::2]:
                 return 0
         else:
-            self._extents[column.name].frombytes(np.tile(np.array([NOWHERE, 0], np.int64), rows).tobytes())
+            self._extents[column.name].frombytes(np.tile(np.array([row_groups.NOWHERE, 0], np.int64), rows).tobytes())
         return decoded_bytes
 
     def _check_size(self, file: TableFile, where: "_Where", rows: int) -> None:
@@ -267,9 +258,9 @@ def _find(file: TableFile, stream: BinaryIO, group: int, title: str) -> "array[i
     if isinstance(file, ArrowFile):
         return file.extents(group, title)
     kind = file.schema.field(title).type
-    if not is_stored_as_bytes(kind):
+    if not row_groups.is_stored_as_bytes(kind):
         return None
-    path = f"{title}.{BYTES}" if is_image(kind) else title
+    path = f"{title}.{row_groups.BYTES}" if row_groups.is_image(kind) else title
     chunk = file.uncompressed(group, path)
     if chunk is None:
         return None
@@ -278,9 +269,9 @@ def _find(file: TableFile, stream: BinaryIO, group: int, title: str) -> "array[i
     return _extents_of(stream, chunk.start, chunk.end, _values(file, group, path), repeats=chunk.has_dictionary)
 
 
-def _values(file: ParquetFile, group: int, path: str) -> Iterator[memoryview | None]:
+def _values(file: row_groups.ParquetFile, group: int, path: str) -> Iterator[memoryview | None]:
     for piece in file.batches(group, path, ROWS_AT_ONCE):
-        values = piece.flatten()[0] if is_image(piece.type) else piece
+        values = piece.flatten()[0] if row_groups.is_image(piece.type) else piece
         for value in values:
             raw = value.as_buffer()
             # it is of signed ones, unequal to all bytes
@@ -300,7 +291,7 @@ def _extents_of(
     behind = start
     for value in values:
         if value is None:
-            found.extend((NOWHERE, 0))
+            found.extend((row_groups.NOWHERE, 0))
             continue
         size = value.nbytes
         place = _next_place(stream, behind, end, value)
@@ -308,7 +299,7 @@ def _extents_of(
         if place is not None:
             behind = place + size
             known.setdefault(name, place)
-        elif name in known and read_at(stream, known[name], size) == value:
+        elif name in known and row_groups.read_at(stream, known[name], size) == value:
             place = known[name]
         else:
             return None
@@ -319,9 +310,9 @@ def _extents_of(
 def _next_place(stream: BinaryIO, behind: int, end: int, value: memoryview) -> int | None:
     size = value.nbytes
     for guess in (behind + LENGTH_BYTES, behind):
-        if guess + size <= end and read_at(stream, guess, size) == value:
+        if guess + size <= end and row_groups.read_at(stream, guess, size) == value:
             return guess
-    window = read_at(stream, behind, max(0, min(GAP_BYTES + size, end - behind)))
+    window = row_groups.read_at(stream, behind, max(0, min(GAP_BYTES + size, end - behind)))
     offset = window.find(value)
     return None if offset < 0 else behind + offset
 

@@ -9,16 +9,8 @@ from typing import BinaryIO
 from google.protobuf.message import DecodeError
 
 from batchd.errors import SourceInvalid
+from batchd.sources import recognise
 from batchd.sources.interface import FoundFiles, Recognised
-from batchd.sources.recognise import (
-    LOOKED_AT,
-    left_out_note,
-    named_fields,
-    of_kind,
-    patterns_of,
-    training_part,
-    type_of,
-)
 from batchd.sources.tfrecord.frames import FOOTER, HEADER
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.tfrecord.reader import Example, Feature
@@ -28,22 +20,26 @@ from batchd.storage.survey import Survey
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, TFRecordSource))
+    names, notes = recognise.training_part(recognise.of_kind(files, TFRecordSource))
     path = files.root / os.fsdecode(names[0])
     with survey.open(path) as stream:
-        examples = list(islice(_examples(path, stream), LOOKED_AT))
+        examples = list(islice(_examples(path, stream), recognise.LOOKED_AT))
     values: dict[str, list[object]] = {}
     for features in examples:
         for name, value in features.items():
             values.setdefault(name, []).append(value)
-    found = {name: type_of(_alike(those)) for name, those in sorted(values.items()) if len(those) == len(examples)}
+    found = {
+        name: recognise.type_of(_alike(those)) for name, those in sorted(values.items()) if len(those) == len(examples)
+    }
     types = {name: text for name, text in found.items() if text is not None}
     if not types:
         raise SourceInvalid(f"{path}: the first records have no feature in common; batchd reads `tf.train.Example`")
-    fields = named_fields(types)
-    source = TFRecordSource(root=files.root, shards=patterns_of(files, names), fields=fields.fields, names=fields.names)
+    fields = recognise.named_fields(types)
+    source = TFRecordSource(
+        root=files.root, shards=recognise.patterns_of(files, names), fields=fields.fields, names=fields.names
+    )
     left_out = [name for name in sorted(values) if name not in types]
-    return Recognised(source, names, (*notes, *left_out_note("feature", left_out)))
+    return Recognised(source, names, (*notes, *recognise.left_out_note("feature", left_out)))
 
 
 def _examples(path: Path, stream: BinaryIO) -> Iterator[dict[str, object]]:

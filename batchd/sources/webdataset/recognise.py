@@ -15,22 +15,13 @@ from batchd.samples.columns import parse_column
 from batchd.sources.arrays.index import read_header
 from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.recognise import LOOKED_AT, field_name, left_out_note, of_kind, patterns_of, training_part, type_of
-from batchd.sources.webdataset.options import (
-    ARRAY_ENDING,
-    IMAGE_ENDINGS,
-    JSON_ENDING,
-    LABEL,
-    LABEL_ENDING,
-    TEXT_ENDING,
-    WebDatasetSource,
-    usual_member,
-)
+from batchd.sources.webdataset import options
 from batchd.sources.webdataset.scan import LABEL_BYTES_MAX, TarMember, TarSample, content_of, samples_in
 from batchd.storage.survey import Survey
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, WebDatasetSource))
+    names, notes = training_part(of_kind(files, options.WebDatasetSource))
     path = files.root / os.fsdecode(names[0])
     with survey.open(path) as stream:
         samples = list(islice(samples_in(path, stream), LOOKED_AT))
@@ -42,13 +33,13 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     types = {name: text for name, (text, _member) in found.items()}
     if not types:
         raise SourceInvalid(f"{path}: the first samples have no member in common that batchd reads")
-    usual = {name: usual_member(parse_column(name, text)).text for name, text in types.items()}
+    usual = {name: options.usual_member(parse_column(name, text)).text for name, text in types.items()}
     members = {name: member for name, (_text, member) in found.items() if member != usual[name]}
-    source = WebDatasetSource(root=files.root, shards=shards, fields=types, names=members)
-    if not members and types == {"image": "image", LABEL: "int64"}:
-        source = WebDatasetSource(root=files.root, shards=shards)
+    source = options.WebDatasetSource(root=files.root, shards=shards, fields=types, names=members)
+    if not members and types == {"image": "image", options.LABEL: "int64"}:
+        source = options.WebDatasetSource(root=files.root, shards=shards)
     elif not members and list(types) == ["image"]:
-        source = WebDatasetSource(root=files.root, shards=shards, label="")
+        source = options.WebDatasetSource(root=files.root, shards=shards, label="")
     return Recognised(source, names, notes)
 
 
@@ -57,15 +48,17 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
     found: dict[str, tuple[str, str]] = {}
     left_out = []
     endings = dict.fromkeys(ending for sample in samples for ending in sample.members)
-    images = [ending for ending in endings if ending.lower() in IMAGE_ENDINGS]  # ImageNet has .JPEG
+    # in any case: ImageNet has .JPEG
+    images = [ending for ending in endings if ending.lower() in options.IMAGE_ENDINGS]
     if all(any(ending in sample.members for ending in images) for sample in samples):
-        found["image"] = "image", ";".join(IMAGE_ENDINGS if set(images) <= set(IMAGE_ENDINGS) else images)
+        is_usual = set(images) <= set(options.IMAGE_ENDINGS)
+        found["image"] = "image", ";".join(options.IMAGE_ENDINGS if is_usual else images)
     for ending in endings:
         if ending in images and "image" in found:
             continue
         members = [sample.members[ending] for sample in samples if ending in sample.members]
         whole = len(members) == len(samples) and all(member.size <= LABEL_BYTES_MAX for member in members)
-        fields = _fields(ending, members, stream) if whole or ending.endswith(IMAGE_ENDINGS) else {}
+        fields = _fields(ending, members, stream) if whole or ending.endswith(options.IMAGE_ENDINGS) else {}
         if not fields or len(members) < len(samples):
             left_out.append(f".{ending}")
             continue
@@ -76,18 +69,18 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
 def _fields(ending: str, members: list[TarMember], stream: BinaryIO) -> dict[str, tuple[str, str]]:
     """The fields of a member: type and member by name; empty if batchd cannot read it."""
     name, _dot, last = ending.rpartition(".")
-    if last in IMAGE_ENDINGS:
+    if last in options.IMAGE_ENDINGS:
         return {field_name(name or last): ("image", ending)}
     contents = [content_of(stream, member) for member in members]
     try:
-        if last == JSON_ENDING:
+        if last == options.JSON_ENDING:
             return _json_fields(ending, [json.loads(content) for content in contents])
-        if last == LABEL_ENDING and all(content.strip().lstrip(b"-").isdigit() for content in contents):
-            return {LABEL if not name else field_name(name): ("int64", ending)}
-        if last in (LABEL_ENDING, TEXT_ENDING):
+        if last == options.LABEL_ENDING and all(content.strip().lstrip(b"-").isdigit() for content in contents):
+            return {options.LABEL if not name else field_name(name): ("int64", ending)}
+        if last in (options.LABEL_ENDING, options.TEXT_ENDING):
             all(content.decode() for content in contents)
-            return {field_name(name or ("text" if last == TEXT_ENDING else LABEL)): ("text", ending)}
-        if last == ARRAY_ENDING:
+            return {field_name(name or ("text" if last == options.TEXT_ENDING else options.LABEL)): ("text", ending)}
+        if last == options.ARRAY_ENDING:
             return {field_name(name or "array"): (_array_type(ending, contents), ending)}
     except (ValueError, RecursionError, SourceInvalid):
         pass
@@ -113,4 +106,4 @@ def _json_fields(ending: str, objects: list[Any]) -> dict[str, tuple[str, str]]:
     return found
 
 
-RECOGNISE = {WebDatasetSource: _recognise}
+RECOGNISE = {options.WebDatasetSource: _recognise}
