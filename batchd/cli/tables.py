@@ -95,11 +95,10 @@ def paragraph(text: str, width: int, first: str = "", indent: int = 2) -> str:
     )
 
 
-def own_console(width: int | None = None) -> Console:
+def own_console() -> Console:
     """Standard output: as wide as the terminal, or wide and without a line cut short."""
-    return Console(
-        markup=False, highlight=False, width=width or (None if sys.stdout.isatty() else PIPED_COLUMNS), soft_wrap=False
-    )
+    width = None if sys.stdout.isatty() else PIPED_COLUMNS
+    return Console(markup=False, highlight=False, width=width, soft_wrap=False)
 
 
 def echo(console: Console, parts: Iterable[RenderableType]) -> None:

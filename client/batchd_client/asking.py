@@ -61,16 +61,15 @@ def ask_status(session: Session, timeout_s: float = ANSWER_TIMEOUT_S) -> DaemonS
     return read_status(session.request(AskStatus, Status, time.monotonic() + timeout_s).status)
 
 
-def ask_reports(
-    session: Session, stream: str, after: int = 0, timeout_s: float = ANSWER_TIMEOUT_S
-) -> Iterator[ReportPage]:
-    """Yield pages of the reports about a stream, those behind number ``after``.
+def ask_reports(session: Session, stream: str) -> Iterator[ReportPage]:
+    """Yield pages of the reports about a stream; none without reports or such a stream.
 
-    There is none without reports or such a stream. Raises as ``ask_status``.
+    Raises as ``ask_status``.
     """
+    after = 0
     while True:
         ask = partial(AskStatus, reports_of=stream, reports_after=after)
-        page = read_status(session.request(ask, Status, time.monotonic() + timeout_s).status).reports
+        page = read_status(session.request(ask, Status, time.monotonic() + ANSWER_TIMEOUT_S).status).reports
         if page is None or not page.heads:
             return
         yield page
