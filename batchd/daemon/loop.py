@@ -44,31 +44,11 @@ from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.mapped_files import unmap_loaded_pages
+from batchd.orders import worker as orders
 from batchd.orders.rows import runs_of
-from batchd.orders.worker import (
-    CHUNKS_AT_ONCE,
-    QUARANTINED_AT_ONCE,
-    Chunk,
-    FillChunks,
-    ForgetSlots,
-    ForgetStream,
-    Quarantine,
-    UseSlot,
-)
+from batchd_wire import messages
 from batchd_wire.codec import Message
 from batchd_wire.fields import CHECKSUM
-from batchd_wire.messages import (
-    AskBad,
-    AskReload,
-    AskStatus,
-    BadSamples,
-    PlaceLent,
-    Producing,
-    PushTaken,
-    Refused,
-    Status,
-    Subscribed,
-)
 from batchd_wire.slot import SlotHeader
 from batchd_wire.status import DaemonFacts, DaemonStatus, LocalCounts, PoolStatistics, TcpCounts, plain_status
 
@@ -117,7 +97,7 @@ class Loop:
     _book: WorkerBook = field(default_factory=WorkerBook)
     _reports: dict[int, StreamReports] = field(default_factory=dict)
     """By the stream's number, from its first report on."""
-    _fills: dict[int, FillChunks] = field(default_factory=dict)
+    _fills: dict[int, orders.FillChunks] = field(default_factory=dict)
     """Orders of this round that were not sent yet, by worker."""
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _next_tick_s: float = 0.0
@@ -281,11 +261,11 @@ class Loop:
     def _answer(self, query: Query) -> None:
         """Begin a reload, which is answered at its end; answer any other query at once."""
         message, door = query.message, self.doors.of(query.session)
-        if isinstance(message, AskReload):
+        if isinstance(message, messages.AskReload):
             self.reloader.ask(query.session, message.request)
-        elif door is not None and isinstance(message, AskBad):
+        elif door is not None and isinstance(message, messages.AskBad):
             door.answer(query.session, self._bad_samples(message))
-        elif door is not None and isinstance(message, AskStatus):
+        elif door is not None and isinstance(message, messages.AskStatus):
             status = self._status(monotonic())
             shown = tuple(stream for stream in status.streams if door.may_read(query.session, stream.name))
             # links name streams, too
@@ -306,7 +286,7 @@ class Loop:
                     last = message.reports_last
                     page = reports.last(last) if last else reports.page(message.reports_after)
                 status = DaemonStatus(status.daemon, (), (), (), reports=page)
-            door.answer(query.session, Status(message.request, plain_status(status)))
+            door.answer(query.session, messages.Status(message.request, plain_status(status)))
 
     def _status(self, now: float) -> DaemonStatus:
         """Join what the core counts and what the daemon knows of its processes and connections."""
@@ -355,13 +335,13 @@ class Loop:
         names = {number: name for name, number in self.state.numbers.items()}
         return self.remote.statistics(self.state.links.by_number, names, now)
 
-    def _bad_samples(self, question: AskBad) -> Message:
+    def _bad_samples(self, question: messages.AskBad) -> Message:
         number = self.state.numbers.get(question.stream)
         if number is None:
-            return Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
+            return messages.Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
         listed = self.state.streams[number].bad.listed
         shown = sorted(listed.items())[:BAD_SHOWN_MAX]
-        return BadSamples(
+        return messages.BadSamples(
             question.request, len(listed), [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
         )
 
@@ -410,20 +390,20 @@ class Loop:
             return
         if self._book.enter_stream(worker, action.stream):
             self.workers.send(worker, stream.message, *stream.descriptors)
-            for first in range(0, len(stream.quarantined), QUARANTINED_AT_ONCE):
-                part = stream.quarantined[first : first + QUARANTINED_AT_ONCE]
-                self.workers.send(worker, Quarantine(action.stream, part))
+            for first in range(0, len(stream.quarantined), orders.QUARANTINED_AT_ONCE):
+                part = stream.quarantined[first : first + orders.QUARANTINED_AT_ONCE]
+                self.workers.send(worker, orders.Quarantine(action.stream, part))
         if self._book.enter_slot(worker, action.slot):
-            message = UseSlot(action.slot, self.memory.slot_bytes(action.slot))
+            message = orders.UseSlot(action.slot, self.memory.slot_bytes(action.slot))
             self.workers.send(worker, message, self.memory.writable(action.slot))
         fill = self._fills.get(worker)
-        if fill is not None and (fill.stream != action.stream or len(fill.chunks) == CHUNKS_AT_ONCE):
+        if fill is not None and (fill.stream != action.stream or len(fill.chunks) == orders.CHUNKS_AT_ONCE):
             self._send_orders(worker)
             fill = None
         if fill is None:
-            fill = self._fills[worker] = FillChunks(action.stream, [], is_packed=False)
+            fill = self._fills[worker] = orders.FillChunks(action.stream, [], is_packed=False)
         runs, places = runs_of(action.rows), list(action.places)
-        fill.chunks.append(Chunk(action.order, action.slot, *action.position, runs, places, action.share))
+        fill.chunks.append(orders.Chunk(action.order, action.slot, *action.position, runs, places, action.share))
 
     def _send_orders(self, worker: int) -> None:
         """Send the orders that a worker was given in this round."""
@@ -454,14 +434,14 @@ class Loop:
             stream = self.streams[number]
             if not stream.spec.decodes_here and self._book.enter_stream(gateway.book_number, number):
                 gateway.send(stream.message, stream.index_descriptor)
-                for first in range(0, len(stream.quarantined), QUARANTINED_AT_ONCE):
-                    part = stream.quarantined[first : first + QUARANTINED_AT_ONCE]
-                    gateway.send(Quarantine(number, part))
+                for first in range(0, len(stream.quarantined), orders.QUARANTINED_AT_ONCE):
+                    part = stream.quarantined[first : first + orders.QUARANTINED_AT_ONCE]
+                    gateway.send(orders.Quarantine(number, part))
 
     def _share_slot(self, remote: "RemoteWorkers", worker: int, slot: int) -> None:
         gateway = remote.gateway_of(worker)
         if gateway is not None and self._book.enter_slot(gateway.book_number, slot):
-            gateway.send(UseSlot(slot, self.memory.slot_bytes(slot)), self.memory.writable(slot))
+            gateway.send(orders.UseSlot(slot, self.memory.slot_bytes(slot)), self.memory.writable(slot))
 
     def _prove_chunk(self, action: act.ProveChunk) -> None:
         assert self.remote is not None, "there are no remote workers without it"
@@ -493,7 +473,7 @@ class Loop:
         stream, course = self.streams[action.stream], action.course
         self.doors.send(
             action.session,
-            Subscribed(
+            messages.Subscribed(
                 request=action.request,
                 subscription=action.subscription,
                 epoch=course.epoch,
@@ -549,20 +529,24 @@ class Loop:
         door = self.doors.of(action.session)
         if door is not None:
             door.share_mailbox(action.session, action.stream, mailbox)
-            door.send(action.session, Producing(action.request, action.stream, live.capacity, stream.place_layout))
+            door.send(
+                action.session, messages.Producing(action.request, action.stream, live.capacity, stream.place_layout)
+            )
         self._session_log.produces(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.producer.admitted")
 
     def _lend_place(self, action: act.LendPlace) -> None:
-        self.doors.send(action.session, PlaceLent(action.request, action.place))
+        self.doors.send(action.session, messages.PlaceLent(action.request, action.place))
         failpoints.passing("daemon.place.lent")
 
     def _take_sample(self, action: act.TakeSample) -> None:
         failpoints.passing("daemon.push.received")
-        self.doors.send(action.session, PushTaken(action.request, action.next_place))
+        self.doors.send(action.session, messages.PushTaken(action.request, action.next_place))
 
     def _refuse(self, action: act.Refuse) -> None:
-        self.doors.send(action.session, Refused(action.request, action.subscription, action.error, action.text))
+        self.doors.send(
+            action.session, messages.Refused(action.request, action.subscription, action.error, action.text)
+        )
 
     def _report_bad(self, action: act.ReportBad) -> None:
         stream = self.streams[action.stream]
@@ -585,14 +569,14 @@ class Loop:
         stream.quarantined.append(action.sample)
         _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
         for worker in self._book.workers_of(action.stream):
-            self._send(worker, Quarantine(action.stream, [action.sample]))
+            self._send(worker, orders.Quarantine(action.stream, [action.sample]))
 
     def _report_stopped(self, action: act.ReportStopped) -> None:
         _log.error("stream stopped", stream=self.streams[action.stream].name, reason=action.text)
 
     def _free_slots(self, action: act.FreeSlots) -> None:
         for worker, slots in self._book.drop_slots(action.slots).items():
-            self._send(worker, ForgetSlots(slots))
+            self._send(worker, orders.ForgetSlots(slots))
         for door in self.doors:
             door.withdraw_slots(action.slots)
         self.memory.free(action.slots)
@@ -603,6 +587,6 @@ class Loop:
         self._reports.pop(action.stream, None)
         self._delivering.discard(action.stream)
         for worker in self._book.drop_stream(action.stream):
-            self._send(worker, ForgetStream(action.stream))
+            self._send(worker, orders.ForgetStream(action.stream))
         stream.close()
         failpoints.passing("daemon.stream.ended")

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from batchd.orders.worker import BAD_PART, READ_PART
-from batchd_wire import status
+from batchd_wire.status import (
+    CacheStatistics,
+    DaemonStatus,
+    LinkStatistics,
+    PoolStatistics,
+    StreamStatistics,
+    SubscriptionStatistics,
+    TrainerStatistics,
+    WorkStatistics,
+)
 
 OWN_PART = "call"
 """The step that is a user's function."""
@@ -74,7 +83,7 @@ class WorkReading:
 class StreamReading:
     """One stream. ``now``: its second status. ``cache_grows``: its cache has more samples now."""
 
-    now: status.StreamStatistics
+    now: StreamStatistics
     work: WorkReading
     cache_grows: bool
 
@@ -84,7 +93,7 @@ class StreamReading:
         return self.now.name
 
     @property
-    def samples_cache(self) -> status.CacheStatistics | None:
+    def samples_cache(self) -> CacheStatistics | None:
         """Its cache, if that keeps samples, and not only access points."""
         return self.now.cache if self.now.cache is not None and self.now.cache.kind != "points" else None
 
@@ -96,8 +105,8 @@ class TrainerReading:
     ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both statuses.
     """
 
-    now: status.SubscriptionStatistics
-    who: status.TrainerStatistics
+    now: SubscriptionStatistics
+    who: TrainerStatistics
     stream: StreamReading
     seconds: float
     waits_s: Mapping[str, float]
@@ -125,7 +134,7 @@ class TrainerReading:
 class HostReading:
     """One worker host: its second status (``now``), and the differences from the first."""
 
-    now: status.LinkStatistics
+    now: LinkStatistics
     seconds: float
     samples: int
     busy_s: float
@@ -152,7 +161,7 @@ class HostReading:
 class PoolReading:
     """All worker hosts. ``hosts``: those of both statuses; ``bytes_per_s`` of rows, from all."""
 
-    now: status.PoolStatistics
+    now: PoolStatistics
     hosts: tuple[HostReading, ...]
     bytes_per_s: float
 
@@ -189,7 +198,7 @@ class Reading:
         return min(1.0, self.work_s / (self.seconds * self.workers)) if self.workers else 0.0
 
 
-def compare(before: status.DaemonStatus, after: status.DaemonStatus) -> Reading | None:
+def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
     """The difference of two statuses; None if they are of two daemons, or at one time."""
     seconds = after.daemon.uptime_s - before.daemon.uptime_s
     if seconds <= 0 or before.daemon.pid != after.daemon.pid:
@@ -231,7 +240,7 @@ def compare(before: status.DaemonStatus, after: status.DaemonStatus) -> Reading 
     )
 
 
-def _pool(before: status.PoolStatistics | None, after: status.PoolStatistics, seconds: float) -> PoolReading:
+def _pool(before: PoolStatistics | None, after: PoolStatistics, seconds: float) -> PoolReading:
     known = {link.link: link for link in before.links} if before is not None else {}
     hosts = [
         HostReading(
@@ -248,7 +257,7 @@ def _pool(before: status.PoolStatistics | None, after: status.PoolStatistics, se
     return PoolReading(after, tuple(hosts), max(0, came_bytes) / seconds)
 
 
-def _uncounted_s(before: status.DaemonStatus, after: status.DaemonStatus, seconds: float, deaths: int) -> float:
+def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deaths: int) -> float:
     """Time of unfinished work: of workers that hang, and of those that died with orders."""
     uncounted_s = 0.0
     workers = {worker.number: worker for worker in after.workers}
@@ -265,13 +274,13 @@ def _uncounted_s(before: status.DaemonStatus, after: status.DaemonStatus, second
     return uncounted_s
 
 
-def work_since_start(stream: status.StreamStatistics) -> WorkReading:
+def work_since_start(stream: StreamStatistics) -> WorkReading:
     """The workers' time for a stream since the daemon started."""
-    nothing = status.WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
+    nothing = WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
     return _work(replace(stream, decoded_samples=0, bad_rows=0, work=nothing), stream)
 
 
-def _work(before: status.StreamStatistics, after: status.StreamStatistics) -> WorkReading:
+def _work(before: StreamStatistics, after: StreamStatistics) -> WorkReading:
     former, work = before.work, after.work
     spent: dict[str, float] = {}
     for sign, parts in ((1, work.parts), (-1, former.parts)):
@@ -298,9 +307,9 @@ def _work(before: status.StreamStatistics, after: status.StreamStatistics) -> Wo
 
 
 def _trainer(
-    before: status.SubscriptionStatistics,
-    after: status.SubscriptionStatistics,
-    who: status.TrainerStatistics,
+    before: SubscriptionStatistics,
+    after: SubscriptionStatistics,
+    who: TrainerStatistics,
     stream: StreamReading,
     seconds: float,
 ) -> TrainerReading:

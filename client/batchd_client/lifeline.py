@@ -25,21 +25,11 @@ import zmq
 from batchd_client.errors import ConnectTimeout, DaemonUnavailable, ProtocolError, error_for_code
 from batchd_client.memory import Mailbox, SlotMemory
 from batchd_client.sockets import Socket, Sockets, Turn
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import PROTOCOL_VERSION, messages
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey
-from batchd_wire.messages import (
-    TO_TRAINER_LIFELINE,
-    AskWritable,
-    Hello,
-    MailboxShared,
-    Refused,
-    SlotsGone,
-    SlotShared,
-    Welcome,
-)
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import CONNECTING_OPTIONS, CURVE_BYTES, PIECE_BYTES, unpack_monitor_event
 
@@ -93,7 +83,7 @@ class Lifeline:
         """Map and unmap memory as announced. Raises ``SessionLost`` and ``ProtocolError``."""
         while True:
             try:
-                message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
+                message, descriptors = receive_message(self._socket, messages.TO_TRAINER_LIFELINE)
             except BlockingIOError:
                 return
             except ChannelClosed:
@@ -101,12 +91,12 @@ class Lifeline:
             except MalformedMessage as error:
                 raise ProtocolError(f"on the lifeline: {error}") from None
             match message, descriptors:
-                case SlotShared(), [descriptor]:
+                case messages.SlotShared(), [descriptor]:
                     slots[message.slot] = SlotMemory(descriptor, message.slot_bytes)
-                case SlotsGone(), []:
+                case messages.SlotsGone(), []:
                     for slot in message.slots:
                         slots.pop(slot, None)
-                case MailboxShared(), [descriptor]:
+                case messages.MailboxShared(), [descriptor]:
                     mailboxes[message.stream] = Mailbox(descriptor, message.mailbox_bytes)
                 case _:
                     _close(descriptors)
@@ -123,21 +113,21 @@ class Lifeline:
         try:
             # If the daemon has already refused us, its last message has the reason.
             with suppress(ChannelClosed):
-                send_message(self._socket, Hello(PROTOCOL_VERSION, name, os.getpid()))
+                send_message(self._socket, messages.Hello(PROTOCOL_VERSION, name, os.getpid()))
             if not self.wait(deadline):
                 raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
-            message, descriptors = receive_message(self._socket, TO_TRAINER_LIFELINE)
+            message, descriptors = receive_message(self._socket, messages.TO_TRAINER_LIFELINE)
         except ChannelClosed:
             raise DaemonBusy(f"the daemon closed {self.path} without a word") from None
         except MalformedMessage as error:
             raise ProtocolError(f"on {self.path}: {error}") from None
         _close(descriptors)
         match message:
-            case Welcome(secret=secret) if len(secret) == SECRET_BYTES:
+            case messages.Welcome(secret=secret) if len(secret) == SECRET_BYTES:
                 return secret
-            case Refused(error=ErrorCode.DRAINING, text=text):
+            case messages.Refused(error=ErrorCode.DRAINING, text=text):
                 raise DaemonBusy(f"the daemon is shutting down: {text}")
-            case Refused(error=code, text=text):
+            case messages.Refused(error=code, text=text):
                 raise error_for_code(code, text)
             case _:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome on {self.path}")
@@ -166,7 +156,7 @@ def open_lifeline(  # noqa: PLR0913  facts of one session
             connecting.connect(os.fspath(path))
         secret = lifeline.introduce(name, deadline)
         if writable_slots:
-            send_message(connecting, AskWritable())
+            send_message(connecting, messages.AskWritable())
     except BlockingIOError:
         raise DaemonBusy(f"{path} has more trainers waiting to connect than the kernel queues") from None
     except ChannelClosed:

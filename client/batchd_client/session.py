@@ -24,25 +24,9 @@ import zmq
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
 from batchd_client.lifeline import DaemonBusy, Lifeline, RemoteLink, SessionLost
 from batchd_client.memory import Mailbox, SlotMemory
-from batchd_wire import PROTOCOL_VERSION
+from batchd_wire import PROTOCOL_VERSION, messages
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
-from batchd_wire.messages import (
-    TO_TRAINER,
-    TO_TRAINER_REMOTE,
-    Greet,
-    Greeted,
-    Handle,
-    Handles,
-    Join,
-    Joined,
-    Open,
-    Opened,
-    Parcel,
-    Refused,
-    Subscribed,
-    Unsubscribe,
-)
 from batchd_wire.runtime import host_id
 from batchd_wire.tcp import part_of
 
@@ -86,7 +70,7 @@ class Session:
         self.forgotten: deque[OwnerToken] = deque()
         """Subscriptions whose owner is gone; appended to in any thread, at any time."""
         self.link = link
-        self._vocabulary = TO_TRAINER if isinstance(link, Lifeline) else TO_TRAINER_REMOTE
+        self._vocabulary = messages.TO_TRAINER if isinstance(link, Lifeline) else messages.TO_TRAINER_REMOTE
         self.endpoint = endpoint
         self.daemon_version = ""
         self.slots: dict[int, SlotMemory] = {}
@@ -171,7 +155,7 @@ class Session:
             subscription = self._subscriptions.get(number)
             if subscription is not None and subscription.reports is not None and subscription.reports.has_news:
                 self.give_back(subscription)
-            if not self.send(Unsubscribe(number, subscription.leased if subscription is not None else 0)):
+            if not self.send(messages.Unsubscribe(number, subscription.leased if subscription is not None else 0)):
                 self._lose("ZeroMQ takes no message, though the lifeline is open")
             if subscription is not None:
                 subscription.reports = None
@@ -286,19 +270,19 @@ class Session:
         except MalformedMessage as error:
             raise ProtocolError(f"on {self.endpoint}: {error}") from None
         self.last_message_s = time.monotonic()
-        if type(message) is Handles:
+        if type(message) is messages.Handles:
             for values in message.handles:
-                if len(values) < Handle.required:
+                if len(values) < messages.Handle.required:
                     raise ProtocolError(f"on {self.endpoint}: a handle of {len(values)} fields")
-                self._sort_handle(Handle(*values[: len(Handle.field_names)]))
-        elif type(message) is Handle:
+                self._sort_handle(messages.Handle(*values[: len(messages.Handle.field_names)]))
+        elif type(message) is messages.Handle:
             self._sort_handle(message)
-        elif type(message) is Parcel:
+        elif type(message) is messages.Parcel:
             self._receive_parcel(source, message)
         else:
             self._take(message)
 
-    def _sort_handle(self, handle: Handle) -> None:
+    def _sort_handle(self, handle: messages.Handle) -> None:
         subscription = self._subscriptions.get(handle.subscription)
         if subscription is not None:
             subscription.add_handle(handle)
@@ -353,12 +337,14 @@ class Session:
 
     def open(self, secret: bytes, deadline: float) -> None:
         """Tie the ZeroMQ connection to the lifeline: first exchange of a local session."""
-        self.daemon_version = self._exchange(OPENING, Open(PROTOCOL_VERSION, secret), Opened, deadline).daemon
+        self.daemon_version = self._exchange(
+            OPENING, messages.Open(PROTOCOL_VERSION, secret), messages.Opened, deadline
+        ).daemon
 
-    def greet(self, name: str, deadline: float) -> Greeted:
+    def greet(self, name: str, deadline: float) -> messages.Greeted:
         """Begin a session over TCP, of the run called ``name``: its first exchange."""
-        greet = Greet(PROTOCOL_VERSION, name, os.getpid(), host_id())
-        greeted = self._exchange(OPENING, greet, Greeted, deadline)
+        greet = messages.Greet(PROTOCOL_VERSION, name, os.getpid(), host_id())
+        greeted = self._exchange(OPENING, greet, messages.Greeted, deadline)
         self.daemon_version = greeted.daemon
         return greeted
 
@@ -368,7 +354,7 @@ class Session:
         self._sources.append(socket)
         self.descriptors += [int(socket.getsockopt(zmq.FD)), link.descriptor]
         socket.connect(self.endpoint)
-        self._exchange(OPENING, Join(secret), Joined, deadline, socket)
+        self._exchange(OPENING, messages.Join(secret), messages.Joined, deadline, socket)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -401,7 +387,7 @@ class Session:
             raise ProtocolError(f"{type(reply).__name__} came in answer to {type(message).__name__}")
         return reply
 
-    def _receive_parcel(self, source: zmq.Socket[bytes], parcel: Parcel) -> None:
+    def _receive_parcel(self, source: zmq.Socket[bytes], parcel: messages.Parcel) -> None:
         """Copy the frames of a parcel into their buffer, checking every length."""
         subscription = self._subscriptions.get(parcel.subscription)
         if subscription is None:
@@ -421,24 +407,24 @@ class Session:
         subscription.add_part(parcel)
 
     def _take(self, message: Message) -> None:
-        if type(message) is Subscribed:
+        if type(message) is messages.Subscribed:
             self._unadopted.append(message.subscription)
-        if type(message) is Refused and message.request == 0:
+        if type(message) is messages.Refused and message.request == 0:
             self._take_refusal(message)
-        elif type(message) in {Opened, Greeted}:
+        elif type(message) in {messages.Opened, messages.Greeted}:
             if self._awaited != OPENING or self.daemon_version:
                 raise ProtocolError("the session was opened twice")
             self._answers.append(message)
-        elif type(message) is Joined:
+        elif type(message) is messages.Joined:
             if self._awaited != OPENING or not self._extra_connections:
                 raise ProtocolError("a connection joined that was there already")
             self._answers.append(message)
         elif getattr(message, "request", OPENING) == self._awaited:
-            if type(message) is Refused and message.error in _MEANS_LOST:
+            if type(message) is messages.Refused and message.error in _MEANS_LOST:
                 self._lose(f"the daemon says: {message.text}")
             self._answers.append(message)
 
-    def _take_refusal(self, refused: Refused) -> None:
+    def _take_refusal(self, refused: messages.Refused) -> None:
         subscription = self._subscriptions.get(refused.subscription)
         if refused.error in _MEANS_LOST or (subscription and refused.error == ErrorCode.UNKNOWN_SUBSCRIPTION):
             self._lose(f"the daemon says: {refused.text}")
@@ -457,7 +443,7 @@ class Session:
 
 
 def _accepted(reply: Message) -> Message:
-    if type(reply) is Refused:
+    if type(reply) is messages.Refused:
         raise error_for_code(reply.error, reply.text)
     return reply
 

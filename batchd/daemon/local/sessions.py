@@ -37,29 +37,11 @@ from batchd.daemon.local.listener import (
 from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
 from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.runtime import unusable
-from batchd_wire import OLDEST_VERSION
+from batchd_wire import OLDEST_VERSION, messages
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
-from batchd_wire.messages import (
-    TO_DAEMON,
-    TO_DAEMON_LIFELINE,
-    AskReload,
-    AskStatus,
-    AskWritable,
-    Handle,
-    Handles,
-    Hello,
-    MailboxShared,
-    Open,
-    Opened,
-    Refused,
-    SlotsGone,
-    SlotShared,
-    Subscribe,
-    Welcome,
-)
 from batchd_wire.status import LocalCounts, TrainerStatistics
 
 _log = structlog.get_logger()
@@ -204,17 +186,17 @@ class LocalDoor(Door):
             self._share_slot(session, grant.slot)
         if session is not None and session.takes_several:
             handles = self._handles.setdefault(session, [])
-            handles.append(list(Handle.values_of(grant)))
+            handles.append(list(messages.Handle.values_of(grant)))
             if len(handles) == HANDLES_AT_ONCE:
                 self._send_handles(session)
         else:
-            self.send(grant.session, Handle.filled_from(grant))
+            self.send(grant.session, messages.Handle.filled_from(grant))
         failpoints.passing("daemon.handle.sent")
 
     def _send_handles(self, session: Session) -> None:
         handles = self._handles.pop(session, None)
         if handles is not None and session.connection is not None and not session.is_disconnected:
-            self._send_to(session.connection, Handles(handles), session)
+            self._send_to(session.connection, messages.Handles(handles), session)
 
     def _connected(self, number: int) -> Session | None:
         session = self._by_number.get(number)
@@ -229,7 +211,7 @@ class LocalDoor(Door):
             except OSError as error:
                 if self._once_per_minute.allows("writable"):
                     _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
-        message = SlotShared(slot, memory.slot_bytes(slot))
+        message = messages.SlotShared(slot, memory.slot_bytes(slot))
         self._hand_over(session, message, memory.readable(slot) if writable is None else writable)
         if writable is not None:
             os.close(writable)
@@ -241,7 +223,7 @@ class LocalDoor(Door):
             session.slots -= known
             if known and not session.is_disconnected:
                 with suppress(ChannelClosed, BlockingIOError):
-                    send_message(session.lifeline, SlotsGone(sorted(known)), version=session.version)
+                    send_message(session.lifeline, messages.SlotsGone(sorted(known)), version=session.version)
 
     def share_mailbox(self, number: int, stream: int, mailbox: MailboxMemory) -> None:
         """Hand a producer a stream's mailbox, once. It may connect, so it may write."""
@@ -254,7 +236,7 @@ class LocalDoor(Door):
         except OSError as error:
             self._disconnect(session, f"cannot be given a mailbox: {error.strerror}")
             return
-        self._hand_over(session, MailboxShared(stream, mailbox.mailbox_bytes), descriptor)
+        self._hand_over(session, messages.MailboxShared(stream, mailbox.mailbox_bytes), descriptor)
         os.close(descriptor)
 
     def _hand_over(self, session: Session, message: Message, descriptor: int) -> None:
@@ -312,12 +294,12 @@ class LocalDoor(Door):
         """Send a peer the reason of its refusal, and log it."""
         if self._once_per_minute.allows(f"refused {credentials.user}"):
             _log.warning("trainer refused", pid=credentials.pid, user=credentials.user, reason=text)
-        _send_last(lifeline, Refused(0, 0, error, text))
+        _send_last(lifeline, messages.Refused(0, 0, error, text))
 
     def _read_lifeline(self, session: Session) -> None:
         """Read the lifeline: first a ``Hello``, then perhaps ``AskWritable``, then only its end."""
         try:
-            message, descriptors = receive_message(session.lifeline, TO_DAEMON_LIFELINE)
+            message, descriptors = receive_message(session.lifeline, messages.TO_DAEMON_LIFELINE)
         except BlockingIOError:
             return
         except ChannelClosed:
@@ -330,10 +312,10 @@ class LocalDoor(Door):
             os.close(descriptor)
         if session.is_disconnected:
             return
-        if isinstance(message, AskWritable):
+        if isinstance(message, messages.AskWritable):
             self._allow_writable(session)
             return
-        assert isinstance(message, Hello)
+        assert isinstance(message, messages.Hello)
         refusal = refused_version(message.version)
         if session.secret is not None:
             self._disconnect(session, "said Hello twice")
@@ -350,7 +332,9 @@ class LocalDoor(Door):
             session.secret = token_bytes(SECRET_BYTES)
             self._by_secret[session.secret] = session
             with suppress(ChannelClosed):  # its end of file is the next thing to hear
-                send_message(session.lifeline, Welcome(session.version, session.secret), version=session.version)
+                send_message(
+                    session.lifeline, messages.Welcome(session.version, session.secret), version=session.version
+                )
 
     def _allow_writable(self, session: Session) -> None:
         if session.secret is None:
@@ -427,7 +411,7 @@ class LocalDoor(Door):
         try:
             if len(frames) != 1:
                 raise MalformedMessage(f"{len(frames)} frames instead of one")
-            message = TO_DAEMON.decode(frames[0])
+            message = messages.TO_DAEMON.decode(frames[0])
         except MalformedMessage as error:
             self._reject(connection, session, ErrorCode.MALFORMED_MESSAGE, str(error))
             return
@@ -437,9 +421,9 @@ class LocalDoor(Door):
             self._understand(session, message)
 
     def _open(self, connection: ZmtpConnection, message: Message) -> None:
-        if not isinstance(message, Open):
+        if not isinstance(message, messages.Open):
             # Not logged: a trainer's last message may arrive after the end of its lifeline.
-            self._send_to(connection, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
+            self._send_to(connection, messages.Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "open the session first"), None)
             return
         refusal = refused_version(message.version)
         if refusal is not None:
@@ -457,19 +441,20 @@ class LocalDoor(Door):
         self._by_connection[connection] = session
         self._pending_sessions.remove(session)
         self._pending_connections.remove(connection)
-        self._send_to(connection, Opened(__version__), session)
+        self._send_to(connection, messages.Opened(__version__), session)
 
     def _understand(self, session: Session, message: Message) -> None:
         event = self._event_of(session.number, message)
-        if isinstance(message, Subscribe):
+        if isinstance(message, messages.Subscribe):
             session.takes_several = message.takes_several
         # a reader may not say what is served, nor see the rest of the configuration
-        is_owners = isinstance(message, AskReload) or (isinstance(message, AskStatus) and message.card_of is not None)
-        if isinstance(message, AskReload | AskStatus) and is_owners and not is_ours(session.user):
+        is_reload = isinstance(message, messages.AskReload)
+        is_owners = is_reload or (isinstance(message, messages.AskStatus) and message.card_of is not None)
+        if isinstance(message, messages.AskReload | messages.AskStatus) and is_owners and not is_ours(session.user):
             owner = f"root and the daemon's own user (number {os.geteuid()})"
-            use = "have it read its configuration again" if isinstance(message, AskReload) else "see its configuration"
+            use = "have it read its configuration again" if is_reload else "see its configuration"
             text = f"only {owner} may {use}"
-            self.send(session.number, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
+            self.send(session.number, messages.Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
         elif event is not None:
             self._daemon.enqueue(event)
         else:
@@ -479,7 +464,7 @@ class LocalDoor(Door):
     def _reject(self, connection: ZmtpConnection | None, session: Session | None, error: ErrorCode, text: str) -> None:
         """Answer an invalid message with its error number, and log it at most once a minute."""
         if connection is not None:
-            self._send_to(connection, Refused(0, 0, error, text), session)
+            self._send_to(connection, messages.Refused(0, 0, error, text), session)
         if self._once_per_minute.allows(f"reject {error}"):
             _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
 

@@ -46,24 +46,10 @@ from batchd.daemon.tcp.front import TcpFront
 from batchd.daemon.tcp.keys import RoleKeys
 from batchd.daemon.tcp.router import RouterLimits
 from batchd.daemon.tcp.sent_memory import SentMemory
-from batchd_wire import OLDEST_VERSION
+from batchd_wire import OLDEST_VERSION, messages
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
-from batchd_wire.messages import (
-    TO_DAEMON_REMOTE,
-    AskBad,
-    AskStatus,
-    Greet,
-    Greeted,
-    Join,
-    Joined,
-    Parcel,
-    Pull,
-    Refused,
-    Subscribe,
-    Unsubscribe,
-)
 from batchd_wire.runtime import host_id
 from batchd_wire.status import TcpCounts, TrainerStatistics
 from batchd_wire.tcp import PARTS_MAX, PIECE_BYTES, part_of
@@ -134,7 +120,7 @@ class TcpDoor(TcpFront, Door):
     def send(self, number: int, message: Message) -> None:
         """Send to a trainer, unless it is gone. A refused claim is forgotten."""
         session = self._sessions.by_number.get(number)
-        if session is not None and isinstance(message, Refused) and message.request:
+        if session is not None and isinstance(message, messages.Refused) and message.request:
             session.claims = {key: one for key, one in session.claims.items() if one.request != message.request}
         self.answer(number, message)
 
@@ -158,7 +144,7 @@ class TcpDoor(TcpFront, Door):
         connections = session.connections if claim is not None and claim.is_known else session.connections[:1]
         parts = max(1, min(len(connections), grant.count * layout.row_bytes // PIECE_BYTES))
         for part in range(parts):
-            parcel = Parcel.filled_from(grant, part=part, parts=parts)
+            parcel = messages.Parcel.filled_from(grant, part=part, parts=parts)
             frames = [view[start:end] for start, end in part_of(layout, grant.first, grant.count, part, parts)]
             sent_bytes = sum(map(len, frames))
             session.sent_bytes += sent_bytes
@@ -181,7 +167,7 @@ class TcpDoor(TcpFront, Door):
             session.marks.append((monotonic(), session.sent_bytes))
             session.questions = 0
             if not self._is_valid(session.key):
-                self._send(session, Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
+                self._send(session, messages.Refused(0, 0, ErrorCode.KEY_REFUSED, "the key has been revoked"))
                 self._end(session, "its key has been revoked")
 
     def _send(
@@ -234,11 +220,11 @@ class TcpDoor(TcpFront, Door):
         try:
             if len(frames) != 2:  # noqa: PLR2004  address and message
                 raise MalformedMessage(f"{len(frames) - 1} frames instead of one")
-            message = TO_DAEMON_REMOTE.decode(last.buffer)
+            message = messages.TO_DAEMON_REMOTE.decode(last.buffer)
         except MalformedMessage as error:
             self._reject(routing, last, ErrorCode.MALFORMED_MESSAGE, str(error))
             return
-        if session is None and isinstance(message, Join):
+        if session is None and isinstance(message, messages.Join):
             self._join(routing, last, message)
         elif session is None:
             self._greet(routing, last, message)
@@ -249,8 +235,8 @@ class TcpDoor(TcpFront, Door):
             self._understand(session, last, message)
 
     def _greet(self, routing: bytes, frame: zmq.Frame, message: Message) -> None:
-        if not isinstance(message, Greet):
-            self._refuse(routing, Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
+        if not isinstance(message, messages.Greet):
+            self._refuse(routing, messages.Refused(0, 0, ErrorCode.UNKNOWN_SESSION, "greet first"))
             return
         host = host_of(frame)
         if self._keys is None and not self._rate.admit(peer_network(host), monotonic()):
@@ -277,10 +263,10 @@ class TcpDoor(TcpFront, Door):
         self._connect(session, routing, frame)
         self._log_session("remote trainer", session, key=key.name if key else "", name=name)
         ipc_address = self._ipc_address if message.host and message.host == host_id() else ""
-        self._send(session, Greeted(__version__, ipc_address, secret))
+        self._send(session, messages.Greeted(__version__, ipc_address, secret))
         failpoints.passing("daemon.remote.greeted")
 
-    def _join(self, routing: bytes, frame: zmq.Frame, message: Join) -> None:
+    def _join(self, routing: bytes, frame: zmq.Frame, message: messages.Join) -> None:
         self._end_former(frame)
         session = self._sessions.by_secret.get(message.secret)
         most = self._limits.sessions_max
@@ -292,7 +278,7 @@ class TcpDoor(TcpFront, Door):
             text = f"{most} further connections are there already; raise sessions_max in [daemon]"
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, text)
         else:
-            self._send(session, Joined(), self._connect(session, routing, frame))
+            self._send(session, messages.Joined(), self._connect(session, routing, frame))
 
     def _connect(self, session: RemoteSession, routing: bytes, frame: zmq.Frame) -> Connection:
         """A connection belongs to this session from now on."""
@@ -301,40 +287,40 @@ class TcpDoor(TcpFront, Door):
         return connection
 
     def _understand(self, session: RemoteSession, frame: zmq.Frame, message: Message) -> None:
-        if isinstance(message, Subscribe | AskBad) and not session.may_read(message.stream):
+        if isinstance(message, messages.Subscribe | messages.AskBad) and not session.may_read(message.stream):
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
-            self._send(session, Refused(message.request, 0, ErrorCode.KEY_REFUSED, text))
+            self._send(session, messages.Refused(message.request, 0, ErrorCode.KEY_REFUSED, text))
             return
-        if isinstance(message, Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
+        if isinstance(message, messages.Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
             text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
-            self._send(session, Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
+            self._send(session, messages.Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
             return
-        if isinstance(message, AskStatus | AskBad) and not session.may_ask():
+        if isinstance(message, messages.AskStatus | messages.AskBad) and not session.may_ask():
             text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
-            self._send(session, Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
+            self._send(session, messages.Refused(message.request, 0, ErrorCode.TOO_OFTEN, text))
             return
         event = self._event_of(session.number, message)
         if event is None:
             text = f"{type(message).__name__} is not expected in an open session"
             self._reject(session.connections[0].routing, frame, ErrorCode.UNEXPECTED_MESSAGE, text)
-        elif isinstance(message, Unsubscribe):
+        elif isinstance(message, messages.Unsubscribe):
             # Its batches go back when they are sent, whatever the trainer has seen of them.
             session.claims.pop(message.subscription, None)
             self._daemon.enqueue(SubscriptionEnded(session.number, message.subscription, NUMBER_MAX))
         else:
             if isinstance(event, SubscriptionAsked):
                 session.claims[event.subscription] = OpenSubscription(event.request)
-            elif isinstance(message, Pull) and message.subscription in session.claims:
+            elif isinstance(message, messages.Pull) and message.subscription in session.claims:
                 session.claims[message.subscription].is_known = True
             self._daemon.enqueue(event)
 
-    def _refuse(self, routing: bytes, refusal: Refused) -> None:
+    def _refuse(self, routing: bytes, refusal: messages.Refused) -> None:
         self._answer_stranger(routing, refusal.encode(OLDEST_VERSION))
 
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
         """Answer an invalid message with its error number, and log it at most once a minute."""
         host = host_of(frame)
-        self._refuse(routing, Refused(0, 0, error, text))
+        self._refuse(routing, messages.Refused(0, 0, error, text))
         if self._once_per_minute.allows(f"reject {peer_network(host)}"):
             _log.warning("remote message rejected", error=int(error), reason=text, host=host)
 

@@ -30,21 +30,7 @@ from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.available import OomKills
 from batchd.daemon.memory.slots import ADVICE
-from batchd.orders.worker import (
-    NOTE,
-    NOTE_BYTES,
-    OUT_OF_MEMORY_STATUS,
-    TO_DAEMON_FROM_FORKSERVER,
-    TO_DAEMON_FROM_WORKER,
-    ChunksFilled,
-    Fork,
-    Forked,
-    NotForked,
-    Ready,
-    Reap,
-    StreamMeasured,
-    Work,
-)
+from batchd.orders import worker as orders
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 
@@ -113,8 +99,8 @@ class WorkerProcesses:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             ours.setblocking(False)
-            os.posix_fallocate(note, 0, NOTE_BYTES)
-            memory = mmap.mmap(note, NOTE_BYTES)
+            os.posix_fallocate(note, 0, orders.NOTE_BYTES)
+            memory = mmap.mmap(note, orders.NOTE_BYTES)
             process = _Process(number, ours, memory)
             self._selector.add(ours.fileno(), lambda: self._receive(process))
             where_it_fails.callback(self._selector.remove, ours.fileno())
@@ -205,7 +191,7 @@ class WorkerProcesses:
     def _receive(self, process: _Process) -> bool:
         """Read one message, so that workers take turns; False if there is none."""
         try:
-            message, descriptors = receive_message(process.channel, TO_DAEMON_FROM_WORKER)
+            message, descriptors = receive_message(process.channel, orders.TO_DAEMON_FROM_WORKER)
         except BlockingIOError:
             return False
         except ChannelClosed:
@@ -221,16 +207,16 @@ class WorkerProcesses:
         return True
 
     def _event(self, process: _Process, message: Message) -> Event:
-        if isinstance(message, Ready):
+        if isinstance(message, orders.Ready):
             if message.decoders != self.decoders:
                 self.decoders = message.decoders
                 _log.info("decoding", decoders=message.decoders)
             return WorkerReady(process.number)
-        if isinstance(message, StreamMeasured):
+        if isinstance(message, orders.StreamMeasured):
             return PartsNamed(message.stream, tuple(message.parts))
-        assert isinstance(message, ChunksFilled)
+        assert isinstance(message, orders.ChunksFilled)
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
-        return ChunkDone(process.number, tuple(message.orders), Work(*message.work), bad, message.hopeless)
+        return ChunkDone(process.number, tuple(message.orders), orders.Work(*message.work), bad, message.hopeless)
 
     def _on_exit(self, process: _Process, grandchild: Grandchild) -> None:
         """The kernel reports that the process has ended. What it reported before still counts."""
@@ -253,7 +239,7 @@ class WorkerProcesses:
         oom_killed = self._oom_kills.explain(monotonic(), is_killed=killed and status == -signal.SIGKILL)
         if status is None:
             return not process.is_killed, False
-        return killed and not oom_killed, oom_killed or status == OUT_OF_MEMORY_STATUS
+        return killed and not oom_killed, oom_killed or status == orders.OUT_OF_MEMORY_STATUS
 
     def _forget(self, process: _Process) -> None:
         self._selector.remove(process.channel.fileno())
@@ -272,7 +258,7 @@ the same first row each time."""
 
 
 def _read_note(memory: mmap.mmap) -> Note | None:
-    order, row_after, sample = NOTE.unpack_from(memory)
+    order, row_after, sample = orders.NOTE.unpack_from(memory)
     return Note(order, row_after - 1, sample) if row_after else None
 
 
@@ -308,7 +294,7 @@ class ForkServer:
             spare = [os.dup(channel), os.dup(note)]
             where_it_fails.callback(_close, spare)
             with suppress(ChannelClosed):  # it has just ended: its pidfd will report that
-                send_message(self._channel, Fork(worker), [channel, note])
+                send_message(self._channel, orders.Fork(worker), [channel, note])
             where_it_fails.pop_all()
         self._asked[worker] = spare
 
@@ -317,7 +303,7 @@ class ForkServer:
         if pid in self._children:
             self._children.remove(pid)
             with suppress(ChannelClosed, BlockingIOError):  # it is reaped at the fork server's end
-                send_message(self._channel, Reap(pid))
+                send_message(self._channel, orders.Reap(pid))
 
     def kill(self, reason: str) -> None:
         """End a fork server that misbehaves, and all of its workers with it."""
@@ -349,7 +335,7 @@ class ForkServer:
         _close(spare)
         spare.clear()
         try:
-            message, descriptors = receive_message(self._channel, TO_DAEMON_FROM_FORKSERVER)
+            message, descriptors = receive_message(self._channel, orders.TO_DAEMON_FROM_FORKSERVER)
         except BlockingIOError:
             return False
         except ChannelClosed:
@@ -359,9 +345,9 @@ class ForkServer:
             self._selector.remove(self._channel.fileno())
             self.kill(f"its answer cannot be read: {error}. If there are no descriptors left: {ADVICE}")
             return False
-        assert isinstance(message, Forked | NotForked)
+        assert isinstance(message, orders.Forked | orders.NotForked)
         del self._asked[message.worker]
-        if isinstance(message, Forked):
+        if isinstance(message, orders.Forked):
             (pidfd,) = descriptors
             self._children.add(message.pid)
             self._forked(message.worker, Grandchild(message.pid, pidfd))

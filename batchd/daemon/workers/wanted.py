@@ -19,15 +19,7 @@ from pathlib import Path
 from batchd.config.addresses import EVERYWHERE
 from batchd.core.state import DaemonState
 from batchd.core.stream import Stream
-from batchd.diagnosis.demand import (
-    ORDERS_AT_ONCE,
-    SLOTS_OF_A_TRAINER,
-    WINDOW_S,
-    PoolLimits,
-    StreamLoad,
-    WantedNumber,
-    WantedWorkers,
-)
+from batchd.diagnosis import demand
 
 INTERFACES = Path("/sys/class/net")
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -59,11 +51,11 @@ class WantedCount:
     def __init__(self, workers_max: int, interface: tuple[str, float | None]) -> None:
         self._workers_max = workers_max
         self.interface, self.interface_bytes_per_s = interface
-        self._rule = WantedWorkers()
+        self._rule = demand.WantedWorkers()
         self._kept: deque[tuple[float, dict[int, _Counts]]] = deque()
 
     @property
-    def now(self) -> WantedNumber:
+    def now(self) -> demand.WantedNumber:
         """The number at the last tick."""
         return self._rule.now
 
@@ -71,16 +63,16 @@ class WantedCount:
         """Read the counters, as of the core's last event. ``row_bytes``: by stream."""
         counts = {number: _counts(state.streams[number]) for number in state.numbers.values()}
         self._kept.append((state.now_s, counts))
-        while len(self._kept) > 2 and state.now_s - self._kept[1][0] >= WINDOW_S:  # noqa: PLR2004  a difference needs two
+        while len(self._kept) > 2 and state.now_s - self._kept[1][0] >= demand.WINDOW_S:  # noqa: PLR2004  a difference needs two
             self._kept.popleft()
         local = state.fleet.ready
         remote = sum(len(link.workers) for link in state.links.by_number.values() if not link.is_leaving)
-        limits = PoolLimits(local, remote, self._workers_max, self.interface, self.interface_bytes_per_s)
+        limits = demand.PoolLimits(local, remote, self._workers_max, self.interface, self.interface_bytes_per_s)
         self._rule.follow(self._loads(state, local + remote, row_bytes), limits)
 
-    def _loads(self, state: DaemonState, workers: int, row_bytes: Mapping[int, int]) -> Iterator[StreamLoad]:
+    def _loads(self, state: DaemonState, workers: int, row_bytes: Mapping[int, int]) -> Iterator[demand.StreamLoad]:
         (begun_s, former), (ended_s, latter) = self._kept[0], self._kept[-1]
-        seconds = max(WINDOW_S, ended_s - begun_s)  # in the first ones little was done
+        seconds = max(demand.WINDOW_S, ended_s - begun_s)  # in the first ones little was done
         for number, after in latter.items():
             before = former.get(number, _NO_COUNTS)
             work_s, samples = after.work_s - before.work_s, after.samples - before.samples
@@ -89,7 +81,7 @@ class WantedCount:
                 batches_before, waited_before_s = before.trainers.get(one, (0, 0.0))
                 trainers.append((batches - batches_before, min(1.0, (waited_s - waited_before_s) / seconds)))
             stream = state.streams[number]
-            yield StreamLoad(
+            yield demand.StreamLoad(
                 name=stream.spec.name,
                 busy_workers=work_s / seconds,
                 trainers=trainers,
@@ -112,8 +104,8 @@ def _ring_workers(stream: Stream, trainers: int, workers: int) -> float:
     """For how many workers the slots that no trainer has are enough; one slot for each at least."""
     batch_rows = stream.spec.plan.batch_size
     orders = -(-batch_rows // stream.chunk_rows(batch_rows, workers, 0, 1.0))
-    filling = max(trainers, stream.delivery.ring.slots_max - SLOTS_OF_A_TRAINER * trainers)
-    return filling * orders / ORDERS_AT_ONCE
+    filling = max(trainers, stream.delivery.ring.slots_max - demand.SLOTS_OF_A_TRAINER * trainers)
+    return filling * orders / demand.ORDERS_AT_ONCE
 
 
 def interface_of(address: str) -> tuple[str, float | None]:
