@@ -39,7 +39,7 @@ def _cold(bench: Bench) -> None:
 
 
 class Start(NamedTuple):
-    """Seconds of one start, CPU seconds that it took, and MB (PSS) with the first batch in hand."""
+    """Seconds of one start, CPU seconds that it took, and MB (PSS) once it has the first batch."""
 
     command_to_address_s: float
     command_to_batch_s: float

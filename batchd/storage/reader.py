@@ -15,7 +15,7 @@ and requests all of it at once:
 
     extents of one shard   | a | gap | b |        | c |      a, b: one request if the gap is short
 
-The kernel reads ahead extents of a slow disk, of this host or on a network, when it is told.
+A hint makes the kernel read ahead extents of a slow disk, of this host or on a network.
 
 Invariants: what is returned is the whole of one regular file as it was in one piece, or of one
 record, at most ``max_bytes`` long, within the bound, however links and folders change meanwhile.

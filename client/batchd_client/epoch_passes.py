@@ -145,8 +145,8 @@ class EpochPasses:
         known = self._record.rows
         if batches not in known:
             raise ReportInvalid(
-                f"batch {batches} is not among the last {len(known)} of the present iteration of stream {self.stream.name!r}, "
-                f"of which {self.taken} were taken; the first one is 1"
+                f"batch {batches} is not among the last {len(known)} of the present iteration of stream {self.stream.name!r}; "
+                f"{self.taken} were taken, and the first one is 1"
             )
         return known[batches]
 

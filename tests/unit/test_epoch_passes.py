@@ -156,7 +156,7 @@ def test_the_rows_of_a_counted_batch_are_known_however_far_is_read_ahead():
     read(passes, 1)
     assert passes.rows(1)[:2] == (1, 0)
     for number in (0, 2):
-        with pytest.raises(ReportInvalid, match=f"batch {number} is not among the last 1 of .*, of which 1 were taken"):
+        with pytest.raises(ReportInvalid, match=f"batch {number} is not among the last 1 of .*; 1 were taken"):
             passes.rows(number)
 
 
