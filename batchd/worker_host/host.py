@@ -31,24 +31,7 @@ from batchd.children import Linked
 from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.signals import Signals
 from batchd.errors import BatchdError
-from batchd.orders.link import (
-    INDEX_PART_BYTES,
-    LINK_VERSION,
-    Admitted,
-    AskIndex,
-    CannotOpen,
-    HostFill,
-    HostForget,
-    HostLimits,
-    HostOpened,
-    HostQuarantine,
-    HostServe,
-    HostStorage,
-    HostWithdraw,
-    IndexPart,
-    Leaving,
-    Register,
-)
+from batchd.orders import link as orders
 from batchd.orders.worker import TO_WORKER, ServeStream
 from batchd.pipeline.kinds import CONTENT_VERSION
 from batchd.samples.sizes import round_bytes
@@ -109,7 +92,7 @@ def run_host(options: HostOptions) -> None:
 class _Awaited:
     """A stream that waits for its index."""
 
-    served: HostServe
+    served: orders.HostServe
     serve: ServeStream
 
 
@@ -144,7 +127,7 @@ class WorkerHost:
         self._stops_at_once = False
         host = socket.gethostname()
         facts = options.name or host, host, os.getpid(), options.workers, os.uname().machine
-        self._connection.introduce(Register(LINK_VERSION, __version__, CONTENT_VERSION, *facts))
+        self._connection.introduce(orders.Register(orders.LINK_VERSION, __version__, CONTENT_VERSION, *facts))
 
     def run(self) -> None:
         """Run until a signal ends it. Raises ``BatchdError``."""
@@ -170,7 +153,7 @@ class WorkerHost:
         _log.info("leaving", signal=number.name, within_s=LEAVE_S)
         self._deadline_s = monotonic() + LEAVE_S
         self._workers.leave()
-        self._connection.send(Leaving(self._connection.link))
+        self._connection.send(orders.Leaving(self._connection.link))
 
     def close(self) -> None:
         """End everything."""
@@ -211,26 +194,26 @@ class WorkerHost:
     def _received(self, message: Message, frames: Sequence[memoryview]) -> None:
         """Act on a message of the present link."""
         match message:
-            case Admitted():
+            case orders.Admitted():
                 self._begin_link(message)
-            case HostServe():
+            case orders.HostServe():
                 self._serve(message)
-            case IndexPart():
+            case orders.IndexPart():
                 self._take_part(message, frames)
-            case HostFill():
+            case orders.HostFill():
                 stream = self._streams.get(message.stream)
                 if stream is None or not self._workers.fill(message, stream):
                     self._connection.close(f"the gateway sent an invalid order: {message}")
-            case HostWithdraw():
+            case orders.HostWithdraw():
                 self._workers.withdraw(message.worker, message.order)
-            case HostQuarantine():
+            case orders.HostQuarantine():
                 self._quarantine(message)
-            case HostStorage() | HostLimits():
+            case orders.HostStorage() | orders.HostLimits():
                 self._use_limits(message)
-            case HostForget():
+            case orders.HostForget():
                 self._forget(message.stream)
 
-    def _begin_link(self, message: Admitted) -> None:
+    def _begin_link(self, message: orders.Admitted) -> None:
         _log.info("connected to the gateway", link=message.link, gateway=self._connection.address)
         self._former_until_s = min(self._former_until_s, monotonic() + FORMER_KEPT_S)
         self._workers.begin_link(message.link, message.sample_timeout_s)
@@ -250,7 +233,7 @@ class WorkerHost:
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def _serve(self, served: HostServe) -> None:
+    def _serve(self, served: orders.HostServe) -> None:
         """Open a stream, continue one of the last link, or get its index first."""
         try:
             serve = TO_WORKER.decode(served.serve)
@@ -268,7 +251,7 @@ class WorkerHost:
             self._use_storage(serve.storage)
             known = set(former.quarantined)
             self._workers.quarantine(former, [sample for sample in served.quarantined if sample not in known])
-            self._connection.send(HostOpened(self._connection.link, serve.stream))
+            self._connection.send(orders.HostOpened(self._connection.link, serve.stream))
             return
         self._awaited[serve.stream] = _Awaited(served, serve)
         try:
@@ -276,7 +259,7 @@ class WorkerHost:
         except OSError as error:
             self._refuse(serve, f"no memory for its index of {round_bytes(served.index_bytes)}: {error.strerror}")
 
-    def _find_index(self, served: HostServe) -> None:
+    def _find_index(self, served: orders.HostServe) -> None:
         """Open the streams that wait for an index, or request the index. Raises ``OSError``."""
         index = self._indexes.get(served.digest)
         if index is None:
@@ -291,13 +274,13 @@ class WorkerHost:
 
     def _ask(self, index: ReceivedIndex) -> None:
         for offset in index.next_offsets():
-            self._connection.send(AskIndex(self._connection.link, index.digest, offset))
+            self._connection.send(orders.AskIndex(self._connection.link, index.digest, offset))
 
-    def _take_part(self, message: IndexPart, frames: Sequence[memoryview]) -> None:
+    def _take_part(self, message: orders.IndexPart, frames: Sequence[memoryview]) -> None:
         index = self._indexes.get(message.digest)
         if index is None or index.is_complete:
             return  # its stream was forgotten meanwhile
-        expected = min(INDEX_PART_BYTES, index.size - index.received)
+        expected = min(orders.INDEX_PART_BYTES, index.size - index.received)
         if message.offset != index.received or [len(frame) for frame in frames] != [expected]:
             self._connection.close("the gateway sent a part of an index that was not requested")
             return
@@ -339,7 +322,7 @@ class WorkerHost:
             self._streams[number] = stream
             self._renew_workers(stream)
             _log.info("stream opened", stream=stream.name, samples=one.serve.samples, cache=stream.message.cache)
-            self._connection.send(HostOpened(self._connection.link, number))
+            self._connection.send(orders.HostOpened(self._connection.link, number))
 
     def _renew_workers(self, stream: OpenedStream) -> None:
         """Replace the workers if they may have imported other versions of a stream's modules."""
@@ -352,18 +335,18 @@ class WorkerHost:
     def _refuse(self, serve: ServeStream, reason: str) -> None:
         """Report to the gateway that a stream cannot be filled here."""
         _log.error("stream cannot be filled here", stream=serve.name, reason=reason)
-        self._connection.send(CannotOpen(self._connection.link, serve.stream, reason))
+        self._connection.send(orders.CannotOpen(self._connection.link, serve.stream, reason))
         self._forget(serve.stream)
 
-    def _quarantine(self, message: HostQuarantine) -> None:
+    def _quarantine(self, message: orders.HostQuarantine) -> None:
         stream, awaited = self._streams.get(message.stream), self._awaited.get(message.stream)
         if stream is not None:
             self._workers.quarantine(stream, message.samples)
         elif awaited is not None:
             awaited.served.quarantined.extend(message.samples)
 
-    def _use_limits(self, message: HostStorage | HostLimits) -> None:
-        if isinstance(message, HostStorage):
+    def _use_limits(self, message: orders.HostStorage | orders.HostLimits) -> None:
+        if isinstance(message, orders.HostStorage):
             self._use_storage(message.storage)
         else:
             self._workers.use_limits(message.sample_timeout_s)

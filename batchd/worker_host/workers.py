@@ -33,20 +33,9 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd.daemon.workers.interface import WorkerBook
 from batchd.daemon.workers.local import WorkerProcesses
+from batchd.orders import worker as orders
 from batchd.orders.link import ORDERS_MAX, HostFill, HostFilled, WorkerDown, WorkerUp
 from batchd.orders.rows import Rows, are_runs, rows_of
-from batchd.orders.worker import (
-    NO_WORK,
-    QUARANTINED_AT_ONCE,
-    Chunk,
-    FillChunks,
-    ForgetSlots,
-    ForgetStream,
-    Quarantine,
-    UseSlot,
-    UseStorage,
-    Work,
-)
 from batchd.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.worker_host.streams import OpenedStream
 from batchd_wire.codec import Message
@@ -154,7 +143,7 @@ class HostWorkers:
     def use_storage(self, storage: tuple[int, int, int]) -> None:
         """Have all workers use these limits for file servers."""
         for worker in self._processes.pids():
-            self._processes.send(worker, UseStorage(storage))
+            self._processes.send(worker, orders.UseStorage(storage))
 
     def renew(self, reason: str) -> None:
         """Replace all workers; their orders end with them."""
@@ -174,9 +163,9 @@ class HostWorkers:
         keys = [key for key in self._scratches if key[1] == stream.number]
         scratches = [one for key in keys for one in self._scratches.pop(key)]
         for worker, slots in self._book.drop_slots(one.number for one in scratches).items():
-            self._processes.send(worker, ForgetSlots(slots))
+            self._processes.send(worker, orders.ForgetSlots(slots))
         for worker in self._book.drop_stream(stream.number):
-            self._processes.send(worker, ForgetStream(stream.number))
+            self._processes.send(worker, orders.ForgetStream(stream.number))
         for scratch in scratches:
             scratch.close()
 
@@ -265,7 +254,7 @@ class HostWorkers:
     def _drop(self, worker: int, order: _HostOrder) -> None:
         """End an order that was not sent to its worker."""
         self._waiting[worker].remove(order)
-        self._send(HostFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
+        self._send(HostFilled(self._link, worker, order.fill.order, orders.NO_WORK, [], ""), ())
 
     def _begin_orders(self, number: int) -> None:
         """Send waiting orders to a worker while it takes orders and has memory for them."""
@@ -306,17 +295,17 @@ class HostWorkers:
             self._processes.send(number, stream.message, *stream.descriptors)
             self._tell_quarantined(number, stream, stream.quarantined)
         if self._book.enter_slot(number, scratch.number):
-            self._processes.send(number, UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)
+            self._processes.send(number, orders.UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)
         position = Position(fill.epoch, fill.step)
         self._fleet.give(worker, Order(order.number, stream.number, Slot(scratch.number), position, order.rows))
         self._in_hand[order.number] = order
-        chunk = Chunk(order.number, scratch.number, *position, fill.runs, [])
-        self._processes.send(number, FillChunks(stream.number, [chunk], is_packed=True))
+        chunk = orders.Chunk(order.number, scratch.number, *position, fill.runs, [])
+        self._processes.send(number, orders.FillChunks(stream.number, [chunk], is_packed=True))
 
     def _tell_quarantined(self, worker: int, stream: OpenedStream, samples: Sequence[int]) -> None:
-        for first in range(0, len(samples), QUARANTINED_AT_ONCE):
-            part = list(samples[first : first + QUARANTINED_AT_ONCE])
-            self._processes.send(worker, Quarantine(stream.number, part))
+        for first in range(0, len(samples), orders.QUARANTINED_AT_ONCE):
+            part = list(samples[first : first + orders.QUARANTINED_AT_ONCE])
+            self._processes.send(worker, orders.Quarantine(stream.number, part))
 
     def _done(self, event: ChunkDone) -> None:
         """Send the rows of a finished order from the memory that the worker has filled."""
@@ -330,7 +319,7 @@ class HostWorkers:
         if not is_wanted:
             scratch.release()
         if fill.link == self._link:
-            work: Work = order.stream.as_daemon_counts(event.work)
+            work: orders.Work = order.stream.as_daemon_counts(event.work)
             self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
         self._begin_orders(event.worker)
 

@@ -41,15 +41,7 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.samples.values import default_value
-from batchd.sources.files.index import (
-    PROGRESS_EVERY,
-    GrowingIndex,
-    check_path_length,
-    files_neighbours,
-    find_files,
-    image_columns,
-    path_columns,
-)
+from batchd.sources.files import index as files_index
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.finding import FilePattern, find_in_shards
 from batchd.sources.interface import BuiltInKind
@@ -174,7 +166,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
     if source.fields:
         return _FoundMembers(source).scan(shards, survey)
-    growing = GrowingIndex(survey.progress, source.path_bytes)
+    growing = files_index.GrowingIndex(survey.progress, source.path_bytes)
     for number, path, stream, sample in _samples(source, shards, survey):
         image, label = _image(source, path, sample.members), _label(source, path, stream, sample.members)
         growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
@@ -205,7 +197,7 @@ class _FoundMembers:
             if len(firsts) == number:
                 firsts.append(len(self._starts))
             self._add(path, stream, sample)
-            if len(self._starts) % PROGRESS_EVERY == 0:
+            if len(self._starts) % files_index.PROGRESS_EVERY == 0:
                 survey.progress(len(self._starts))
         firsts.append(len(self._starts))
         survey.progress(firsts[-1])
@@ -230,7 +222,7 @@ class _FoundMembers:
 
     def _add(self, path: Path, stream: BinaryIO, sample: TarSample) -> None:
         key = os.fsencode(sample.key)
-        check_path_length(f"{path}: the name", key, self._source.path_bytes)
+        files_index.check_path_length(f"{path}: the name", key, self._source.path_bytes)
         start = next(iter(sample.members.values())).start
         self._starts.append(start)
         self._keys += key
@@ -312,18 +304,20 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
 
 def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
     if source.fields:
-        return *source.columns, *path_columns(source.path_bytes)
-    return image_columns(source.path_bytes)
+        return *source.columns, *files_index.path_columns(source.path_bytes)
+    return files_index.image_columns(source.path_bytes)
 
 
 def _neighbours(source: WebDatasetSource, index: SourceIndex) -> Neighbours:
     if "firsts" not in index.arrays:
-        return files_neighbours(source, index)
+        return files_index.files_neighbours(source, index)
     return in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"])
 
 
 def _find(source: WebDatasetSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
-    return find_in_shards(pattern, index) if "firsts" in index.arrays else find_files(source, index, pattern)
+    return (
+        find_in_shards(pattern, index) if "firsts" in index.arrays else files_index.find_files(source, index, pattern)
+    )
 
 
 KINDS = {
