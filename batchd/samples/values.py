@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from batchd.samples.columns import Column, Default
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.samples.errors import SampleUndecodable, SampleUnreadable, check_bytes
 from batchd.samples.kept_files import DecodedFile, FilePart
 from batchd_wire.views import Array
 from batchd_wire.wording import counted
@@ -31,8 +31,7 @@ class Unfitting(SampleUnreadable):
 def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value:
     """Parse stored bytes: an image's, UTF-8, or little-endian. Raises ``SampleUnreadable``."""
     raw = memoryview(raw).cast("B")
-    if raw.nbytes > max_bytes:
-        raise SampleUnreadable(f"{column.name} has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
+    check_bytes(raw.nbytes, max_bytes, f"{column.name} ")
     if column.kind == "encoded":
         if not raw.nbytes:
             raise SampleUnreadable(f"{column.name} is empty")

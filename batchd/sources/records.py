@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.samples.values import Value
 from batchd.sources.interface import PlainReader
 from batchd.storage.access import Storage
@@ -83,8 +83,7 @@ class RecordsReader(PlainReader):
     def read_line(self, record: RecordPlace, too_long: str) -> memoryview:
         """As ``read_bytes``, of a record that ends with its line; ``too_long``: the remedy."""
         size = record.end - record.start
-        if size > self.max_bytes:
-            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self.max_bytes}; {too_long}")
+        check_bytes(size, self.max_bytes, remedy=f"; {too_long}")
         line = self.read_bytes(record)
         if record.end < self._ends[record.file] and line[-1] != _LINE_FEED:
             raise SampleUnreadable("does not end where it did; the file was changed after the daemon read it")

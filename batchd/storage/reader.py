@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd import failpoints
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.storage.access import Storage
 from batchd.storage.ahead import Answer, Requested
 from batchd.storage.location import is_url
@@ -328,8 +328,7 @@ class BytesReader:
     def _check_size(self, size: int, start: int | None = None) -> None:
         if size == 0:
             raise SampleUnreadable("is empty" if start is None else f"is empty (at byte {start} of its {self._holder})")
-        if size > self._max_bytes:
-            raise SampleUnreadable(f"has {size} bytes, more than max_bytes = {self._max_bytes}")
+        check_bytes(size, self._max_bytes)
 
     def _cut(self, end: int, missing: int) -> SampleUnreadable:
         return SampleUnreadable(f"the {self._holder} ends at byte {end}, {missing} bytes before the sample does")

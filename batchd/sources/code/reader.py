@@ -26,7 +26,7 @@ from batchd.functions.load import FunctionFailed, FunctionUnusable, Here, NotAsD
 from batchd.functions.signature import Given
 from batchd.plugin import plugin_kind
 from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.samples.values import Value
 from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.sources.interface import OpenReader, PlainReader
@@ -167,8 +167,8 @@ def _values_of(columns: tuple[Column, ...], given: Mapping[str, object], max_byt
     except (NotAsDeclared, FunctionFailed) as error:
         raise SampleUnreadable(str(error)) from None
     for name, value in values.items():
-        if isinstance(value, memoryview) and value.nbytes > max_bytes:
-            raise SampleUnreadable(f"{name!r} has {value.nbytes} bytes, more than max_bytes = {max_bytes}")
+        if isinstance(value, memoryview):
+            check_bytes(value.nbytes, max_bytes, f"{name!r} ")
     return values
 
 

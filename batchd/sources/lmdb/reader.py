@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 
 from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
 from batchd.sources.interface import PlainReader
 from batchd.sources.lmdb.environment import Environment
@@ -107,8 +107,7 @@ def _number(column: Column, digits: bytes) -> Value:
 
 def unpacked(raw: memoryview, max_bytes: int) -> dict[str | bytes, object]:
     """A record in msgpack, of nothing but its own types. Raises ``SampleUnreadable``."""
-    if raw.nbytes > max_bytes:
-        raise SampleUnreadable(f"has {raw.nbytes} bytes, more than max_bytes = {max_bytes}")
+    check_bytes(raw.nbytes, max_bytes)
     try:
         record = msgpack.unpackb(raw, raw=False, strict_map_key=True, ext_hook=_refuse_extension)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:

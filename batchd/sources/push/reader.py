@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.samples.values import Value
 from batchd.sources.interface import PlainReader
 from batchd.sources.push.options import PushSource
@@ -80,8 +80,7 @@ class PushReader(PlainReader):
         if column.kind == "text":
             return _text(column.name, value)
         if column.kind == "image":
-            if extent.size > self._max_bytes:
-                raise SampleUnreadable(f"has {extent.size} bytes, more than max_bytes = {self._max_bytes}")
+            check_bytes(extent.size, self._max_bytes)
             return memoryview(value.data)
         if column.kind == "bool":
             value = value != 0  # a byte that is neither 0 nor 1 is no bool

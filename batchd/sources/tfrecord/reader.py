@@ -32,7 +32,7 @@ from google.protobuf.message_factory import GetMessageClass
 from numpy.typing import NDArray
 
 from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.samples.values import Value
 from batchd.sources.interface import PlainReader
 from batchd.sources.tfrecord.frames import FOOTER, HEADER, FeatureField, masked_crc, parts_of
@@ -242,8 +242,7 @@ class TFRecordReader(PlainReader):
         return _Record(shard, sample - self._firsts[shard], start, end - start - HEADER.size - FOOTER.size)
 
     def _data(self, record: _Record, checksum: int) -> bytes:
-        if record.size > self._max_bytes:
-            raise SampleUnreadable(f"has {record.size} bytes, more than max_bytes = {self._max_bytes}")
+        check_bytes(record.size, self._max_bytes)
         first = record.start + HEADER.size
         file = self._files[record.shard]
         data = self._bytes.read_up_to(file, first, record.size)

@@ -26,7 +26,7 @@ import numpy as np
 from av.container import InputContainer
 from numpy.typing import NDArray
 
-from batchd.samples.errors import SampleUnreadable
+from batchd.samples.errors import SampleUnreadable, check_bytes
 from batchd.sources.video.files import NO_KEY, VideoPacket, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.storage.paths import blaming_the_sample, open_within
 
@@ -209,10 +209,7 @@ class VideoFrames:
             for packet in self._from(first):
                 if packet.pts != self.frames.times[number] or crc32(packet) != self.frames.checksums[number]:
                     raise SampleUnreadable(f"packet {number} is not what it was: {_CHANGED}")
-                if packet.size > self._max_bytes:
-                    raise SampleUnreadable(
-                        f"packet {number} has {packet.size} bytes, more than max_bytes = {self._max_bytes}"
-                    )
+                check_bytes(packet.size, self._max_bytes, f"packet {number} ")
                 number += 1
                 self._next_packet = number
                 yield number - 1, packet
