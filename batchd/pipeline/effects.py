@@ -86,6 +86,11 @@ def column_of(step: FieldStep, columns: Columns) -> Column:
     return column
 
 
+def changed(step: FieldStep, columns: Columns, **changes: object) -> Columns:
+    """The columns with changes of the step's own: arguments of ``Column``."""
+    return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}  # type: ignore[arg-type]
+
+
 def replaced(step: FieldStep, columns: Columns, *made: Column) -> Columns:
     """The columns with others in place of the step's. Raises ``StepInvalid`` for a used name."""
     for column in made:

@@ -15,6 +15,7 @@ from batchd.pipeline.effects import (
     Columns,
     NoSuchField,
     StepInvalid,
+    changed,
     column_of,
     effect,
     first_step_on,
@@ -44,7 +45,7 @@ def _decode(step: options.Decode, columns: Columns) -> Columns:
     if column.kind != "encoded":
         raise _misplaced(step, column)
     shape = (None, None, _CHANNELS[step.color])
-    return _changed(
+    return changed(
         step, columns, kind="array", dtype="uint8", shape=shape, is_bgr=step.color == "bgr", pixels_max=step.max_pixels
     )
 
@@ -58,7 +59,7 @@ def _follow(step: options.Follow, columns: Columns) -> Columns:
             f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
             f'what "{lead.made_by}" did would not be done to those who follow'
         )
-    made = dict(_changed(step, columns, shape=lead.shape, followers=step.followers))
+    made = dict(changed(step, columns, shape=lead.shape, followers=step.followers))
     following = {name for column in columns.values() for _role, name in column.followers}
     missing = [(role, name) for role, name in step.followers if name not in columns]
     if missing:
@@ -136,7 +137,7 @@ def _same(step: options.ColorJitter | options.Cutout, columns: Columns) -> Colum
         _check_fill(step, columns)
     elif column.shape[2] not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
-    return _changed(step, columns, shape=column.shape)
+    return changed(step, columns, shape=column.shape)
 
 
 @effect.register
@@ -145,7 +146,7 @@ def _gray(step: options.Gray, columns: Columns) -> Columns:
     height, width, channels = column.shape
     if channels not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"gray" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
-    return _changed(step, columns, shape=(height, width, step.channels))
+    return changed(step, columns, shape=(height, width, step.channels))
 
 
 @effect.register
@@ -160,7 +161,7 @@ def _to_floats(step: options.Normalize | options.SubtractMean, columns: Columns)
                 f'"{step.op}" has {counted(len(values), "number")} in {name}, and the image has {_shown_channels(shape[2])}',
                 (name,),
             )
-    return _changed(step, columns, dtype=dtype, shape=shape)
+    return changed(step, columns, dtype=dtype, shape=shape)
 
 
 @effect.register
@@ -168,7 +169,7 @@ def _to(step: options.To, columns: Columns) -> Columns:
     height, width, channels = _pixels(step, columns).shape
     is_first = step.layout == "nchw"
     shape = (channels, height, width) if is_first else (height, width, channels)
-    return _changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
+    return changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
 
 
 @effect.register
@@ -179,13 +180,13 @@ def _layout(step: options.Layout, columns: Columns) -> Columns:
     height, width, channels = column.shape
     if step.order == "nhwc":
         return {**columns, step.field: column}
-    return _changed(step, columns, shape=(channels, height, width), channels_first=True)
+    return changed(step, columns, shape=(channels, height, width), channels_first=True)
 
 
 def _placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
     """The columns after the geometry of an image, and of all that follows it, was changed."""
     lead = _pixels(step, columns)
-    made = dict(_changed(step, columns, shape=(*size, lead.shape[2])))
+    made = dict(changed(step, columns, shape=(*size, lead.shape[2])))
     for role, name in lead.followers:
         follower = columns.get(name)
         if follower is None or not _can_follow(role, follower):
@@ -238,10 +239,6 @@ def _misplaced(step: options.ImageStep, column: Column) -> StepInvalid:
             f'"{step.op}" cannot come after "{column.made_by}": {column.name!r} is {column.text} by then'
         )
     return StepInvalid(f'"{step.op}" cannot be done to {column.name!r}, which is {column.text}')
-
-
-def _changed(step: options.ImageStep, columns: Columns, **changes: object) -> Columns:
-    return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}  # type: ignore[arg-type]
 
 
 def _shown_channels(channels: int | None) -> str:

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 from math import prod
-from typing import Any
 
-from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns, StepInvalid, column_of, effect
+from batchd.pipeline.effects import FLOAT_MAX, WHOLE, Columns, StepInvalid, changed, column_of, effect
 from batchd.pipeline.numbers.options import Cast, Clip, NumberStep, OneHot, Scale
 from batchd.samples.columns import LENGTH_MAX, Column
 from batchd_wire.fields import DIMENSIONS_MAX
@@ -22,13 +21,13 @@ def _one_hot(step: OneHot, columns: Columns) -> Columns:
         raise StepInvalid(
             f'"one_hot" would make {replace(column, shape=shape).text} of {column.name!r}, which is too large'
         )
-    return _changed(step, columns, shape=shape, dtype=step.dtype)
+    return changed(step, columns, shape=shape, dtype=step.dtype)
 
 
 @effect.register
 def _typed(step: Cast | Scale, columns: Columns) -> Columns:
     _numbers(step, columns)
-    return _changed(step, columns, dtype=step.dtype)
+    return changed(step, columns, dtype=step.dtype)
 
 
 @effect.register
@@ -45,7 +44,7 @@ def _clip(step: Clip, columns: Columns) -> Columns:
             raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: whole numbers')
         if is_beyond:
             raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: {low} to {high}')
-    return _changed(step, columns)
+    return changed(step, columns)
 
 
 def _numbers(step: NumberStep, columns: Columns) -> Column:
@@ -57,7 +56,3 @@ def _numbers(step: NumberStep, columns: Columns) -> Column:
     if column.kind == "text":
         raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
     return column
-
-
-def _changed(step: NumberStep, columns: Columns, **changes: Any) -> Columns:
-    return {**columns, step.field: replace(columns[step.field], made_by=step.op, **changes)}

@@ -28,7 +28,7 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column, check_field_names
 from batchd.sources.arrays.index import Run, StoredArray, fingerprint, read_array
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.files.walk import files_of, files_problems
+from batchd.sources.files.walk import files_of, files_problems, known_size
 from batchd.sources.finding import FilePattern
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_files
@@ -240,20 +240,15 @@ def _raw_records(source: RawSource, path: Path, size: int) -> int:
     return count
 
 
-def _raw_size(source: RawSource, storage: Storage) -> int | None:
-    """Of one local file; several would have to be searched."""
-    return None if source.path is None else storage.at(source.path).known_size(source.path)
-
-
 def _raw_problems(source: RawSource, storage: Storage) -> list[str]:
     problems = files_problems(source, "the file", storage)
-    if not problems and source.path is not None and (size := _raw_size(source, storage)) is not None:
+    if not problems and source.path is not None and (size := known_size(source, storage)) is not None:
         _raw_records(source, source.path, size)
     return problems
 
 
 def _raw_samples(source: RawSource, storage: Storage) -> int | None:
-    size = _raw_size(source, storage)
+    size = known_size(source, storage)
     return None if size is None else (size - source.offset) // source.record_bytes
 
 

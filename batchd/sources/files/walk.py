@@ -149,6 +149,11 @@ def files_problems(source: FilesOptions, what: str, storage: Storage) -> list[st
     return shards_problems(source.root, source.files, storage, "files")
 
 
+def known_size(source: FilesOptions, storage: Storage) -> int | None:
+    """The bytes of one local file; several would have to be searched."""
+    return None if source.path is None else storage.at(source.path).known_size(source.path)
+
+
 def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str = "shards") -> list[str]:
     """Problems of files below a root, without a search for all that patterns match."""
     store = storage.at(root)

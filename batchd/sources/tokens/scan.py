@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.sources.arrays.index import Run, fingerprint
 from batchd.sources.arrays.scan import find_parts, index_of_parts, neighbours_of_parts
-from batchd.sources.files.walk import files_of, files_problems
+from batchd.sources.files.walk import files_of, files_problems, known_size
 from batchd.sources.finding import FilePattern, find_in_records
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_records
@@ -196,23 +196,18 @@ def _numbers(where: Path, stream: BinaryIO, dtype: np.dtype[Any], count: int, su
     return np.frombuffer(data, dtype)
 
 
-def _size(source: TokensSource, storage: Storage) -> int | None:
-    """Of one local file; several would have to be searched."""
-    return None if source.path is None else storage.at(source.path).known_size(source.path)
-
-
 def _problems(source: TokensSource, storage: Storage) -> list[str]:
     problems = files_problems(source, "the file of tokens", storage)
     if not problems and source.path is not None:
         if source.format == "megatron":
             return storage.at(source.path).file_problems(index_file(source.path), "the index")
-        if (size := _size(source, storage)) is not None:
+        if (size := known_size(source, storage)) is not None:
             _windows_in(source, source.path, size)
     return problems
 
 
 def _samples(source: TokensSource, storage: Storage) -> int | None:
-    size = _size(source, storage)
+    size = known_size(source, storage)
     if source.path is None or source.length is None or size is None:
         return None
     return _windows_in(source, source.path, size)
