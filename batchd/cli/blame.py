@@ -13,11 +13,10 @@ from pathlib import Path
 
 import click
 import numpy as np
-from click.core import ParameterSource
 
 from batchd.cli.asking import client_errors, running_daemon, running_streams
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options, path_option
+from batchd.cli.options import address_option, config_options, is_config_given, path_option
 from batchd.cli.peek import PeekedBatch
 from batchd.cli.replay import ask_card
 from batchd.cli.text import aligned, escaped
@@ -85,7 +84,7 @@ def command(
     explains; the chance of any false alarm is at most 1 in 100.
     """
     set_up_logs("warning")
-    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    is_given = is_config_given(context, overrides)
     if losses_file is None and (is_given or card_file is not None):
         raise click.UsageError(
             "the daemon's reports are of its own configuration; --config and --card go with --losses"

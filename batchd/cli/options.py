@@ -5,11 +5,12 @@ Invariant: ``--config`` and ``--set`` mean the same in every command, and reach 
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from batchd.errors import BatchdError
@@ -89,6 +90,11 @@ def card_option(command: Command) -> Command:
         "card_file",
         help="The card of the run, from `batchd card`: its configuration is used, unless --config or --running is given.",
     )(command)
+
+
+def is_config_given(context: click.Context, overrides: Mapping[str, str]) -> bool:
+    """True if the user named the configuration, or changed it with ``--set``."""
+    return context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or bool(overrides)
 
 
 def address_option(command: Command) -> Command:

@@ -15,11 +15,10 @@ from time import monotonic
 
 import click
 import numpy as np
-from click.core import ParameterSource
 
+from batchd.cli import options
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, card_option, config_options, path_option, position_callback
 from batchd.cli.peek import PeekedBatch
 from batchd.cli.prepare import configured_streams
 from batchd.cli.tables import own_console
@@ -58,9 +57,11 @@ def _checksums(_context: click.Context, _parameter: click.Parameter, value: str 
 
 @click.command("replay")
 @click.argument("stream", shell_complete=configured_streams)
-@click.argument("position", required=False, callback=position_callback, metavar="[EPOCH:STEP]")
-@path_option("--state", "state_file", help="The state of a trainer as JSON: its next batch. A card may have one, too.")
-@card_option
+@click.argument("position", required=False, callback=options.position_callback, metavar="[EPOCH:STEP]")
+@options.path_option(
+    "--state", "state_file", help="The state of a trainer as JSON: its next batch. A card may have one, too."
+)
+@options.card_option
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The trainer's rank.")
 @click.option(
     "--world-size",
@@ -72,13 +73,13 @@ def _checksums(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.option(
     "--back", type=click.IntRange(0), default=0, metavar="N", help="The N-th batch of the rank before that, instead."
 )
-@config_options
+@options.config_options
 @click.option("--running", is_flag=True, help="Use the configuration of the running daemon.")
-@address_option
+@options.address_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@path_option("-o", "--output", metavar="PNG", help="Draw the batch, as `batchd peek`.")
+@options.path_option("-o", "--output", metavar="PNG", help="Draw the batch, as `batchd peek`.")
 @click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@path_option("--npz", help="Write the fields for numpy.load.")
+@options.path_option("--npz", help="Write the fields for numpy.load.")
 @click.option(
     "--verify",
     "expected",
@@ -118,12 +119,9 @@ def command(
     set_up_logs("warning")
     card = read_card(card_file) if card_file is not None else None
     begin, state, since_s = _begin(position, state_file, card_file, card)
-    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
-    served: RunCard | None = None
-    if running or address is not None:
-        if is_given:
-            raise click.UsageError("--running and --config are two configurations; leave one out")
-        served = ask_card(stream, address)
+    is_given = options.is_config_given(context, overrides)
+    served = served_card(stream, address, running=running, is_given=is_given)
+    if served is not None:
         config = served.config()
     elif card is not None and not is_given:
         config = card.config()
@@ -190,6 +188,15 @@ def _begin(
         raise click.UsageError("name the position as EPOCH:STEP, such as 3:117, or the --state of a trainer")
     state, written_s = read_state(file)
     return state.position, state, since_s if since_s is not None else written_s
+
+
+def served_card(stream: str, address: str | None, *, running: bool, is_given: bool) -> RunCard | None:
+    """The card of the running daemon, if that is asked for; ``is_given``: a configuration is."""
+    if not running and address is None:
+        return None
+    if is_given:
+        raise click.UsageError("--running and --config are two configurations; leave one out")
+    return ask_card(stream, address)
 
 
 def ask_card(stream: str, address: str | None) -> RunCard:

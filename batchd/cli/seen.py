@@ -14,25 +14,17 @@ from pathlib import Path
 from time import monotonic
 
 import click
-from click.core import ParameterSource
 
+from batchd.cli import options
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import (
-    address_option,
-    card_option,
-    config_options,
-    parse_position,
-    path_option,
-    position_callback,
-)
 from batchd.cli.prepare import configured_streams
-from batchd.cli.replay import ask_card, drawn_text
+from batchd.cli.replay import drawn_text, served_card
 from batchd.cli.text import escaped
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
 from batchd.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
-from batchd.history.cards import RunCard, TrainerState, read_card, read_state
+from batchd.history.cards import TrainerState, read_card, read_state
 from batchd.history.journal import PUSHED, JournalReader, parse_wanted
 from batchd.history.seen import Leg, SampleLookup, Seen, SeenPlace
 from batchd_client.asking import ANSWER_TIMEOUT_S
@@ -52,7 +44,7 @@ def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
         found = _LEG.fullmatch(value)
         if found is None:
             raise click.BadParameter(f"{value!r} is not a number of ranks, as in 4, or as in 2@1:40 from a position on")
-        legs.append(Leg(parse_position(found[2] or "0:0"), int(found[1])))
+        legs.append(Leg(options.parse_position(found[2] or "0:0"), int(found[1])))
     return legs
 
 
@@ -61,12 +53,15 @@ def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
 @click.argument("file", required=False)
 @click.option("--label", help="The samples of a class, by its name or number, instead of FILE.")
 @click.option("--index", type=click.IntRange(0), metavar="N", help="The sample with this number, instead of FILE.")
-@path_option(
+@options.path_option(
     "--state", "state_file", help="The state of a trainer as JSON: batches before it count. A card may have one, too."
 )
 @click.option("--epochs", type=click.IntRange(1), metavar="N", help="Count the first N epochs, instead of a state.")
 @click.option(
-    "--until", callback=position_callback, metavar="EPOCH:STEP", help="Count the batches before this one, instead."
+    "--until",
+    callback=options.position_callback,
+    metavar="EPOCH:STEP",
+    help="Count the batches before this one, instead.",
 )
 @click.option(
     "--world-size",
@@ -77,11 +72,13 @@ def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
     help="The number of ranks that shared the stream; N@EPOCH:STEP from where it was another one. Repeatable. [default: 1]",
 )
 @click.option("--rows", "makes_rows", is_flag=True, help="Make each row again, and print what random steps drew.")
-@path_option("--bad", "bad_file", help="The bad samples, from `batchd bad --json`. With --running, the daemon's.")
-@card_option
-@config_options
+@options.path_option(
+    "--bad", "bad_file", help="The bad samples, from `batchd bad --json`. With --running, the daemon's."
+)
+@options.card_option
+@options.config_options
 @click.option("--running", is_flag=True, help="Use the configuration and the bad samples of the running daemon.")
-@address_option
+@options.address_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
@@ -119,8 +116,8 @@ def command(
     card = read_card(card_file) if card_file is not None else None
     state: TrainerState | None = None
     end = Position(epochs, 0) if epochs is not None else until
-    served = _served(context, stream, overrides, address, running=running)
-    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides
+    is_given = options.is_config_given(context, overrides)
+    served = served_card(stream, address, running=running, is_given=is_given)
     of_card = served or (None if is_given else card)
     config = of_card.config() if of_card is not None else load_config(config_file, overrides)
     if stream in config.streams and config.streams[stream].journal is not None:
@@ -153,17 +150,6 @@ def command(
             return
         for line in _shown(seen, lookup, bad, replayer):
             click.echo(line)
-
-
-def _served(
-    context: click.Context, stream: str, overrides: dict[str, str], address: str | None, *, running: bool
-) -> RunCard | None:
-    """The card of the running daemon, if that is asked for."""
-    if not running and address is None:
-        return None
-    if context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or overrides:
-        raise click.UsageError("--running and --config are two configurations; leave one out")
-    return ask_card(stream, address)
 
 
 def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position | None, *, as_json: bool) -> None:
