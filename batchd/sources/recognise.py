@@ -264,6 +264,12 @@ def training_part(names: Sequence[bytes]) -> tuple[list[bytes], tuple[str, ...]]
     return sorted(training), (f"the training part; make streams of their own of {', '.join(others)}",)
 
 
+def training_files(files: FoundFiles, kind: type[SourceOptions]) -> tuple[list[bytes], tuple[str, ...], Path]:
+    """The names of a kind's files in the training part, a note, and the path of the first file."""
+    names, notes = training_part(of_kind(files, kind))
+    return names, notes, files.root / os.fsdecode(names[0])
+
+
 # --- fields ---------------------------------------------------------------------------------------
 
 

@@ -24,8 +24,7 @@ _DELIMITERS = ",\t;|"
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = recognise.training_part(recognise.of_kind(files, CsvSource))
-    path = files.root / os.fsdecode(names[0])
+    names, notes, path = recognise.training_files(files, CsvSource)
     first = _first_line(path, survey)
     delimiter = max(_DELIMITERS, key=first.count)
     titles, records = _records(path, delimiter, survey)

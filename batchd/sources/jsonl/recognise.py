@@ -26,8 +26,7 @@ _DEPTH_MAX = 8
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = recognise.training_part(recognise.of_kind(files, JsonlSource))
-    path = files.root / os.fsdecode(names[0])
+    names, notes, path = recognise.training_files(files, JsonlSource)
     lines = _objects(path, survey)
     values: dict[str, list[object]] = {}
     for name, value in chain.from_iterable(map(_leaves, lines)):

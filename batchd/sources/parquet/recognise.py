@@ -1,6 +1,5 @@
 """Recognise Parquet and Arrow files: columns, with the types of Hugging Face's `datasets`. CLI."""
 
-import os
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -11,13 +10,12 @@ from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.parquet import row_groups
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import TableFile, open_table
-from batchd.sources.recognise import left_out_note, named_fields, of_kind, patterns_of, training_part, type_of
+from batchd.sources.recognise import left_out_note, named_fields, patterns_of, training_files, type_of
 from batchd.storage.survey import Survey
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, ParquetSource))
-    path = files.root / os.fsdecode(names[0])
+    names, notes, path = training_files(files, ParquetSource)
     with survey.open(path) as stream:
         try:
             file = open_table(stream)

@@ -1,6 +1,5 @@
 """Recognise TFRecord files, by the features of the first examples. CLI."""
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,8 +19,7 @@ from batchd.storage.survey import Survey
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = recognise.training_part(recognise.of_kind(files, TFRecordSource))
-    path = files.root / os.fsdecode(names[0])
+    names, notes, path = recognise.training_files(files, TFRecordSource)
     with survey.open(path) as stream:
         examples = list(islice(_examples(path, stream), recognise.LOOKED_AT))
     values: dict[str, list[object]] = {}

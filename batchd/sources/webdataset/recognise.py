@@ -6,7 +6,6 @@ A field is declared if all of the first samples have its member: an image, a num
 
 import io
 import json
-import os
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -14,15 +13,14 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
 from batchd.sources.arrays.index import read_header
 from batchd.sources.interface import FoundFiles, Recognised
-from batchd.sources.recognise import LOOKED_AT, field_name, left_out_note, of_kind, patterns_of, training_part, type_of
+from batchd.sources.recognise import LOOKED_AT, field_name, left_out_note, patterns_of, training_files, type_of
 from batchd.sources.webdataset import options
 from batchd.sources.webdataset.scan import LABEL_BYTES_MAX, TarMember, TarSample, content_of, samples_in
 from batchd.storage.survey import Survey
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, options.WebDatasetSource))
-    path = files.root / os.fsdecode(names[0])
+    names, notes, path = training_files(files, options.WebDatasetSource)
     with survey.open(path) as stream:
         samples = list(islice(samples_in(path, stream), LOOKED_AT))
         if not samples:
