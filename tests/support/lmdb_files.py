@@ -1,6 +1,5 @@
 """LMDB databases, written for tests and read as a worker reads them. For tests of sources."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from batchd.sources.lmdb.scan import scan
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
-from support.source_files import nothing
+from support.source_files import as_shared, nothing
 
 MAP_BYTES = 1 << 26
 
@@ -36,12 +35,7 @@ def scan_lmdb(path: Path, fields: dict[str, str], **changes: Any) -> tuple[LmdbS
     Another process scans it, as in the daemon.
     """
     source = LmdbSource(path=path, fields=fields, **changes)
-    index = kind_of(source).scan(source, Survey(nothing))
-    descriptor = index.to_memfd()
-    try:
-        return source, SourceIndex.from_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
+    return source, as_shared(kind_of(source).scan(source, Survey(nothing)))
 
 
 def open_lmdb(path: Path, fields: dict[str, str], max_bytes: int = 1 << 26, **changes: Any) -> Reader:

@@ -1,20 +1,21 @@
 """Parquet files, written for tests and read as a worker reads them. For tests of sources."""
 
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from batchd.errors import SourceInvalid
+from batchd.samples.errors import SampleUnreadable
 from batchd.sources.interface import Reader, kind_of, open_reader
 from batchd.sources.parquet.options import ParquetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
-from support.source_files import nothing
+from support.source_files import as_shared, nothing
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """An image as Hugging Face stores it."""
@@ -80,17 +81,41 @@ def write_arrow(
 def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: Any) -> tuple[ParquetSource, SourceIndex]:
     """Return a source of the files below ``root``, and its index as a worker gets it."""
     source = ParquetSource(root=root, shards=shards or ("*.parquet",), fields=fields, **changes)
-    index = kind_of(source).scan(source, Survey(nothing))
-    descriptor = index.to_memfd()
-    try:
-        return source, SourceIndex.from_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
+    return source, as_shared(kind_of(source).scan(source, Survey(nothing)))
 
 
 def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_parquet(root, fields, *shards, **changes)
     return open_reader(source, index, max_bytes, Storage())
+
+
+def outcomes_of_changes(
+    file: Path, change: int, places: range, opened: Callable[[], Reader], check: Callable[[Mapping[str, Any]], None]
+) -> set[str]:
+    """Change one byte after the other, read two samples, and return all outcomes.
+
+    Each is ``refused`` with the file's name, ``bad``, or ``read``: then ``check`` looks at values.
+    """
+    data = file.read_bytes()
+    outcomes = set()
+    for place in places:
+        changed = bytearray(data)
+        changed[place] ^= change
+        file.write_bytes(changed)
+        try:
+            reader = opened()
+        except SourceInvalid as error:
+            assert str(file) in str(error)  # noqa: PT017  of many outcomes one
+            outcomes.add("refused")
+            continue
+        for sample in range(2):
+            try:
+                check(reader.read(sample))
+                outcomes.add("read")
+            except SampleUnreadable:
+                outcomes.add("bad")
+        reader.close()
+    return outcomes
 
 
 def photo_rows(photos: Path, folder: Path, **options: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 For tests of sources.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
-from support.source_files import nothing
+from support.source_files import as_shared, nothing
 
 
 def scan(source: SourceOptions) -> SourceIndex:
@@ -38,11 +37,7 @@ def request(storage: Storage, reader: Reader, samples: Sequence[int]) -> None:
 @contextmanager
 def opened(source: SourceOptions, max_bytes: int = 1 << 24) -> Iterator[tuple[Reader, SourceIndex]]:
     """Make a reader over the index as a worker gets it."""
-    descriptor = scan(source).to_memfd()
-    try:
-        index = SourceIndex.from_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
+    index = as_shared(scan(source))
     reader = open_reader(source_from_plain(source_to_plain(source)), index, max_bytes, Storage())
     try:
         yield reader, index

@@ -1,5 +1,6 @@
 """Folders and lists of files, made, scanned and checked. For tests of sources."""
 
+import os
 from pathlib import Path
 
 from batchd.sources.files.index import FilesIndex
@@ -8,6 +9,7 @@ from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.sources.source_checks import check_source
 from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
 
 
@@ -40,3 +42,14 @@ def scan_list(
 ) -> FilesIndex:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return scan_files(ListSource(path=path, root=root, allow_outside_root=allow_outside_root))
+
+
+def as_shared(index: SourceIndex) -> SourceIndex:
+    """Return the index as a worker gets it: over memory whose descriptor is closed."""
+    descriptor = index.to_memfd()
+    try:
+        shared = SourceIndex.from_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+    assert (shared.digest, len(shared)) == (index.digest, len(index))
+    return shared

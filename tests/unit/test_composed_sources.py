@@ -26,7 +26,7 @@ from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import Survey
 from support.configs import load
 from support.shards import write_shard
-from support.source_files import make, nothing, source_problems
+from support.source_files import as_shared, make, nothing, source_problems
 
 
 def scan(source: SourceOptions) -> SourceIndex:
@@ -35,13 +35,7 @@ def scan(source: SourceOptions) -> SourceIndex:
 
 def reader_of(source: SourceOptions) -> Reader:
     """A reader as in a worker: from plain data and a descriptor."""
-    index = scan(source)
-    descriptor = index.to_memfd()
-    try:
-        shared = SourceIndex.from_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
-    assert shared.digest == index.digest
+    shared = as_shared(scan(source))
     return open_reader(source_from_plain(source_to_plain(source)), shared, 1000, Storage())
 
 

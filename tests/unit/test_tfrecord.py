@@ -21,9 +21,8 @@ from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.tfrecord.reader import TFRecordReader
 from batchd.sources.tfrecord.scan import BLOCK_BYTES, KINDS
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
-from support.source_files import nothing
+from support.source_files import as_shared, nothing
 from support.tfrecords import example, framed, sequence_example, write_records
 
 FROM_TENSORFLOW = (
@@ -46,13 +45,7 @@ def source(root: Path, fields: dict[str, str] = FIELDS, **changes: object) -> TF
 def opened(of: TFRecordSource, max_bytes: int = 1 << 20) -> TFRecordReader:
     """The reader of a worker, with the index as the worker gets it."""
     index = KINDS[TFRecordSource].scan(of, Survey(nothing))
-    descriptor = index.to_memfd()
-    try:
-        shared = SourceIndex.from_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
-    assert (shared.digest, len(shared)) == (index.digest, len(index))
-    return open_reader(of, shared, max_bytes, Storage())
+    return open_reader(of, as_shared(index), max_bytes, Storage())
 
 
 def read_one(root: Path, fields: dict[str, str], record: bytes, **changes: object) -> dict[str, object]:

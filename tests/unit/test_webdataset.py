@@ -19,11 +19,10 @@ from batchd.sources.files.reader import SampleReader
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.sources.webdataset.scan import KINDS
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
 from batchd.storage.paths import SHARDS_MAX
 from batchd.storage.survey import Survey
 from support.shards import write_shard
-from support.source_files import nothing
+from support.source_files import as_shared, nothing
 
 
 def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
@@ -31,12 +30,8 @@ def scan(root: Path, *shards: str, **changes: object) -> FilesIndex:
     index = KINDS[WebDatasetSource].scan(
         WebDatasetSource(root=root, shards=shards or ("*.tar",), **changes), Survey(nothing)
     )
-    descriptor = index.to_memfd()
-    try:
-        shared = FilesIndex(SourceIndex.from_descriptor(descriptor))
-    finally:
-        os.close(descriptor)
-    assert (shared.digest, shared.shards, len(shared)) == (index.digest, index.names("shards"), len(index))
+    shared = FilesIndex(as_shared(index))
+    assert shared.shards == index.names("shards")
     return shared
 
 

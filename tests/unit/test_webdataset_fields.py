@@ -23,11 +23,10 @@ from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.webdataset.options import Member, WebDatasetSource, usual_member
 from batchd.sources.webdataset.scan import KINDS
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 from support.images import encode, jpeg, photo
 from support.shards import write_shard
-from support.source_files import nothing
+from support.source_files import as_shared, nothing
 
 ALL = {"image": "image", "mask": "image", "caption": "text", "box": "float32[4]", "score": "float64", "label": "int64"}
 """A field of every kind, each from its usual member."""
@@ -57,13 +56,7 @@ def source(root: Path, fields: dict[str, str] | None, **changes: object) -> WebD
 def opened(of: WebDatasetSource, max_bytes: int = 1 << 20) -> Reader:
     """The reader of a worker, with the index as the worker gets it."""
     index = KINDS[WebDatasetSource].scan(of, Survey(nothing))
-    descriptor = index.to_memfd()
-    try:
-        shared = SourceIndex.from_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
-    assert (shared.digest, len(shared)) == (index.digest, len(index))
-    return open_reader(of, shared, max_bytes, Storage())
+    return open_reader(of, as_shared(index), max_bytes, Storage())
 
 
 def write(root: Path, *samples: dict[str, bytes]) -> Path:
