@@ -127,13 +127,6 @@ class DiskCache(CacheRows):
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def __len__(self) -> int:
-        """The number of samples of the source."""
-        return len(self._index)
-
-    def __contains__(self, sample: int) -> bool:
-        return self._index[sample] != 0
-
     def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
         """Facts and values of a sample (uint8), valid until the next call; None if absent."""
         start = self._index[sample]

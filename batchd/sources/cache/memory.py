@@ -159,13 +159,6 @@ class SampleCache(CacheRows):
         os.close(self._data)
         os.close(self._claims)
 
-    def __len__(self) -> int:
-        """The number of samples of the source."""
-        return len(self._index)
-
-    def __contains__(self, sample: int) -> bool:
-        return self._index[sample] != 0
-
     def find(self, sample: int) -> tuple[memoryview, memoryview] | None:
         """Facts and values of a sample (uint8), valid while referenced; None if absent."""
         start = self._index[sample]

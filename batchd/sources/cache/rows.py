@@ -24,12 +24,21 @@ FindRows: TypeAlias = Callable[[int], Bytes]
 
 
 class CacheRows(ABC):
-    """Base of the caches: what they do for many samples."""
+    """Base of the caches: their index, and what they do for many samples."""
 
+    _index: memoryview
+    """The first byte of each sample's record, 0 if it is absent: uint64 ``[samples]``."""
     _entries: NDArray[np.uint64]
-    """The index: the first byte of each sample's record, 0 if it is absent."""
+    """The same memory."""
     _head: np.dtype[np.void]
     """What a record begins with: ``sample``, ``facts_bytes``, ``values_bytes``, and more."""
+
+    def __len__(self) -> int:
+        """The number of samples of the source."""
+        return len(self._index)
+
+    def __contains__(self, sample: int) -> bool:
+        return self._index[sample] != 0
 
     def has_all(self, samples: NDArray[np.int64]) -> bool:
         """True if all samples are in the cache, as far as the index tells."""
