@@ -105,10 +105,17 @@ def check_bound(path: bytes, bound: bytes | None) -> None:
     """Refuse a path whose links lead out of ``bound``. Raises ``SourceInvalid``."""
     real = os.path.realpath(path) if bound is not None else path
     if bound is not None and not is_within(real, bound):
-        raise SourceInvalid(
-            f"{readable(path)} is a link that leads out of the root, to {readable(real)}; set allow_outside_root = true if you "
-            "mean it"
-        )
+        raise SourceInvalid(f"{readable(path)} is a link that {_leads_out(real)}")
+
+
+def _leads_out(real: bytes) -> str:
+    return f"leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
+
+
+def check_inside(path: bytes) -> None:
+    """Raise ``ValueError`` for a path that may lead out of its root, whatever links there are."""
+    if may_lead_out(path):
+        raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
 
 
 def is_within(real: bytes, bound: bytes) -> bool:
@@ -121,13 +128,10 @@ def below_root(root: bytes, path: bytes) -> bytes:
 
     All links are followed here, so the file that was checked is the one that is opened.
     """
-    if may_lead_out(path):
-        raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
+    check_inside(path)
     real = real_path(os.path.join(root, path))  # noqa: PTH118  bytes
     if not is_within(real, root):
-        raise ValueError(
-            f"a link leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
-        )
+        raise ValueError(f"a link {_leads_out(real)}")
     return real
 
 
@@ -196,9 +200,7 @@ def check_opened(descriptor: int, bound: bytes | None) -> None:
         return
     real = os.readlink(b"/proc/self/fd/%d" % descriptor)  # noqa: PTH115  bytes
     if not is_within(real, bound):
-        raise SampleUnreadable(
-            f"is a link that leads out of the root, to {readable(real)}; set allow_outside_root = true if you mean it"
-        )
+        raise SampleUnreadable(f"is a link that {_leads_out(real)}")
 
 
 @contextmanager

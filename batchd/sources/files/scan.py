@@ -27,7 +27,7 @@ from batchd.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, is_image,
 from batchd.sources.interface import BuiltInKind
 from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.paths import bound_of, may_lead_out
+from batchd.storage.paths import bound_of, check_inside
 from batchd.storage.survey import Survey
 
 PATH_BYTES_MAX = 4095
@@ -111,8 +111,8 @@ def read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
         raise ValueError("not a path, a space and a whole number")
     if not -_LABEL_MAX <= int(label[0]) <= _LABEL_MAX:
         raise ValueError("a label that does not fit into 64 bits")
-    if not allow_outside_root and may_lead_out(path):
-        raise ValueError("a path that may lead out of the root; set allow_outside_root = true if you mean it")
+    if not allow_outside_root:
+        check_inside(path)
     return path, int(label[0])
 
 
