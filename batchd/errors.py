@@ -16,10 +16,10 @@ and its exit code is the class's. A bad sample is no error but data (``SampleUnr
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import ClassVar
 
+from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
 KeyPath = tuple[str | int, ...]
@@ -94,7 +94,7 @@ class ProblemKind(StrEnum):
     NOT_TO_PREPARE = "not-to-prepare"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """One problem of the configuration."""
 

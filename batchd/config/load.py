@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
 from batchd.storage.location import looks_like_url
 from batchd.suggestions import suggestion
+from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
 ENVIRONMENT_PREFIX = "BATCHD_"
@@ -61,7 +62,7 @@ def load_config(
     return reading.config
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadedConfig:
     """A configuration as it was read, valid or not."""
 

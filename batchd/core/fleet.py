@@ -26,7 +26,7 @@ from batchd.core.ring import Slot
 from batchd.core.windows import Window, Windows
 from batchd.orders.rows import Rows
 from batchd_wire.position import Position
-from batchd_wire.record import record
+from batchd_wire.record import frozen, record
 from batchd_wire.status import WorkerStatistics
 from batchd_wire.wording import counted
 
@@ -43,7 +43,7 @@ SMALL_ORDERS_S = 0.02
 """A worker has ``small_orders_max`` orders while it expects less work than this."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerKind:
     """Limits of one kind of workers, which is a way to reach them, such as local processes."""
 

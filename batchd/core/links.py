@@ -19,6 +19,7 @@ from itertools import count
 
 from batchd.core.actions import Action, EndLink, ReportServing
 from batchd.core.shares import Shares, host_key
+from batchd_wire.record import frozen
 
 PROOF_ROWS = 16
 PROOFS_MAX = 64
@@ -28,7 +29,7 @@ DISAGREEMENT_ROWS = 100
 """So many disagreements within so many rows end a link."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LinkRules:
     """How links are treated. ``audit``: the part of their orders that is compared again.
 

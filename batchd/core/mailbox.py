@@ -28,18 +28,18 @@ while one is free.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal
 
 from batchd.core.actions import Action, LendPlace, TakeSample
 from batchd.orders.rows import Rows
 from batchd_wire.position import Position
+from batchd_wire.record import frozen
 from batchd_wire.status import LiveStatistics
 
 WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LiveSpec:
     """The mailbox of a live stream: its places, and what happens to a sample when all are taken."""
 

@@ -3,14 +3,13 @@
 Invariant: they never change; a stream with other facts is another stream.
 """
 
-from dataclasses import dataclass
-
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
+from batchd_wire.record import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamSpec:
     """The facts of one stream. ``repeats``: slots serve all epochs, which have the same bytes.
 

@@ -18,7 +18,7 @@ connecting and leaving.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from math import inf
 from typing import TypeAlias
@@ -62,6 +62,7 @@ from batchd_wire.messages import (
     Unsubscribe,
     WithdrawAsk,
 )
+from batchd_wire.record import frozen
 from batchd_wire.reports import ReportedRows
 from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 
@@ -72,7 +73,7 @@ SESSION_LINES_PER_MINUTE = 240
 """Log lines about the trainers of one user or host: hundreds may connect, but not repeatedly."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peer:
     """The trainer of a session. ``owner``: its user or host, which limits its log lines."""
 
@@ -128,7 +129,7 @@ class SessionLog:
         write(text, stream=stream, name=peer.name, pid=peer.pid, session=session, **further)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Query:
     """A session's request that the core does not decide: a query, or a reload."""
 
@@ -136,7 +137,7 @@ class Query:
     message: AskStatus | AskBad | AskReload
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reported:
     """A trainer's reports of batches, which decide nothing. ``peer``: the session may end first."""
 
@@ -151,7 +152,7 @@ Queue: TypeAlias = deque[Event | Query | Reported]
 Enqueue: TypeAlias = Callable[[Event | Query | Reported], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DaemonSide:
     """The parts of the daemon that every door gets."""
 

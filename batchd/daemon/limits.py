@@ -13,7 +13,6 @@ was among those that had taken the fewest tokens.
 
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from time import monotonic
@@ -21,6 +20,7 @@ from typing import TypeVar
 
 import structlog
 
+from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
 BURST = 1_024
@@ -46,7 +46,7 @@ _log = structlog.get_logger()
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SessionLimits:
     """Sessions that one door admits: in total, and over TCP per key (per host without keys)."""
 

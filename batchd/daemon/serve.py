@@ -22,7 +22,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
@@ -60,6 +60,7 @@ from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, P
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
+from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ OnProgress: TypeAlias = Callable[[str, int], None]
 """Called now and then with a stream's name and its number of samples found so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeOptions:
     """Options that are not in the configuration.
 

@@ -17,7 +17,7 @@ facts. Invariant: a stream without problems has columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ from batchd.sources.source_checks import check_source, known_columns
 from batchd.storage.access import Storage
 from batchd.storage.index import NUMBER, SourceIndex
 from batchd_wire.fields import RAGGED
+from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
 IMAGE_AXES = 2
@@ -66,7 +67,7 @@ LIVE_STEPS = 1 << 40
 days."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamCode:
     """Modules of one stream: digests by name, and the folders that workers search first."""
 
@@ -74,7 +75,7 @@ class StreamCode:
     digests: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamPlan:
     """The plan of one stream.
 

@@ -15,8 +15,9 @@ the time, and never beyond what the network, the rings and the configuration all
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil, inf
+
+from batchd_wire.record import frozen
 
 WINDOW_S = 10.0
 """The time over which rates and shares are measured."""
@@ -34,7 +35,7 @@ SLOTS_OF_A_TRAINER = 2
 """Slots of a ring that a trainer reads, or is about to read: no worker fills them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StreamLoad:
     """One stream over some seconds. ``trainers``: of each, its batches and its share of waiting.
 
@@ -51,7 +52,7 @@ class StreamLoad:
     stays_here: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolLimits:
     """The limits: local workers, the configured maximum (0: none), and the pool's interface.
 
@@ -65,7 +66,7 @@ class PoolLimits:
     interface_bytes_per_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WantedNumber:
     """The wanted number of remote workers. ``capped_by``: "", "max", "network" or "ring".
 

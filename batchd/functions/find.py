@@ -12,7 +12,6 @@ Invariant: no code that is found here is run.
 import ast
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from batchd.functions.signature import Given, call_problem, plain_value, written_signature
 from batchd.suggestions import nearest, nearly, pip_command
+from batchd_wire.record import frozen
 
 FUNCTION_CHARACTERS_MAX = 256
 ANY_NAME = "*"
@@ -50,7 +50,7 @@ class ModuleNotFound(LookupError):  # noqa: N818  names what is wrong
     """There is no such module, or its file cannot be read; the text names the folders searched."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Module:
     """A module on disk: its file and its source."""
 

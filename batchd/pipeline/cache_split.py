@@ -14,7 +14,6 @@ cannot change a batch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
@@ -22,6 +21,7 @@ from typing import Any
 
 from batchd.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.pipeline.options import StepOptions
+from batchd_wire.record import frozen
 
 KINDS_WITH_POINTS = {"points", "pixels", "encoded", "seekable"}
 """Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
@@ -29,7 +29,7 @@ RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, unless a ``decode`` step sets it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PipelinePlan:
     """The steps of a stream, and the facts that follow from them alone.
 

@@ -8,7 +8,7 @@ writes.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from batchd.errors import KeyPath
@@ -19,6 +19,7 @@ from batchd.pipeline.step_files import check_files
 from batchd.samples.columns import Column
 from batchd.suggestions import nearest
 from batchd_wire.fields import FIELDS_MAX, Field
+from batchd_wire.record import frozen
 
 SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
 """Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
@@ -61,7 +62,7 @@ def reserved_names(columns: Sequence[Column]) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepProblem:
     """For users; ``key``: the step's number, and its option; empty for the whole pipeline."""
 

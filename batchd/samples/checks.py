@@ -13,10 +13,10 @@ module needs only the standard library.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from batchd.errors import KeyPath
+from batchd_wire.record import frozen
 
 
 class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong
@@ -54,7 +54,7 @@ class Checks:
             raise OptionsInvalid(list(self._found.items()))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Range:
     """The smallest and the largest value of a number, both allowed."""
 

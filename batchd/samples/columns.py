@@ -22,13 +22,13 @@ wrong in itself has no further problems. A default that was checked fits into it
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
 from batchd.samples.checks import Checks
 from batchd.suggestions import nearest
 from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
+from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -39,7 +39,7 @@ ColumnKind = Literal["encoded", "text", "array"]
 """``encoded``: the bytes of an image file. ``text``: a string. ``array``: numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """One named value of a sample.
 

@@ -15,11 +15,13 @@ key in the table.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from batchd_wire.record import frozen
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -84,7 +86,7 @@ class Kinds(Mapping[str, type[T]]):
         del self._unread[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OneOf:
     """Declares that a field is one of ``kinds``, which are dataclasses, by the value of ``key``."""
 

@@ -20,7 +20,7 @@ Invariant: code that depends on the kind of a source calls it here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +40,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 from batchd.suggestions import pip_command
+from batchd_wire.record import options
 from batchd_wire.views import Array
 
 
@@ -154,7 +155,7 @@ class SourceProblem(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class BuiltInKind:
     """The daemon's side of one kind of source. The first argument is its options."""
 

@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 from weakref import WeakMethod, WeakValueDictionary
@@ -33,6 +32,7 @@ from batchd_client.lifeline import DaemonBusy, SessionLost
 from batchd_client.opening import Target, open_session
 from batchd_client.session import M, Session
 from batchd_wire.codec import Message
+from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
 PAUSE_S = 0.02
@@ -55,7 +55,7 @@ _connections: "WeakValueDictionary[int, Connection]" = WeakValueDictionary()
 """The program's connections by ``id``; a dictionary, as threads add some while others iterate."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Deadlines:
     """Timeouts of each kind of wait, in seconds."""
 

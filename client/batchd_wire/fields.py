@@ -31,8 +31,10 @@ worker owns while it fills it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, replace
 from math import prod
+
+from batchd_wire.record import frozen
 
 HEADER_BYTES = 4096
 FIELD_ALIGNMENT_BYTES = 64
@@ -67,7 +69,7 @@ SIZE_MAX = (1 << 31) - 1
 """Largest length of a varying dimension."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Varying:
     """How rows differ in shape, at most the field's. ``axes``: the varying ones, ascending.
 
@@ -79,7 +81,7 @@ class Varying:
     largest: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Field:
     """One named array of a sample. ``shape``: without the batch dimension, ``()`` for a number."""
 
@@ -112,7 +114,7 @@ CHECKSUM = Field("#crc32", "uint32", ())
 """Extra field of a stream with ``verify = true`` (see ``batchd_wire.slot``); users never see it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlacedField(Field):
     """A field with its place in the slot: ``offset`` in bytes from the start of the slot."""
 
@@ -147,7 +149,7 @@ def length_texts(shape: Sequence[int], varying: Varying | None) -> list[str]:
     return [f"<={length}" if axis in axes else str(length) for axis, length in enumerate(largest_shape(shape, varying))]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rooms:
     """The room for a batch of each bucket: (rows, largest size of ``field`` in a row)."""
 
@@ -155,7 +157,7 @@ class Rooms:
     of_buckets: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotLayout:
     """The fields of a slot with room for ``rows`` samples, and the slot's size.
 

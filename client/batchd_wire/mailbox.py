@@ -20,12 +20,12 @@ Invariant: ``extents`` gives no byte outside the place, whatever the lengths are
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from struct import pack, unpack_from
 from typing import NamedTuple
 
 from batchd_wire.fields import DIMENSIONS_MAX, FIELDS_MAX, ITEM_BYTES, round_up
+from batchd_wire.record import frozen
 
 VALUE_ALIGNMENT_BYTES = 64
 PLACE_ALIGNMENT_BYTES = 4096
@@ -66,7 +66,7 @@ class ValueExtent(NamedTuple):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlaceLayout:
     """Places for samples; ``sample_bytes_max``: most bytes of all values without a fixed size."""
 

@@ -11,10 +11,11 @@ An address is that directory, ``ipc:///run/batchd`` or the plain path, or a netw
 
 import os
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+from batchd_wire.record import frozen
 
 SYSTEM_DIRECTORY = Path("/run/batchd")
 ADDRESS_VARIABLE = "BATCHD_ADDRESS"
@@ -29,7 +30,7 @@ _IDENTITY_MAP = ["0", "0", "4294967295"]
 """The map of a user namespace that maps each id to itself; see user_namespaces(7)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RuntimeDirectory:
     """The names in a runtime directory. Creates and opens nothing."""
 
@@ -61,7 +62,7 @@ class RuntimeDirectory:
         return f"ipc://{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TcpAddress:
     """A daemon on another host."""
 

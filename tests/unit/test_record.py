@@ -1,10 +1,13 @@
 """Value classes: they behave like dataclasses."""
 
-from dataclasses import asdict, replace
+import copy
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, asdict, field, replace
+from typing import Any
 
 import pytest
 
-from batchd_wire.record import record
+from batchd_wire.record import frozen, options, record
 
 
 @record
@@ -23,6 +26,27 @@ class Other:
     step: int = 0
 
 
+@frozen
+class Fixed:
+    """A value that refuses assignments."""
+
+    epoch: int
+    step: int = 0
+
+
+@options
+class Named:
+    """The same with names and a list of its own; it notes its sum, as options check theirs."""
+
+    step: int = 0
+    epoch: int
+    seen: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Note the sum."""
+        self.seen.append(self.epoch + self.step)
+
+
 def test_values_are_equal_where_class_and_fields_are():
     """A set keeps one of two equal values."""
     assert Place(1, 2) == Place(epoch=1, step=2)
@@ -37,13 +61,64 @@ def test_a_value_shows_its_fields():
     assert repr(Place(1, 2)) == "Place(epoch=1, step=2)"
 
 
-def test_values_are_dataclasses():
-    """Functions for dataclasses accept these values."""
-    assert asdict(Place(3)) == {"epoch": 3, "step": 0}
-    assert replace(Place(3), step=4) == Place(3, 4)
+@pytest.mark.parametrize("kind", [Place, Fixed, Named])
+def test_values_are_dataclasses(kind: Callable[..., Any]):
+    """Functions for dataclasses accept these values, and copies are equal."""
+    value = kind(epoch=3)
+    assert {"epoch": 3, "step": 0}.items() <= asdict(value).items()
+    assert replace(value, step=4).step == 4
+    assert copy.copy(value) == copy.deepcopy(value) == value
 
 
 def test_nothing_can_be_added_to_a_value():
     """The class has slots, so a wrong name is an error at once."""
     with pytest.raises(AttributeError):
         Place(1).stpe = 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("value", [Fixed(1, 2), Named(epoch=1, step=2)])
+def test_a_frozen_value_stays_as_it_is(value: Any):
+    """A field can be neither assigned nor removed."""
+    with pytest.raises(FrozenInstanceError, match="'step'"):
+        value.step = 3
+    with pytest.raises(FrozenInstanceError, match="'step'"):
+        del value.step
+    assert (value.epoch, value.step) == (1, 2)
+
+
+def test_options_are_given_by_their_names():
+    """So a field with a default may precede one without, as in a base of several kinds."""
+    first, second = Named(epoch=1), Named(epoch=2, step=3)
+    assert (first.seen, second.seen) == ([1], [5])
+    with pytest.raises(TypeError, match="positional"):
+        Named(1)  # type: ignore[call-arg,misc]
+
+
+@pytest.mark.parametrize("kind", [Place, Fixed])
+def test_wrong_arguments_are_refused_by_name(kind: Callable[..., Any]):
+    """The first call compiles ``__init__``; the error is that of any function."""
+    for _call in range(2):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'epoch'"):
+            kind()
+        with pytest.raises(TypeError, match="unexpected keyword argument 'stpe'"):
+            kind(1, stpe=2)
+
+
+def test_a_class_compiles_no_method_before_its_first_value(monkeypatch: pytest.MonkeyPatch):
+    """A start defines some two hundred of these classes, and uses few."""
+    compiled: list[str] = []
+    real = exec
+    monkeypatch.setattr("builtins.exec", lambda text, *places: (compiled.append(text), real(text, *places)))
+
+    @frozen
+    class Late:
+        """A value."""
+
+        epoch: int
+
+    def inits() -> int:
+        return sum("def __init__" in text for text in compiled)
+
+    assert inits() == 0
+    assert Late(1) == Late(1)
+    assert inits() == 1

@@ -11,7 +11,6 @@ least two: one is read while the other is filled.
 import resource
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, floor
 from typing import Literal
 
@@ -38,6 +37,7 @@ from batchd.samples.sizes import round_bytes
 from batchd.sources.push.options import PushSource
 from batchd.storage.access import Storage
 from batchd_wire.fields import CHECKSUM, Rooms, SlotLayout, place_fields
+from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
 OWN_DESCRIPTORS = 64
@@ -78,7 +78,7 @@ WORKERS_MAX = 1 << 17
 MEBIBYTE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RingSize:
     """Limits of one ring. ``columns``: of the source. ``mailbox_bytes``: of pushed samples."""
 
@@ -259,7 +259,7 @@ def _setting(need_bytes: int) -> str:
     return f'"{-(-need_bytes // MEBIBYTE)}MiB"'
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DescriptorPlan:
     """How many descriptors the process has, and the most that each part needs."""
 

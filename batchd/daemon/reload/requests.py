@@ -39,6 +39,7 @@ from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgress
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded
+from batchd_wire.record import frozen
 from batchd_wire.status import ReloadOutcome
 
 _log = structlog.get_logger()
@@ -52,7 +53,7 @@ NICENESS = 5
 KILL_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origin:
     """The configuration's file, and the ``--set`` overrides, to read it again."""
 

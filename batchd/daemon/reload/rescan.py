@@ -18,7 +18,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
@@ -44,6 +44,7 @@ from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.channel import ChannelClosed, send_message
+from batchd_wire.record import frozen
 
 PROGRESS_EVERY_S = 0.5
 SILENCE_MAX_S = 300
@@ -53,7 +54,7 @@ LOOK_MAX_S = 10
 """More than ``CHECK_LIMITS`` allow for a stream."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReloadRequest:
     """The streams in service, and where the configuration is.
 

@@ -15,7 +15,6 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Self
 
@@ -27,6 +26,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.descriptors import Selector
 from batchd.errors import ConfigInvalid, ProblemKind
+from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
 _log = structlog.get_logger()
@@ -43,7 +43,7 @@ BIND_PATIENCE_S = 2.0
 BIND_PAUSE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HttpSocket:
     """A bound socket and the names of this machine; without a socket HTTP is disabled."""
 

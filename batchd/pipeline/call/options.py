@@ -1,15 +1,16 @@
 """The step that calls a user's function. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from batchd.functions.find import parse_function
 from batchd.pipeline.options import StepOptions
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_types
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Call(StepOptions):
     """Call your own function with each sample.
 

@@ -1,13 +1,13 @@
 """The steps that drop and rename fields, as plain data. Daemon, workers and CLI."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from batchd.pipeline.options import FieldStep, StepOptions
 from batchd.samples.columns import check_field_names
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Drop(StepOptions):
     """Leave fields out of the batch. At least one must remain."""
 
@@ -25,7 +25,7 @@ class Drop(StepOptions):
         return frozenset(self.fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Rename(FieldStep):
     """Rename a field. It keeps its place among the others."""
 

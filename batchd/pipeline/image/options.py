@@ -1,20 +1,20 @@
 """The steps on images, as plain data. Daemon, workers and CLI; standard library only.
 
-Each step is one frozen dataclass. The text under a field is its documentation wherever the field is
-shown: in ``batchd config``, in the JSON Schema and in an error message.
+Each step is one class under ``options``. The text under a field is its documentation wherever the
+field is shown: in ``batchd config``, in the JSON Schema and in an error message.
 
 Angles and quarter turns are counter-clockwise for the viewer. ``fill`` is the value
 outside of the image: one number for all channels, or one for each, in their order.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, FieldStep, Interpolation, Side, Size
 from batchd.samples.checks import Range
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
@@ -23,7 +23,7 @@ class ImageStep(FieldStep):
     field: str = "image"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class CropStep(ImageStep):
     """Base of the steps that keep a box of the image, which may be padded before."""
 
@@ -32,7 +32,7 @@ class CropStep(ImageStep):
     """Height and width afterwards, in pixels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Decode(ImageStep):
     """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel.
 
@@ -62,7 +62,7 @@ class Decode(ImageStep):
     """Length of a file, in bytes, above which it is a bad sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Resize(ImageStep):
     """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept.
 
@@ -85,14 +85,14 @@ class Resize(ImageStep):
             raise ValueError("resize needs either size = [height, width] or shorter_side = pixels")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class CenterCrop(CropStep):
     """Cut ``size`` out of the middle. A smaller image is centred on black."""
 
     op: Literal["center_crop"] = "center_crop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RandomResizedCrop(CropStep):
     """Crop a random area and proportions, scaled to ``size``: torchvision's RandomResizedCrop.
 
@@ -116,7 +116,7 @@ class RandomResizedCrop(CropStep):
                 raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RandomFlip(ImageStep):
     """Mirror the image, or not, at random.
 
@@ -140,7 +140,7 @@ Factors: TypeAlias = tuple[Annotated[float, Range(-1e6, 1e6)], ...]
 Divisors: TypeAlias = tuple[Annotated[float, Range(1e-6, 1e6)], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Normalize(ImageStep):
     """Make floating-point numbers: ``(pixel / 255 - mean) / std``, channel by channel.
 
@@ -158,7 +158,7 @@ class Normalize(ImageStep):
     """Type of the numbers; each is rounded once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Layout(ImageStep):
     """Set the order of the numbers in memory.
 
@@ -179,7 +179,7 @@ Degrees: TypeAlias = Annotated[float, Range(-180.0, 180.0)]
 QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RandomCrop(CropStep):
     """Cut ``size`` out at a random place, all equally likely.
 
@@ -196,7 +196,7 @@ class RandomCrop(CropStep):
     each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Pad(ImageStep):
     """Put ``fill`` around the image: as much as makes it ``size``, or a ``border``.
 
@@ -221,7 +221,7 @@ class Pad(ImageStep):
             raise ValueError("pad needs either size = [height, width] or border = [above, below, left, right]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Rotate(ImageStep):
     """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``.
 
@@ -259,7 +259,7 @@ class Rotate(ImageStep):
         return len(set(self.quarter_turns or self.degrees or ())) > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Follow(ImageStep):
     """Make the ``mask``, ``boxes`` and ``points`` of an image follow its geometry in later steps.
 
@@ -308,7 +308,7 @@ Strength: TypeAlias = Annotated[float, Range(0.0, 10.0)]
 HOLES_MAX = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class ColorJitter(ImageStep):
     """Change brightness, contrast, saturation and hue at random, as torchvision's ColorJitter.
 
@@ -335,7 +335,7 @@ class ColorJitter(ImageStep):
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Gray(ImageStep):
     """Make the image grey: ``0.299 red + 0.587 green + 0.114 blue`` (Rec. 601), rounded."""
 
@@ -344,7 +344,7 @@ class Gray(ImageStep):
     """Channels afterwards: 3 that are alike, or 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Cutout(ImageStep):
     """Cover random rectangles of the image.
 
@@ -362,7 +362,7 @@ class Cutout(ImageStep):
     """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class SubtractMean(ImageStep):
     """Make float32: ``(pixel - mean) * scale``, channel by channel, each rounded once.
 
@@ -378,7 +378,7 @@ class SubtractMean(ImageStep):
     """The factor of the difference."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class To(ImageStep):
     """Set type and order of the numbers in one step, without subtracting a mean."""
 

@@ -4,11 +4,11 @@ Each is done to every number of a field by itself, and says exactly which number
 number that cannot become what it should is a bad sample, never a wrong number.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
+from batchd_wire.record import options
 
 CLASSES_MAX = 1 << 24
 BOUND_MAX = 1 << 53
@@ -33,7 +33,7 @@ Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
 Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class NumberStep(FieldStep):
     """Base of the steps on labels and numbers."""
 
@@ -42,7 +42,7 @@ class NumberStep(FieldStep):
     field: str = "label"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class OneHot(NumberStep):
     """Turn a class number into zeros with a one in its place: shape s becomes s + [classes].
 
@@ -56,7 +56,7 @@ class OneHot(NumberStep):
     """Type of the zeros and the one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Cast(NumberStep):
     """Change the type of numbers only: a number that the type cannot hold is a bad sample.
 
@@ -74,7 +74,7 @@ class Cast(NumberStep):
     with the latter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Clip(NumberStep):
     """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``.
 
@@ -94,7 +94,7 @@ class Clip(NumberStep):
             raise ValueError(f"min = {self.min} is more than max = {self.max}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Scale(NumberStep):
     """Make ``number * factor + offset``.
 

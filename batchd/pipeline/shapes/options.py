@@ -3,7 +3,6 @@
 Daemon, workers and CLI; standard library only.
 """
 
-from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -11,6 +10,7 @@ from batchd.pipeline.options import FieldStep, StepOptions
 from batchd.samples.checks import Range
 from batchd.samples.columns import LENGTH_MAX
 from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_field
+from batchd_wire.record import options
 
 FILL_MAX = 1 << 53
 PATCH_SIZE_MAX = 1024
@@ -22,7 +22,7 @@ ELEMENTS_OF_A_DOCUMENT = 16
 MaxShape: TypeAlias = tuple[Annotated[int, Range(1, SIZE_MAX)], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RoomStep(FieldStep):
     """Base of the steps that give each sample of a field room for the largest."""
 
@@ -50,7 +50,7 @@ class RoomStep(FieldStep):
         return frozenset({self.field, *(sizes.name for sizes in made if sizes)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class PadBatch(RoomStep):
     """Give samples of different shapes room for the largest; ``fill`` is after a smaller sample.
 
@@ -63,7 +63,7 @@ class PadBatch(RoomStep):
     """The value in the room after a sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Ragged(RoomStep):
     """Give samples of different shapes room for the largest, with contiguous values.
 
@@ -75,7 +75,7 @@ class Ragged(RoomStep):
     op: Literal["ragged"] = "ragged"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Patches(FieldStep):
     """Cut an image of any size into square patches, row by row.
 
@@ -102,7 +102,7 @@ class Patches(FieldStep):
         return frozenset({self.field, self.grid})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Pack(StepOptions):
     """Fill each row of a batch with several samples, whole documents one after the other.
 

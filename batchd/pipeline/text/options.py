@@ -6,7 +6,6 @@ what Python's ``str.split()`` splits at, letters and digits are what ``str.isaln
 are Unicode's category M. Nothing is normalised.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Range
 from batchd.samples.columns import check_field_names
 from batchd.storage.location import check_path
+from batchd_wire.record import options
 
 TOKENS_MAX = 1 << 20
 WORDS_MAX = 1 << 20
@@ -21,7 +21,7 @@ TEXT_BYTES_MAX = 1 << 26
 TOKEN_MAX = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class TextStep(FieldStep):
     """Base of the steps on text."""
 
@@ -39,7 +39,7 @@ class TextStep(FieldStep):
         return frozenset({self.field, *self.makes})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Tokenize(TextStep):
     """Turn text into token numbers with a Hugging Face tokenizer.json.
 
@@ -78,14 +78,14 @@ class Tokenize(TextStep):
         return (self.to,) if self.padding == "none" else (self.to, f"{self.to}_mask", f"{self.to}_length")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Lowercase(TextStep):
     """Convert a text to lower case, as Python's ``str.lower()`` does, in any language."""
 
     op: Literal["lowercase"] = "lowercase"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RemoveStopwords(TextStep):
     """Take the words of a list out of a text.
 
@@ -106,7 +106,7 @@ class RemoveStopwords(TextStep):
         check_path("file", self.file)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class Lookup(TextStep):
     """Turn the words of a text into the rows of a table.
 
@@ -144,7 +144,7 @@ class Lookup(TextStep):
         return self.to, f"{self.to}_length"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class TextBytes(TextStep):
     """Turn text into its bytes: uint8[length], UTF-8 followed by zeros.
 

@@ -21,7 +21,6 @@ Invariant: the runs of all samples are within the bytes that the files had at th
 """
 
 import os
-from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
@@ -36,6 +35,7 @@ from numpy.typing import NDArray
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
 from batchd_wire.fields import ITEM_BYTES
+from batchd_wire.record import frozen
 
 PROBES = 64
 PROBE_BYTES = 1 << 20
@@ -63,7 +63,7 @@ class Run(NamedTuple):
     gap: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredArray:
     """An array. ``first`` is its first byte. In a file, ``shape[0]`` counts the samples."""
 

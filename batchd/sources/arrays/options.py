@@ -1,6 +1,5 @@
 """Sources of rows of arrays in files. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass
 from dataclasses import field as option
 from math import prod
 from pathlib import Path
@@ -11,9 +10,10 @@ from batchd.samples.columns import Column, check_field_names, check_types, parse
 from batchd.sources.options import FilesOptions, SourceOptions
 from batchd.storage.location import check_path
 from batchd_wire.fields import ITEM_BYTES
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class NpySource(SourceOptions):
     """Arrays in numpy's .npy files, whose first dimension counts the samples.
 
@@ -63,7 +63,7 @@ class NpySource(SourceOptions):
         return str(self.path) if self.path else f"{self.root}: {' '.join(self.arrays.values())}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class NpzSource(SourceOptions):
     """Arrays in one of numpy's .npz files, as `numpy.savez` writes them.
 
@@ -87,7 +87,7 @@ class NpzSource(SourceOptions):
         check_field_names(*self.arrays)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class RawSource(FilesOptions):
     """Files of records that are all alike: the bytes of numbers, one after the other."""
 

@@ -1,7 +1,7 @@
 """Sources in users' own Python, or in another package. Daemon, workers and CLI."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from batchd.functions.find import parse_function
@@ -9,6 +9,7 @@ from batchd.functions.signature import Given
 from batchd.samples.checks import Checks, Range
 from batchd.samples.columns import check_types
 from batchd.sources.options import DeclaredOptions, SourceOptions
+from batchd_wire.record import options
 
 LENGTH_TIMEOUT_MAX_S = 86_400.0
 OPTIONS_CHARACTERS_MAX = 8_192
@@ -66,7 +67,7 @@ class FunctionOptions(DeclaredOptions):
         return checks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class PythonSource(FunctionOptions):
     """Your own object with `__len__` and `__getitem__`, such as a torch `Dataset`.
 
@@ -106,7 +107,7 @@ class PythonSource(FunctionOptions):
         return f"{self.function}, its length and its samples: check runs no code of yours"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class GeneratorSource(FunctionOptions):
     """Your own Python generator, endless or not.
 
@@ -159,7 +160,7 @@ class GeneratorSource(FunctionOptions):
         return f"the samples that {self.function} yields: check runs no code of yours"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class PluginSource(SourceOptions):
     """A source of an installed package, found by an entry point of the group `batchd.sources`."""
 

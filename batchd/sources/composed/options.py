@@ -1,13 +1,13 @@
 """Sources made of other sources. Daemon, workers and CLI; standard library only."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from batchd.errors import KeyPath
 from batchd.samples.checks import Checks
 from batchd.sources.options import SourceOptions
+from batchd_wire.record import frozen, options
 from batchd_wire.wording import counted
 
 PARTS_MAX = 256
@@ -15,7 +15,7 @@ NUMBER_MAX = (1 << 63) - 1
 DIGITS_MAX = 18
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnySource:
     """Marks a field that is a source of any kind: not all are defined yet."""
 
@@ -30,7 +30,7 @@ class AnySource:
 Part: TypeAlias = Annotated[SourceOptions, AnySource()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class ConcatSource(SourceOptions):
     """Several sources, one after the other.
 
@@ -56,7 +56,7 @@ class ConcatSource(SourceOptions):
         return " + ".join(part.place for part in self.sources)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class MixSource(SourceOptions):
     """Several sources, mixed by weight.
 
@@ -146,7 +146,7 @@ class MixSource(SourceOptions):
         return " + ".join(part.place for part in self.sources)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class SubsetSource(SourceOptions):
     """Some of the samples of a source: a range of them, or those that a file names."""
 

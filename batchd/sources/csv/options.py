@@ -1,15 +1,16 @@
 """Sources of lines of text tables. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_known, check_types
 from batchd.sources.options import DeclaredOptions, FilesOptions
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class CsvSource(DeclaredOptions, FilesOptions):
     """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one."""
 

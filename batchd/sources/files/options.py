@@ -1,13 +1,13 @@
 """Sources whose samples are files. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from batchd.sources.options import SourceOptions, check_path_bytes
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class FolderSource(SourceOptions):
     """A folder of images: one sub-folder for each class, or a flat folder without classes."""
 
@@ -33,7 +33,7 @@ class FolderSource(SourceOptions):
         check_path_bytes(self.path_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class ListSource(SourceOptions):
     """A text file with one sample on each line: path, white space, label (a whole number)."""
 
@@ -64,7 +64,7 @@ class ListSource(SourceOptions):
         check_path_bytes(self.path_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class GlobSource(SourceOptions):
     """The files below a folder whose paths match patterns, each once, ordered by path."""
 

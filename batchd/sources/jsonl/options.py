@@ -3,16 +3,17 @@
 Invariant: in a source that exists, every default fits into its field.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names
 from batchd.sources.options import DeclaredOptions
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class JsonlSource(DeclaredOptions):
     """JSON Lines, in UTF-8: each line is a JSON object, which is one sample."""
 

@@ -1,6 +1,6 @@
 """Sources in key-value databases. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -8,6 +8,7 @@ from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, check_declared, check_names
 from batchd.sources.options import DeclaredOptions
 from batchd.storage.location import check_path
+from batchd_wire.record import options
 
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"
 """Placeholders in ``key``: for the name of a field, and for the part that identifies a sample."""
@@ -15,7 +16,7 @@ FIELD_MARK, SAMPLE_MARK = "{field}", "*"
 NO_URL = "the library maps the file into memory; copy the database to this machine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class LmdbSource(DeclaredOptions):
     """The records of an LMDB database, in the order of their keys.
 

@@ -1,15 +1,16 @@
 """Sources that pyarrow reads. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import check_declared, check_names
 from batchd.sources.options import DeclaredOptions
+from batchd_wire.record import options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class ParquetSource(DeclaredOptions):
     """The rows of Parquet files, or of Arrow files, as `save_to_disk` of `datasets` writes them."""
 

@@ -1,6 +1,5 @@
 """Sources of pushed samples. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from batchd.samples.checks import Checks
@@ -9,11 +8,12 @@ from batchd.samples.sizes import parse_bytes
 from batchd.sources.options import DeclaredOptions
 from batchd_wire.fields import FIELDS_MAX
 from batchd_wire.mailbox import MAILBOX_BYTES_MAX, MailColumn, PlaceLayout
+from batchd_wire.record import options
 
 CAPACITY_MAX = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class PushSource(DeclaredOptions):
     """Live data: programs on the daemon's host push samples with `batchd_client.push`.
 

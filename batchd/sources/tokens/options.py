@@ -1,18 +1,18 @@
 """Sources of token numbers in files. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import LENGTH_MAX, Column, check_field_names
 from batchd.sources.options import FilesOptions
+from batchd_wire.record import options
 
 TokenFormat: TypeAlias = Literal["flat", "megatron"]
 TokenType: TypeAlias = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class TokensSource(FilesOptions):
     """Files of token numbers, one after the other, such as nanoGPT's and Megatron's.
 

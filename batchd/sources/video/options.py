@@ -1,12 +1,12 @@
 """Sources whose samples are frames of videos. Daemon, workers and CLI; standard library only."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from batchd.samples.checks import Range
 from batchd.sources.options import SourceOptions, check_path_bytes
 from batchd.storage.location import check_path
+from batchd_wire.record import options
 
 NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
 SIDE_MAX = 16_384
@@ -17,7 +17,7 @@ SAMPLE_BYTES_MAX = 1 << 30
 """Bytes of the pixels of one sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class VideoSource(SourceOptions):
     """The frames of video files, in display order; a sample is one frame, or a clip of several."""
 

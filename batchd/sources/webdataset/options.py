@@ -16,13 +16,14 @@ Invariant: all members that may hold a field are read in the same way.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names
 from batchd.sources.options import DeclaredOptions, check_path_bytes
+from batchd_wire.record import options
 
 IMAGE, LABEL = "image", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
@@ -144,7 +145,7 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
     return coding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@options
 class WebDatasetSource(DeclaredOptions):
     """Shards in tar format; members with the same name but for their endings are one sample."""
 
