@@ -1,13 +1,41 @@
-"""Messages from the process that reads the configuration again to the daemon. Never reused numbers.
+"""Between daemon and the process that reads the configuration again. Never reused numbers.
 
 daemon                                        rescan
+|  ----------------------------------------->  |   ReloadRequest, as JSON on standard input
 |  <-----------------------------------------  |   ScanProgressed, ChildLogged: repeatedly
 |  <-----------------------------------------  |   StreamScanned (+ fds): once for each new source
 |  <-----------------------------------------  |   ConfigRead (+ fd): the last one
 """
 
+from typing import Any
+
 from batchd.orders.log import ChildLogged
 from batchd_wire.codec import Message, Vocabulary, message
+from batchd_wire.record import frozen
+
+SILENCE_MAX_S = 300
+"""Silence that is allowed beside that of libraries: a scan reports after some thousand samples, but
+not while it checks whether a large former index is still valid."""
+
+
+@frozen
+class ReloadRequest:
+    """The streams in service, and where the configuration is.
+
+    ``daemon``: the [daemon] in force. ``signatures``: of each stream that may continue
+    unchanged, by name. ``slots`` (the most that a ring may have): of each stream by name.
+    ``made_bytes``: memory of all their rings and mailboxes. ``cached_bytes``: memory of each of
+    their caches, by its key.
+    """
+
+    version: str
+    file: str
+    overrides: dict[str, str]
+    daemon: dict[str, Any]
+    signatures: dict[str, str]
+    slots: dict[str, int]
+    made_bytes: int
+    cached_bytes: dict[str, int]
 
 
 @message(53)

@@ -17,10 +17,9 @@ from batchd.children import Child
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.reload import requests as reload
 from batchd.daemon.reload.requests import Origin, Reloader
-from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.errors import ExitCode
 from batchd.orders.log import ChildLogged
-from batchd.orders.rescan import ConfigRead, ScanProgressed, StreamScanned
+from batchd.orders.rescan import ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
 from batchd_wire.channel import send_message
 from support.waiting import wait_until
 

@@ -15,10 +15,10 @@ from batchd.config.load import load_config
 from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.reload import rescan
-from batchd.daemon.reload.rescan import LOOK_MAX_S, SILENCE_MAX_S, ReloadRequest
+from batchd.daemon.reload.rescan import LOOK_MAX_S
 from batchd.errors import ExitCode
 from batchd.orders.log import ChildLogged
-from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgressed
+from batchd.orders.rescan import SILENCE_MAX_S, TO_DAEMON_FROM_RESCAN, ConfigRead, ReloadRequest, ScanProgressed
 from batchd.storage.access import Storage
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.forked import Forked

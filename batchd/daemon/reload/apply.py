@@ -26,9 +26,9 @@ from batchd.daemon.limits import SessionLimits
 from batchd.daemon.memory.cache_memory import CacheSpec, different
 from batchd.daemon.memory.journal import JournalSpec
 from batchd.daemon.memory.slots import MailboxMemory, SlotPool
-from batchd.daemon.reload.rescan import ReloadRequest
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import Workers
+from batchd.orders.rescan import ReloadRequest
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd.storage.index import SourceIndex
 from batchd.storage.values import StorageLimits

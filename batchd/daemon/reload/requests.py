@@ -31,11 +31,10 @@ from batchd.daemon.child_log import write_line
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.memory.slots import ADVICE
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
-from batchd.daemon.reload.rescan import SILENCE_MAX_S
 from batchd.daemon.service.manager import Service
 from batchd.errors import ExitCode
 from batchd.orders.log import ChildLogged
-from batchd.orders.rescan import TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgressed, StreamScanned
+from batchd.orders.rescan import SILENCE_MAX_S, TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgressed, StreamScanned
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded

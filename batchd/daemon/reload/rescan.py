@@ -37,41 +37,17 @@ from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.rings import RingSize, plan_descriptors
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, ProblemKind
-from batchd.orders.rescan import ConfigRead, ScanProgressed, StreamScanned
+from batchd.orders.rescan import SILENCE_MAX_S, ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.values import CHECK_LIMITS
 from batchd_wire.channel import ChannelClosed, send_message
-from batchd_wire.record import frozen
 
 PROGRESS_EVERY_S = 0.5
-SILENCE_MAX_S = 300
-"""Silence that is allowed beside that of libraries: a scan reports after some thousand samples, but
-not while it checks whether a large former index is still valid."""
 LOOK_MAX_S = 10
 """More than ``CHECK_LIMITS`` allow for a stream."""
-
-
-@frozen
-class ReloadRequest:
-    """The streams in service, and where the configuration is.
-
-    ``daemon``: the [daemon] in force. ``signatures``: of each stream that may continue
-    unchanged, by name. ``slots`` (the most that a ring may have): of each stream by name.
-    ``made_bytes``: memory of all their rings and mailboxes. ``cached_bytes``: memory of each of
-    their caches, by its key.
-    """
-
-    version: str
-    file: str
-    overrides: dict[str, str]
-    daemon: dict[str, Any]
-    signatures: dict[str, str]
-    slots: dict[str, int]
-    made_bytes: int
-    cached_bytes: dict[str, int]
 
 
 class ScanProgress:
