@@ -62,7 +62,7 @@ from batchd_wire.messages import (
     Unsubscribe,
     WithdrawAsk,
 )
-from batchd_wire.record import frozen
+from batchd_wire.record import frozen, record
 from batchd_wire.reports import ReportedRows
 from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 
@@ -129,7 +129,7 @@ class SessionLog:
         write(text, stream=stream, name=peer.name, pid=peer.pid, session=session, **further)
 
 
-@frozen
+@record
 class Query:
     """A session's request that the core does not decide: a query, or a reload."""
 
@@ -137,7 +137,7 @@ class Query:
     message: AskStatus | AskBad | AskReload
 
 
-@frozen
+@record
 class Reported:
     """A trainer's reports of batches, which decide nothing. ``peer``: the session may end first."""
 

@@ -90,35 +90,42 @@ def test_options_are_given_by_their_names():
     """So a field with a default may precede one without, as in a base of several kinds."""
     first, second = Named(epoch=1), Named(epoch=2, step=3)
     assert (first.seen, second.seen) == ([1], [5])
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match="position"):
         Named(1)  # type: ignore[call-arg,misc]
 
 
 @pytest.mark.parametrize("kind", [Place, Fixed])
 def test_wrong_arguments_are_refused_by_name(kind: Callable[..., Any]):
-    """The first call compiles ``__init__``; the error is that of any function."""
+    """The first call of a record compiles its ``__init__``; later calls refuse the same."""
     for _call in range(2):
-        with pytest.raises(TypeError, match="missing 1 required positional argument: 'epoch'"):
+        with pytest.raises(TypeError, match="epoch"):
             kind()
-        with pytest.raises(TypeError, match="unexpected keyword argument 'stpe'"):
+        with pytest.raises(TypeError, match="stpe"):
             kind(1, stpe=2)
+        with pytest.raises(TypeError, match=r"position|multiple values"):
+            kind(1, epoch=2)
+        with pytest.raises(TypeError, match="position"):
+            kind(1, 2, 3)
 
 
-def test_a_class_compiles_no_method_before_its_first_value(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("decorate", "when_made"), [(record, 1), (frozen, 0), (options, 0)])
+def test_a_class_compiles_no_method_before_its_first_value(
+    decorate: Callable[[type], type[Any]], when_made: int, monkeypatch: pytest.MonkeyPatch
+):
     """A start defines some two hundred of these classes, and uses few."""
     compiled: list[str] = []
     real = exec
     monkeypatch.setattr("builtins.exec", lambda text, *places: (compiled.append(text), real(text, *places)))
 
-    @frozen
+    def inits() -> int:
+        return sum("def __init__" in text for text in compiled)
+
     class Late:
         """A value."""
 
         epoch: int
 
-    def inits() -> int:
-        return sum("def __init__" in text for text in compiled)
-
+    late = decorate(Late)
     assert inits() == 0
-    assert Late(1) == Late(1)
-    assert inits() == 1
+    assert late(epoch=1) == late(epoch=1)
+    assert inits() == when_made
