@@ -62,7 +62,8 @@ class Message:
     __slots__ = ()
     code: ClassVar[int]
     field_names: ClassVar[tuple[str, ...]]
-    checks: ClassVar[tuple[Callable[[object], bool], ...]]
+    checks: ClassVar[tuple[Callable[[object], bool], ...] | None] = None
+    """Of each field; made when the first message of its kind arrives."""
     values_of: ClassVar[Callable[[object], tuple[Any, ...]]]
     """Returns the attributes of an object that are named as the fields."""
     required: ClassVar[int]
@@ -89,9 +90,7 @@ def message(code: int) -> Callable[[type], type[Any]]:
 
     def decorate(cls: type) -> type[Any]:
         made: Any = record(cls)
-        hints = get_type_hints(made)
         made.code = code
-        made.checks = tuple(_check_for(hints[name]) for name in made.field_names)
         made.values_of = staticmethod(_values_of(made.field_names))
         made.required = sum(one.default is MISSING and one.default_factory is MISSING for one in fields(made))
         return made  # type: ignore[no-any-return]
@@ -125,10 +124,14 @@ class Vocabulary:
         kind = self._kinds.get(parts[0])
         if kind is None:
             raise MalformedMessage(f"message number {parts[0]} is not expected here")
-        values = parts[1 : len(kind.checks) + 1]
+        values = parts[1 : len(kind.field_names) + 1]
         if len(values) < kind.required:
             raise MalformedMessage(f"{kind.__name__} has {kind.required} fields, not {len(values)}")
-        for name, check, value in zip(kind.field_names, kind.checks, values, strict=False):
+        checks = kind.checks
+        if checks is None:
+            hints = get_type_hints(kind)
+            checks = kind.checks = tuple(_check_for(hints[name]) for name in kind.field_names)
+        for name, check, value in zip(kind.field_names, checks, values, strict=False):
             if not check(value):
                 raise MalformedMessage(f"{kind.__name__}.{name} cannot be {_shorten(value)}")
         return kind(*values)

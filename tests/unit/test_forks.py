@@ -177,6 +177,20 @@ def test_the_daemon_forks_its_first_fork_server_and_shares_what_both_import():
     assert not is_started
 
 
+def test_the_daemon_imports_nothing_that_its_first_batch_can_do_without():
+    """Parts that few daemons need, or that need what others do, are imported at their first use."""
+    imported, *_others = told_by(EARLY)
+    packages = {name.partition(".")[0] for name in imported}
+    assert not packages & {"asyncio", "click", "http", "rich", "ssl", "unittest", "xml"}
+    assert not set(imported) & {
+        "batchd.daemon.config_checks",
+        "batchd.daemon.reload.rescan",
+        "batchd.daemon.tcp.sessions",
+        "batchd.daemon.workers.remote",
+        "batchd.observer",
+    }
+
+
 def test_a_daemon_with_threads_starts_its_fork_server_instead():
     """A fork could hang on a lock that one of them holds, as those of a sitecustomize may."""
     *_others, is_started = told_by(EARLY, "with a thread")
