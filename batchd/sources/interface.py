@@ -87,7 +87,7 @@ class PlacesFiles(Protocol):
     def place(self, sample: int) -> FilePlace | None:
         """Where to read the file of a sample; None if only ``read`` can."""
 
-    def memory(self) -> bytearray:
+    def memory(self) -> memoryview:
         """The memory for one file, which ``read`` uses, too."""
 
 

@@ -49,6 +49,7 @@ from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versi
 KEPT_BYTES_MAX = 8 << 20
 """A longer buffer is not kept for the next sample, so one huge file costs no memory later."""
 FIRST_BUFFER_BYTES = 1 << 20
+"""Only the part that samples have reached takes memory."""
 SLOW_CHUNKS = 4
 """After a slow read (``SLOW_NS``), so many chunks are announced to the kernel: 6 us a sample."""
 _KINDS = {
@@ -212,7 +213,7 @@ class BytesReader:
         """True if ``prefetch`` does something: the root is a URL."""
         self._max_bytes = max_bytes
         self._holder = holder
-        self._buffer = bytearray()
+        self._buffer = memoryview(bytearray())
         self._slow_chunks = 0
         """Chunks that are still announced to the kernel."""
         self._folders = Folders(bound)
@@ -230,7 +231,7 @@ class BytesReader:
         length = read_file(*self._folders.place(path), self._buffer, self._max_bytes)
         if length:
             failpoints.passing("worker.sample.opened", sample)
-            return memoryview(self._buffer)[:length]
+            return self._buffer[:length]
         try:
             descriptor = self._folders.open(path)
             try:
@@ -245,7 +246,7 @@ class BytesReader:
         """(folder, name, flags, most bytes) to read a file of this host at once; None for a URL."""
         return None if is_url(path) else (*self._folders.place(path), self._max_bytes)
 
-    def memory(self) -> bytearray:
+    def memory(self) -> memoryview:
         """The buffer. Files that do not fit have to be read by ``read_file``, which enlarges it."""
         return self._buffer
 
@@ -368,8 +369,8 @@ class BytesReader:
         if size > KEPT_BYTES_MAX:
             return memoryview(bytearray(size))
         if size > len(self._buffer):
-            self._buffer = bytearray(max(FIRST_BUFFER_BYTES, min(2 * size, KEPT_BYTES_MAX)))
-        return memoryview(self._buffer)[:size]
+            self._buffer = np.empty(max(FIRST_BUFFER_BYTES, min(2 * size, KEPT_BYTES_MAX)), np.uint8).data
+        return self._buffer[:size]
 
 
 class Folders:

@@ -41,7 +41,7 @@ def read_rows(
     return len(starts)
 
 
-def read_file(folder: int, name: bytes, flags: int, memory: bytearray, bytes_max: int) -> int:
+def read_file(folder: int, name: bytes, flags: int, memory: memoryview, bytes_max: int) -> int:
     """Read a regular file of at most ``bytes_max`` bytes that is shorter than ``memory``.
 
     ``folder``: a descriptor that a relative ``name`` starts from. Returns the number of bytes, or 0

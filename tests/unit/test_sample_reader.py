@@ -4,6 +4,8 @@ import errno
 import os
 import random
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,25 @@ def test_one_huge_file_does_not_cost_for_ever(tmp_path: Path) -> None:
 
     assert len(reader.read(0)) == 20 << 20
     assert len(reader._buffer) <= 8 << 20
+
+
+def test_a_buffer_takes_only_the_memory_that_samples_need(tmp_path: Path) -> None:
+    """Photographs of 100 KiB do not take a buffer of 1 MiB."""
+    (tmp_path / "photo").write_bytes(bytes(100 << 10))
+    program = f"""if True:
+        from pathlib import Path
+        from unit.test_sample_reader import reader_of
+        private = lambda: sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if "Anonymous:" in line)
+        reader = reader_of(Path({str(tmp_path)!r}), "photo", max_bytes=1 << 20)
+        before = private()
+        length = len(reader.read(0))
+        print(length, len(reader._buffer), private() - before)
+    """
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=Path(__file__).parents[1])
+    length, buffer_bytes, grown_kib = map(int, said.split())
+
+    assert (length, buffer_bytes) == (100 << 10, 1 << 20)
+    assert 100 <= grown_kib < 512
 
 
 @pytest.mark.parametrize("is_built", [True, False])
@@ -108,7 +129,7 @@ def test_the_call_reads_whole_files_that_fit_and_no_others(tmp_path: Path) -> No
     folder = os.open(tmp_path, os.O_RDONLY)
 
     def read(name: bytes, room: int, bytes_max: int = 100, flags: int = os.O_RDONLY) -> tuple[int, bytes]:
-        memory = bytearray(b"." * room)
+        memory = memoryview(bytearray(b"." * room))
         return rows.read_file(folder, name, flags, memory, bytes_max), bytes(memory)
 
     try:

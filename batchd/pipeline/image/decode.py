@@ -164,7 +164,7 @@ class Decoder:
         place = folder, name, flags, min(bytes_max, self._step.max_bytes)
         return FileTask(place, header, EIGHTHS // factor, box, file.points, *scaling)
 
-    def make_rows(self, tasks: list[FileTask], file: bytearray, note: memoryview) -> list[FileMade]:
+    def make_rows(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:
         """See ``BoxDecoder``."""
         return self._boxes.make_rows(tasks, file, note)
 

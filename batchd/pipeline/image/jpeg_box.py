@@ -159,7 +159,7 @@ class BoxDecoder:
             points.heads[self._field] = FileHead(tuple(header), len(data), bytes(data[:head_bytes]))
         return points.found[self._field]
 
-    def make_rows(self, tasks: list[FileTask], file: bytearray, note: memoryview) -> list[FileMade]:
+    def make_rows(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:
         """Read, decode and resample files into their rows; ``file`` is the memory for one of them.
 
         The worker's ``note`` names each row while it is made.

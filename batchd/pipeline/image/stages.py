@@ -216,7 +216,7 @@ class ImageStage:
         scaling = plan_scaling(decoding, turn, self._channels, self._scratch, row[self.field])
         return self._decoder.file_task(file, header, decoding.factor, decoding.box, scaling) if scaling else None
 
-    def make_files(self, tasks: list[FileTask], file: bytearray, note: memoryview) -> list[FileMade]:
+    def make_files(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:
         """Make rows by one call of the extension, and say what became of each."""
         assert self._decoder is not None, "it makes files"
         self._timings.lap(self._decoding)  # the plans

@@ -76,7 +76,7 @@ class FilesReader:
         """See ``interface.PlacesFiles``: records in files have none."""
         return None if self._index.extents is not None else self._bytes.place(self._index.file(sample))
 
-    def memory(self) -> bytearray:
+    def memory(self) -> memoryview:
         """See ``interface.PlacesFiles``."""
         return self._bytes.memory()
 
