@@ -1,9 +1,11 @@
 """Benchmark: workers of other machines: bytes into the slot, decoding, deaths, starts, simulation.
 
 All of it runs on this machine, over loopback: what a network adds is not in it. Where the gateway
-and the link are measured, workers sleep instead of decoding, and rows are zeros. Where decoding is
-compared, both sides have the same two cores, and the daemon's own worker beside remote ones only
-sleeps, so that exactly two processes decode on either side; only rows of remote workers count.
+and the link are measured, workers sleep instead of decoding, and rows are zeros; beside them, two
+bare processes send frames of the same sizes over ZeroMQ and copy each once, and do nothing else.
+Where decoding is compared, both sides have the same two cores, and the daemon's own worker beside
+remote ones only sleeps, so that exactly two processes decode on either side; only rows of remote
+workers count.
 
 A busy machine changes times; CPU time and ratios of sides in turn change less. So the load is
 printed beside each part. The last part simulates a pool that no machine here could hold: see
@@ -13,6 +15,7 @@ printed beside each part. The last part simulates a pool that no machine here co
 are those of one.
 """
 
+import mmap
 import os
 import signal
 import statistics
@@ -20,19 +23,27 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pool_simulation
 import sleeping_hosts
+import zmq
 from harness import Bench, Figure, Player, children, cpu_s, endless, family_cpu_s, orders, spread
 from pool_daemon import run_daemon, run_host, wait_until
 from pool_simulation import CASES, STEADY, simulate
 from scaling_daemon import DECISIONS
 
 import batchd_client
+from batchd.daemon.workers.gateway_child import ALLOCATOR
+from batchd.orders.link import ROW_FRAME_BYTES
+from batchd.worker_host.scratch import SCRATCH_MAX
 from batchd_wire.wording import counted
 
 ROW_BYTES = 224 * 224 * 3
@@ -45,6 +56,11 @@ LOCAL_FAST_US = 300
 """The same beside workers that cost nothing: short, as its batches are waited for, too."""
 FREE_ROWS = 64
 """Of an order where rows cost nothing: 10 MB."""
+ORDER_BYTES = FREE_ROWS * ROW_BYTES
+BARE_ORDERS = 2 * SCRATCH_MAX
+"""In flight over the bare link: as many as two workers have memory for."""
+BARE_MEMORY = 16
+"""Orders in the memory that the bare receiver writes: four slots."""
 KILLS_A_ROUND = 5
 AFTER_KILL_S = 4.0
 SAMPLES = 1_000_000
@@ -81,11 +97,11 @@ def _reader(pipe: Connection, address: str, rank: int = 0, world_size: int = 1) 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one side did in its turn. ``cpu_s``: of the processes that count."""
+    """What one side did in its turn. ``cpu_s``: CPU time of its processes, by their names."""
 
     samples: int
     seconds: float
-    cpu_s: float
+    cpu_s: dict[str, float]
 
     @property
     def rate(self) -> float:
@@ -94,17 +110,22 @@ class _Turn:
 
     @property
     def sample_s(self) -> float:
-        """CPU time of a sample."""
-        return self.cpu_s / self.samples
+        """CPU time of a sample, in all processes that were counted."""
+        return sum(self.cpu_s.values()) / self.samples
 
 
-def _turn(trainer: Player, samples: Callable[[], int], cpu: Callable[[], float]) -> _Turn:
+Cpu = dict[str, Callable[[], float]]
+"""What reads the CPU time of the processes that count, by their names."""
+
+
+def _turn(trainer: Player, samples: Callable[[], int], cpu: Cpu) -> _Turn:
     """Let a trainer read for a turn; afterwards wait until its ring is full again."""
     trainer.tell("go")
     time.sleep(WARM_S)
-    began_s, cpu_before_s, before = time.monotonic(), cpu(), samples()
+    began_s, before_s, before = time.monotonic(), {name: read() for name, read in cpu.items()}, samples()
     time.sleep(TURN_S)
-    turn = _Turn(samples() - before, time.monotonic() - began_s, cpu() - cpu_before_s)
+    used_s = {name: read() - before_s[name] for name, read in cpu.items()}
+    turn = _Turn(samples() - before, time.monotonic() - began_s, used_s)
     trainer.ask("stop")
     last = -1
     while (now := samples()) != last:
@@ -124,13 +145,82 @@ def _rounds(bench: Bench, sides: dict[str, Callable[[], _Turn]]) -> dict[str, li
     return turns
 
 
+def _bare_receiver(pipe: Connection, counter: Any, pair: tuple[bytes, bytes] | None) -> None:
+    """Ask for orders from "go" to "stop", and copy each frame once into shared memory.
+
+    Counts samples in ``counter``. ``pair``: public and secret key, or None for plain frames.
+    """
+    memory = memoryview(mmap.mmap(-1, BARE_MEMORY * ORDER_BYTES))
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.set_hwm(0)
+        if pair is not None:
+            router.curve_server, (router.curve_publickey, router.curve_secretkey) = True, pair
+        pipe.send(router.bind_to_random_port("tcp://127.0.0.1"))
+        sender, _hello = router.recv_multipart()
+
+        def take() -> None:
+            at = (counter.value // FREE_ROWS) % BARE_MEMORY * ORDER_BYTES
+            last = router.recv(copy=False)
+            while last.more:
+                last = router.recv(copy=False)
+                memory[at : at + len(last.buffer)] = last.buffer
+                at += len(last.buffer)
+            counter.value += FREE_ROWS
+
+        for _go in orders(pipe):
+            for _ in range(BARE_ORDERS):
+                router.send_multipart([sender, b""])
+            while not pipe.poll():
+                take()
+                router.send_multipart([sender, b""])
+            for _ in range(BARE_ORDERS):
+                take()
+            pipe.send(pipe.recv())
+
+
+def _bare_sender(pipe: Connection, port: int, pair: tuple[bytes, bytes] | None) -> None:
+    """Send the rows of an order for each request, without copying them, until ``pipe`` ends."""
+    memory = memoryview(mmap.mmap(-1, BARE_ORDERS * ORDER_BYTES))
+    memory[:] = bytes(len(memory))  # touch its pages
+    rows = [memory[at : at + ORDER_BYTES] for at in range(0, len(memory), ORDER_BYTES)]
+    frames = [[one[at : at + ROW_FRAME_BYTES] for at in range(0, ORDER_BYTES, ROW_FRAME_BYTES)] for one in rows]
+    poller = zmq.Poller()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.set_hwm(0)
+        if pair is not None:
+            dealer.curve_serverkey, (dealer.curve_publickey, dealer.curve_secretkey) = pair[0], pair
+        dealer.connect(f"tcp://127.0.0.1:{port}")
+        dealer.send(b"")
+        poller.register(dealer, zmq.POLLIN)
+        poller.register(pipe.fileno(), zmq.POLLIN)
+        for number in count():
+            if pipe.fileno() in dict(poller.poll()):
+                return
+            dealer.recv()
+            dealer.send_multipart(frames[number % BARE_ORDERS], copy=False)
+
+
+def _bare_link(stack: ExitStack, *, with_key: bool) -> Callable[[], _Turn]:
+    """Start the two bare processes; return what measures a turn of them."""
+    pair = zmq.curve_keypair() if with_key else None
+    counter = get_context("spawn").Value("Q", lock=False)
+    with patch.dict(os.environ, ALLOCATOR):
+        receiver = stack.enter_context(Player(_bare_receiver, counter, pair))
+        sender = stack.enter_context(Player(_bare_sender, receiver.hear(), pair))
+    cpu = {name: partial(cpu_s, side.process.pid) for name, side in (("receiver", receiver), ("sender", sender))}
+    return lambda: _turn(receiver, lambda: counter.value, cpu)
+
+
 def _into_the_slot(bench: Bench) -> None:
-    """GB/s of rows that cost nothing, by one link a gateway, and the gateways' CPU for each GB."""
+    """GB/s of rows that cost nothing, by one link a gateway, and both ends' CPU for each GB.
+
+    In turn with the least that ZeroMQ needs here for the same bytes.
+    """
     file = bench.scratch / "rows.npy"
     np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(8_192, 224, 224, 3))  # sparse
     stream = f'[streams.photos]\nsource = {{ type = "npy", path = "{file}" }}\nbatch_size = 256\n'
     with ExitStack() as stack:
-        sides = {}
+        sides: dict[str, Callable[[], _Turn]] = {}
         for name, with_key in (("plain", False), ("curve", True)):
             daemon = stack.enter_context(
                 run_daemon(
@@ -143,22 +233,39 @@ def _into_the_slot(bench: Bench) -> None:
                 )
             )
             trainer = stack.enter_context(Player(_reader, daemon.address))
-            for _ in range(GATEWAYS):
-                stack.enter_context(run_host(daemon, image_us=1.0))
+            ends = [stack.enter_context(run_host(daemon, image_us=1.0)) for _ in range(GATEWAYS)]
             trainer.tell("go")
             daemon.wait_serving(GATEWAYS)
             trainer.ask("stop")
-            sides[name] = lambda daemon=daemon, trainer=trainer, gateways=daemon.gateways: _turn(
-                trainer, lambda: daemon.remote_samples, lambda: sum(map(cpu_s, gateways))
-            )
+            cpu: Cpu = {
+                "receiver": lambda gateways=daemon.gateways: sum(map(cpu_s, gateways)),
+                "sender": lambda ends=ends: sum(map(cpu_s, ends)),
+            }
+            sides[name] = partial(_turn, trainer, lambda daemon=daemon: daemon.remote_samples, cpu)
+            sides[f"bare {name}"] = _bare_link(stack, with_key=with_key)
         turns = _rounds(bench, sides)
+    links = counted(GATEWAYS, "link")
     for name, at_least, cpu_at_most in (("plain", 3.0, 0.25), ("curve", 1.3, 0.70)):
-        rates = [turn.rate * ROW_BYTES / 1e9 for turn in turns[name]]
-        each = [turn.sample_s / ROW_BYTES * 1e9 for turn in turns[name]]
-        links = counted(GATEWAYS, "link")
-        print(f"{links}, {name}: {spread(rates)} GB/s, {spread(each)} s of a gateway's CPU for each GB")
-        bench.report(Figure(f"pool-{name}-gb-s", statistics.median(rates), ">=", at_least))
-        bench.report(Figure(f"pool-{name}-gateway-cpu-s-gb", statistics.median(each), "<=", cpu_at_most))
+        ours, bare = turns[name], turns[f"bare {name}"]
+        for title, side in ((f"{links}, {name}", ours), (f"bare link, {name}", bare)):
+            gateway, host = (spread([_gb_s(turn, end) for turn in side]) for end in ("receiver", "sender"))
+            rates = spread([turn.rate * ROW_BYTES / 1e9 for turn in side])
+            print(f"{title}: {rates} GB/s; CPU for each GB {gateway} s to receive, {host} s to send")
+        pairs = list(zip(ours, bare, strict=True))
+        rate = statistics.median(turn.rate * ROW_BYTES / 1e9 for turn in ours)
+        bench.report(Figure(f"pool-{name}-gb-s", rate, ">=", at_least))
+        each = statistics.median(_gb_s(turn, "receiver") for turn in ours)
+        bench.report(Figure(f"pool-{name}-gateway-cpu-s-gb", each, "<=", cpu_at_most))
+        ratio = statistics.median(one.rate / other.rate for one, other in pairs)
+        bench.report(Figure(f"pool-{name}-to-bare", ratio, ">=", 0.8))
+        for end, process in (("receiver", "gateway"), ("sender", "host")):
+            more = statistics.median(_gb_s(one, end) / _gb_s(other, end) for one, other in pairs)
+            bench.report(Figure(f"pool-{name}-{process}-cpu-to-bare", more, "<=", 1.15))
+
+
+def _gb_s(turn: _Turn, end: str) -> float:
+    """CPU seconds of one end of a link for each GB of rows."""
+    return turn.cpu_s[end] / turn.samples / ROW_BYTES * 1e9
 
 
 def _decoding(bench: Bench) -> None:
@@ -167,11 +274,8 @@ def _decoding(bench: Bench) -> None:
     with ExitStack() as stack:
         local = stack.enter_context(run_daemon(bench.scratch / "local", stream, workers=2, gateways=0))
         trainer = stack.enter_context(Player(_reader, local.address))
-        sides = {
-            "local": lambda local=local, trainer=trainer: _turn(
-                trainer, lambda: local.samples, lambda: family_cpu_s(local.pid) + cpu_s(trainer.process.pid or 0)
-            )
-        }
+        cpu = {"trainer": partial(cpu_s, trainer.process.pid), "daemon": partial(cpu_s, local.pid)}
+        sides = {"local": partial(_turn, trainer, lambda: local.samples, cpu | {"workers": partial(_below, local.pid)})}
         for name, with_key in (("plain", False), ("curve", True)):
             daemon = stack.enter_context(
                 run_daemon(
@@ -185,11 +289,12 @@ def _decoding(bench: Bench) -> None:
             trainer = stack.enter_context(Player(_reader, daemon.address))
             host = stack.enter_context(run_host(daemon))
             daemon.wait_serving(1)
-            sides[name] = lambda daemon=daemon, trainer=trainer, host=host: _turn(
-                trainer,
-                lambda: daemon.remote_samples,
-                lambda: family_cpu_s(daemon.pid) + family_cpu_s(host) + cpu_s(trainer.process.pid or 0),
-            )
+            (gateway,) = daemon.gateways
+            pids = {"trainer": trainer.process.pid, "daemon": daemon.pid, "gateway": gateway, "host": host}
+            cpu = {process: partial(cpu_s, pid) for process, pid in pids.items()}
+            cpu["workers"] = partial(_below, host)
+            cpu["sleeping worker"] = lambda pid=daemon.pid, other=gateway: _below(pid) - cpu_s(other)
+            sides[name] = partial(_turn, trainer, lambda daemon=daemon: daemon.remote_samples, cpu)
         turns = _rounds(bench, sides)
         _memory(bench, host)
     for name, values in turns.items():
@@ -197,6 +302,10 @@ def _decoding(bench: Bench) -> None:
             f"{name}: {spread([turn.rate for turn in values], 0)} images/s, "
             f"{spread([1e6 * turn.sample_s for turn in values], 0)} us of CPU for each, all processes"
         )
+        each = {
+            one: statistics.median(1e6 * turn.cpu_s[one] / turn.samples for turn in values) for one in values[0].cpu_s
+        }
+        print("  of it " + ", ".join(f"{process} {us:.0f}" for process, us in each.items()))
     for name, target in (("plain", 0.88), ("curve", 0.80)):
         pairs = list(zip(turns[name], turns["local"], strict=True))
         ratios = [remote.rate / here.rate for remote, here in pairs]
@@ -204,6 +313,11 @@ def _decoding(bench: Bench) -> None:
         print(f"two remote workers, {name} / two local ones: {spread(ratios)}; by CPU time {spread(cpu_ratios)}")
         bench.report(Figure(f"pool-{name}-to-local", statistics.median(ratios), ">=", target))
         bench.report(Figure(f"pool-{name}-to-local-by-cpu", statistics.median(cpu_ratios), ">=", target))
+
+
+def _below(pid: int) -> float:
+    """CPU time of everything that lives below a process, in seconds."""
+    return family_cpu_s(pid) - cpu_s(pid)
 
 
 def _memory(bench: Bench, host: int) -> None:
