@@ -104,6 +104,8 @@ class Worker:
     busy_us: int = 0
     note: Note | None = None
     noted_s: float = 0.0
+    reported_s: float = 0.0
+    """When it reported an order, or got the first one that it has."""
     is_surplus: bool = False
     """It has no place any more, and gets no successor."""
     dismissed_s: float | None = None
@@ -155,7 +157,7 @@ class Worker:
     def give(self, order: Order, now_s: float) -> None:
         """Add an order. ``Fleet.sort`` follows."""
         if not self.orders:
-            self.note, self.noted_s = None, now_s
+            self.note, self.noted_s, self.reported_s = None, now_s, now_s
         self.orders[order.number] = order
         self.expected_s += order.expected_s
 
@@ -387,7 +389,7 @@ class Fleet:
         orders = [order for number in numbers if (order := worker.pop(number)) is not None]
         worker.withdrawing.difference_update(order.number for order in orders)
         worker.is_late = False
-        worker.noted_s = self._moment.now_s
+        worker.noted_s = worker.reported_s = self._moment.now_s
         worker.chunks += len(orders)
         worker.samples += sum(len(order.rows) for order in orders)
         worker.busy_us += busy_us
@@ -542,6 +544,7 @@ class Fleet:
                 chunks=worker.chunks,
                 samples=worker.samples,
                 busy_s=worker.busy_us / 1e6,
+                unreported_s=self._moment.now_s - worker.reported_s if worker.orders else 0.0,
             )
             for worker in self.workers.values()
             if not worker.link

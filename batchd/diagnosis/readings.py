@@ -178,8 +178,7 @@ class Reading:
 
     ``local_workers``: those of this host. ``pool``: None if no worker hosts may come. ``deaths``:
     local workers that died or were killed. ``work_s``: the workers' time in ``seconds``, for
-    all streams together. Work is counted when it is done, so a worker that finished nothing of the
-    orders that it had was busy all the time, and so was one that died over them.
+    all streams together: also of orders that are not finished, or whose worker died.
     """
 
     seconds: float
@@ -233,7 +232,7 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
         local_workers=local,
         free_cpus=free_cpus,
         deaths=deaths,
-        work_s=work_s,
+        work_s=max(0.0, work_s),
         streams=tuple(streams),
         trainers=tuple(found),
         pool=pool,
@@ -258,19 +257,15 @@ def _pool(before: PoolStatistics | None, after: PoolStatistics, seconds: float) 
 
 
 def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deaths: int) -> float:
-    """Time of unfinished work: of workers that hang, and of those that died with orders."""
-    uncounted_s = 0.0
-    workers = {worker.number: worker for worker in after.workers}
-    successors = {worker.place: worker for worker in after.workers}
+    """Time on orders that are not reported: begun since the last report, or lost with workers."""
+    uncounted_s = sum(worker.unreported_s for worker in after.workers)
+    numbers = {worker.number for worker in after.workers}
+    counted_s = {worker.place: worker.busy_s + worker.unreported_s for worker in after.workers}
     for former in before.workers:
-        if not former.orders:
-            continue
-        worker = workers.get(former.number)
-        if worker is not None:
-            uncounted_s += seconds if worker.orders and worker.chunks == former.chunks else 0.0
-        elif deaths:
-            successor = successors.get(former.place)
-            uncounted_s += max(0.0, seconds - successor.busy_s) if successor is not None else seconds
+        if former.number not in numbers and former.orders and deaths:
+            uncounted_s += max(0.0, seconds - counted_s.get(former.place, 0.0))
+        else:
+            uncounted_s -= former.unreported_s
     return uncounted_s
 
 

@@ -25,7 +25,8 @@ class WorkerStatistics:
     """One worker.
 
     ``place`` is 0 to workers-1 and outlives it; ``state`` is starting, ready, leaving or ending.
-    ``pid``: None where the worker has no process yet.
+    ``pid``: None where the worker has no process yet. ``unreported_s``: how long it has worked
+    since its last report, which ``busy_s`` does not count yet; 0.0 without orders.
     """
 
     number: int
@@ -36,6 +37,7 @@ class WorkerStatistics:
     samples: int
     busy_s: float
     pid: int | None = None
+    unreported_s: float = 0.0
 
 
 @record

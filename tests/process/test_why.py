@@ -127,7 +127,7 @@ def test_a_slow_trainer_is_told_that_it_is_its_own_pace(daemon):
     with reading(daemon.address, between=pause(0.3)):
         verdict = why(daemon.address)
 
-    assert verdict["kind"] == "trainer-bound"
+    assert verdict["kind"] == "trainer-bound", verdict["proof"]
     assert re.search(r"\b[34] of 4 batches ready ahead", verdict["proof"])
     assert verdict["wait_share"] < 0.05
 
@@ -146,7 +146,7 @@ def test_a_slow_step_is_named(daemon):
     with reading(daemon.address, "slow-step"):
         verdict = why(daemon.address, "slow-step")
 
-    assert verdict["kind"] == "decode-bound"
+    assert verdict["kind"] == "decode-bound", verdict["proof"]
     assert float(re.search(r"call takes ([0-9.]+) ms", verdict["proof"])[1]) >= 200
     assert "core" in verdict["remedy"]
 
@@ -162,7 +162,7 @@ def test_slow_storage_is_told_from_a_slow_step(start_daemon, web):
     with reading(daemon.address):
         verdict = why(daemon.address)
 
-    assert verdict["kind"] == "storage-bound"
+    assert verdict["kind"] == "storage-bound", verdict["proof"]
     assert "workers wait for files" in verdict["proof"]
 
 
@@ -171,7 +171,7 @@ def test_a_ring_that_is_too_small_is_told(daemon):
     with reading(daemon.address, "small-ring", pause(2.0, every=5)):
         verdict = why(daemon.address, "small-ring")
 
-    assert verdict["kind"] == "memory-bound"
+    assert verdict["kind"] == "memory-bound", verdict["proof"]
     assert "a ring of 2 slots for a window of 6" in verdict["proof"]
 
 
@@ -182,7 +182,7 @@ def test_a_throttled_link_is_told(daemon):
         with reading(f"tcp://127.0.0.1:{far.port}", "far"):
             verdict = why(daemon.address, "far")
 
-    assert verdict["kind"] == "network-bound"
+    assert verdict["kind"] == "network-bound", verdict["proof"]
     assert "MB/s" in verdict["proof"]
 
 
@@ -191,7 +191,7 @@ def test_a_few_large_files_among_small_ones_are_named(daemon):
     with reading(daemon.address, "large-files"):
         verdict = why(daemon.address, "large-files")
 
-    assert verdict["kind"] == "slow-samples"
+    assert verdict["kind"] == "slow-samples", verdict["proof"]
     assert "huge" in verdict["proof"]
 
 
@@ -200,7 +200,7 @@ def test_bad_samples_that_take_long_are_told(daemon):
     with reading(daemon.address, "bad-files"):
         verdict = why(daemon.address, "bad-files")
 
-    assert verdict["kind"] == "bad-data"
+    assert verdict["kind"] == "bad-data", verdict["proof"]
     assert "batchd bad bad-files" in verdict["remedy"]
 
 

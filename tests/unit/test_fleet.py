@@ -339,6 +339,25 @@ def test_orders_that_are_reported_together_are_granted_together():
     assert len(world.workers[1].orders) == 1
 
 
+def test_time_on_orders_is_unreported_until_one_is_done():
+    """It starts again with each report, and without orders there is none."""
+    world = CheckedWorld([make_spec(window=2, slots_max=3)])
+    world.start_workers()
+
+    def unreported_s(now_s):
+        return world.state.statistics(now_s).workers[0].unreported_s
+
+    assert unreported_s(1.0) == 0.0
+    world.subscribe()
+    assert unreported_s(3.0) == 3.0
+    world.now = 4.0
+    world.fill(1)
+    assert unreported_s(6.0) == 2.0
+    world.fill(1)
+    assert not world.workers[1].orders
+    assert unreported_s(7.0) == 0.0
+
+
 def test_small_orders_are_spread_over_all_workers():
     """The worker with the fewest orders gets the next."""
     world = CheckedWorld([make_spec(samples=60, window=10, slots_max=20)], workers=3, kind=SMALL)

@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, _ in OWN}
 NO_METRIC = {
     "DaemonStatistics": {"workers", "streams"},
-    "WorkerStatistics": {"number", "place", "state", "pid"},
+    "WorkerStatistics": {"number", "place", "state", "pid", "unreported_s"},
     "StreamStatistics": {
         "number",
         "name",

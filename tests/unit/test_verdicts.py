@@ -248,12 +248,11 @@ def test_reading_that_takes_a_cpu_is_no_slow_storage() -> None:
 
 
 def test_workers_that_finish_nothing_are_not_idle() -> None:
-    """Their storage hangs, or their chunks take longer than the time between two looks.
-
-    Unfinished work is not counted yet.
-    """
+    """Their storage hangs, or their chunks take longer than the time between two looks."""
     before, _after = two_looks()
     after = later(before)
+    for worker in after.workers:
+        worker.unreported_s = 10.0
     after.streams[0].subscriptions[0].waits.workers_s = 10.0
     reading = compare(before, after)
     assert reading is not None
@@ -263,6 +262,17 @@ def test_workers_that_finish_nothing_are_not_idle() -> None:
     assert found.kind is Kind.DECODE_BOUND
     assert "for workers that finished nothing in 10 s" in found.proof
     assert "--seconds 60" in found.remedy
+
+
+def test_work_counts_where_it_is_done_and_not_where_it_is_reported() -> None:
+    """One order ends after the first look, and one begins before the second; both take seconds."""
+    before, after = two_looks(work={"busy_s": 14.0})
+    before.workers[0].unreported_s = 3.0
+    after.workers[1].unreported_s = 5.0
+    reading = compare(before, after)
+    assert reading is not None
+
+    assert reading.utilisation == pytest.approx((14.0 - 3.0 + 5.0) / 20)
 
 
 def test_workers_that_die_are_reported_before_anything_else() -> None:
