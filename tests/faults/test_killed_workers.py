@@ -150,7 +150,7 @@ def test_any_death_of_a_worker_is_named_in_the_log(daemon, number):
 
 def test_a_stopped_worker_is_replaced_when_its_time_is_over(start_daemon):
     """A trainer waits for its rows; after ``sample_timeout_s`` another worker fills them."""
-    daemon = start_daemon(sample_timeout_s=0.5)
+    daemon = start_daemon(sample_timeout_s=2)
 
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", epochs=3)

@@ -418,7 +418,7 @@ def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, t
 )
 def test_a_sample_that_cannot_be_measured_is_in_no_row(start_packed, fault, says):
     """Whether it raises an error, ends its process, or hangs: all others are served."""
-    daemon = start_packed(**{fault: 17}, sample_timeout_s=1.0)
+    daemon = start_packed(**{fault: 17}, sample_timeout_s=3)
 
     with batchd_client.connect(daemon.address) as connection:
         texts, _digests = epoch_of(connection.stream("texts", epochs=1))
