@@ -60,8 +60,7 @@ def test_golden_streams_with_caches_give_their_bytes_where_worker_hosts_share_th
     daemon = start_daemon(streams, **pool_keys(), chunk_rows=1, pool_cache="shared")
     for name in ("one", "two"):
         start_host(daemon, "--name", name, "--cache-memory", "4MiB")
-    for name in streams:
-        wait_serving(daemon, 2, name)
+    wait_serving(daemon, 2, *streams)
 
     found = digests(daemon, list(streams))
 
@@ -254,9 +253,7 @@ def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemo
         start_host(daemon, "--name", name, workers=1)
     wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers are connected")
     assert sorted(link["gateway"] for link in links(daemon)) == [0, 1]
-    for name in streams:
-        if name not in REPEATED:
-            wait_serving(daemon, 2, name)
+    wait_serving(daemon, 2, *(streams.keys() - REPEATED))
 
     found = digests(daemon, list(streams))
 

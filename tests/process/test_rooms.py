@@ -111,8 +111,7 @@ def test_worker_hosts_fill_rows_with_the_room_of_their_bucket(start_daemon, tmp_
     daemon = start_daemon(streams, **pool_keys(), chunk_rows=2, memory="64MiB")
     with worker_hosts(tmp_path) as start_host:
         start_host(daemon, "--name", "one")
-        for name in BUDGETED:
-            wait_serving(daemon, 1, name)
+        wait_serving(daemon, 1, *BUDGETED)
         with batchd_client.connect(daemon.address) as near:
             for name in BUDGETED:
                 for _ in range(2):

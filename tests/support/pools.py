@@ -62,12 +62,18 @@ def wait_gateways(daemon: DaemonProcess, number: int) -> set[int]:
     )
 
 
-def wait_serving(daemon: DaemonProcess, hosts: int, stream: str = "photos") -> None:
-    """Read epochs until so many worker hosts have proved themselves for a stream."""
-    with batchd_client.connect(daemon.address) as connection, connection.stream(stream) as batches:
+def wait_serving(daemon: DaemonProcess, hosts: int, *streams: str) -> None:
+    """Read epochs until so many worker hosts have proved themselves for each stream."""
+    names = streams or ("photos",)
+    with batchd_client.connect(daemon.address) as connection, ExitStack() as stack:
+        waiting = {name: stack.enter_context(connection.stream(name)) for name in names}
 
         def are_serving() -> bool:
-            see(batches)
-            return sum(stream in link["streams"] for link in links(daemon)) >= hosts
+            for batches in waiting.values():
+                see(batches)
+            served = [name for link in links(daemon) for name in link["streams"]]
+            for name in [name for name in waiting if served.count(name) >= hosts]:
+                waiting.pop(name).close()
+            return not waiting
 
-        wait_until(are_serving, f"{hosts} worker hosts serve {stream}")
+        wait_until(are_serving, f"{hosts} worker hosts serve {', '.join(names)}")
