@@ -141,18 +141,19 @@ def memory_kills(group):
 def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, workers):
     """Twelve of forty, the configured maximum, each end two workers at most.
 
-    All are of one epoch: a worker that already has a sample of the next epoch may be the third.
+    All are of one epoch, and without substitutes: a worker that already has a sample of the next
+    epoch, or as a substitute, may be the third.
     """
     poisons = set(range(1, 37, 3))
     daemon = start_daemon(
-        {"photos": folder_stream(photos, max_bad_fraction=1)},
+        {"photos": folder_stream(photos, max_bad_fraction=1, on_error="mask")},
         workers=workers,
         lasting_faults={f"worker.sample.read:{sample}": "eat" for sample in poisons},
     )
     with memory_group(256 << 20) as group:
         join(group, daemon)
         with batchd_client.connect(daemon.address) as connection:
-            seen = see(connection.stream("photos", epochs=1))
+            batches = [(batch["index"].copy(), batch["valid"].copy()) for batch in connection.stream("photos", epochs=1)]
             bad = connection.bad("photos").samples
         leave(group)
 
@@ -161,7 +162,7 @@ def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, wor
         "quarantined: it ended 2 workers, the last by signal 9 (SIGKILL), out of memory"
     }
     assert len(worker_deaths(daemon)) == 2 * len(poisons)
-    assert set(samples(seen)) == set(range(40)) - poisons
+    assert {int(sample) for index, valid in batches for sample in index[valid]} == set(range(40)) - poisons
 
 
 def test_a_worker_that_is_refused_memory_says_so(start_daemon):
