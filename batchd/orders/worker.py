@@ -275,8 +275,6 @@ PATH_BYTES_MAX = 250
 CHUNK_ROWS_MAX = 256
 CHUNKS_AT_ONCE = 32
 """Chunks in one ``FillChunks``, so that it fits into one message."""
-REPORT_AFTER_S = 0.01
-"""Time of work after which a worker reports the chunks that it has filled so far."""
 QUARANTINED_AT_ONCE = 1_024
 """Samples in one ``Quarantine``; a stream that has more gets several."""
 READ_PART = "read"

@@ -32,7 +32,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -87,8 +87,7 @@ class WorkerLoop:
         self._slots: dict[int, tuple[memoryview, SlotArrays]] = {}
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
-        self._heard: deque[tuple[Message, list[int]]] = deque()
-        """Messages that arrived during an order, with their descriptors."""
+        self._heard: Heard = deque()
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
 
@@ -134,7 +133,7 @@ class WorkerLoop:
 
     def _fill(self, message: orders.FillChunks) -> None:
         failpoints.passing("worker.order.received")
-        for filled in self._streams[message.stream].fill(message, self._slots, self._listen):
+        for filled in self._streams[message.stream].fill(message, self._slots, self._listen, self._heard):
             send_message(self._channel, filled)
             failpoints.passing("worker.done.sent")
 
@@ -160,8 +159,6 @@ ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
 FILES_AT_ONCE = 32
 """Files that may be made by one call: planning them costs little more for each if they are more."""
-SHORT_CHUNKS_ROWS = 8
-"""Rows of several chunks that may be made by one call: a trainer may wait for the first of them."""
 TOGETHER_BYTES_MAX = 8 << 20
 """Rows of several chunks that may be read together, in some 1 ms where they are in memory."""
 SUBSTITUTES_MAX = 32
@@ -179,9 +176,19 @@ class PlannedOrder(NamedTuple):
     samples: list[NDArray[np.int64]]
     announced: Announced | None
 
+    @property
+    def asks_servers(self) -> bool:
+        """True if servers were asked for its samples, or could not be yet."""
+        if self.announced is None:
+            return False
+        requested, _parts, blocks = self.announced
+        return bool(requested.has_begun or not requested.is_whole or blocks)
+
 
 PlannedChunk = tuple[orders.Chunk, Rows, NDArray[np.int64]]
 """A chunk, the rows of its slot to write, and the sample of each: int64 ``[rows]``."""
+Heard = deque[tuple[Message, list[int]]]
+"""Messages that wait behind the current order, with their descriptors."""
 
 
 class WantedRows(NamedTuple):
@@ -207,6 +214,7 @@ class WorkerStream:
     ) -> None:
         recipe = orders.SampleRecipe(*message.recipe)
         storage.limits = StorageLimits.from_wire(message.storage)
+        self._number = message.stream
         self._index = SourceIndex.from_descriptor(index_descriptor)
         self._pack = step_from_plain(message.pack) if message.pack else None
         self.layout = layout_from_wire(message.layout)
@@ -269,14 +277,19 @@ class WorkerStream:
         self._expected[order.chunks[0].order] = order
 
     def fill(
-        self, message: orders.FillChunks, slots: Slots, listen: Callable[[], None] = lambda: None
+        self,
+        message: orders.FillChunks,
+        slots: Slots,
+        listen: Callable[[], None] = lambda: None,
+        heard: Heard | None = None,
     ) -> Iterator[orders.ChunksFilled | orders.RowMade | orders.DocumentMade]:
         """Fill rows of slots; report the chunks that are filled, all together or some at a time.
 
         Reports each row before its chunk, if asked to.
 
-        ``listen`` is called before each chunk except the first, and wherever servers are waited
-        for.
+        ``listen`` is called before chunks are filled, and wherever servers are waited for. It
+        appends messages to ``heard``, from which this takes further orders of the stream: those of
+        few rows are then reported together, however few of them came in one message.
         """
         self._stopwatch.begin()
         order = self._expected.pop(orders.Chunk(*message.chunks[0]).order, None)
@@ -290,7 +303,10 @@ class WorkerStream:
                 self._maker.begin_announced(order.announced, listen)
                 waits = order.announced.requested.has_begun or order.announced.blocks
                 self._listen = listen if waits else _nothing
-            yield from self._fill_planned(message, order, slots, listen)
+            targets = [range(len(rows)) if message.is_packed else rows for rows in order.rows]
+            rest = deque(zip(order.chunks, targets, order.samples, strict=True))
+            joined = deque() if heard is None or message.is_packed or order.asks_servers else heard
+            yield from self._fill_planned(rest, slots, listen, joined)
         finally:
             if order.announced is not None:
                 order.announced.requested.forget()
@@ -310,19 +326,34 @@ class WorkerStream:
                 self._hopeless = str(error)
         return PlannedOrder(chunks, ordered, planned, announced)
 
+    def _join(self, rest: deque[PlannedChunk], heard: Heard) -> None:
+        """Take the stream's further orders for which no server is asked."""
+        while heard:
+            message, _descriptors = heard[0]
+            if not isinstance(message, orders.FillChunks) or message.stream != self._number or message.is_packed:
+                return
+            first = orders.Chunk(*message.chunks[0]).order
+            order = self._expected.pop(first, None) or self._planned_order(message)
+            if order.asks_servers:
+                self._expected[first] = order
+                return
+            if order.announced is not None:
+                order.announced.requested.forget()
+            heard.popleft()
+            rest.extend(zip(order.chunks, order.rows, order.samples, strict=True))
+
     def _fill_planned(
-        self, message: orders.FillChunks, order: PlannedOrder, slots: Slots, listen: Callable[[], None]
+        self, rest: deque[PlannedChunk], slots: Slots, listen: Callable[[], None], heard: Heard
     ) -> Iterator[orders.ChunksFilled | orders.RowMade | orders.DocumentMade]:
-        chunks, planned = order.chunks, order.samples
         filled: list[int] = []
         together = 0
-        targets = [range(len(rows)) if message.is_packed else rows for rows in order.rows]
-        for place, (chunk, target, samples) in enumerate(zip(chunks, targets, planned, strict=True)):
-            if place and chunk.order not in self._filled:
+        while rest:
+            if not together:
                 listen()
-            if place >= together:
-                rest = zip(chunks[place:], targets[place:], planned[place:], strict=True)
-                together = place + self._fill_together(list(rest), slots, listen)
+                self._join(rest, heard)
+                together = self._fill_together(rest, slots)
+            chunk, target, samples = rest.popleft()
+            together = max(0, together - 1)
             bad: Bad = []
             hopeless = ""
             if chunk.order in self._filled:
@@ -336,8 +367,10 @@ class WorkerStream:
             if self._made:
                 yield from self._made
                 self._made.clear()
-            is_late = self._stopwatch.elapsed_s >= orders.REPORT_AFTER_S and place + 1 >= together
-            is_due = chunk is chunks[-1] or is_late
+            if not rest:
+                listen()
+                self._join(rest, heard)
+            is_due = not rest or (not together and self._stopwatch.left_s(len(rest[0][1])) < 0)
             if is_due or bad or hopeless:
                 work = self._stopwatch.work() if self._hopeless is None else orders.NO_WORK
                 yield orders.ChunksFilled(filled, work, bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX))
@@ -451,7 +484,7 @@ class WorkerStream:
                 sums(*rows)
         return left
 
-    def _fill_together(self, rest: Sequence[PlannedChunk], slots: Slots, listen: Callable[[], None]) -> int:
+    def _fill_together(self, rest: Iterable[PlannedChunk], slots: Slots) -> int:
         """Fill rows of the first chunk, and of short ones behind it, in fewer steps than by turns.
 
         Returns the number of these chunks. Rows that are not filled here are made in their turn.
@@ -462,29 +495,29 @@ class WorkerStream:
             if self._maker.makes_files:
                 return self._fill_files(rest, slots)
             is_short = self._maker.makes_rows and self._made is None
-            return self._fill_short(rest, slots, listen) if is_short else 0
+            return self._fill_short(rest, slots) if is_short else 0
         except (StepInvalid, FunctionUnusable) as error:
             self._hopeless = str(error)
             self._note.clear()
             return 0
 
-    def _fill_files(self, rest: Sequence[PlannedChunk], slots: Slots) -> int:
-        """Fill rows whose files a cache knows: of the first chunk, and of short ones behind it."""
+    def _fill_files(self, rest: Iterable[PlannedChunk], slots: Slots) -> int:
+        """Fill rows whose files a cache knows: of the first chunk, and of others until a report."""
         wanted: list[WantedRow] = []
-        count = 0
+        count = rows = 0
         for chunk, target, samples in rest:
-            if count and len(wanted) + len(target) > SHORT_CHUNKS_ROWS:
+            rows += len(target)
+            if count and (rows > FILES_AT_ONCE or self._stopwatch.left_s(rows) < 0):
                 break
             count += 1
             _sums, arrays = self._slot(chunk, slots)
-            rows = zip(target, samples.tolist(), strict=True)
-            good = [(row, sample) for row, sample in rows if sample not in self.quarantined]
+            good = [one for one in zip(target, samples.tolist(), strict=True) if one[1] not in self.quarantined]
             wanted += [WantedRow(chunk.order, chunk.epoch, row, sample, arrays) for row, sample in good]
         for start in range(0, len(wanted), FILES_AT_ONCE):
             self._done |= self._maker.fill_files(wanted[start : start + FILES_AT_ONCE], self._note)
         return count
 
-    def _fill_short(self, rest: Sequence[PlannedChunk], slots: Slots, listen: Callable[[], None]) -> int:
+    def _fill_short(self, rest: Iterable[PlannedChunk], slots: Slots) -> int:
         """Fill rows of numbers, of several chunks at once if they are short; return how many."""
         wanted: list[WantedRows] = []
         sums: list[Sums] = []
@@ -496,15 +529,13 @@ class WorkerStream:
             sums_of_slot, arrays = self._slot(chunk, slots)
             sums.append(sums_of_slot)
             wanted.append(WantedRows(chunk.order, target, samples, arrays))
-        if len(wanted) > 1:
-            listen()
-            if self._fill_rows(wanted):
-                for one, sums_of_slot in zip(wanted, sums, strict=True):
-                    self._write_others(one.samples, one.target, one.arrays)
-                    sums_of_slot(*one.target)
-                    self._filled.add(one.order)
-                    failpoints.passing("worker.chunk.written")
-                self._note.clear()
+        if len(wanted) > 1 and self._fill_rows(wanted):
+            for one, sums_of_slot in zip(wanted, sums, strict=True):
+                self._write_others(one.samples, one.target, one.arrays)
+                sums_of_slot(*one.target)
+                self._filled.add(one.order)
+                failpoints.passing("worker.chunk.written")
+            self._note.clear()
         return max(1, len(wanted))
 
     def _not_done(self, order: int, samples: NDArray[np.int64], target: Rows, sums: Sums) -> list[tuple[int, int]]:

@@ -16,6 +16,8 @@ from batchd.pipeline.timings import Timings
 from batchd.samples.kept_files import FilePart
 from batchd.samples.values import Value
 
+REPORT_AFTER_S = 0.01
+"""A worker reports what it has filled before it works longer than this on more."""
 SLOW_FACTOR = 4
 """Multiple of the usual time from which a sample is slow."""
 USUAL_STEP = 1.02
@@ -89,10 +91,10 @@ class Stopwatch:
         self._slow_rows = self._slow_ns = 0
         self._slow: list[tuple[int, str, int]] = []
 
-    @property
-    def elapsed_s(self) -> float:
-        """Time since ``begin``, in seconds."""
-        return (perf_counter_ns() - self._begun_ns) / 1e9
+    def left_s(self, rows: int) -> float:
+        """Seconds until a report is due, after so many more rows; negative if they are too many."""
+        due_ns = self._begun_ns + REPORT_AFTER_S * 1e9
+        return (due_ns - rows * self._usual_ns - perf_counter_ns()) / 1e9
 
     def waited(self, since_ns: int) -> None:
         """Count the time since then as waiting for a file server, which is no work."""

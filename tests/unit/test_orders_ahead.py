@@ -1,6 +1,7 @@
 """What orders need from servers is requested while a worker fills the rows of earlier ones."""
 
 import io
+from collections import deque
 
 import numpy as np
 import pytest
@@ -64,6 +65,15 @@ def test_the_next_order_is_requested_before_the_current_one_is_filled(streams, w
     assert first.bad == second.bad == []
     assert np.array_equal(slot_arrays(slots[1][0], stream.layout)["x"], rows)
     assert len(web.asked) == SAMPLES
+
+
+def test_an_order_that_servers_are_asked_for_is_reported_by_itself(streams, web):
+    """Its samples may be long on their way, and the rows before it are filled."""
+    stream, slots = start(streams, web)
+    heard = deque([(message(2, 4, 4), [])])
+    (first,) = stream.fill(message(1, 0, 4), slots, lambda: None, heard)
+    assert first.orders == [1]
+    assert len(heard) == 1
 
 
 def test_what_orders_needed_is_forgotten(streams, web):

@@ -22,7 +22,7 @@ from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
 from batchd.storage import rows as stored_rows
 from batchd.storage.rows import RowsFile
-from batchd.worker import loop
+from batchd.worker import loop, stopwatch
 from batchd.worker.loop import WorkerStream
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
@@ -94,7 +94,7 @@ def test_a_number_that_one_sample_must_not_have_is_bad_among_many():
 def worker(tmp_path, monkeypatch):
     """Make a worker's stream over this folder, and count the rows that it makes at once."""
     at_once = []
-    monkeypatch.setattr(orders, "REPORT_AFTER_S", 60.0)
+    monkeypatch.setattr(stopwatch, "REPORT_AFTER_S", 60.0)
     fill_rows = SampleMaker.fill_rows
     monkeypatch.setattr(
         SampleMaker,
@@ -543,7 +543,7 @@ def test_short_chunks_are_made_together_and_the_note_tells_each(worker, tmp_path
 def test_chunks_are_reported_when_some_time_has_passed(worker, tmp_path, monkeypatch):
     """A trainer waits for the first of them. Rows of several chunks are read within that time."""
     stream, _at_once = worker(files(tmp_path))
-    monkeypatch.setattr(orders, "REPORT_AFTER_S", 0.0)
+    monkeypatch.setattr(stopwatch, "REPORT_AFTER_S", 0.0)
     (done,) = stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3))
     assert done.orders == [10, 11, 12]
     monkeypatch.setattr(loop, "TOGETHER_BYTES_MAX", 4 * stream.layout.row_bytes)
@@ -571,6 +571,30 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
     done = list(stream.fill(message_of((0, 4), (4, 8)), slots))
     assert [(one.orders, one.hopeless) for one in done] == [([10], "not here"), ([11], "not here")]
     assert not any(bytes(page).strip(b"\0") for page, _arrays in slots.values())
+
+
+@pytest.mark.parametrize(("left", "reports"), [(60, [[10, 11, 12], [13]]), (5, [[10, 11], [12], [13]])])
+def test_orders_of_several_messages_are_reported_together(worker, tmp_path, monkeypatch, left, reports):
+    """Not one of another stream; and none with whose rows the report would be late."""
+    stream, _at_once = worker(files(tmp_path))
+    monkeypatch.setattr(loop, "TOGETHER_BYTES_MAX", stream.layout.row_bytes)
+    monkeypatch.setattr(stopwatch.Stopwatch, "left_s", lambda _stopwatch, rows: left - rows)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        working = loop.WorkerLoop(theirs, stream._note)
+        working._streams[1] = working._streams[2] = stream
+        working._slots.update(slots_of(stream, 4))
+        chunks = message_of((0, 1), (1, 1), (2, 6), (8, 4)).chunks
+        for of, chunk in zip((1, 1, 1, 2), chunks, strict=True):
+            send_message(ours, FillChunks(of, [chunk], is_packed=False))
+        working._handle(*working._receive())
+        while working._heard:
+            working._handle(*working._heard.popleft())
+        ours.settimeout(10)
+        told = [receive_message(ours, orders.TO_DAEMON_FROM_WORKER)[0] for _ in reports]
+    assert [done.orders for done in told] == reports
+    arrays = slot_arrays(working._slots[2][0], stream.layout)
+    np.testing.assert_array_equal(arrays["x"][2:8], values()["x"][2:8])
 
 
 def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_these_chunks(worker, tmp_path):

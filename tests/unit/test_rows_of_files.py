@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.orders import worker as orders
 from batchd.orders.worker import NOTE, Chunk, FillChunks
 from batchd.pipeline.image import jpeg_box
 from batchd.samples.access_points import has_points
 from batchd.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
-from batchd.worker import loop
+from batchd.worker import loop, stopwatch
 from batchd.worker.sample_maker import WantedRow
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
@@ -133,12 +132,20 @@ def test_many_files_are_made_in_portions(worker, monkeypatch):
     assert worker.made == [[1, 3], [4, 5, 6]]
 
 
-def test_rows_of_short_chunks_are_made_by_one_call_and_reported_together(worker, monkeypatch):
-    """No more than eight at a time, since a trainer may wait for the first."""
-    monkeypatch.setattr(orders, "REPORT_AFTER_S", 0.0)
-    monkeypatch.setattr(loop, "SHORT_CHUNKS_ROWS", 4)
+@pytest.mark.parametrize(
+    ("left", "made", "reports"),
+    [
+        (60, [[0, 1, 3], [4, 5, 6]], [[5, 6, 7, 8]]),
+        (2, [[0], [1], [3], [4, 5, 6]], [[5, 6, 7], [8]]),
+        (0, [[0], [1], [3], [4, 5, 6]], [[5], [6], [7], [8]]),
+    ],
+)
+def test_rows_of_short_chunks_are_made_by_one_call_until_a_report_is_due(worker, monkeypatch, left, made, reports):
+    """Sample 2 is made alone. A row takes a second, and a report is due in ``left`` seconds."""
+    monkeypatch.setattr(loop, "FILES_AT_ONCE", 4)
     alone, stream = worker.start(cache="off"), worker.start()
     fill(stream)
+    monkeypatch.setattr(stopwatch.Stopwatch, "left_s", lambda _stopwatch, rows: left - rows)
     chunks = [
         Chunk(order, 1, 1, 0, [(row, count)], [])
         for order, (row, count) in enumerate([(0, 1), (1, 2), (3, 1), (4, 3)], 5)
@@ -147,8 +154,8 @@ def test_rows_of_short_chunks_are_made_by_one_call_and_reported_together(worker,
 
     told = list(stream.fill(FillChunks(1, chunks, is_packed=False), {1: (page, {})}))
 
-    assert worker.made == [[0, 1, 3], [4, 5, 6]]
-    assert [report.orders for report in told] == [[5, 6, 7], [8]]
+    assert worker.made == made
+    assert [report.orders for report in told] == reports
     assert RowChecksums(stream.layout).wrong_rows(page, 0, 7) == []
     expected = fill(alone, 0, 7, epoch=1)[1]
     for name, array in slot_arrays(page, stream.layout).items():
