@@ -27,8 +27,8 @@ FEW_ORDERS = 2
 
 LONG_WORK_S = 0.1
 """A worker takes rows of another's blocks if that one would need so long: more than requests do."""
-CHOICE_S = 0.0003
-"""Orders that a worker gets without a choice between them take so long together."""
+CHOICE_S = 0.005
+"""Orders that a worker gets without a choice between them take so long together at most."""
 
 
 class Ordering:
