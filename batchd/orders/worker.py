@@ -10,7 +10,7 @@ They travel over private socket pairs:
        |  <-----------------------------------------  |   StreamMeasured
        |  -- UseSlot (+ fd, read and write) --------->  |   once per slot, before its first order
        |  -- FillChunks ----------------------------->  |   two chunks at a time, or many small ones
-       |  <-----------------------------------------  |   ChunksFilled: all or some of them
+       |  <-----------------------------------------  |   ChunksFilled: of one message or several
        |  -- Quarantine ----------------------------->  |
        |  -- ForgetSlots, ForgetStream, UseStorage ---> |   after a reload of the configuration
        |                 end of file, either way: the other side is gone
