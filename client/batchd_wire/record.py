@@ -8,10 +8,20 @@ a plain class, and only the type checker refuses an assignment to its fields. A 
 refuses it, too, and takes 5 us to make: for what is made once for a stream, not for each batch.
 """
 
+from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 T = TypeVar("T")
+
+
+class _Value:
+    """What the shared methods read of the classes that have them."""
+
+    field_names: ClassVar[tuple[str, ...]]
+    init_by_position: ClassVar[int]
+    init_defaults: ClassVar[dict[str, object]]
+    init_factories: ClassVar[dict[str, Callable[[], object]]]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -38,8 +48,8 @@ def _record(cls: type[T], *, kw_only: bool = False) -> type[T]:
     made.field_names = tuple(one.name for one in fields(made))
     made.__eq__, made.__hash__, made.__repr__ = _equals, _hash, _show
 
-    def compile_init(self: Any, *values: Any, **named: Any) -> None:
-        parts: dict[str, Any] = {one.name: one for one in fields(made)}
+    def compile_init(self: object, *values: object, **named: object) -> None:
+        parts: dict[str, object] = {one.name: one for one in fields(made)}
         parts["__annotations__"] = {one.name: one.type for one in fields(made)}
         parts |= {name: getattr(made, name) for name in ("__doc__", "__module__")}
         twin: Any = dataclass(eq=False, repr=False, match_args=False)(type(made.__name__, (), parts))
@@ -60,7 +70,7 @@ def _frozen(cls: type[T], *, kw_only: bool = False) -> type[T]:
     return made  # type: ignore[no-any-return]
 
 
-def _fill(self: Any, *values: Any, **named: Any) -> None:
+def _fill(self: _Value, *values: object, **named: object) -> None:
     kind = type(self)
     given = dict(zip(kind.field_names, values[: kind.init_by_position], strict=False))
     if len(values) > len(given) or given.keys() & named.keys():
@@ -69,36 +79,36 @@ def _fill(self: Any, *values: Any, **named: Any) -> None:
     for name, make in kind.init_factories.items():
         if name not in given:
             given[name] = make()
-    if len(given) != len(kind.field_names) or not given.keys() <= kind.__dataclass_fields__.keys():
+    if len(given) != len(kind.field_names) or not given.keys() <= set(kind.field_names):
         wrong = ", ".join(sorted(given.keys() ^ set(kind.field_names)))
         raise TypeError(f"{kind.__name__} has no such field, or no value for it: {wrong}")
     for name, value in given.items():
         object.__setattr__(self, name, value)
-    if hasattr(kind, "__post_init__"):
+    if hasattr(self, "__post_init__"):
         self.__post_init__()
 
 
-def _values(value: Any) -> tuple[Any, ...]:
+def _values(value: _Value) -> tuple[object, ...]:
     return tuple([getattr(value, name) for name in value.field_names])
 
 
-def _equals(self: Any, other: object) -> bool:
+def _equals(self: _Value, other: Any) -> bool:
     return type(self) is type(other) and _values(self) == _values(other)
 
 
-def _hash(self: Any) -> int:
+def _hash(self: _Value) -> int:
     return hash((type(self), _values(self)))
 
 
-def _show(self: Any) -> str:
+def _show(self: _Value) -> str:
     shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.field_names)
     return f"{type(self).__qualname__}({shown})"
 
 
-def _refuse(_self: Any, name: str, *_value: object) -> NoReturn:
+def _refuse(_self: object, name: str, *_value: object) -> NoReturn:
     raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
 
-def _restore(self: Any, values: tuple[Any, ...]) -> None:
+def _restore(self: _Value, values: tuple[object, ...]) -> None:
     for name, value in zip(self.field_names, values, strict=True):
         object.__setattr__(self, name, value)

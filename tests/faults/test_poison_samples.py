@@ -153,7 +153,9 @@ def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, wor
     with memory_group(256 << 20) as group:
         join(group, daemon)
         with batchd_client.connect(daemon.address) as connection:
-            batches = [(batch["index"].copy(), batch["valid"].copy()) for batch in connection.stream("photos", epochs=1)]
+            batches = [
+                (batch["index"].copy(), batch["valid"].copy()) for batch in connection.stream("photos", epochs=1)
+            ]
             bad = connection.bad("photos").samples
         leave(group)
 
