@@ -210,7 +210,7 @@ class Subscription:
         self.reported = 0
         """The part of ``leased`` that the daemon knows."""
         self.reported_s = 0.0
-        """When it was told, or handles arrived where there were none, by ``time.monotonic``."""
+        """When it was told, by ``time.monotonic``."""
         self.outstanding: dict[int, LeaseToken] = {}
         """By sequence: leases whose end has not been reported."""
         self.ended: deque[LeaseToken] = deque()
@@ -278,8 +278,6 @@ class Subscription:
         """Keep a received handle for the user's loop. Raises ``ProtocolError`` beyond a limit."""
         if len(self.handles) >= HANDLES_MAX:
             raise ProtocolError(f"more than {HANDLES_MAX} batches that were never asked for")
-        if not self.handles:  # a loop that is faster than the workers reports once they are taken
-            self.reported_s = time.monotonic()
         self.handles.append(handle)
 
     def add_lease(self, lease: Lease) -> None:

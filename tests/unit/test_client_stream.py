@@ -2,7 +2,6 @@
 
 import gc
 import json
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -141,27 +140,6 @@ def test_batches_that_are_taken_quickly_are_reported_by_quarters_of_the_window(d
     told = [pull.consumed for pull in fake.heard_of(Pull)[before:]]
     assert [after - before for before, after in pairwise(told)] == [10, 10]
     assert len(kept) == 35
-
-
-def test_batches_that_come_where_there_were_none_are_reported_once_they_are_taken(daemon, fake, monkeypatch) -> None:
-    """A loop that is faster than the workers waits again soon, and says so: that report has all."""
-    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
-    fake.stream = FakeStream(steps=100, slots=3)
-    stream = daemon.stream("photos", window=40)
-    fake.wait_until(lambda: len(fake.held_sequences()) == 3)
-    daemon.status()  # its answer is behind all handles
-    known = stream._reader.subscription
-    handles = list(known.handles)
-    known.handles.clear()
-    known.reported_s = time.monotonic() - 7200
-    for handle in handles:
-        known.add_handle(handle)
-    before = len(fake.heard_of(Pull))
-    kept = [stream.take(0) for _ in range(3)]
-    daemon.status()
-
-    assert len(kept) == 3
-    assert fake.heard_of(Pull)[before:] == []
 
 
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
