@@ -21,7 +21,7 @@ from batchd_wire.status import StreamStatistics, SubscriptionStatistics
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
-REMOTE_TARGET_S = 0.05
+REMOTE_TARGET_S = 0.1
 """The same for remote workers, if there are rows enough: their orders cost two processes more."""
 ORDERS_PER_S_MAX = 2_000
 """From 40 workers on orders are longer, so that half a core can handle all of them."""

@@ -367,7 +367,7 @@ def test_what_a_host_says_of_its_time_does_not_change_the_size_of_orders(first_p
     assert world.state.streams[1].sample_s == before
 
 
-@pytest.mark.parametrize(("window", "pending", "rows"), [(8, 7, 50), (3, 2, 32), (2, 1, 20)])
+@pytest.mark.parametrize(("window", "pending", "rows"), [(8, 7, 100), (3, 2, 32), (2, 1, 20)])
 def test_orders_of_remote_workers_are_longer_where_the_ring_has_rows_for_all_workers(window, pending, rows) -> None:
     """A sample takes 1 ms, and there are a local and a remote worker for batches of 32 rows."""
     spec = make_spec(samples=4096, batch_size=32, slots_max=16, window=window)
