@@ -148,20 +148,21 @@ def come_from(remote: TcpDoor, host: str) -> socket.socket:
     return connection
 
 
+def is_closed(number: int) -> bool:
+    """True if no file has this descriptor."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
 def replace_connection(remote: TcpDoor, former: socket.socket, number: int, host: str) -> socket.socket:
     """Close a connection and greet over another one with the same descriptor."""
     former.close()
-
-    def is_closed() -> bool:
-        try:
-            os.fstat(number)
-        except OSError:
-            return True
-        return False
-
-    wait_until(is_closed, "ZeroMQ has closed the connection")
+    wait_until(lambda: is_closed(number), "ZeroMQ has closed the connection")
     connection = come_from(remote, host)
-    assert not is_closed()
+    assert not is_closed(number)
     connection.sendall(frame(Greet(PROTOCOL_VERSION, "next", 1, "").encode()))
     return connection
 
@@ -220,7 +221,10 @@ def test_what_a_closed_connection_has_sent_is_dropped(remote, events, greets) ->
         if greets:
             flooding.sendall(frame(Greet(PROTOCOL_VERSION, "flood", 1, "").encode()))
         flooding.sendall(frame(AskStatus(1).encode()) * 2 * FRAMES_MAX)
+        wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
+        (number,) = remote._guard.pending()
     wait_until(lambda: remote.note_ends() or remote.failed_handshakes, "the end is reported")
+    wait_until(lambda: is_closed(number), "ZeroMQ has closed the connection, a moment later")
     remote.router = router = CountingRouter(remote.router)
 
     assert hosts(remote) == []
