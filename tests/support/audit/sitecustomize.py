@@ -2,6 +2,9 @@
 
 Imported by itself where it is in ``PYTHONPATH``.
 
+Left out is the ``__init__`` that ``batchd_wire.record`` compiles, from the names of the fields of one
+of batchd's classes, when the first value of that class is made.
+
 One line for each event in the file that ``BATCHD_TEST_AUDIT`` names: the process, the event, and
 the innermost frames. A line is one write to a file opened for appending, so processes may share it.
 """
@@ -31,8 +34,18 @@ _file = os.open(os.environ["BATCHD_TEST_AUDIT"], os.O_WRONLY | os.O_APPEND | os.
 
 
 def _record(event: str, _arguments: tuple[object, ...]) -> None:
-    if event in EVENTS:
+    if event in EVENTS and not _is_of_record():
         os.write(_file, f"{os.getpid()} {event} {' < '.join(_frames())}\n".encode())
+
+
+def _is_of_record() -> bool:
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "compile_init" and code.co_filename.endswith("/batchd_wire/record.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _frames() -> list[str]:
