@@ -5,7 +5,8 @@ and CPU time of the workers in batches of one, divided by those in batches of 25
 four streams with other augmentations over the same files, together, with memory for their pixels,
 divided by those of one stream with the default cache.
 
-Each stream has a daemon of its own, which does nothing while the others take their turns. A round's
+Each stream has a daemon of its own, which does nothing while the others take their turns: a turn
+ends when the next batches of its stream are ready. A round's
 first batches, which were ready before it began, are not counted.
 """
 
@@ -23,6 +24,8 @@ import batchd_client
 
 WORKERS = 2
 SECONDS = 3.0
+REST_S, BUSY = 0.2, 0.05
+"""A turn ends when its daemon and workers take less than this part of a core for so long."""
 TOKENS, PIXELS = 2_048, 28
 LARGE = 256
 SWEEP_MEMORY = "1GiB"
@@ -126,6 +129,7 @@ def _trainer(pipe: Connection, address: str) -> None:
                     samples += batch.samples
             taken_s = time.perf_counter() - begun_s
             used = {part: 1e6 * (now - before[part]) / count for part, now in _cpu(pid, workers).items()}
+            _wait_for_rest(pid)
             pipe.send(
                 {
                     "batches": count / taken_s,
@@ -135,6 +139,15 @@ def _trainer(pipe: Connection, address: str) -> None:
                     **used,
                 }
             )
+
+
+def _wait_for_rest(daemon: int) -> None:
+    """Wait until the workers have prepared the batches after those that were taken."""
+    busy_s = 1.0
+    while busy_s > BUSY * REST_S:
+        before_s = family_cpu_s(daemon)
+        time.sleep(REST_S)
+        busy_s = family_cpu_s(daemon) - before_s
 
 
 def _cpu(daemon: int, workers: list[int]) -> dict[str, float]:
