@@ -54,6 +54,8 @@ LOCAL_US = 1_200
 """An image of a local worker that sleeps, beside remote workers that decode."""
 LOCAL_FAST_US = 300
 """The same beside workers that cost nothing: short, as its batches are waited for, too."""
+AHEAD = 8
+"""Batches ahead of the trainer: with three, remote rows wait for the local worker's 64 of 19 ms."""
 FREE_ROWS = 64
 """Of an order where rows cost nothing: 10 MB."""
 ORDER_BYTES = FREE_ROWS * ROW_BYTES
@@ -218,7 +220,7 @@ def _into_the_slot(bench: Bench) -> None:
     """
     file = bench.scratch / "rows.npy"
     np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(8_192, 224, 224, 3))  # sparse
-    stream = f'[streams.photos]\nsource = {{ type = "npy", path = "{file}" }}\nbatch_size = 256\n'
+    stream = f'[streams.photos]\nsource = {{ type = "npy", path = "{file}" }}\nbatch_size = 256\nwindow = {AHEAD}\n'
     with ExitStack() as stack:
         sides: dict[str, Callable[[], _Turn]] = {}
         for name, with_key in (("plain", False), ("curve", True)):
