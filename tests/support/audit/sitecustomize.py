@@ -2,8 +2,8 @@
 
 Imported by itself where it is in ``PYTHONPATH``.
 
-Left out is the ``__init__`` that ``batchd_wire.record`` compiles, from the names of the fields of one
-of batchd's classes, when the first value of that class is made.
+Left out is the ``__init__`` that ``batchd_wire.record`` compiles, from the names of the fields of
+one of batchd's classes, when the first value of that class is made.
 
 One line for each event in the file that ``BATCHD_TEST_AUDIT`` names: the process, the event, and
 the innermost frames. A line is one write to a file opened for appending, so processes may share it.
