@@ -23,7 +23,7 @@ from typing import Any, Self
 import batchd_client
 from batchd_client.asking import asking
 from batchd_wire.messages import AskReload, Reloaded
-from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, members_of, workers_of
+from support.kernel import RUN_VARIABLE, carriers, fork_servers_of, is_stopped, members_of, workers_of
 from support.launcher import Program, start_program
 from support.settings import MEMORY, write_settings
 from support.waiting import PATIENCE_S, wait_until
@@ -129,8 +129,10 @@ class DaemonProcess:
         return self._process is None or self._process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the daemon."""
+        """Send a signal to the daemon. It goes on only once it is stopped: a fault is told before."""
         assert self._process is not None, "the daemon does not run"
+        if number == signal.SIGCONT:
+            wait_until(lambda: is_stopped(self.pid), "the daemon is stopped")
         self._process.send_signal(number)
 
     def wait(self, seconds: float = PATIENCE_S) -> int:
