@@ -129,7 +129,7 @@ class DaemonProcess:
         return self._process is None or self._process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the daemon. It goes on only once it is stopped: a fault is told before."""
+        """Send a signal to the daemon: SIGCONT once it is stopped, as a fault is told before."""
         assert self._process is not None, "the daemon does not run"
         if number == signal.SIGCONT:
             wait_until(lambda: is_stopped(self.pid), "the daemon is stopped")
