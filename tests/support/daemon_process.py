@@ -67,6 +67,7 @@ class DaemonProcess:
         self.log_level = "debug"
         self._ledger = self.folder / "faults"
         armed = faults or lasting_faults or {}
+        self._stops = {name for name, fault in armed.items() if fault == "stop"}
         if armed:
             self._environment["BATCHD_FAILPOINTS"] = ";".join(f"{name}={action}" for name, action in armed.items())
         if faults:
@@ -129,10 +130,8 @@ class DaemonProcess:
         return self._process is None or self._process.poll() is not None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the daemon: SIGCONT once it is stopped, as a fault is told before."""
+        """Send a signal to the daemon."""
         assert self._process is not None, "the daemon does not run"
-        if number == signal.SIGCONT:
-            wait_until(lambda: is_stopped(self.pid), "the daemon is stopped")
         self._process.send_signal(number)
 
     def wait(self, seconds: float = PATIENCE_S) -> int:
@@ -225,7 +224,10 @@ class DaemonProcess:
     def wait_for_fault(self, name: str) -> int:
         """Wait until the fault has happened; return the process in which it happened."""
         entry = self._ledger / name
-        return int(wait_until(lambda: entry.exists() and entry.read_text(), f"{name} was passed"))
+        process = int(wait_until(lambda: entry.exists() and entry.read_text(), f"{name} was passed"))
+        if name in self._stops:  # the ledger has it a moment before
+            wait_until(lambda: is_stopped(process), f"process {process} is stopped")
+        return process
 
     def files(self) -> set[str]:
         """The files in its runtime directory."""
