@@ -87,8 +87,9 @@ def test_workers_have_random_numbers_a_channel_and_a_note_of_their_own(start_dae
     Workers inherit no descriptor of the fork server or of earlier workers.
     """
     (tmp_path / "chance.py").write_text(
-        "import os, random\nimport numpy as np\n"
+        "import os, random, time\nimport numpy as np\n"
         "def draw(sample, rng):\n"
+        "    time.sleep(0.02)\n"
         "    drawn = [os.getpid(), random.getrandbits(48), np.random.randint(1 << 48)]\n"
         '    return {"image": np.array(drawn, np.int64)}\n'
     )

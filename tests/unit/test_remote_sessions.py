@@ -237,10 +237,13 @@ def test_what_a_banned_connection_has_sent_is_dropped_after_its_end_as_before(re
     remote.bind("tcp://127.0.0.1:0", "")
     remote._next_audit_s = inf  # a slow machine reads fewer frames than that between two audits
     with come_from(remote, "127.0.0.2") as flooding:
+        wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
+        (number,) = remote._guard.pending()
         flooding.sendall(frame(AskStatus(1).encode()) * 4 * FRAMES_MAX)
         remote.router = router = CountingRouter(remote.router)
         wait_until(lambda: hosts(remote) or remote._guard.closed, "it is banned")
         wait_until(lambda: remote.note_ends() or not len(remote._guard), "the end is reported")
+        wait_until(lambda: is_closed(number), "ZeroMQ has closed the connection, a moment later")
 
         hosts(remote)
 
