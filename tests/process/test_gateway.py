@@ -423,7 +423,7 @@ def test_a_link_that_ends_amid_the_orders_of_a_round_costs_the_others_nothing(ga
     assert [host.hear(HostFill).order for _ in range(4)] == [4, 5, 6, 7]
     page = random_rows(16)
     for order in range(4):
-        dead.answer(order, *frames_of(page, order, 1), worker=order)
+        dead.claim(order, *frames_of(page, order, 1), worker=order)
     for order in range(4, 8):
         host.answer(order, *frames_of(page, order, 1), worker=order % 4)
     assert [gateway.hear(RemoteFilled).order for _ in range(4)] == [4, 5, 6, 7]
@@ -539,7 +539,7 @@ def test_rows_of_a_proof_that_was_not_sent_are_no_rows(gateway, host) -> None:
         host.hear(HostFill)
     gateway.prove(host, 9, 3, 5)
     gateway.hear(ReferenceTaken)
-    host.answer(9, *frames_of(random_rows(16), 3, 5))
+    host.claim(9, *frames_of(random_rows(16), 3, 5))
     assert "6 too many" in gateway.hear(LinkDown).reason
 
 
@@ -671,6 +671,9 @@ def test_a_stopped_daemon_loses_nothing_that_the_gateway_has_to_say(gateway) -> 
     places = [(host, worker) for host in hosts for worker in range(4)] * ORDERS_MAX
     for order, (host, worker) in enumerate(places):
         gateway.fill(host, order, 0, 1, worker=worker)
+    for host, _worker in places:
+        while not isinstance(host.hear_all()[0], HostFill):
+            pass
     rows = frames_of(random_rows(16), 0, 1)
     for order, (host, worker) in enumerate(places):
         host.answer(order, *rows, worker=worker, bad=[(1, "p" * 250, "r" * 1500)] * 64)
@@ -699,7 +702,8 @@ def test_a_gateway_that_is_killed_at_any_step_has_filled_no_order(slot, step) ->
         gateway.use(5, slot)
         host = gateway.linked()
         gateway.fill(host, 9, 0, 16)
-        host.answer(9, *frames_of(page, 0, 16))
+        if step != "gateway.order.sent":
+            host.answer(9, *frames_of(page, 0, 16))
         with pytest.raises(ChannelClosed):
             gateway.hear_any()
         assert gateway.child.reap() == -signal.SIGKILL

@@ -30,7 +30,16 @@ from batchd.orders.gateway import (
     RemoteProve,
     RemoteUp,
 )
-from batchd.orders.link import LINK_VERSION, ROW_FRAME_BYTES, TO_HOST, Admitted, HostFilled, Register, WorkerUp
+from batchd.orders.link import (
+    LINK_VERSION,
+    ROW_FRAME_BYTES,
+    TO_HOST,
+    Admitted,
+    HostFill,
+    HostFilled,
+    Register,
+    WorkerUp,
+)
 from batchd.orders.log import ChildLogged
 from batchd.orders.together import Together, messages_in
 from batchd.orders.worker import NO_WORK, SampleRecipe, ServeStream, UseSlot
@@ -116,6 +125,8 @@ class WorkerHost:
         self.together: list[int] = []
         """The number of messages in each ``Together`` so far."""
         self._heard: deque[tuple[Message, list[bytes]]] = deque()
+        self._ordered: set[tuple[int, int]] = set()
+        """Worker and number of each order so far."""
 
     def send(self, message: Message, *frames: bytes) -> None:
         """Send a message."""
@@ -124,13 +135,19 @@ class WorkerHost:
     def hear_all(self) -> tuple[Message, list[bytes]]:
         """Wait for the next message, with its frames."""
         if not self._heard:
-            assert self.socket.poll(PATIENCE_S * 1000), "the gateway sends nothing"
-            head, *frames = self.socket.recv_multipart()
-            received = TO_HOST.decode(head)
-            if isinstance(received, Together):
-                self.together.append(len(received.messages))
-            self._heard += [(message, frames) for message in messages_in(received, TO_HOST)]
+            self._receive()
         return self._heard.popleft()
+
+    def _receive(self) -> None:
+        assert self.socket.poll(PATIENCE_S * 1000), "the gateway sends nothing"
+        head, *frames = self.socket.recv_multipart()
+        received = TO_HOST.decode(head)
+        if isinstance(received, Together):
+            self.together.append(len(received.messages))
+        for message in messages_in(received, TO_HOST):
+            self._heard.append((message, frames))
+            if isinstance(message, HostFill):
+                self._ordered.add((message.worker, message.order))
 
     def hear(self, kind: type[M]) -> M:
         """Wait for the next message, which is of this kind."""
@@ -162,7 +179,13 @@ class WorkerHost:
         return answer
 
     def answer(self, order: int, *frames: bytes, worker: int = 0, **differently: Any) -> None:
-        """Report that an order is finished."""
+        """Wait for an order, and report that it is finished."""
+        while (worker, order) not in self._ordered:
+            self._receive()
+        self.claim(order, *frames, worker=worker, **differently)
+
+    def claim(self, order: int, *frames: bytes, worker: int = 0, **differently: Any) -> None:
+        """Report that an order is finished, even if the host has no such order."""
         said = {"work": NO_WORK, "bad": [], "hopeless": "", **differently}
         self.send(HostFilled(self.link, worker, order, **said), *frames)
 
