@@ -32,6 +32,18 @@ class Target(NamedTuple):
     at_least: float
 
 
+class LeastTarget(NamedTuple):
+    """A ratio not to exceed, of untouched photographs: batchd's ``value`` ÷ the lowest of ``sides``.
+
+    ``value``: the name of a field of ``Measurement``.
+    """
+
+    name: str
+    value: str
+    sides: tuple[str, ...]
+    at_most: float
+
+
 LIMIT = "bare"
 """What delivers nothing, and so is no peer."""
 PHOTOGRAPHS, RESIZED, SHARING = "photographs", "resized", "sharing"
@@ -110,4 +122,11 @@ TARGETS = (
     Target("vs-ffcv-resized", RESIZED, OURS_IN[RESIZED], "ffcv", 2.2),
     Target("vs-dali-resized", RESIZED, OURS_IN[RESIZED], "dali", 2.4),
     Target("vs-tfdata-resized", RESIZED, OURS_IN[RESIZED], "tf-data", 1.5),
+)
+LOADER_PROCESSES = "torch-region", "torch-cv2", "torch-pil", "grain-region", "grain-cv2", "tf-service", "queue", "ray"
+"""Peers that decode in other processes than the trainer's, as batchd does."""
+LEAST_TARGETS = (
+    LeastTarget("pss-vs-spdl-same-decoder", "pss_bytes", ("spdl-region",), 1.5),
+    LeastTarget("first-batch-vs-spdl-same-decoder", "first_batch_s", ("spdl-region",), 1.1),
+    LeastTarget("first-batch-vs-loader-processes", "first_batch_s", LOADER_PROCESSES, 0.8),
 )

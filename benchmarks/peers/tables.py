@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from harness import Figure
-from sides import LIMIT, OURS_IN, PHOTOGRAPHS, SHARING, TARGETS, Side, Target
+from sides import LEAST_TARGETS, LIMIT, OURS_IN, PHOTOGRAPHS, SHARING, TARGETS, LeastTarget, Side, Target
 
 MB = 1e6
 
@@ -55,13 +55,12 @@ def figures(tables: dict[str, Table]) -> tuple[list[Figure], list[str]]:
             missing.append(target.name)
         else:
             found.append(Figure(target.name, ratio, ">=", target.at_least))
-    photographs = tables.get(PHOTOGRAPHS, {})
-    for name, least in (("pss-vs-lowest-peer", _least_pss), ("first-batch-vs-lowest-peer", _least_first_batch)):
-        value = least(photographs)
-        if value is None:
-            missing.append(name)
+    for least in LEAST_TARGETS:
+        ratio = _against_lowest(tables.get(PHOTOGRAPHS, {}), least)
+        if ratio is None:
+            missing.append(least.name)
         else:
-            found.append(Figure(name, value, "<=", 1))
+            found.append(Figure(least.name, ratio, "<=", least.at_most))
     return found, missing
 
 
@@ -71,18 +70,10 @@ def _ratio(table: Table, target: Target) -> float | None:
     return median(found) if found else None
 
 
-def _least_pss(table: Table) -> float | None:
-    return _against_lowest({name: [one.pss_bytes for one in rounds.values()] for name, rounds in table.items()})
-
-
-def _least_first_batch(table: Table) -> float | None:
-    return _against_lowest({name: [one.first_batch_s for one in rounds.values()] for name, rounds in table.items()})
-
-
-def _against_lowest(values: dict[str, list[float]] | dict[str, list[int]]) -> float | None:
+def _against_lowest(table: Table, least: LeastTarget) -> float | None:
     """Our median ÷ the lowest of the peers' medians."""
-    medians = {name: median(numbers) for name, numbers in values.items() if numbers}
-    peers = [value for name, value in medians.items() if name != LIMIT and not name.startswith("batchd")]
+    medians = {name: median(getattr(one, least.value) for one in table[name].values()) for name in table if table[name]}
+    peers = [medians[name] for name in least.sides if name in medians]
     return medians["batchd"] / min(peers) if peers and "batchd" in medians else None
 
 
