@@ -20,6 +20,7 @@ from batchd.daemon.workers.gateway_child import HANGS_TICKS, GatewayChild
 from batchd.daemon.workers.remote import PATH_CHARACTERS_MAX, RemoteWorkers
 from batchd.daemon.workers.wanted import WantedCount
 from batchd.errors import BatchdError
+from batchd.failpoints import VARIABLE
 from batchd.orders import gateway as wire
 from batchd.orders.worker import NO_WORK, UseStorage
 from batchd_wire.codec import Message
@@ -296,11 +297,13 @@ def test_a_port_that_is_taken_is_named_with_the_key_that_asks_for_it() -> None:
     selector.close()
 
 
-def test_a_gateway_that_is_killed_while_the_daemon_starts_is_replaced() -> None:
+def test_a_gateway_that_is_killed_while_the_daemon_starts_is_replaced(monkeypatch) -> None:
+    """It is killed before it listens, so no worker host can know its port."""
     pool = Pool()
-    pool.remote.gateways[0].spawn()
+    with monkeypatch.context() as faulty:
+        faulty.setenv(VARIABLE, "gateway.starting=kill")
+        pool.remote.gateways[0].spawn()
     first = pool.child()
-    first.kill()
     try:
         pool.remote.gateways[0].wait_listening()
         assert pool.remote.port != 0
