@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -145,7 +145,8 @@ def main() -> None:
     try:
         run_daemon(Path(config), overrides, "warning", "text", int(sys.argv[2]))
     except BatchdError as error:
-        print(error)  # noqa: T201  the script reads it
+        with suppress(BrokenPipeError):  # the script has ended meanwhile
+            print(error, flush=True)  # noqa: T201  the script reads it
         sys.exit(error.exit_code)
 
 

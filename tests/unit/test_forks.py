@@ -1,6 +1,7 @@
 """Failures of the fork server, and the daemon's reaction."""
 
 import errno
+import itertools
 import json
 import os
 import resource
@@ -97,6 +98,22 @@ def test_a_fork_server_that_sends_nonsense_is_killed(started):
     it = started(TALKS_NONSENSE)
     it.workers.spawn(1)
     assert it.gone() == [(1, "it could not be started")]
+
+
+@pytest.mark.parametrize("dies", ["worker", "fork server"])
+def test_a_worker_that_ends_with_its_fork_server_was_not_killed_for_memory(started, monkeypatch, dies):
+    """The kernel counts such kills of the whole machine, and others happen at the same time."""
+    it = started(REAL)
+    it.workers.spawn(1)
+    wait_until(lambda: it.selector.dispatch() or it.workers.pids()[1], "the worker is known")
+    counts = itertools.count(1 << 40)
+    monkeypatch.setattr(it.workers._oom_kills, "_count", lambda: next(counts))
+
+    os.kill(it.workers.pids()[1] if dies == "worker" else it.workers._forks._child.pid, signal.SIGKILL)
+
+    it.gone()
+    (gone,) = [event for event in it.events if isinstance(event, WorkerGone)]
+    assert (gone.out_of_memory, gone.from_outside) == (dies == "worker", dies == "fork server")
 
 
 @pytest.fixture

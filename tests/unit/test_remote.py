@@ -16,7 +16,7 @@ from batchd.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 CONTENT = bytes(range(256)) * 40
 TRIES = 3
@@ -77,7 +77,7 @@ def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason
 
 def test_hosts_that_are_not_there_are_said_to_be(web: FileServer, storage: Storage) -> None:
     """The host has no address, no listener or no TLS, or the name is invalid for an object."""
-    storage.limits = StorageLimits(timeout_s=1.0, retries=0, deadline_s=5.0)
+    storage.limits = StorageLimits(timeout_s=PATIENCE_S, retries=0, deadline_s=PATIENCE_S)
     urls = [
         "http://nobody.invalid/a",
         "http://127.0.0.1:1/a",

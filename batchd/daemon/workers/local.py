@@ -223,9 +223,9 @@ class WorkerProcesses:
         while self._receive(process):
             pass
         status = grandchild.status()
+        from_outside, out_of_memory = self._why_it_ended(process, status)
         self._forks.reap(process.pid)
         note = _read_note(process.note) or _NOTHING_IN_HAND
-        from_outside, out_of_memory = self._why_it_ended(process, status)
         how = describe(status) if status is not None else "with the fork server"
         write = _log.info if process.is_dismissed and status == 0 else _log.warning
         write("worker ended", worker=process.number, pid=process.pid, how=how)
@@ -234,9 +234,13 @@ class WorkerProcesses:
         self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
 
     def _why_it_ended(self, process: _Process, status: int | None) -> tuple[bool, bool]:
-        """(killed by another process, killed for lack of memory); else it or the daemon did it."""
+        """(killed by another process, killed for lack of memory); else it or the daemon did it.
+
+        A worker whose fork server has ended was killed for that, whatever the kernel counts.
+        """
         killed = status is not None and status < 0 and -status not in FAULT_SIGNALS and not process.is_killed
-        oom_killed = self._oom_kills.explain(monotonic(), is_killed=killed and status == -signal.SIGKILL)
+        alone = killed and status == -signal.SIGKILL and self._forks.serves(process.pid)
+        oom_killed = self._oom_kills.explain(monotonic(), is_killed=alone)
         if status is None:
             return not process.is_killed, False
         return killed and not oom_killed, oom_killed or status == orders.OUT_OF_MEMORY_STATUS
@@ -297,6 +301,10 @@ class ForkServer:
                 send_message(self._channel, orders.Fork(worker), [channel, note])
             where_it_fails.pop_all()
         self._asked[worker] = spare
+
+    def serves(self, pid: int) -> bool:
+        """Return whether the worker's fork server still runs."""
+        return pid in self._children and self._child is not None and not self._child.has_ended()
 
     def reap(self, pid: int) -> None:
         """Reap a dead worker, once its status is read. Without a fork server, init reaps it."""
