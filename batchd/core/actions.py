@@ -118,11 +118,10 @@ class ReportServing(Action):
 
 @record
 class EndLink(Action):
-    """End the link of a worker host. ``is_final``: it need not come again."""
+    """End the link of a worker host for good, because its rows cannot be trusted."""
 
     link: int
     reason: str
-    is_final: bool
 
 
 @record

@@ -162,7 +162,7 @@ class Links:
         """The rows of a link were compared with a local worker's."""
         link.unaudited = 0
         if difference:
-            self.close(link, f"it makes other pixels than this host: {difference}", actions, is_final=True)
+            self.close(link, f"it makes other pixels than the daemon's host: {difference}", actions)
         elif stream in link.proven:
             link.proven[stream] += rows
             if link.proven[stream] >= PROOF_ROWS:
@@ -189,14 +189,12 @@ class Links:
         link.disagreements += rows
         link.doubts.extend([link.samples] * min(rows, DISAGREEMENTS_MAX))
         if len(link.doubts) == DISAGREEMENTS_MAX and link.samples - link.doubts[0] <= DISAGREEMENT_ROWS:
-            text = (
-                f"it reported {link.disagreements} samples as bad that are good on this host: are its files the same?"
-            )
-            self.close(link, text, actions, is_final=True)
+            bad = f"it reported {link.disagreements} samples as bad that are good on the daemon's host"
+            self.close(link, f"{bad}, so its files may be others", actions)
 
-    def close(self, link: Link, reason: str, actions: list[Action], *, is_final: bool) -> None:
+    def close(self, link: Link, reason: str, actions: list[Action]) -> None:
         """End a link; its workers are reported gone when no row of it will be written."""
         if not link.is_closed:
             link.is_closed = True
             self._changed(link)
-            actions.append(EndLink(link.number, reason, is_final))
+            actions.append(EndLink(link.number, reason))

@@ -458,7 +458,7 @@ class Loop:
 
     def _close_link(self, action: act.EndLink) -> None:
         assert self.remote is not None, "there are no links without it"
-        self.remote.close_link(action.link, action.reason, is_final=action.is_final)
+        self.remote.send_away(action.link, action.reason, self.workers.decoders)
 
     def _send(self, worker: int, message: Message) -> None:
         """Send to a worker of this host, or to the gateway with this number in the book."""

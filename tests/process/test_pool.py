@@ -118,6 +118,8 @@ def test_a_worker_host_with_another_file_is_sent_away(start_daemon, start_host, 
     assert host.wait() != 0
     assert "other pixels" in host.log
     wait_until(lambda: not links(daemon), "the link has ended")
+    (reason,) = daemon.status()["pool"]["sent_away"]
+    assert reason.endswith(f"; both hosts decode with {daemon.status()['daemon']['decoders']}")
     assert "other pixels" in daemon.status()["pool"]["last_end"]
 
 

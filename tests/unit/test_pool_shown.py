@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said_of_each_host() -> None:
         cap="the NIC, not the cores",
         gateways=3,
         gateways_down=(0, 2),
-        sent_away=("node9: it makes other pixels than this host: image",),
+        sent_away=("node9: it makes other pixels than the daemon's host: image",),
     )
 
     assert list(notes(after.pool)) == [
@@ -131,7 +131,7 @@ def test_what_is_wrong_is_said_of_each_host() -> None:
         "node2 (10.0.0.2) is opening for 60 s",
         "node3 (10.0.0.3) cannot fill photos: /data is missing",
         "node4 (10.0.0.4) has no workers",
-        "sent away: node9: it makes other pixels than this host: image",
+        "sent away: node9: it makes other pixels than the daemon's host: image",
     ]
 
 

@@ -179,16 +179,37 @@ def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
     sent = [believed.sent(gateway) for gateway in range(3)]
 
     believed.remote.withdraw(second, 5)
-    believed.remote.close_link(11, "other pixels", is_final=True)
+    believed.remote.kill(first, "it is stuck")
     believed.remote.send(UseStorage((1, 2, 3)))
 
     storage = UseStorage((1, 2, 3))
     assert believed.remote.gateway_of(first) is believed.remote.gateways[1]
     assert sent == [
         [storage],
-        [wire.CloseLink(11, "other pixels", is_final=True), storage],
+        [wire.CloseLink(11, "it is stuck", is_final=True), storage],
         [wire.RemoteWithdraw(12, 0, 5), storage],
     ]
+
+
+@pytest.mark.parametrize(
+    ("decoders", "named"),
+    [
+        ("OpenCV 5", "it decodes with libjpeg 3, the daemon's host with OpenCV 5"),
+        ("libjpeg 3", "both hosts decode with libjpeg 3"),
+    ],
+)
+def test_a_host_that_makes_other_pixels_is_sent_away_with_the_decoders_of_both(believed, decoders, named) -> None:
+    """The host, the log and the status have the same reason."""
+    believed.link(11, workers=1)
+    sent = believed.sent(0)
+
+    with capture_logs() as lines:
+        believed.remote.send_away(11, "it makes other pixels", decoders)
+
+    reason = f"it makes other pixels; {named}"
+    assert sent == [wire.CloseLink(11, reason, is_final=True)]
+    assert [(line["event"], line["reason"]) for line in lines] == [("worker host sent away", reason)]
+    assert believed.remote.statistics({}, {}, 0.0).sent_away == (f"pod: {reason}",)
 
 
 def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:

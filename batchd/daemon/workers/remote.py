@@ -187,20 +187,24 @@ class RemoteWorkers:
         elif host is not None:
             self._tell("worker host fills a stream", host.facts, stream=stream)
 
-    def close_link(self, link: int, reason: str, *, is_final: bool) -> None:
-        """End a link."""
+    def send_away(self, link: int, reason: str, decoders: str) -> None:
+        """End a link whose rows differ from those of local workers, which use ``decoders``."""
         host = self._hosts.get(link)
         if host is not None:
-            self._warn("worker host sent away", host.facts, reason=reason)
-            if is_final:
-                self._sent_away.append(f"{host.facts.name}: {reason}")
-            host.gateway.send(wire.CloseLink(link, reason, is_final))
+            theirs = f"it decodes with {host.decoders or 'what it does not name'}, the daemon's host with {decoders}"
+            both = f"both hosts decode with {decoders}"
+            self._send_away(host, f"{reason}; {both if host.decoders == decoders else theirs}")
+
+    def _send_away(self, host: _Host, reason: str) -> None:
+        self._warn("worker host sent away", host.facts, reason=reason)
+        self._sent_away.append(f"{host.facts.name}: {reason}")
+        host.gateway.send(wire.CloseLink(host.facts.link, reason, is_final=True))
 
     def kill(self, number: int, reason: str) -> None:
         """End the link of a worker that breaks the rules."""
         place = self._places.get(number)
         if place is not None:
-            self.close_link(place[0], reason, is_final=True)
+            self._send_away(self._hosts[place[0]], reason)
 
     def close(self) -> None:
         """End the gateways, and with them all links."""
