@@ -7,6 +7,7 @@ Invariant: a number that is not known yet is None, never zero.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from batchd.diagnosis.readings import HostReading, PoolReading
 from batchd_wire.status import LinkStatistics, PoolStatistics
@@ -92,6 +93,23 @@ def summary(view: PoolView) -> str:
 def gigabytes(bytes_per_s: float) -> str:
     """A rate as text, in GB/s."""
     return f"{bytes_per_s / 1e9:.2f} GB/s"
+
+
+def start_command(address: str) -> str:
+    """The command that starts a worker host of the daemon that listens at ``address``.
+
+    HOST stands for the daemon's host if that listens on all its addresses, since another machine
+    would take such an address for its own. Beyond loopback, worker hosts need a key.
+    """
+    host, _colon, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        ip = ip_address(host.strip("[]"))
+    except ValueError:
+        ip = None  # "*", or an interface
+    if ip is not None and ip.is_loopback:
+        return f"batchd worker {address}"
+    is_all = host == "*" or (ip is not None and ip.is_unspecified)
+    return f"batchd worker {f'tcp://HOST:{port}' if is_all else address} --key FILE"
 
 
 def notes(pool: PoolStatistics) -> Iterator[str]:

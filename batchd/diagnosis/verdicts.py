@@ -26,7 +26,7 @@ from math import ceil
 from pathlib import PurePath
 
 from batchd.diagnosis.demand import StreamLoad, needed_workers
-from batchd.diagnosis.pool import OPENING_S, gigabytes, trouble
+from batchd.diagnosis.pool import OPENING_S, gigabytes, start_command, trouble
 from batchd.diagnosis.readings import PoolReading, Reading, StreamReading, TrainerReading, WorkReading
 from batchd.samples.sizes import round_bytes
 from batchd_wire.status import LinkStatistics
@@ -327,7 +327,7 @@ def _no_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:
     here = f"{counted(reading.local_workers, 'worker')} of this host busy {reading.utilisation:.0%}"
     proof = f"{_waits(trainer)}; all worker hosts are gone, the last one: {pool.now.last_end}; {here}"
     wanted = f" ({counted(pool.now.wanted, 'remote worker')} wanted)" if pool.now.wanted else ""
-    return Kind.NO_WORKER_HOSTS, proof, f"start them again: batchd worker {pool.now.address}{wanted}"
+    return Kind.NO_WORKER_HOSTS, proof, f"start them again: {start_command(pool.now.address)}{wanted}"
 
 
 def _unused_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:
@@ -467,7 +467,7 @@ def _elsewhere(pool: PoolReading | None) -> str:
         return OTHER_REMEDIES
     have = sum(link.workers for link in pool.now.links)
     if pool.now.wanted > have:
-        more = f"start worker hosts (batchd worker {pool.now.address}) with {pool.now.wanted - have} workers more"
+        more = f"start worker hosts ({start_command(pool.now.address)}) with {pool.now.wanted - have} workers more"
         return f"{more}; limited by {pool.now.cap}" if pool.now.cap else more
     return f"more worker hosts would not help: limited by {pool.now.cap}" if pool.now.cap else MORE_HOSTS
 

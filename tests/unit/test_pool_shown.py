@@ -15,7 +15,7 @@ from batchd.cli import status as status_command
 from batchd.cli import why as why_command
 from batchd.cli.frame import frame
 from batchd.diagnosis.overview import overview_between
-from batchd.diagnosis.pool import HOSTS_MAX, NOTES_MAX, notes, pool_view
+from batchd.diagnosis.pool import HOSTS_MAX, NOTES_MAX, notes, pool_view, start_command
 from batchd.observer.routes import _tables
 from batchd_wire.status import DaemonStatus, plain_status
 from support.statuses import link, two_looks, with_pool
@@ -133,6 +133,23 @@ def test_what_is_wrong_is_said_of_each_host() -> None:
         "node4 (10.0.0.4) has no workers",
         "sent away: node9: it makes other pixels than the daemon's host: image",
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "command"),
+    [
+        ("tcp://0.0.0.0:7072", "batchd worker tcp://HOST:7072 --key FILE"),
+        ("tcp://[::]:7072", "batchd worker tcp://HOST:7072 --key FILE"),
+        ("tcp://*:7072", "batchd worker tcp://HOST:7072 --key FILE"),
+        ("tcp://10.0.0.5:7072", "batchd worker tcp://10.0.0.5:7072 --key FILE"),
+        ("tcp://eth0:7072", "batchd worker tcp://eth0:7072 --key FILE"),
+        ("tcp://127.0.0.1:7072", "batchd worker tcp://127.0.0.1:7072"),
+        ("tcp://[::1]:7072", "batchd worker tcp://[::1]:7072"),
+    ],
+)
+def test_the_command_for_a_worker_host_works_on_another_machine(address, command) -> None:
+    """All addresses of the daemon's host are those of the other machine there."""
+    assert start_command(address) == command
 
 
 def test_of_many_hosts_with_problems_some_are_named() -> None:

@@ -657,7 +657,7 @@ def test_a_pool_whose_hosts_are_all_gone_is_reported() -> None:
 
     assert found.kind is Kind.NO_WORKER_HOSTS
     assert "all worker hosts are gone, the last one: node1: it does not answer; 2 workers of this host" in found.proof
-    assert found.remedy == "start them again: batchd worker tcp://gpu1:7072 (6 remote workers wanted)"
+    assert found.remedy == "start them again: batchd worker tcp://gpu1:7072 --key FILE (6 remote workers wanted)"
 
 
 def test_a_pool_that_no_host_has_joined_yet_misses_no_host() -> None:
@@ -702,10 +702,10 @@ def test_hosts_that_open_just_now_or_serve_another_stream_are_no_problem(changes
 @pytest.mark.parametrize(
     ("facts", "remedy"),
     [
-        ({"wanted": 24}, "start worker hosts (batchd worker tcp://gpu1:7072) with 16 workers more"),
+        ({"wanted": 24}, "start worker hosts (batchd worker tcp://gpu1:7072 --key FILE) with 16 workers more"),
         (
             {"wanted": 10, "cap": "daemon.pool_max = 10"},
-            "start worker hosts (batchd worker tcp://gpu1:7072) with 2 workers more; limited by daemon.pool_max = 10",
+            "start worker hosts (batchd worker tcp://gpu1:7072 --key FILE) with 2 workers more; limited by daemon.pool_max = 10",
         ),
         ({"wanted": 8, "cap": "the NIC"}, "more worker hosts would not help: limited by the NIC"),
         ({"wanted": 8}, "start more worker hosts (batchd worker)"),
