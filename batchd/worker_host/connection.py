@@ -243,7 +243,7 @@ class GatewayConnection:
             if not self._is_connected:
                 return
             if event in _UNREACHABLE:
-                self.close(NOBODY_THERE)
+                self.close(_unknown_host(self._address.host) or NOBODY_THERE)
             elif self._is_through:
                 self.close(LOST)
             else:  # a failed handshake has any of several events, by chance

@@ -897,6 +897,20 @@ def test_a_gateway_with_keys_wants_one(start_host, keys) -> None:
         assert "the daemon probably requires a key (--key FILE)" in host.log
 
 
+def test_a_worker_host_names_a_gateway_that_it_cannot_find_at_once(start_host, keys, tmp_path) -> None:
+    """The first warning says so, not only the last line; no setting of the daemon would help."""
+    key = write_key(tmp_path, keys.new("pool", role=Role.WORKER))
+    host = start_host("--key", key, address="tcp://no-such-host.invalid:7072")
+
+    wait_until(lambda: "gateway does not admit this host" in host.log, "it has tried once")
+
+    (line,) = [line for line in host.log.splitlines() if "gateway does not admit this host" in line]
+    assert "the host 'no-such-host.invalid' is not known here" in line
+    assert "worker_address" not in host.log
+    host.send(signal.SIGTERM)
+    assert host.wait() == 0
+
+
 def test_the_key_of_a_trainer_is_not_taken(keys, tmp_path) -> None:
     """The gateway would refuse it; the message says how to make the right one."""
     key = write_key(tmp_path, keys.new("gpu-7"))
