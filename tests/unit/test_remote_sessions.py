@@ -203,6 +203,27 @@ def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remo
         assert remote._guard.closed == 0
 
 
+def test_a_failed_handshake_is_logged_with_its_host_or_without_one(remote) -> None:
+    """A connection that ends before the daemon looks at it has no host that could be named."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    other_mechanism = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with capture_logs() as lines:
+        for _ in range(2):
+            port = int(remote.router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as peer:
+                peer.sendall(other_mechanism)
+                while peer.recv(1 << 10):
+                    pass
+        wait_until(lambda: remote.note_ends() or remote.failed_handshakes == 2, "both ends are reported")
+        with come_from(remote, "127.0.0.3"):
+            wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
+        wait_until(lambda: remote.note_ends() or remote.failed_handshakes == 3, "its end is reported")
+
+    failed = [line for line in lines if line["event"] == "remote handshake failed"]
+    assert [(line.get("host"), line["failed"]) for line in failed] == [(None, 1), ("127.0.0.3", 3)]
+    assert failed[0]["reason"] == "it ended before its host could be read"
+
+
 class CountingRouter(DeafRouter):
     """A ROUTER that counts what it is asked to send."""
 

@@ -89,8 +89,9 @@ class TcpFront:
             if descriptor not in self._heard_of:
                 self.failed_handshakes += 1
                 host, advice = self._guard.host_of(descriptor), "it may have a key for another daemon, or none"
+                where = {"host": host} if host else {"reason": "it ended before its host could be read"}
                 if self._once_per_minute.allows(f"handshake {host}"):
-                    _log.warning("remote handshake failed", host=host, advice=advice, failed=self.failed_handshakes)
+                    _log.warning("remote handshake failed", **where, advice=advice, failed=self.failed_handshakes)
             self._heard_of.discard(descriptor)
             self._guard.remove(descriptor)
         self._guard.limit_pending()
