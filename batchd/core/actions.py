@@ -125,6 +125,13 @@ class EndLink(Action):
 
 
 @record
+class ReleaseLink(Action):
+    """End the link of a leaving worker host, whose orders are done; ``LinkEnded`` follows."""
+
+    link: int
+
+
+@record
 class AdmitSubscription(Action):
     """Tell the trainer that its subscription is admitted."""
 

@@ -216,7 +216,7 @@ class StreamRefused(Event):
 
 @record
 class HostLeaves(Event):
-    """A worker host takes no more orders, and ends when it has none."""
+    """A worker host takes no more orders. ``ReleaseLink`` follows when it has none."""
 
     link: int
 

@@ -13,11 +13,12 @@ unless the configuration accepts every worker host.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from batchd.core.actions import Action, EndLink, ReportServing
+from batchd.core.actions import Action, EndLink, ReleaseLink, ReportServing
+from batchd.core.fleet import Worker
 from batchd.core.shares import Shares, host_key
 from batchd_wire.record import frozen
 
@@ -87,6 +88,8 @@ class Links:
         self.rules = rules
         self.by_number: dict[int, Link] = {}
         self._tell_changed = changed
+        self._leaving: list[Link] = []
+        """Links that leave and are not released yet."""
         self._shares: dict[int, Shares | None] = {}
         """By stream, since the last change of what a link may fill."""
 
@@ -99,7 +102,14 @@ class Links:
     def leaves(self, link: Link) -> None:
         """A worker host takes no more orders."""
         link.is_leaving = True
+        self._leaving.append(link)
         self._shares.clear()
+
+    def release_idle(self, workers: Mapping[int, Worker], actions: list[Action]) -> None:
+        """Release the leaving links whose workers have no order."""
+        for link in [one for one in self._leaving if not any(workers[number].orders for number in one.workers)]:
+            self._leaving.remove(link)
+            actions.append(ReleaseLink(link.number))
 
     def shares(self, stream: int, batch_rows: int) -> Shares | None:
         """The shares of a stream's samples; None without several hosts that fill it."""
@@ -122,6 +132,8 @@ class Links:
         self._shares.clear()
         if link is not None:
             assert not link.workers, f"link {number} has workers"
+            if link in self._leaving:
+                self._leaving.remove(link)
 
     def opened(self, number: int, stream: int, rows: int, actions: list[Action]) -> None:
         """A link can fill a stream of ``rows`` samples; it has to prove that first."""

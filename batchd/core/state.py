@@ -135,6 +135,7 @@ class DaemonState:
         if not self.draining:
             self._ordering.order_chunks(actions)
         self.fleet.dismiss_idle(actions)
+        self.links.release_idle(self.fleet.workers, actions)
         for number in sorted(self._retired):
             if self.streams[number].sweep(actions):
                 self._retired.discard(number)

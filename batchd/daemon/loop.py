@@ -123,6 +123,7 @@ class Loop:
             act.WithdrawOrder: self._withdraw_order,
             act.ReportServing: self._report_serving,
             act.EndLink: self._close_link,
+            act.ReleaseLink: self._release_link,
             act.AdmitSubscription: self._admit,
             act.RecordBatch: self._record_batch,
             act.GrantLease: self._grant,
@@ -459,6 +460,10 @@ class Loop:
     def _close_link(self, action: act.EndLink) -> None:
         assert self.remote is not None, "there are no links without it"
         self.remote.send_away(action.link, action.reason, self.workers.decoders)
+
+    def _release_link(self, action: act.ReleaseLink) -> None:
+        assert self.remote is not None, "there are no links without it"
+        self.remote.release(action.link)
 
     def _send(self, worker: int, message: Message) -> None:
         """Send to a worker of this host, or to the gateway with this number in the book."""

@@ -327,7 +327,8 @@ def _no_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:
     here = f"{counted(reading.local_workers, 'worker')} of this host busy {reading.utilisation:.0%}"
     proof = f"{_waits(trainer)}; all worker hosts are gone, the last one: {pool.now.last_end}; {here}"
     wanted = f" ({counted(pool.now.wanted, 'remote worker')} wanted)" if pool.now.wanted else ""
-    return Kind.NO_WORKER_HOSTS, proof, f"start them again: {start_command(pool.now.address)}{wanted}"
+    how = "it did not fail; for more speed start others" if pool.now.last_left else "start them again"
+    return Kind.NO_WORKER_HOSTS, proof, f"{how}: {start_command(pool.now.address)}{wanted}"
 
 
 def _unused_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:

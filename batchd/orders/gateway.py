@@ -128,7 +128,7 @@ class LinkDown(Message):
 
 @message(98)
 class LinkLeaving(Message):
-    """The worker host of ``link`` ends soon: it fills its orders; ``RemoteDown`` follows."""
+    """The worker host of ``link`` ends soon: it fills its orders, and waits for ``CloseLink``."""
 
     link: int
 

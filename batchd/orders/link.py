@@ -244,7 +244,7 @@ class HostLimits(Message):
 
 @message(77)
 class Leaving(Message):
-    """The worker host ends soon: it fills its orders and takes no further ones."""
+    """The worker host ends soon: it fills its orders, and then waits for ``LinkClosed``."""
 
     link: int
 

@@ -46,6 +46,8 @@ _log = structlog.get_logger()
 
 LEAVE_S = 6.0
 """Time to finish and send the work in progress after a first signal."""
+RELEASE_S = 1.0
+"""Time for the gateway to end the link of a leaving host that has no order."""
 WORKERS_END_S = 1.0
 PROGRESS_EVERY_S = 5.0
 FORMER_KEPT_S = 30.0
@@ -167,11 +169,15 @@ class WorkerHost:
             index.close()
 
     def _is_over(self) -> bool:
+        """Whether to end, after a signal.
+
+        The gateway ends the link when it has all rows. A gateway that hangs does not.
+        """
         if self._deadline_s is None:
             return False
-        return (
-            self._stops_at_once or not self._connection.link or self._workers.is_idle or monotonic() >= self._deadline_s
-        )
+        if self._workers.is_idle:
+            self._deadline_s = min(self._deadline_s, monotonic() + RELEASE_S)
+        return self._stops_at_once or not self._connection.link or monotonic() >= self._deadline_s
 
     def _patience_ms(self) -> int:
         return int(min(self._connection.patience_s, self._workers.patience_s) * 1000) + 1

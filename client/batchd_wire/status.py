@@ -414,6 +414,7 @@ class LinkStatistics:
 class PoolStatistics:
     """The worker hosts. ``ended_links``: how many have gone, ``last_end``: the last one and why.
 
+    ``last_left``: that one was told to end, by a signal for example, and did not fail.
     ``wanted``: the number of remote workers that the trainers need. If something limits them,
     ``capped_by`` is "max", "network" or "ring", and ``cap`` says the same for people.
     ``interface`` and ``interface_bytes_per_s``: of ``address``; empty and None if not known.
@@ -435,6 +436,7 @@ class PoolStatistics:
     received_bytes: int = 0
     gateways: int = 1
     gateways_down: tuple[int, ...] = ()
+    last_left: bool = False
 
 
 @record

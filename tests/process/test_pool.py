@@ -160,6 +160,9 @@ def test_ctrl_c_lets_a_worker_host_finish_and_the_trainer_notices_nothing(start_
             assert see(stream) == expected.epoch(epoch)
     assert host.wait() == 0
     wait_until(lambda: not links(daemon), "the link has ended")
+    pool = daemon.status()["pool"]
+    assert pool["last_left"]
+    assert pool["last_end"].endswith(": it was told to end; its orders are done")
 
 
 def test_a_worker_host_without_the_files_says_so_and_how_to_help(start_daemon, start_host, tmp_path, photos):

@@ -756,7 +756,10 @@ def test_a_worker_host_that_is_sent_to_impossible_gateways_tries_again_with_paus
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_orders_in_hand(gateway, start_host, opened, photos, number) -> None:
-    """The orders' rows are sent, also of those that wait in the host; the exit status is 0."""
+    """The orders' rows are sent, also of those that wait in the host; the exit status is 0.
+
+    The host waits until the gateway, which has all rows then, ends the link.
+    """
     stream, expected = opened(folder_stream(photos))
     host = start_host()
     gateway.admit()
@@ -772,7 +775,21 @@ def test_a_signal_finishes_the_orders_in_hand(gateway, start_host, opened, photo
 
     for step, order in enumerate(orders):
         assert same_rows(gateway.rows(order), expected, 0, step, 0, 8)
+    gateway.end_link("its orders are done")
     assert host.wait(gateway) == 0
+    assert "connection to the gateway ended" not in host.log
+
+
+def test_a_leaving_worker_host_does_not_wait_for_a_gateway_that_hangs(gateway, start_host, stream) -> None:
+    """The gateway does not end the link."""
+    host = start_host()
+    gateway.admit()
+    gateway.opened(stream)
+    gateway.fill(stream, 0, 0, 0, 1)
+    host.send(signal.SIGTERM)
+    gateway.expect(Leaving)
+
+    assert host.wait() == 0
 
 
 def test_a_second_signal_ends_at_once(gateway, start_host, stream) -> None:

@@ -120,6 +120,7 @@ class ModelLink:
     equal_rows: Counter[int] = field(default_factory=Counter)
     closed: bool = False
     leaving: bool = False
+    released: bool = False
 
 
 @dataclass(eq=False)
@@ -385,10 +386,10 @@ class World:
             self.do(ev.Ticked())
         return number
 
-    def host_leaves(self, link: int) -> None:
+    def host_leaves(self, link: int) -> list[act.Action]:
         """A worker host takes no more orders."""
         self.links[link].leaving = True
-        self.do(ev.HostLeaves(link))
+        return self.do(ev.HostLeaves(link))
 
     def host_dies(self, link: int) -> None:
         """The connection of a worker host ends: the gateway drops all its orders."""
@@ -473,6 +474,13 @@ class World:
     def _perform_EndLink(self, action: act.EndLink) -> None:  # noqa: N802
         assert not self.links[action.link].closed, "a link is closed twice"
         self.links[action.link].closed = True
+
+    def _perform_ReleaseLink(self, action: act.ReleaseLink) -> None:  # noqa: N802
+        link = self.links[action.link]
+        assert link.leaving, "a link is released that does not leave"
+        assert not link.released, "a link is released twice"
+        assert not any(one.orders or one.proofs for one in self.workers.values() if one.link == action.link)
+        link.released = True
 
     def _perform_ReportServing(self, action: act.ReportServing) -> None:  # noqa: N802
         assert action.refusal or action.stream in self.links[action.link].opened

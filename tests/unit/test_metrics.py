@@ -74,6 +74,7 @@ NO_METRIC = {
         "gateways_down",
         "links",
         "last_end",
+        "last_left",
         "cap",
         "capped_by",
         "interface",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from batchd.core import events as ev
-from batchd.core.actions import EndLink, OrderChunk, ProveChunk, WithdrawOrder
+from batchd.core.actions import EndLink, OrderChunk, ProveChunk, ReleaseLink, WithdrawOrder
 from batchd.core.links import DISAGREEMENTS_MAX, PROOF_ROWS, PROOFS_MAX, LinkRules
 from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld
@@ -113,7 +113,7 @@ class PoolMachine(CoreMachine):
                 self.world.take_reference(number)
             while self.world.workers[number].withdrawing:
                 self.world.give_back(number)
-        for number in [number for number, link in self.world.links.items() if link.closed]:
+        for number in [number for number, link in self.world.links.items() if link.closed or link.released]:
             self.world.host_dies(number)
 
 
@@ -185,6 +185,38 @@ def test_a_link_gets_no_order_before_it_has_filled_rows_like_a_local_worker() ->
     assert not any(world.workers[number].orders for number in remote_of(world, link))
     prove(world, link)
     assert any(world.workers[number].orders for number in remote_of(world, link))
+
+
+def test_a_leaving_worker_host_is_released_when_its_orders_are_done() -> None:
+    """The host ends then, and its rows are in the batches."""
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    while len(world.workers[remote].orders) > 1:
+        world.remote_fill(remote)
+    assert not pick(ReleaseLink, world.host_leaves(link))
+    assert pick(ReleaseLink, world.remote_fill(remote)) == [ReleaseLink(link)]
+    assert not pick(ReleaseLink, world.do(ev.Ticked()))
+
+
+def test_a_leaving_worker_host_without_an_order_is_released_at_once() -> None:
+    world = pool_world()
+    link = world.host_joins(2)
+    other = world.host_joins(0)
+    assert pick(ReleaseLink, world.host_leaves(link)) == [ReleaseLink(link)]
+    world.host_dies(link)
+    assert pick(ReleaseLink, world.host_leaves(other)) == [ReleaseLink(other)]
+
+
+def test_a_worker_host_that_dies_while_it_leaves_is_not_released() -> None:
+    """Its orders go to others."""
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    assert not pick(ReleaseLink, world.host_leaves(link))
+    world.host_dies(link)
+    assert not pick(ReleaseLink, world.do(ev.Ticked()))
 
 
 def test_a_link_that_makes_other_pixels_is_closed_with_the_difference() -> None:

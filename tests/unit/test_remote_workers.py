@@ -212,6 +212,44 @@ def test_a_host_that_makes_other_pixels_is_sent_away_with_the_decoders_of_both(b
     assert believed.remote.statistics({}, {}, 0.0).sent_away == (f"pod: {reason}",)
 
 
+@pytest.mark.parametrize(
+    ("leaves", "ends", "last_end"),
+    [
+        (True, "its orders are done", "pod: it was told to end; its orders are done"),
+        (True, "its connection ended", "pod: it was told to end; its connection ended"),
+        (False, "its connection ended", "pod: its connection ended"),
+    ],
+)
+def test_the_end_of_a_host_that_left_does_not_read_like_a_failure(believed, leaves, ends, last_end) -> None:
+    """The log and the status tell both apart; the last host counts."""
+    believed.link(10)
+    believed.hear(wire.LinkLeaving(10))
+    believed.hear(wire.LinkDown(10, "its orders are done"))
+    believed.link(11)
+    if leaves:
+        believed.hear(wire.LinkLeaving(11))
+
+    with capture_logs() as lines:
+        believed.hear(wire.LinkDown(11, ends))
+
+    pool = believed.remote.statistics({}, {}, 0.0)
+    assert (pool.last_end, pool.last_left) == (last_end, leaves)
+    assert [(line["event"], f"pod: {line['reason']}") for line in lines] == [("worker host disconnected", last_end)]
+
+
+def test_a_released_host_is_no_host_that_was_sent_away(believed) -> None:
+    """It may register again, and no warning names it."""
+    believed.link(11)
+    sent = believed.sent(0)
+
+    with capture_logs() as lines:
+        believed.remote.release(11)
+
+    assert sent == [wire.CloseLink(11, "its orders are done", is_final=False)]
+    assert lines == []
+    assert believed.remote.statistics({}, {}, 0.0).sent_away == ()
+
+
 def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:
     """It sends a new worker host to the gateway with the fewest links."""
     sent = three.sent(0)

@@ -660,6 +660,17 @@ def test_a_pool_whose_hosts_are_all_gone_is_reported() -> None:
     assert found.remedy == "start them again: batchd worker tcp://gpu1:7072 --key FILE (6 remote workers wanted)"
 
 
+def test_a_pool_whose_last_host_left_is_not_reported_as_a_failure() -> None:
+    """Some program has ended it on purpose, so nothing is to be repaired."""
+    left = {"last_end": "node1: it was told to end; its orders are done", "last_left": True}
+    found = verdict_with_pool(facts=GONE | left)
+
+    assert found.kind is Kind.NO_WORKER_HOSTS
+    assert "the last one: node1: it was told to end; its orders are done; 2 workers of this host" in found.proof
+    command = "batchd worker tcp://gpu1:7072 --key FILE"
+    assert found.remedy == f"it did not fail; for more speed start others: {command} (6 remote workers wanted)"
+
+
 def test_a_pool_that_no_host_has_joined_yet_misses_no_host() -> None:
     """The remedy is the nearest one: CPUs of this host without a worker."""
     found = verdict_with_pool(facts={"wanted": 6})

@@ -68,6 +68,7 @@ class _Host:
     since_s: float
     workers: dict[int, int] = field(default_factory=dict)
     decoders: str = ""
+    is_leaving: bool = False
     refused: dict[int, str] = field(default_factory=dict)
     """By stream: why the host cannot fill it."""
     received_bytes: int = 0
@@ -110,6 +111,8 @@ class RemoteWorkers:
         self.ended_links = 0
         self.last_end = ""
         """Why the last link ended."""
+        self.last_left = False
+        """The last worker host that has gone had said that it leaves."""
         self._ended_bytes = 0
         self._sent_away: deque[str] = deque(maxlen=SENT_AWAY_KEPT)
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
@@ -195,6 +198,12 @@ class RemoteWorkers:
             both = f"both hosts decode with {decoders}"
             self._send_away(host, f"{reason}; {both if host.decoders == decoders else theirs}")
 
+    def release(self, link: int) -> None:
+        """End the link of a leaving worker host, which waits for that and then ends."""
+        host = self._hosts.get(link)
+        if host is not None:
+            host.gateway.send(wire.CloseLink(link, "its orders are done", is_final=False))
+
     def _send_away(self, host: _Host, reason: str) -> None:
         self._warn("worker host sent away", host.facts, reason=reason)
         self._sent_away.append(f"{host.facts.name}: {reason}")
@@ -256,6 +265,7 @@ class RemoteWorkers:
             links=tuple(hosts),
             ended_links=self.ended_links,
             last_end=self.last_end,
+            last_left=self.last_left,
             wanted=wanted.workers,
             cap=wanted.cap,
             capped_by=wanted.capped_by,
@@ -352,6 +362,7 @@ class RemoteWorkers:
                 host.refused[message.stream] = message.reason
                 self._enqueue(ev.StreamRefused(message.link, message.stream, message.reason))
             case wire.LinkLeaving():
+                host.is_leaving = True
                 self._tell("worker host leaving", host.facts)
                 self._enqueue(ev.HostLeaves(message.link))
             case wire.LinkTraffic():
@@ -381,6 +392,9 @@ class RemoteWorkers:
             self._end_worker(host, worker, reason)
         self._ended_bytes += host.received_bytes
         self.ended_links += 1
+        self.last_left = host.is_leaving
+        if host.is_leaving:
+            reason = f"it was told to end; {reason}"
         self.last_end = f"{host.facts.name}: {reason}"
         self._tell("worker host disconnected", host.facts, reason=reason)
         self._enqueue(ev.LinkEnded(link))
