@@ -1,7 +1,10 @@
 """Tools check deploy/: shell scripts, Dockerfile, Kubernetes manifests."""
 
 import json
+import re
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -41,7 +44,72 @@ def test_kubernetes_knows_every_field(manifest) -> None:
     assert kubernetes_complaints(manifest) == ""
 
 
-def documents(name: str) -> list[dict]:
+def applied() -> dict[str, list[Path]]:
+    """Return the files of each `kubectl apply` in the docs, by its arguments."""
+    text = "".join((TREE / "docs" / page).read_text() for page in ("kubernetes.md", "ray.md")).replace("\\\n", " ")
+    words = (line.split("apply ")[1].split() for line in text.splitlines() if "kubectl apply -f deploy/" in line)
+    named = [[Path(word) for word in line if word != "-f"] for line in words]
+    return {
+        " ".join(path.name for path in paths): [
+            file
+            for path in paths
+            for file in (sorted((TREE / path).glob("*.yaml")) if not path.suffix else [TREE / path])
+        ]
+        for paths in [*named, [Path("deploy/kubernetes/examples/trainer.yaml")]]
+    }
+
+
+def names_in(body: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the kind and name of each object that another object uses; a Service with its port."""
+    if isinstance(body, str):
+        yield from (("Service", address) for address in re.findall(r"tcp://([a-z][a-z0-9-]*:[0-9]+)", body))
+    elif isinstance(body, list):
+        for one in body:
+            yield from names_in(one, key)
+    elif isinstance(body, dict):
+        kinds = {"secret": "Secret", "configMap": "ConfigMap", "scaleTargetRef": "Deployment"}
+        if key in kinds:
+            yield kinds[key], body.get("secretName") or body["name"]
+        for name, part in body.items():
+            yield from names_in(part, name)
+
+
+def made_by(bodies: list[dict]) -> Iterator[tuple[str, str]]:
+    """Yield the kind and name of each object; a Service with each of its ports."""
+    for body in bodies:
+        name = body["metadata"]["name"]
+        yield from (
+            [("Service", f"{name}:{port['port']}") for port in body["spec"]["ports"]]
+            if body["kind"] == "Service"
+            else [(body["kind"], name)]
+        )
+
+
+RECIPES = applied()
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_what_the_docs_apply_has_every_name_that_it_uses(recipe) -> None:
+    """Only the manifests of the daemon and the Secrets of the docs may be there before."""
+    guide = (TREE / "docs/kubernetes.md").read_text()
+    secrets = {("Secret", name) for name in re.findall(r"create secret generic (\S+)", guide)}
+    bodies = [body for file in recipe for body in documents(file)]
+    before = [body for file in DEPLOY.glob("kubernetes/*.yaml") for body in documents(file)]
+
+    assert bodies
+    assert set(names_in(bodies)) - secrets - set(made_by([*bodies, *before])) == set()
+
+
+def test_names_that_manifests_use_are_found() -> None:
+    """This covers each way to use a name, and the recipe that needs the Service of the workers."""
+    assert set(names_in(documents("daemon.yaml"))) == {("ConfigMap", "batchd"), ("Secret", "batchd-keys")}
+    assert set(names_in(documents("workers/scaling.yaml"))) == {("Deployment", "batchd-workers")}
+    used = {("Service", "batchd-workers:7072"), ("Secret", "batchd-pool")}
+    assert set(names_in(documents("examples/kuberay.yaml"))) == used
+    assert any(file.name == "kuberay.yaml" for recipe in RECIPES.values() for file in recipe)
+
+
+def documents(name: str | Path) -> list[dict]:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (pip install pyyaml)")
     return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
 
@@ -75,7 +143,7 @@ def test_the_pods_of_the_extensions_are_kubernetes_own(tmp_path) -> None:
 
 def test_worker_hosts_of_the_manifests_are_those_that_are_scaled() -> None:
     """The number of workers and the port are the same everywhere; names and labels agree."""
-    deployment, service = documents("workers/workers.yaml")
+    [deployment], [service] = documents("workers/workers.yaml"), documents("workers/workers-service.yaml")
     of_workers, of_daemon = documents("workers/network.yaml")
     [scaled] = documents("workers/scaling.yaml")
     [trigger] = scaled["spec"]["triggers"]
@@ -103,12 +171,10 @@ def test_worker_hosts_of_the_manifests_are_those_that_are_scaled() -> None:
 def test_ray_on_kubernetes_asks_for_the_cpus_of_its_nodes() -> None:
     """Each node has room for one worker host."""
     [job] = documents("examples/kuberay.yaml")
-    _deployment, service = documents("workers/workers.yaml")
     ray = parsed(job["spec"]["entrypoint"].split()[1:])
     [nodes] = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     [container] = nodes["template"]["spec"]["containers"]
 
-    assert ray["words"] == (f"tcp://{service['metadata']['name']}:7072",)
     assert (ray["least"], ray["most"]) == (nodes["minReplicas"], nodes["maxReplicas"])
     assert str(ray["cpus"]) == container["resources"]["requests"]["cpu"]
     assert str(ray["key_on_nodes"]).startswith(f"{container['volumeMounts'][0]['mountPath']}/")
