@@ -70,13 +70,12 @@ class Proxy:
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
-    def drop(self, only: int | None = None) -> None:
-        """Cut every present connection, or ``only`` the last but so many."""
+    def drop(self, only: int | None = None) -> int:
+        """Cut every present connection, or ``only`` the last but so many; return how many."""
         pairs = list(zip(self._ends[::2], self._ends[1::2], strict=True))
-        for pair in pairs if only is None else [pairs[-1 - only]]:
-            for end in pair:
-                with suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+        if only is not None:
+            pairs = [pairs[-1 - only]]
+        return sum(_shut(ours) | _shut(theirs) for ours, theirs in pairs)
 
     def close(self) -> None:
         """Close all connections."""
@@ -146,6 +145,15 @@ class Proxy:
             return False
         self.cuts_left -= 1
         return True
+
+
+def _shut(end: socket.socket) -> bool:
+    """End a connection; false if it has ended."""
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return False
+    return True
 
 
 def _ip(*arguments: str) -> str:
