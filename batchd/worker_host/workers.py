@@ -10,6 +10,9 @@ The workers are those of a daemon (``daemon.workers.local``), and so are the rul
 restarts and stuck workers (``core.fleet``). The difference: a worker's further orders wait here, so
 an order that is withdrawn early is never begun.
 
+A stream of which no sample can be read here, for want of credentials for example, is refused with
+the reason after the answer.
+
 Invariant: each order of the present link gets one answer, or its worker is reported dead. Results
 of orders of former links are dropped.
 """
@@ -34,7 +37,7 @@ from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd.daemon.workers.interface import WorkerBook
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.orders import worker as orders
-from batchd.orders.link import ORDERS_MAX, HostFill, HostFilled, WorkerDown, WorkerUp
+from batchd.orders.link import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
 from batchd.orders.rows import Rows, are_runs, rows_of
 from batchd.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.worker_host.streams import OpenedStream
@@ -321,6 +324,9 @@ class HostWorkers:
         if fill.link == self._link:
             work: orders.Work = order.stream.as_daemon_counts(event.work)
             self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
+            if event.hopeless:
+                _log.error("stream cannot be filled here", stream=order.stream.name, reason=event.hopeless)
+                self._send(CannotOpen(fill.link, fill.stream, event.hopeless), ())
         self._begin_orders(event.worker)
 
     def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:

@@ -14,12 +14,16 @@ from golden.digests import FILE, digests
 from golden.streams import golden_streams
 from support.commands import batchd
 from support.expected import Expected
+from support.gs_server import MODIFIED
+from support.http_files import SECRET, FileServer, serving
 from support.images import jpeg, photo
 from support.kernel import is_alive
-from support.network import free_port
+from support.network import Proxy, free_port
 from support.pools import links, pool_keys, wait_gateways, wait_serving, worker_hosts
+from support.s3_server import CREDENTIALS
 from support.seen import see
 from support.settings import folder_stream
+from support.shards import photo_shards
 from support.waiting import wait_until
 
 REPEATED = {"in-order", "evaluate"}
@@ -219,6 +223,84 @@ def test_with_keys_a_worker_host_needs_one_of_its_role(start_daemon, start_host,
     start_host(daemon, "--key", str(pool))
     wait_serving(daemon, 1)
     assert [link["key"] for link in links(daemon)] == ["pool"]
+
+
+# --- object stores --------------------------------------------------------------------------------
+
+
+def credentials(store: FileServer, owner: str) -> dict[str, str]:
+    """Return the environment in which a program of ``owner`` reads s3:// from a server."""
+    keys = {"AWS_ACCESS_KEY_ID": f"key-of-{owner}", "AWS_SECRET_ACCESS_KEY": f"secret-of-{owner}"}
+    return {**CREDENTIALS, **keys, "AWS_ENDPOINT_URL": store.url}
+
+
+@pytest.fixture
+def store():
+    """Start a server that speaks S3 as far as reading goes; it admits the keys of both sides."""
+    with serving() as server:
+        server.headers["Last-Modified"] = MODIFIED
+        server.admitted = {"key-of-the-daemon", "key-of-the-host"}
+        yield server
+
+
+@pytest.fixture
+def shards(start_daemon, photos, tmp_path, store, web):
+    """Start a daemon with the same shards thrice: as files, read here only, over S3 and HTTP."""
+    source = photo_shards(photos, tmp_path / "shards")
+    for file in (tmp_path / "shards").iterdir():
+        store.files[f"bucket/shards/{file.name}"] = web.files[f"shards/{file.name}"] = file.read_bytes()
+    roots = {"s3": "s3://bucket/shards", "http": f"{web.url}/shards"}
+    streams = {name: folder_stream(photos, source={**source, "root": root}) for name, root in roots.items()}
+    streams["files"] = folder_stream(photos, source=source, decode_at="here")
+    return start_daemon(streams, environment=credentials(store, "the-daemon"), **pool_keys(), chunk_rows=2)
+
+
+def test_worker_hosts_read_object_stores_with_credentials_of_their_own(shards, start_host, store):
+    """The rows are those of the files, and nothing of the daemon's credentials is sent."""
+    sent = bytearray()
+    with Proxy(int(shards.status()["pool"]["address"].rpartition(":")[2])) as proxy:
+        proxy.alter = lambda data: sent.extend(data) or data
+        address, environment = f"tcp://127.0.0.1:{proxy.port}", credentials(store, "the-host")
+        start_host(shards, address=address, environment=environment, workers=1)
+        wait_serving(shards, 1, "s3", "http")
+        with batchd_client.connect(shards.address) as connection:
+            for name in ("s3", "http"):
+                filled = links(shards)[0]["samples"]
+                reads, expected = (connection.stream(one, epochs=6) for one in (name, "files"))
+                for _ in range(6):
+                    assert see(reads) == see(expected)
+                assert links(shards)[0]["samples"] > filled
+                assert connection.bad(name).total == 0
+
+    assert store.signers == {"key-of-the-daemon", "key-of-the-host"}
+    assert b"s3://bucket/shards" in sent
+    assert b"-of-the-daemon" not in sent
+
+
+def test_a_worker_host_that_an_object_store_rejects_refuses_that_stream_by_name(shards, start_host, store):
+    """Local workers fill every batch of the stream; the worker host goes on with the others."""
+    store.admitted = {"key-of-the-daemon"}
+    host = start_host(shards, environment=credentials(store, "the-host"), workers=1)
+    with batchd_client.connect(shards.address) as connection:
+        reads, expected = (connection.stream(one) for one in ("s3", "files"))
+
+        def is_refused() -> bool:
+            assert see(reads) == see(expected)
+            return any(link["refused"] for link in links(shards))
+
+        wait_until(is_refused, "the host refuses the stream")
+        wait_serving(shards, 1, "http")
+        for _ in range(6):
+            assert see(reads) == see(expected)
+        assert connection.bad("s3").total == 0
+
+    (link,) = links(shards)
+    assert link["streams"] == ["http"]
+    (reason,) = link["refused"]
+    assert reason.startswith("s3: none of 32 samples could stand in for s3://bucket/shards/train-")
+    assert reason.endswith("it may not be read (403)")
+    assert reason.removeprefix("s3: ") in host.log
+    assert SECRET not in shards.log + host.log
 
 
 # --- several gateways -----------------------------------------------------------------------------

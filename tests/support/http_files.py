@@ -6,6 +6,8 @@ server.files["a.tar"] = b"..."          its files
 server.faults["a.tar"] = [Status(500)]  faults of the next requests for it, in order
 server.asked                            the requests, in order
 server.connections                      the number of connections
+server.signers                          the names of the keys that signed requests, as S3 has them
+server.admitted = {"a-key"}             the keys that may read; None for everyone
 """
 
 import threading
@@ -68,6 +70,8 @@ class FileServer:
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.asked: list[Asked] = []
         self.connections = 0
+        self.signers: set[str] = set()
+        self.admitted: set[str] | None = None
         self.headers: dict[str, str] = {}
         """Headers of each answer."""
         self.delay_s = 0.0
@@ -159,9 +163,13 @@ class _Handler(BaseHTTPRequestHandler):
         files.asked.append(Asked(self.command, name, span))
         files.dawdle()
         fault, content = files.next_fault(name), files.find(name)
+        signer = self.headers.get("Authorization", "").partition("Credential=")[2].partition("/")[0]
+        files.signers.add(signer)
         if fault == Stall():
             files.stall()
             self.close_connection = True
+        elif files.admitted is not None and signer not in files.admitted:
+            self._send(403, {}, SECRET.encode())
         elif isinstance(fault, Status) or content is None:
             self._send(fault.code if isinstance(fault, Status) else 404, {}, SECRET.encode())
         else:

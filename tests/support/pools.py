@@ -27,9 +27,11 @@ def worker_hosts(folder: Path) -> Iterator[StartHost]:
             workers: int = 2,
             address: str | None = None,
             through: Sequence[str] = (),
+            environment: dict[str, str] | None = None,
         ) -> WorkerHostProcess:
             where = address or daemon.status()["pool"]["address"]
-            host = WorkerHostProcess(folder, where, "--workers", str(workers), *options, through=through)
+            how: dict[str, Any] = {"through": through, "environment": environment}
+            host = WorkerHostProcess(folder, where, "--workers", str(workers), *options, **how)
             stack.callback(host.close)
             return host
 
