@@ -1,11 +1,13 @@
 """A daemon, its gateway and worker hosts as real processes: the same positions, the same bytes."""
 
 import json
+import re
 import shutil
 import signal
 import socket
 from itertools import count
 
+import numpy as np
 import pytest
 
 import batchd_client
@@ -22,7 +24,7 @@ from support.network import Proxy, free_port
 from support.pools import links, pool_keys, wait_gateways, wait_serving, worker_hosts
 from support.s3_server import CREDENTIALS
 from support.seen import see
-from support.settings import folder_stream
+from support.settings import PIPELINE, SIDE_PIXELS, folder_stream
 from support.shards import photo_shards
 from support.waiting import wait_until
 
@@ -223,6 +225,71 @@ def test_with_keys_a_worker_host_needs_one_of_its_role(start_daemon, start_host,
     start_host(daemon, "--key", str(pool))
     wait_serving(daemon, 1)
     assert [link["key"] for link in links(daemon)] == ["pool"]
+
+
+# --- audits ---------------------------------------------------------------------------------------
+
+ONE_OTHER_PIXEL = """
+import os
+def fn(sample, rng):
+    image = sample["image"].copy()
+    image[0, 0, 0] ^= os.path.exists(os.environ.get("SPOILT", ""))
+    return {"image": image}
+"""
+
+
+def test_an_audit_finds_a_worker_host_that_makes_one_other_pixel_after_its_proof(
+    start_daemon, start_host, photos, tmp_path
+):
+    """An audit compares rows that a local worker makes, so the host's own rows meanwhile count.
+
+    Only these have the other pixel: all batches before the fault are right, and all that are made
+    after the link has ended.
+    """
+    (tmp_path / "mine.py").write_text(ONE_OTHER_PIXEL)
+    stream = folder_stream(photos, pipeline=[*PIPELINE, {"op": "call", "function": "mine:fn"}])
+    streams = {"photos": stream, "here": {**stream, "decode_at": "here"}}
+    daemon = start_daemon(streams, python_path=[str(tmp_path)], **pool_keys(), chunk_rows=2, pool_audit=1.0)
+    host = start_host(daemon, workers=1, environment={"SPOILT": str(tmp_path / "spoilt")})
+    wait_serving(daemon, 1)
+    with batchd_client.connect(daemon.address) as connection:
+        reads, right = (connection.stream(name) for name in streams)
+        enough = links(daemon)[0]["samples"] + 40
+
+        def has_filled_enough() -> bool:
+            assert see(reads) == see(right)
+            return links(daemon)[0]["samples"] > enough
+
+        wait_until(has_filled_enough, "it fills rows, and audits find them right")
+
+        (tmp_path / "spoilt").touch()
+
+        def is_sent_away() -> bool:
+            assert other_values(reads, right) <= {1}
+            return not links(daemon)
+
+        wait_until(is_sent_away, "the link has ended")
+        assert other_values(reads, right) <= {1}  # it may have been ready before
+        for _ in range(6):
+            assert see(reads) == see(right)
+
+    (reason,) = daemon.status()["pool"]["sent_away"]
+    difference = re.compile(r"field 'image': (\d+) of ([\d,]+) values differ, by 1 at most, in row [0-7] first")
+    other, values = (int(text.replace(",", "")) for text in difference.search(reason).groups())
+    assert values == other * SIDE_PIXELS * SIDE_PIXELS * 3
+    assert "it makes other pixels than this host" in reason
+    assert host.wait() != 0
+    assert difference.search(reason)[0] in host.log
+
+
+def other_values(reads, right) -> set[int]:
+    """Read an epoch of two streams; return how many values of a row differ, where any do."""
+    found = set()
+    for one, other in zip(reads, right, strict=True):
+        with one, other:
+            assert np.array_equal(one["index"], other["index"])
+            found |= set(np.count_nonzero(one["image"] != other["image"], axis=(1, 2, 3)).tolist())
+    return found - {0}
 
 
 # --- object stores --------------------------------------------------------------------------------
