@@ -265,6 +265,7 @@ class ChunkProved(Event):
     """The rows of a ``ProveChunk`` were compared: equal, if ``difference`` is empty.
 
     ``bad_rows``: rows that could not be filled there. ``is_hopeless``: none of the stream can be.
+    ``last_bad``: one of their samples, and why it is bad there.
     """
 
     worker: int
@@ -272,6 +273,7 @@ class ChunkProved(Event):
     difference: str
     bad_rows: int = 0
     is_hopeless: bool = False
+    last_bad: str = ""
 
 
 @record

@@ -71,6 +71,8 @@ class Link:
     """Orders since the last comparison."""
     doubts: deque[int] = field(default_factory=lambda: deque(maxlen=DISAGREEMENTS_MAX))
     """How many samples it had filled at each of the last disagreements."""
+    last_bad: str = ""
+    """The last sample that it reported as bad, and why."""
 
     @property
     def may_fill(self) -> set[int]:
@@ -202,7 +204,9 @@ class Links:
         link.doubts.extend([link.samples] * min(rows, DISAGREEMENTS_MAX))
         if len(link.doubts) == DISAGREEMENTS_MAX and link.samples - link.doubts[0] <= DISAGREEMENT_ROWS:
             bad = f"it reported {link.disagreements} samples as bad that are good on the daemon's host"
-            self.close(link, f"{bad}, so its files may be others", actions)
+            self.close(
+                link, f"{bad}, the last as {link.last_bad}: are its files the same, and may it read them?", actions
+            )
 
     def close(self, link: Link, reason: str, actions: list[Action]) -> None:
         """End a link; its workers are reported gone when no row of it will be written."""

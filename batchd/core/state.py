@@ -332,6 +332,8 @@ class DaemonState:
         if stream.sample_s:
             slowness = min(SLOWNESS_MAX, event.work.busy_us / 1e6 / len(order.rows) / stream.sample_s)
             worker.slowness += (slowness - worker.slowness) * SMOOTHING
+        for _sample, path, reason in event.bad[-1:]:
+            link.last_bad = f"{path}: {reason}"
         if event.hopeless:
             self.links.lost(link, order.stream)
         else:
@@ -452,6 +454,7 @@ class DaemonState:
         if event.is_hopeless:
             self.links.lost(link, order.stream)
         elif event.bad_rows:  # other rows stand in for them
+            link.last_bad = event.last_bad
             self.links.disagreed(link.number, event.bad_rows, actions)
         else:
             self.links.compared(link, order.stream, len(order.rows), event.difference, actions)

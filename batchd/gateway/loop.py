@@ -361,7 +361,9 @@ class Gateway:
         else:
             assert order.reference is not None, "an order fills or proves"
             found = difference(order.layout, order.rows, order.reference, rows)
-            self._end(link, order, told.RemoteProved(*key, found, len(message.bad), bool(message.hopeless)))
+            last_bad = "".join(f"{path}: {reason}" for _sample, path, reason in message.bad[-1:])
+            last_bad = printable(last_bad, REASON_CHARACTERS_MAX)
+            self._end(link, order, told.RemoteProved(*key, found, len(message.bad), bool(message.hopeless), last_bad))
 
     def _end(self, link: Link, order: RemoteOrder, message: Message) -> None:
         self._orders.end(order)

@@ -192,7 +192,7 @@ class RemoteProved(Message):
     """A ``RemoteProve`` is over. ``difference`` is empty, or says what differs, for people.
 
     ``bad_rows``: rows that the worker host could not fill. ``is_hopeless``: it cannot fill any row
-    of the stream.
+    of the stream. ``last_bad``: the last of these rows' samples, and why it is bad there.
     """
 
     link: int
@@ -201,6 +201,7 @@ class RemoteProved(Message):
     difference: str
     bad_rows: int
     is_hopeless: bool
+    last_bad: str = ""
 
 
 @message(91)

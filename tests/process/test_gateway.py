@@ -496,17 +496,19 @@ def test_equal_rows_are_proved_and_nothing_is_written(gateway, host, slot) -> No
 
 
 def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gateway, host, slot) -> None:
-    """The differences are one pixel, and a sample that the worker host cannot read."""
+    """The differences are one pixel, and samples that the worker host cannot read."""
     page = random_rows(16)
     slot.put(page)
     gateway.prove(host, 9, 3, 5)
     gateway.hear(ReferenceTaken)
     rows = frames_of(page, 3, 5)
     rows[0] = bytes([rows[0][0] ^ 2]) + rows[0][1:]
-    host.answer(9, *rows, bad=[(7, "cat/7.jpg", "permission denied")])
+    host.answer(9, *rows, bad=[(6, "cat/6.jpg", "cut"), (7, "cat/7.jpg", "permission\ndenied")])
 
     text = "field 'image': 1 of 1,800,000 values differ, by 2 at most, in row 3 first"
-    assert gateway.hear(RemoteProved) == RemoteProved(host.link, 0, 9, text, 1, is_hopeless=False)
+    last_bad = "cat/7.jpg: permission?denied"
+    expected = RemoteProved(host.link, 0, 9, text, 2, is_hopeless=False, last_bad=last_bad)
+    assert gateway.hear(RemoteProved) == expected
 
 
 def test_a_proof_beyond_the_orders_of_a_worker_is_sent_when_one_has_ended(gateway, host, slot) -> None:

@@ -277,7 +277,7 @@ def test_an_audit_finds_a_worker_host_that_makes_one_other_pixel_after_its_proof
     difference = re.compile(r"field 'image': (\d+) of ([\d,]+) values differ, by 1 at most, in row [0-7] first")
     other, values = (int(text.replace(",", "")) for text in difference.search(reason).groups())
     assert values == other * SIDE_PIXELS * SIDE_PIXELS * 3
-    assert "it makes other pixels than this host" in reason
+    assert "it makes other pixels than the daemon's host" in reason
     assert host.wait() != 0
     assert difference.search(reason)[0] in host.log
 
@@ -318,6 +318,7 @@ def shards(start_daemon, photos, tmp_path, store, web):
         store.files[f"bucket/shards/{file.name}"] = web.files[f"shards/{file.name}"] = file.read_bytes()
     roots = {"s3": "s3://bucket/shards", "http": f"{web.url}/shards"}
     streams = {name: folder_stream(photos, source={**source, "root": root}) for name, root in roots.items()}
+    streams["masked"] = {**streams["s3"], "on_error": "mask"}
     streams["files"] = folder_stream(photos, source=source, decode_at="here")
     return start_daemon(streams, environment=credentials(store, "the-daemon"), **pool_keys(), chunk_rows=2)
 
@@ -368,6 +369,27 @@ def test_a_worker_host_that_an_object_store_rejects_refuses_that_stream_by_name(
     assert reason.endswith("it may not be read (403)")
     assert reason.removeprefix("s3: ") in host.log
     assert SECRET not in shards.log + host.log
+
+
+def test_a_worker_host_that_an_object_store_rejects_masks_no_sample(shards, start_host, store):
+    """Without substitutes each of its samples is bad there, so it is sent away with the reason."""
+    store.admitted = {"key-of-the-daemon"}
+    host = start_host(shards, environment=credentials(store, "the-host"), workers=1)
+    wait_until(lambda: links(shards), "the worker host is connected")
+    with batchd_client.connect(shards.address) as connection:
+        reads = connection.stream("masked")
+
+        def is_sent_away() -> bool:
+            for batch in reads:
+                with batch:
+                    assert batch["valid"].all()
+            return not links(shards)
+
+        wait_until(is_sent_away, "the link has ended")
+    (reason,) = shards.status()["pool"]["sent_away"]
+    assert "that are good on the daemon's host, the last as s3://bucket/shards/train-" in reason
+    assert "it may not be read (403): are its files the same, and may it read them?" in reason
+    assert host.wait() != 0
 
 
 # --- several gateways -----------------------------------------------------------------------------

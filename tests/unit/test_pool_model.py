@@ -316,6 +316,7 @@ def test_a_worker_host_that_finds_good_samples_bad_is_sent_away() -> None:
             break
         world.pull(1)
     assert "reported 3 samples as bad" in closed[0].reason
+    assert ".jpg: is no image" in closed[0].reason
     assert world.state.links.by_number[link].disagreements == DISAGREEMENTS_MAX
 
 
@@ -339,6 +340,16 @@ def test_one_file_that_could_not_be_read_for_a_comparison_sends_no_host_away(fir
     assert world.state.links.by_number[link].disagreements == 1
     prove(world, link)
     assert world.state.links.by_number[link].serves == {1}
+
+
+def test_a_host_that_can_read_no_row_of_a_comparison_is_sent_away_with_a_sample_and_its_reason(first_proof) -> None:
+    """Streams with masks have no substitutes, so their samples are never hopeless."""
+    world, _link, remote = first_proof
+    (closed,) = pick(EndLink, world.compare(remote, "all values differ", bad_rows=8))
+    assert closed.reason == (
+        "it reported 8 samples as bad that are good on the daemon's host, the last as 7.jpg: is no image: "
+        "are its files the same, and may it read them?"
+    )
 
 
 def test_a_host_that_can_read_no_file_of_a_stream_is_asked_no_more(first_proof) -> None:

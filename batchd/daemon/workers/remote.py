@@ -421,12 +421,16 @@ def _event(number: int, message: Message) -> Event:
     """The event of a message about an order."""
     match message:
         case wire.RemoteFilled():
-            bad = [(sample, path, reason) for sample, path, reason in message.bad]
+            bad = [
+                (sample, printable(path, PATH_CHARACTERS_MAX), printable(reason, PATH_CHARACTERS_MAX))
+                for sample, path, reason in message.bad
+            ]
             return ev.ChunkDone(number, (message.order,), _plausible(Work(*message.work)), bad, message.hopeless)
         case wire.ReferenceTaken():
             return ev.ReferenceCopied(number, message.order)
         case wire.RemoteProved():
-            return ev.ChunkProved(number, message.order, message.difference, message.bad_rows, message.is_hopeless)
+            proved = message.difference, message.bad_rows, message.is_hopeless, message.last_bad
+            return ev.ChunkProved(number, message.order, *proved)
         case wire.RemoteWithdrawn():
             return ev.OrderWithdrawn(number, message.order)
         case wire.RemoteSettled():
