@@ -59,6 +59,18 @@ class Delivery:
         """True if there are trainers, and none of them will read a sample twice any more."""
         return bool(self.subscriptions) and all(map(_is_in_last_epoch, self.subscriptions.values()))
 
+    @property
+    def has_time_to_spare(self) -> bool:
+        """True if each trainer has a batch to read next, and no claim but its last one lacks rows.
+
+        Then no trainer will wait for a batch that takes longer.
+        """
+        return all(
+            one.granted + one.ready_claims > one.consumed and len(one.claims) - one.ready_claims <= 1
+            for one in self._active()
+            if not one.is_spectator
+        )
+
     # --- what trainers do -------------------------------------------------------------------------
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:

@@ -229,18 +229,33 @@ class Loop:
             known = self.state.streams
             ending = {number for number, stream in known.items() if stream.delivery.is_in_last_epoch}
             useful = {id(stream.cache) for number, stream in self.streams.items() if number not in ending}
-            begun = {id(stream.cache) for number, stream in self.streams.items() if number in self._delivering}
-            points = {id(cache) for cache in caches if cache.spec.kind == "points"}
-            # a trainer waits for its first batch, so the files of that one are walked later
-            useful -= points - begun
+            useful -= {id(cache) for cache in caches if cache.spec.kind == "points" and not self._seeks_points(cache)}
             rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
             # to find out takes a descriptor: without one, the last limits stay
             with suppress(OSError):
                 available = available_bytes() - max(0, rings_bytes - self.memory.total_bytes)
                 allow_caches([cache for cache in caches if id(cache) in useful], available)
             for cache in caches:
-                if id(cache) in points - useful:
+                if cache.spec.kind == "points" and id(cache) not in useful:
                     cache.allow(0)
+
+    def _seeks_points(self, cache: CacheMemory | CacheOnDisk) -> bool:
+        """True if workers may walk files now for a cache of access points.
+
+        A trainer waits for its first batch, so the files of that one are walked later. Points that
+        are found in a last epoch are for the next run: they need a disk, and workers that would
+        have nothing else to do.
+        """
+        known = self.state.streams
+        begun = [
+            stream.delivery
+            for number, stream in known.items()
+            if number in self._delivering and self.streams[number].cache is cache
+        ]
+        if any(one.subscriptions and not one.is_in_last_epoch for one in begun):
+            return True
+        is_kept = bool(begun) and isinstance(cache, CacheOnDisk)
+        return is_kept and all(stream.delivery.has_time_to_spare for stream in known.values())
 
     def _keep_reports(self, event: Reported) -> None:
         """Keep what a trainer reports of its batches, if the subscription is its own."""
@@ -389,6 +404,8 @@ class Loop:
             self._share_slot(self.remote, worker, action.slot)
             self.remote.fill(action, stream.spec.bucket_of(action.position))
             return
+        if isinstance(stream.cache, CacheOnDisk) and stream.cache.spec.kind == "points":
+            stream.cache.may_grow(is_open=self._seeks_points(stream.cache))
         if self._book.enter_stream(worker, action.stream):
             self.workers.send(worker, stream.message, *stream.descriptors)
             for first in range(0, len(stream.quarantined), orders.QUARANTINED_AT_ONCE):

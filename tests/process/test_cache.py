@@ -475,3 +475,25 @@ def test_no_points_are_sought_for_a_last_epoch(start_daemon, photos):
             with connection.stream("photos", epochs=epochs) as stream:
                 next(iter(stream)).release()
                 wait_until(lambda is_closed=is_closed: (allowed() < 1 << 20) is is_closed, "the daemon has set it")
+
+
+def test_files_of_a_last_epoch_are_walked_in_time_that_no_trainer_waits_for(start_daemon, photos, disk):
+    """On disk the points are for the next run, so none is sought until the windows are full."""
+    if not jpeg_box.IS_BUILT:
+        pytest.skip("needs the extension that decodes crops")
+    keys = {"cache": "points", "cache_dir": str(disk), "batch_size": 2}
+    daemon = start_daemon({"photos": folder_stream(photos, **keys)})
+    window, steps = 4, PHOTOS // keys["batch_size"]
+
+    def held_after(decoded_batches):
+        wait_until(lambda: daemon.stream_status()["decoded_batches"] == decoded_batches, "all ahead are ready")
+        return daemon.stream_status()["cache"]["held_samples"]
+
+    with batchd_client.connect(daemon.address) as connection, connection.stream("photos", epochs=1) as stream:
+        batches = iter(stream)
+        assert held_after(window) == 0
+        for number in range(1, steps - window + 1):
+            next(batches).release()
+            assert held_after(window + number) == number * keys["batch_size"]
+    assert read(daemon, epochs=2) == [Expected(daemon.config).epoch(number) for number in range(2)]
+    assert daemon.stream_status()["cache"]["held_samples"] == PHOTOS

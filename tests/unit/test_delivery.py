@@ -59,6 +59,28 @@ def test_samples_are_read_again_while_one_trainer_is_in_another_epoch(ends, epoc
     assert world.state.streams[1].delivery.is_in_last_epoch is is_last
 
 
+def test_workers_have_time_while_only_the_last_batch_of_each_window_lacks_rows():
+    """No trainer then waits for what workers do beside their orders."""
+    world = world_of(window=3)
+    delivery = world.state.streams[1].delivery
+
+    def filled() -> bool:
+        world.fill(1)
+        return delivery.has_time_to_spare
+
+    world.subscribe()
+    assert not delivery.has_time_to_spare
+    assert [filled() for _ in range(3)] == [False, True, True]
+    world.pull(1, consume=1, release=0, waiting=False)
+    assert delivery.has_time_to_spare
+    world.subscribe(session=2, step=2)
+    assert not delivery.has_time_to_spare
+    world.fill_all()
+    assert delivery.has_time_to_spare
+    world.pull(1, consume=3)
+    assert not delivery.has_time_to_spare
+
+
 def test_a_complete_batch_is_committed_and_handed_out():
     """The slot is marked complete before any trainer is notified."""
     world = world_of()

@@ -74,7 +74,11 @@ class CacheOnDisk(SharedCache):
     def resize(self, budget_bytes: int) -> None:
         """Set another budget. Samples beyond it stay."""
         self.spec = self.spec._replace(budget_bytes=budget_bytes)
-        self._header.allow(budget_bytes)
+        self.may_grow(is_open=True)
+
+    def may_grow(self, *, is_open: bool) -> None:
+        """Let workers keep samples from now on, up to the budget, or no more."""
+        self._header.allow(self.spec.budget_bytes if is_open else 0)
 
     def tell_troubles(self) -> None:
         """Log new errors of the file that workers have noted, each kind once per minute."""
@@ -109,7 +113,7 @@ class CacheOnDisk(SharedCache):
         self._own(os.open(f"/proc/self/fd/{lock}", os.O_RDWR | os.O_CLOEXEC))
         entries, used_bytes = _entries(self.descriptors[-1], self.spec.samples)
         self._header.write(entries, used_bytes, key_seed(bytes.fromhex(self.spec.key)))
-        self._header.allow(self.spec.budget_bytes)
+        self.may_grow(is_open=True)
         _log.info(
             "cache on disk opened",
             file=str(self.path),
