@@ -22,6 +22,7 @@ from batchd.worker.stopwatch import Stopwatch
 from support.http_files import FileServer, IgnoreRange, Status
 from support.images import encode, jpeg, jpeg_of, photo, progressive_jpeg
 from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
+from support.shards import write_shard
 from support.source_files import nothing
 
 pytestmark = where_it_is_built
@@ -134,6 +135,28 @@ def test_objects_of_a_bucket_are_read_in_parts(make, bucket):
     for number in (1, 2):
         made, read_bytes = by_parts(number)
         assert read_bytes < 0.5 * all_bytes
+        assert same(made, whole(number)[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["", ", fields = { image = 'image', label = 'int64' }, names = { label = 'cls' }"],
+    ids=["image and label", "fields"],
+)
+def test_members_of_shards_are_read_in_parts(make, server, tmp_path, fields):
+    """Only the crop's rows of a member are requested, and no other bytes of its shard."""
+    members = [one for name, data in files().items() for one in ((name, data), (f"{name[:-3]}cls", b"7"))]
+    shard = write_shard(tmp_path / "a.tar", members).read_bytes()
+    server.files = {"a.tar": shard}
+    source = f"{{ type = 'webdataset', root = '{server.url}', shards = ['a.tar']{fields} }}"
+    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    assert same(by_parts(0)[0], whole(0)[0])
+    for number in range(1, 4):
+        asked(server)
+        made, read_bytes = by_parts(number)
+        sizes = [size for _name, size in asked(server)]
+        assert None not in sizes
+        assert max(read_bytes, sum(sizes)) < 0.6 * len(shard)
         assert same(made, whole(number)[0])
 
 

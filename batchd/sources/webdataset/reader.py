@@ -117,6 +117,10 @@ class MembersReader:
         self._path_bytes = source.path_bytes
         self._parts = source.parts
         self._wanted = source.wanted
+        slots = [part.slot for part in source.parts]
+        images = [part.slot for part in source.parts if part.column.name == "image" and part.coding == "image"]
+        self._image = next((slot for slot in images if slots.count(slot) == 1), None)
+        """The slot of the member that is the field ``image``, and no other one."""
         self._defaults = {
             column.name: default_value(column, source.defaults[column.name])
             for column in source.columns
@@ -139,7 +143,17 @@ class MembersReader:
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
-        found = self._found(sample)
+        return self._read(sample, self._found(sample))
+
+    def reads_parts(self) -> bool:
+        """See ``interface.ReadsParts``: a part of a local member saves nothing."""
+        return self._image is not None and self._bytes.reads_ahead
+
+    def read_part(self, sample: int, first: int, end: int) -> Mapping[str, Value]:
+        """See ``interface.ReadsParts``."""
+        return self._read(sample, self._found(sample, (first, end)))
+
+    def _read(self, sample: int, found: list[_Found | None]) -> Mapping[str, Value]:
         return {**self._values(found, self._contents(found), self._parts), **self.known(sample)}
 
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
@@ -191,7 +205,11 @@ class MembersReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request the members of all these samples from servers at once."""
-        found = (one for sample in samples for one in self._found(sample))
+        self.prefetch_with(samples, {})
+
+    def prefetch_with(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]]) -> None:
+        """See ``interface.ReadsParts``."""
+        found = (one for sample in samples for one in self._found(sample, parts.get(sample)))
         self._bytes.prefetch(one.extent for one in found if one is not None)
 
     def known(self, sample: int) -> Mapping[str, Value]:
@@ -211,15 +229,19 @@ class MembersReader:
         """See ``interface.NamesFiles``."""
         return self._files[bisect_right(self._firsts, self._index.checked(sample)) - 1]
 
-    def _found(self, sample: int) -> list[_Found | None]:
-        """The wanted members of a sample; None for an absent one."""
+    def _found(self, sample: int, part: tuple[int, int] | None = None) -> list[_Found | None]:
+        """The wanted members of a sample; None for an absent one. ``part``: bytes of its image."""
         file, start = self.file(sample), int(self._starts[sample])
-        return [
+        found = [
             None if number == MISSING else _Found(endings[number], Extent(file, start + blocks * BLOCKSIZE, size))
             for endings, number, (blocks, size) in zip(
                 self._wanted, self._endings[sample].tolist(), self._extents[sample].tolist(), strict=True
             )
         ]
+        if part is not None and self._image is not None and (image := found[self._image]) is not None:
+            extent = Extent(file, image.extent.start + part[0], part[1] - part[0])
+            found[self._image] = image._replace(extent=extent)
+        return found
 
     def _content(self, found: _Found | None, *, is_last: bool) -> memoryview | None:
         """The bytes of a member. All but the last are copied: the next read reuses the buffer."""
