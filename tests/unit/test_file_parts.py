@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack, closing
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from batchd.worker.stopwatch import Stopwatch
 from support.http_files import FileServer, IgnoreRange, Status
 from support.images import encode, jpeg, jpeg_of, photo, progressive_jpeg
 from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
+from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.source_files import nothing
+from support.tfrecords import example, write_records
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
@@ -138,17 +141,53 @@ def test_objects_of_a_bucket_are_read_in_parts(make, bucket):
         assert same(made, whole(number)[0])
 
 
-@pytest.mark.parametrize(
-    "fields",
-    ["", ", fields = { image = 'image', label = 'int64' }, names = { label = 'cls' }"],
-    ids=["image and label", "fields"],
-)
-def test_members_of_shards_are_read_in_parts(make, server, tmp_path, fields):
-    """Only the crop's rows of a member are requested, and no other bytes of its shard."""
-    members = [one for name, data in files().items() for one in ((name, data), (f"{name[:-3]}cls", b"7"))]
-    shard = write_shard(tmp_path / "a.tar", members).read_bytes()
-    server.files = {"a.tar": shard}
-    source = f"{{ type = 'webdataset', root = '{server.url}', shards = ['a.tar']{fields} }}"
+def members(file: Path) -> None:
+    write_shard(file, [one for name, data in files().items() for one in ((name, data), (f"{name[:-3]}cls", b"7"))])
+
+
+def rows(file: Path) -> None:
+    write_parquet(file, {"image": list(files().values()), "label": [7, 7, 7]}, compression="none", use_dictionary=False)
+
+
+def examples(file: Path) -> None:
+    write_records(file, [example(image=data, label=[7]) for data in files().values()])
+
+
+FIELDS = "fields = { image = 'image', label = 'int64' }"
+IN_PARTS = {
+    "members": (members, "type = 'webdataset'"),
+    "members with fields": (members, f"type = 'webdataset', {FIELDS}, names = {{ label = 'cls' }}"),
+    "rows": (rows, f"type = 'parquet', {FIELDS}"),
+}
+SHARDS = {**IN_PARTS, "examples": (examples, f"type = 'tfrecord', {FIELDS}")}
+"""How a shard of three images is written, and the options of a source that reads it."""
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+def test_images_in_shards_are_walked_once(make, tmp_path, kind, monkeypatch):
+    """Later epochs decode by the points of the first one, to the same pixels as without."""
+    walked, decoded = [], []
+    walk, decode = _jpeg.access_points, _jpeg.decode
+    monkeypatch.setattr(_jpeg, "access_points", lambda *given: walked.append(1) or walk(*given))
+    monkeypatch.setattr(_jpeg, "decode", lambda *given: decoded.append(given[6] is not None) or decode(*given))
+    write, options = SHARDS[kind]
+    write(tmp_path / "shard")
+    source = f"{{ root = '{tmp_path}', shards = ['shard'], {options} }}"
+    by_points, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    for number in range(3):
+        decoded.clear()
+        made = by_points(number)[0]
+        assert (len(walked), decoded) == (3, [True] * 3)
+        assert same(made, whole(number)[0])
+
+
+@pytest.mark.parametrize("kind", IN_PARTS)
+def test_images_in_shards_are_read_in_parts(make, server, tmp_path, kind):
+    """Only the crop's rows of a member or a value are requested, and no other bytes of its file."""
+    write, options = IN_PARTS[kind]
+    write(tmp_path / "shard")
+    server.files = {"shard": (tmp_path / "shard").read_bytes()}
+    source = f"{{ root = '{server.url}', shards = ['shard'], {options} }}"
     by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
     assert same(by_parts(0)[0], whole(0)[0])
     for number in range(1, 4):
@@ -156,7 +195,22 @@ def test_members_of_shards_are_read_in_parts(make, server, tmp_path, fields):
         made, read_bytes = by_parts(number)
         sizes = [size for _name, size in asked(server)]
         assert None not in sizes
-        assert max(read_bytes, sum(sizes)) < 0.6 * len(shard)
+        assert max(read_bytes, sum(sizes)) < 0.6 * len(server.files["shard"])
+        assert same(made, whole(number)[0])
+
+
+def test_an_image_in_a_compressed_row_group_is_read_with_it(make, server, tmp_path):
+    """The images of another file of the same source are read in parts."""
+    for name, images, compression in (("a", ["0.jpg"], "snappy"), ("b", ["1.jpg", "2.jpg"], "none")):
+        columns = {"image": [files()[one] for one in images], "label": [7] * len(images)}
+        write_parquet(tmp_path / name, columns, compression=compression, use_dictionary=False)
+    server.files = {name: (tmp_path / name).read_bytes() for name in "ab"}
+    source = f"{{ root = '{server.url}', shards = ['a', 'b'], type = 'parquet', {FIELDS} }}"
+    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    whole_bytes = by_parts(0)[1]
+    for number in range(1, 3):
+        made, read_bytes = by_parts(number)
+        assert len(files()["0.jpg"]) < read_bytes < 0.8 * whole_bytes
         assert same(made, whole(number)[0])
 
 

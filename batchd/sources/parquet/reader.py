@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import BufferedReader
 from itertools import groupby
-from typing import BinaryIO, NamedTuple
+from types import MappingProxyType
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +47,9 @@ FILES_MAX = 64
 KEPT_BYTES_MIN = 1 << 10
 """The least that a row group counts in the cache, also a damaged one, whose reason is kept."""
 OBJECT_NAME = "its file"
+Parts: TypeAlias = Mapping[int, tuple[int, int]]
+"""The part of the image of some samples: its first byte, and the one behind its last."""
+NO_PARTS: Parts = MappingProxyType({})
 
 
 class ValuePlace(NamedTuple):
@@ -193,11 +197,24 @@ class ParquetReader:
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
+        return self._read(sample, NO_PARTS)
+
+    def reads_parts(self) -> bool:
+        """See ``interface.ReadsParts``: of images that are stored plain."""
+        return self._remote.reads_ahead and "extents.image" in self._index.arrays
+
+    def read_part(self, sample: int, first: int, end: int) -> Mapping[str, Value]:
+        """See ``interface.ReadsParts``."""
+        if self._extent("image", self._index.place(sample), sample) is None:
+            raise SampleUnreadable("image is read with its row group")
+        return self._read(sample, {sample: (first, end)})
+
+    def _read(self, sample: int, parts: Parts) -> Mapping[str, Value]:
         place = self._index.place(sample)
         values = dict(self.known(sample))
         for number, column in enumerate(self._columns):
             if column.name not in values:
-                values[column.name] = self._value(sample, place, number)
+                values[column.name] = self._value(sample, place, number, parts)
         return values
 
     def reads_rows(self) -> bool:
@@ -217,6 +234,10 @@ class ParquetReader:
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request at once all that these samples need: values, and row groups that are not kept."""
+        self.prefetch_with(samples, NO_PARTS)
+
+    def prefetch_with(self, samples: Sequence[int], parts: Parts) -> None:
+        """See ``interface.ReadsParts``."""
         if not self._remote.reads_ahead:
             for name, reader in self._bytes.items():
                 found = (self._extent(name, self._index.place(sample), sample) for sample in samples)
@@ -228,7 +249,7 @@ class ParquetReader:
                 continue
             for sample in samples:
                 place = self._index.place(sample)
-                extent = self._extent(column.name, place, sample)
+                extent = self._extent(column.name, place, sample, parts)
                 if extent is None:
                     groups.append((place, number, self._titles[number]))
                 elif 0 < (extent.size or 0) <= self._max_bytes:
@@ -266,9 +287,9 @@ class ParquetReader:
         for one in self._bytes.values():
             one.close()
 
-    def _value(self, sample: int, place: ValuePlace, number: int) -> Value:
+    def _value(self, sample: int, place: ValuePlace, number: int, parts: Parts) -> Value:
         column = self._columns[number]
-        extent = self._extent(column.name, place, sample)
+        extent = self._extent(column.name, place, sample, parts)
         try:
             if extent is not None:
                 path, start, size = extent
@@ -279,12 +300,17 @@ class ParquetReader:
         except SampleUnreadable as error:
             raise SampleUnreadable(f"{error} (row group {place.group}, row {place.row} of it)") from None
 
-    def _extent(self, name: str, place: ValuePlace, sample: int) -> Extent | None:
-        """The extent of a value that is stored plain; None to decode its row group."""
+    def _extent(self, name: str, place: ValuePlace, sample: int, parts: Parts = NO_PARTS) -> Extent | None:
+        """The extent of a value that is stored plain; None to decode its row group.
+
+        Of the image of a sample in ``parts``, that of its part.
+        """
         extents = self._index.arrays.get(f"extents.{name}")
         if extents is None or extents[sample, 0] == row_groups.NOWHERE:
             return None
-        return Extent(self._index.file(place.file), *extents[sample].tolist())
+        file, (start, size) = self._index.file(place.file), extents[sample].tolist()
+        first, end = parts.get(sample, (0, size)) if name == "image" else (0, size)
+        return Extent(file, start + first, end - first)
 
     def _from_arrow(self, column: Column, values: pa.ChunkedArray, row: int, sample: int) -> Value:
         value = values[row]
