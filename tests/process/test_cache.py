@@ -14,8 +14,11 @@ from support.expected import Expected
 from support.images import encode, jpeg, jpeg_with_exif, photo, progressive_jpeg, write_photos
 from support.kernel import descriptors_of
 from support.mounts import small_file_system
+from support.parquet_files import photo_rows
 from support.seen import see
 from support.settings import folder_stream, write_settings
+from support.shards import photo_shards
+from support.tfrecords import photo_records
 from support.waiting import wait_until
 
 PHOTOS = 40
@@ -326,6 +329,16 @@ def test_unused_cache_files_are_reported_and_not_removed(start_daemon, own_photo
     assert finding.advice.endswith(f"rm {old}")
 
 
+def read_until_all_are_walked(daemon, stream, samples):
+    """Return the first three epochs of a trainer that goes on until the cache has all points."""
+    with batchd_client.connect(daemon.address) as connection, connection.stream(stream) as batches:
+        first = [see(batches) for _ in range(3)]
+        wait_until(
+            lambda: see(batches) and daemon.stream_status(stream)["cache"]["held_samples"] == samples, "all are walked"
+        )
+    return first
+
+
 def test_access_points_are_kept_by_default_and_change_no_byte(start_daemon, tmp_path):
     """Access points speed up crops of JPEGs: found once, kept in memory, shared between streams."""
     if not jpeg_box.IS_BUILT:
@@ -341,7 +354,7 @@ def test_access_points_are_kept_by_default_and_change_no_byte(start_daemon, tmp_
 
     for name in streams:
         expected = Expected(daemon.config, name)
-        assert read(daemon, name, epochs=3) == [expected.epoch(number) for number in range(3)]
+        assert read_until_all_are_walked(daemon, name, 24) == [expected.epoch(number) for number in range(3)]
 
     statistics = [stream["cache"] for stream in daemon.status()["streams"]]
     assert [(one["kind"], one["held_samples"], one["streams"]) for one in statistics] == [("points", 24, 2)] * 2
@@ -349,6 +362,23 @@ def test_access_points_are_kept_by_default_and_change_no_byte(start_daemon, tmp_
     changed = folder / "a03.jpg"
     changed.write_bytes(jpeg(photo(200, 300, seed=77)))
     assert read(daemon, "one", epochs=2) == [Expected(daemon.config, "one").epoch(number) for number in range(2)]
+
+
+def test_access_points_of_images_in_shards_change_no_byte(start_daemon, tmp_path):
+    """Members of archives, records and rows have the same batches as without a cache."""
+    if not jpeg_box.IS_BUILT:
+        pytest.skip("needs the extension that decodes crops")
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    write_photos(photos, {"cat": 6, "dog": 6}, height=200, width=300)
+    writers = {"webdataset": photo_shards, "tfrecord": photo_records, "parquet": photo_rows}
+    sources = {kind: write(photos, tmp_path / kind) for kind, write in writers.items()}
+    streams = {kind: {**folder_stream(photos), "source": source} for kind, source in sources.items()}
+    daemon = start_daemon(streams | {f"{kind}-off": {**one, "cache": "off"} for kind, one in streams.items()})
+
+    for kind in streams:
+        assert read_until_all_are_walked(daemon, kind, 12) == read(daemon, f"{kind}-off", epochs=3)
+        assert daemon.stream_status(kind)["cache"]["kind"] == "points"
 
 
 PIXELS = {"cache": "pixels", "max_bad_fraction": 1.0}

@@ -3,28 +3,8 @@
 import batchd_client
 from support.seen import see
 from support.settings import folder_stream
-from support.tfrecords import example, write_records
+from support.tfrecords import photo_records
 from support.waiting import wait_until
-
-
-def records_of(photos, folder, count=3):
-    """Write the photographs as records, in the order of a folder source."""
-    classes = sorted(path.name for path in photos.iterdir())
-    files = [path for name in classes for path in sorted((photos / name).glob("*.jpg"))]
-    records = [
-        example(image__encoded=path.read_bytes(), image__class__label=[classes.index(path.parent.name)])
-        for path in files
-    ]
-    for number in range(count):
-        part = records[number * len(files) // count : (number + 1) * len(files) // count]
-        write_records(folder / f"train-{number:05}-of-{count:05}", part)
-    return {
-        "type": "tfrecord",
-        "root": str(folder),
-        "shards": [f"train-{{00000..{count - 1:05}}}-of-{count:05}"],
-        "fields": {"image": "image", "label": "int64"},
-        "names": {"image": "image/encoded", "label": "image/class/label"},
-    }
 
 
 def test_records_give_the_batches_that_the_same_files_give_until_one_is_damaged(start_daemon, photos, tmp_path):
@@ -33,8 +13,8 @@ def test_records_give_the_batches_that_the_same_files_give_until_one_is_damaged(
     The reason of a bad sample names the file, the record and its byte.
     """
     files = folder_stream(photos)
-    damaged = {"source": records_of(photos, tmp_path / "one", count=1), "max_bad_fraction": 1.0, "shuffle": False}
-    records = {**files, "source": records_of(photos, tmp_path)}
+    damaged = {"source": photo_records(photos, tmp_path / "one", count=1), "max_bad_fraction": 1.0, "shuffle": False}
+    records = {**files, "source": photo_records(photos, tmp_path)}
     daemon = start_daemon({"files": files, "records": records, "damaged": {**files, **damaged}})
     file = tmp_path / "one" / "train-00000-of-00001"
     with batchd_client.connect(daemon.address) as connection:
