@@ -2,10 +2,11 @@
 
 Images/s delivered by the daemon, divided by images/s of the same pipeline in bare processes.
 
-Both sides: two processes that decode, random_resized_crop 224, batch 256, uint8. The bare ones
-write into private memory that they use again, and deliver nothing. The daemon's trainer touches
-every page of every batch. The sides take turns, each when the other is idle; a round's first
-batches, which were ready before it began, are not counted.
+Both sides: two processes that decode, random_resized_crop 224, batch 256, uint8, without a cache:
+access points would spare the daemon's workers what the bare ones decode. The bare ones write into
+private memory that they use again, and deliver nothing. The daemon's trainer touches every page of
+every batch. The sides take turns, each when the other is idle; a round's first batches, which were
+ready before it began, are not counted.
 """
 
 import statistics
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from harness import CROP, Bench, Figure, Player, endless, family_cpu_s, orders, served, spread
+from harness import CROP, Bench, Figure, Player, endless, family_cpu_s, orders, served, spread, wait_for_rest
 
 import batchd_client
 from batchd.config.load import load_config
@@ -35,11 +36,10 @@ PAGE_BYTES = 4096
 
 def run(bench: Bench) -> None:
     """Compare, and print how the rounds went."""
-    config = bench.config(pipeline=CROP, workers=WORKERS)
+    config = bench.config(pipeline=CROP, workers=WORKERS, cache='"off"')
     delivered, bare = [], []
     with (
         served(config) as address,
-        batchd_client.connect(address) as daemon,
         Player(_trainer, address) as trainer,
         Player(_bare, config, 0) as one,
         Player(_bare, config, 1) as two,
@@ -47,7 +47,6 @@ def run(bench: Bench) -> None:
         trainer.ask(1)
         for _ in range(bench.rounds):
             delivered.append(bench.measure("delivered", lambda: trainer.ask(BATCHES)))
-            _wait_until_idle(daemon)
             bare.append(bench.measure("bare", lambda: _both(one, two)))
     ratios = [mine.rate / theirs.rate for mine, theirs in zip(delivered, bare, strict=True)]
     for name, turns in (("delivered", delivered), ("bare", bare)):
@@ -71,14 +70,11 @@ def _both(one: Player, two: Player) -> Turn:
     return Turn(sum(turn.rate for turn in turns), statistics.mean(turn.cpu_s for turn in turns))
 
 
-def _wait_until_idle(daemon: batchd_client.Daemon) -> None:
-    """The window is filled after the trainer stops; the other side must not pay for that."""
-    while any(worker["orders"] for worker in daemon.status()["workers"]):
-        time.sleep(0.02)
-
-
 def _trainer(pipe: Connection, address: str) -> None:
-    """A turn of the ordered number of batches, after those that were ready before."""
+    """A turn of the ordered number of batches, after those that were ready before.
+
+    Afterwards the window is filled; the other side must not pay for that.
+    """
     with batchd_client.connect(address) as daemon:
         pid = daemon.status()["daemon"]["pid"]
         stream = daemon.stream("photos")
@@ -89,7 +85,9 @@ def _trainer(pipe: Connection, address: str) -> None:
             begun_s, cpu_s = time.perf_counter(), family_cpu_s(pid) + time.process_time()
             images = sum(_touch(next(batches)) for _ in range(count))
             taken_s = time.perf_counter() - begun_s
-            pipe.send(Turn(images / taken_s, 1000 * (family_cpu_s(pid) + time.process_time() - cpu_s) / images))
+            used_s = family_cpu_s(pid) + time.process_time() - cpu_s
+            wait_for_rest(pid)
+            pipe.send(Turn(images / taken_s, 1000 * used_s / images))
 
 
 def _touch(batch: batchd_client.Batch) -> int:

@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 PHOTOS = 512
 CROP = '[{ op = "decode" }, { op = "random_resized_crop", size = [224, 224] }, { op = "random_flip" }]'
+REST_S, BUSY = 0.2, 0.05
+"""A daemon rests when it and its workers take less than this part of a core for so long."""
 RESIZE = '[{ op = "decode" }, { op = "resize", size = [224, 224] }]'
 
 
@@ -126,6 +129,15 @@ def served(config: Path) -> Iterator[str]:
     """A daemon of its own for a configuration."""
     with batchd.serve(config) as address:
         yield address
+
+
+def wait_for_rest(daemon: int) -> None:
+    """Wait until the workers of ``daemon`` (a pid) have prepared the batches after those taken."""
+    busy_s = 1.0
+    while busy_s > BUSY * REST_S:
+        before_s = family_cpu_s(daemon)
+        time.sleep(REST_S)
+        busy_s = family_cpu_s(daemon) - before_s
 
 
 class Player:

@@ -18,14 +18,12 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 
 import numpy as np
-from harness import CROP, Bench, Figure, Player, endless, family_cpu_s, orders, served, spread
+from harness import CROP, Bench, Figure, Player, endless, family_cpu_s, orders, served, spread, wait_for_rest
 
 import batchd_client
 
 WORKERS = 2
 SECONDS = 3.0
-REST_S, BUSY = 0.2, 0.05
-"""A turn ends when its daemon and workers take less than this part of a core for so long."""
 TOKENS, PIXELS = 2_048, 28
 LARGE = 256
 SWEEP_MEMORY = "1GiB"
@@ -129,7 +127,7 @@ def _trainer(pipe: Connection, address: str) -> None:
                     samples += batch.samples
             taken_s = time.perf_counter() - begun_s
             used = {part: 1e6 * (now - before[part]) / count for part, now in _cpu(pid, workers).items()}
-            _wait_for_rest(pid)
+            wait_for_rest(pid)
             pipe.send(
                 {
                     "batches": count / taken_s,
@@ -139,15 +137,6 @@ def _trainer(pipe: Connection, address: str) -> None:
                     **used,
                 }
             )
-
-
-def _wait_for_rest(daemon: int) -> None:
-    """Wait until the workers have prepared the batches after those that were taken."""
-    busy_s = 1.0
-    while busy_s > BUSY * REST_S:
-        before_s = family_cpu_s(daemon)
-        time.sleep(REST_S)
-        busy_s = family_cpu_s(daemon) - before_s
 
 
 def _cpu(daemon: int, workers: list[int]) -> dict[str, float]:
