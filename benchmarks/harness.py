@@ -12,7 +12,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -82,6 +82,17 @@ class Bench:
         self._is_reported = True
         self.figures.append(figure)
         print(figure.line, flush=True)
+
+    def compare(
+        self, figure: str, rounds: Sequence[Mapping[str, float]], ours: str, peers: Sequence[str], target: float
+    ) -> None:
+        """Report ``ours`` ÷ the fastest of ``peers`` by rounds, or name a peer that is missing."""
+        if missing := [peer for peer in peers if peer not in rounds[0]]:
+            print(f"{figure}: not measured, as not installed here: {', '.join(missing)}", flush=True)
+            return
+        ratios = [one[ours] / max(one[peer] for peer in peers) for one in rounds]
+        print(f"{figure}: {spread(ratios)}")
+        self.report(Figure(figure, statistics.median(ratios), ">=", target))
 
     def config(self, *, workers: int = 2, **stream: Any) -> Path:
         """Write a configuration with one stream, ``photos``.

@@ -203,6 +203,18 @@ def test_a_machine_that_is_never_quiet_gives_figures_that_say_so(peers, monkeypa
     assert [one.line for one in bench.figures] == [marked, marked, "BENCH rate 3.00 >= 2 ok", "BENCH rate 3.00 >= 2 ok"]
 
 
+def test_a_figure_beside_a_peer_that_is_not_installed_is_named(peers, capsys, tmp_path):
+    """A ratio is of one round and of the fastest peer in it; without a peer there is no figure."""
+    bench = peers.harness.Bench(tmp_path, tmp_path, rounds=2)
+    rates = [{"ours": 6.0, "this": 2.0, "that": 4.0}, {"ours": 3.0, "this": 1.0, "that": 0.5}]
+
+    bench.compare("rows", rates, "ours", ("this", "that"), 2)
+    bench.compare("rows-to-third", rates, "ours", ("this", "third"), 2)
+
+    assert [figure.line for figure in bench.figures] == ["BENCH rows 2.25 >= 2 ok"]
+    assert "rows-to-third: not measured, as not installed here: third" in capsys.readouterr().out
+
+
 def test_what_a_child_computes_is_ours_and_what_others_do_is_not(peers):
     """For a tree without processes, all CPU time of the machine is that of other programs."""
     burn = "import time\nwhile time.process_time() < 0.3: pass"
