@@ -5,8 +5,8 @@
 A descendant that ended without being waited for counts as another program; so does the kernel's own
 work. The kernel counts in hundredths of a second, so a window of some seconds is needed.
 
-``quiet`` repeats a measurement beside other programs; all benchmarks measure with it, the sides of
-``make bench-peers`` too.
+``quiet`` repeats a measurement beside other programs. The sides of ``make bench-peers`` and ``make
+bench-pool-peers`` are measured with it, and all of ``make bench`` but what README.md names.
 """
 
 import os

@@ -68,6 +68,10 @@ class Bench:
     """Windows of the next figures that were kept beside other programs."""
     _is_reported: bool = False
 
+    def begin(self) -> None:
+        """Begin a part, whose figures count no window of the parts before it."""
+        self._kept = 0
+
     def measure(self, name: str, measure: Callable[[], T]) -> T:
         """Measure, and again while programs other than this one's descendants use the CPUs."""
         if self._is_reported:

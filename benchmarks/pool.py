@@ -17,6 +17,7 @@ are those of one.
 
 import mmap
 import os
+import shutil
 import signal
 import statistics
 import time
@@ -36,7 +37,7 @@ import pool_simulation
 import sleeping_hosts
 import zmq
 from harness import Bench, Figure, Player, children, cpu_s, endless, family_cpu_s, orders, spread
-from pool_daemon import run_daemon, run_host, wait_until
+from pool_daemon import Daemon, run_daemon, run_host, wait_until
 from pool_simulation import CASES, STEADY, simulate
 from scaling_daemon import DECISIONS
 
@@ -77,6 +78,7 @@ GATEWAYS = int(os.environ.get("GATEWAYS", "1"))
 def run(bench: Bench) -> None:
     """Everything, each part with daemons of its own."""
     for part in (_into_the_slot, _decoding, _deaths, _registration, _links, _simulated):
+        bench.begin()
         part(bench)
         print(f"  (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs)", flush=True)
 
@@ -396,22 +398,30 @@ def _registration(bench: Bench) -> None:
         daemon = stack.enter_context(run_daemon(bench.scratch / "registration", stream))
         trainer = stack.enter_context(Player(_reader, daemon.address))
         trainer.tell("go")
-        for number in range(bench.rounds):
-            folder = bench.scratch / f"indexes-{number}"
+        for _ in range(bench.rounds):
             for name in ("sent", "cached"):
-                began_s = time.monotonic()
-                with run_host(daemon, index_dir=folder):
-                    wait_until(lambda: bool(daemon.links), "worker host")
-                    registered_s = time.monotonic()
-                    wait_until(lambda: daemon.remote_samples > 0, "rows of the worker host")
-                    found[name].append(time.monotonic() - registered_s)
-                    starts_s.append(registered_s - began_s)
-                wait_until(lambda: not daemon.links, "end of the link")
+                start_s, rows_s = bench.measure(name, partial(_start, daemon, bench.scratch / "indexes", name))
+                starts_s.append(start_s)
+                found[name].append(rows_s)
         trainer.ask("stop")
     print(f"`batchd worker` to its registration: {spread(starts_s)} s")
     for name, target in (("cached", 1.0), ("sent", 3.0)):
         print(f"registration to the first rows, index of {SAMPLES} samples {name}: {spread(found[name])} s")
         bench.report(Figure(f"pool-first-rows-{name}-s", statistics.median(found[name]), "<=", target))
+
+
+def _start(daemon: Daemon, folder: Path, name: str) -> tuple[float, float]:
+    """Seconds from `batchd worker` to its registration, and from there to its first rows."""
+    if name == "sent":
+        shutil.rmtree(folder, ignore_errors=True)
+    began_s = time.monotonic()
+    with run_host(daemon, index_dir=folder):
+        wait_until(lambda: bool(daemon.links), "worker host")
+        registered_s = time.monotonic()
+        wait_until(lambda: daemon.remote_samples > 0, "rows of the worker host")
+        rows_s = time.monotonic() - registered_s
+    wait_until(lambda: not daemon.links, "end of the link")
+    return registered_s - began_s, rows_s
 
 
 # --- many links, and the simulation ---------------------------------------------------------------
@@ -437,15 +447,7 @@ def _links(bench: Bench) -> None:
             trainer.tell("go")
         daemon.wait_serving(LINKS)
         time.sleep(LINK_SETTLE_S)
-        before, images = DECISIONS.unpack(file.read_bytes()), daemon.samples
-        began_s = time.monotonic()
-        (gateway,) = daemon.gateways
-        used_s = {"daemon": -cpu_s(daemon.pid), "gateway": -cpu_s(gateway)}
-        time.sleep(LINK_ROUND_S)
-        seconds = time.monotonic() - began_s
-        used_s = {"daemon": used_s["daemon"] + cpu_s(daemon.pid), "gateway": used_s["gateway"] + cpu_s(gateway)}
-        decided_s, given = (now - then for now, then in zip(DECISIONS.unpack(file.read_bytes()), before, strict=True))
-        images = daemon.samples - images
+        window = bench.measure("links", partial(_links_window, daemon, file))
         slots = daemon.status()["streams"][0]["slots_max"]
         for trainer in trainers:
             trainer.process.kill()
@@ -454,7 +456,7 @@ def _links(bench: Bench) -> None:
     )
     like = simulate(case)
     real, said = (
-        (given / seconds, images / seconds, 1e6 * decided_s / given),
+        (window["given"], window["images"], 1e6 * window["decided_s"] / window["given"]),
         (
             like.orders / case.measured_s,
             like.images_s,
@@ -464,10 +466,25 @@ def _links(bench: Bench) -> None:
     print(
         f"{LINKS} links: {real[0]:,.0f} orders/s, {real[1]:,.0f} images/s, {real[2]:.0f} us of decisions for an order; "
         f"simulated {said[0]:,.0f}, {said[1]:,.0f}, {said[2]:.0f}; "
-        f"daemon {100 * used_s['daemon'] / seconds:.0f} % of a core, gateway {100 * used_s['gateway'] / seconds:.0f} %"
+        f"daemon {100 * window['daemon_s']:.0f} % of a core, gateway {100 * window['gateway_s']:.0f} %"
     )
     bench.report(Figure("pool-links-orders-to-simulation", real[0] / said[0], ">=", 0.75))
     bench.report(Figure("pool-links-decisions-to-simulation", real[2] / said[2], "<=", 1.25))
+
+
+def _links_window(daemon: Daemon, decisions: Path) -> dict[str, float]:
+    """Orders, images, and CPU seconds of decisions, daemon and gateway, each in a second."""
+    (gateway,) = daemon.gateways
+
+    def counted_so_far() -> dict[str, float]:
+        decided_s, given = DECISIONS.unpack(decisions.read_bytes())
+        cpu = {"daemon_s": cpu_s(daemon.pid), "gateway_s": cpu_s(gateway)}
+        return {"decided_s": decided_s, "given": given, "images": daemon.samples, **cpu}
+
+    began_s, before = time.monotonic(), counted_so_far()
+    time.sleep(LINK_ROUND_S)
+    after, seconds = counted_so_far(), time.monotonic() - began_s
+    return {name: (after[name] - before[name]) / seconds for name in before}
 
 
 def _simulated(bench: Bench) -> None:

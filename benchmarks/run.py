@@ -63,6 +63,7 @@ def main() -> int:
     with benchmark(data, options.rounds) as bench:
         for name in [options.only] if options.only else BENCHMARKS:
             print(f"\n{name}: {(import_module(name).__doc__ or '').splitlines()[0]}", flush=True)
+            bench.begin()
             import_module(name).run(bench)
     print()
     for figure in bench.figures:
