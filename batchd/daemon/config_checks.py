@@ -228,15 +228,21 @@ def _to_share(streams: list[StreamConfig]) -> str:
     if first and all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys[1:]):
         common += f" in the same order, and the same first steps ({', '.join(step.op for step in first)})"
     kinds, budgets = {one.cache_kind for one in streams}, {(one.cache_dir, one.cache_bytes) for one in streams}
-    if kinds <= {"pixels", "decoded"} and len(kinds) == len(budgets) == 1:
-        return f'{common}: cache = "{kinds.pop()}" keeps each image once for all with the same first steps'
     decoded = {json.dumps(decoded_files(one.pipeline)) for one in streams}
+    if kinds == {"pixels"} and len(decoded) > 1:
+        return f"{common}: each has a cache of its own, as color, max_bytes or max_pixels of their decode steps differ"
+    if kinds == {"pixels"} and len(budgets) == 1:
+        return f"{common}: one cache of pixels keeps each image once for all of them"
+    if kinds == {"decoded"} and len(budgets) == 1:
+        return f'{common}: cache = "decoded" keeps each image once for all with the same first steps'
     if decoded == {"{}"} or len(decoded) > 1:
         return f"{common}: caches of them are shared, steps are not"
+    is_default = all(one.cache == "auto" for one in streams) and "encoded" not in kinds
+    how = "" if is_default else 'cache = "pixels" and '
     return (
-        f"{common}: each stream decodes them itself; with the same cache_memory in all of them each image is decoded "
-        f"once for all, as far as that is enough: from the second epoch on {PIXELS_GAIN}; batchd check --explain says "
-        "how much all images need"
+        f"{common}: each stream decodes them itself; with {how}the same "
+        f"cache_memory in all of them each image is decoded once for all, as far as that is enough: from the second epoch on "
+        f"{PIXELS_GAIN}; batchd check --explain says how much all images need"
     )
 
 

@@ -602,6 +602,7 @@ FIRST = '{ op = "decode" }, { op = "resize", size = [8, 8] }'
 PHOTOS = '{ type = "folder", path = "photos" }'
 PIXELS = 'cache_memory = "1MiB"'
 DECODED = 'cache = "decoded"\ncache_memory = "1MiB"'
+GRAY = 'pipeline = [{ op = "decode", color = "gray" }, { op = "pad", size = [8, 8] }]'
 OTHERS = '{ type = "npy", path = "x.npy" }'
 
 
@@ -618,26 +619,38 @@ OTHERS = '{ type = "npy", path = "x.npy" }'
         (
             PIXELS,
             f'{PIXELS}\npipeline = [{FIRST}, {{ op = "random_flip" }}]',
-            'the same samples in the same order, and the same first steps (decode, resize): cache = "pixels" keeps each',
+            "the same samples in the same order, and the same first steps (decode, resize): one cache of pixels keeps each",
         ),
-        (PIXELS, f'{PIXELS[:-5]}2MiB"\nseed = 2', "the same samples: each stream decodes them itself"),
+        (
+            PIXELS,
+            f"{PIXELS}\nseed = 2\n{GRAY}",
+            "the same samples: each has a cache of its own, as color, max_bytes or",
+        ),
+        (
+            PIXELS,
+            f'{PIXELS[:-5]}2MiB"\nseed = 2',
+            "the same samples: each stream decodes them itself; with the same cache_memory",
+        ),
+        (
+            'cache = "encoded"\ncache_memory = "1MiB"',
+            'cache = "encoded"\ncache_memory = "1MiB"\nseed = 2',
+            'the same samples: each stream decodes them itself; with cache = "pixels" and the same cache_memory in all of',
+        ),
         (
             "",
             f'pipeline = [{FIRST}, {{ op = "random_flip" }}]',
             "the same samples in the same order, and the same first steps (decode, resize): each stream decodes them itself",
         ),
-        (
-            "",
-            'pipeline = [{ op = "decode", color = "gray" }, { op = "pad", size = [8, 8] }]',
-            "the same samples: caches of them",
-        ),
+        ("", GRAY, "the same samples: caches of them"),
     ],
     ids=[
         "the same batches",
         "another order",
         "decoded",
         "pixels",
+        "other pixels",
         "another budget",
+        "encoded",
         "another last step",
         "another decode",
     ],
