@@ -98,9 +98,9 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
             click.echo(f"\nDecoded on, with worker hosts at {config.daemon.worker_address}:")
         for line in facts(places, width):
             click.echo(line)
-        unused = [(name, stream.why_no_cache) for name, stream in config.streams.items() if stream.why_no_cache]
+        unused = [(name, stream.unused_by_cache) for name, stream in config.streams.items() if stream.unused_by_cache]
         if unused:
-            click.echo("\nWithout the cache for which they have a budget:")
+            click.echo("\nKeys of a cache that 'auto' does not use:")
         for line in facts(unused, width):
             click.echo(line)
         common = common_samples(config)

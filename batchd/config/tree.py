@@ -527,15 +527,16 @@ class StreamConfig(_Branch):
     cache: CacheKind = "auto"
     """Part of a sample that is kept in memory after its first read, for all epochs. "auto": with no
     budget "points", if a crop follows "decode" directly; with cache_memory "pixels", if images are
-    decoded; with a budget and a source on a server "encoded"; else "off". "points": where in JPEGs
-    decoding can begin, so that crops of them take less time from the second epoch on; some 4 kB an
-    image, and half a decode more in the first epoch. "pixels": each image as decoded whole, 3 bytes
-    a pixel, so that each is decoded once, and points of those that have no room. "encoded": the
-    source's values, such as the bytes of an image file, so that slow storage is read once, and the
-    points of its JPEGs. "seekable": the same, and progressive JPEGs, which have no such points, are
-    kept as others, which takes as long as some four decodes, once. None of these changes a byte of
-    a batch. "decoded" does: it keeps the result of the steps before the first random one, as pixels
-    of 8 bits; `batchd check --explain` names these steps. Streams with the same source and the same
+    decoded; with a budget and a source on a server "encoded"; else "off". It refuses no key of a
+    cache; `batchd check` names those that it does not use. "points": where in JPEGs decoding can
+    begin, so that crops of them take less time from the second epoch on; some 4 kB an image, and
+    half a decode more in the first epoch. "pixels": each image as decoded whole, 3 bytes a pixel,
+    so that each is decoded once, and points of those that have no room. "encoded": the source's
+    values, such as the bytes of an image file, so that slow storage is read once, and the points of
+    its JPEGs. "seekable": the same, and progressive JPEGs, which have no such points, are kept as
+    others, which takes as long as some four decodes, once. None of these changes a byte of a batch.
+    "decoded" does: it keeps the result of the steps before the first random one, as pixels of 8
+    bits; `batchd check --explain` names these steps. Streams with the same source and the same
     cache_memory share one cache (of "decoded", if these steps are the same). Later changes on the
     storage take effect when the daemon is restarted, or a reload finds another source; with
     cache_dir, when the file of the cache is removed. Points are not used for a file that has
@@ -653,17 +654,17 @@ class StreamConfig(_Branch):
             checks.say(text, "balance")
 
     def _check_cache(self, checks: Checks) -> None:
-        """Refuse a cache for a live source or without a budget, and a budget without a cache."""
-        if self.cache_kind not in {"off", "decoded"} and self.cache_short_side is not None:
-            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache_kind}" images keep their size'
+        """Refuse a cache of a live source or without a budget; "auto" refuses nothing."""
+        if self.cache == "auto":  # see ``unused_by_cache``
+            return
+        if self.cache not in {"off", "decoded"} and self.cache_short_side is not None:
+            text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" images keep their size'
             checks.say(text, "cache_short_side")
-        is_idle = self.cache_kind == "off" and (self.source.is_live or self.cache_bytes is None)
-        if self.cache == "off" or is_idle:
+        if self.cache == "off":
+            kinds = '"points", "pixels", "encoded", "seekable" or "decoded"'
             for key in keys_marked(Mark.OF_CACHE, StreamConfig):
                 if getattr(self, key) is not None:
-                    checks.say(
-                        f'{key} counts only with a cache: cache = "pixels", "encoded", "seekable" or "decoded"', key
-                    )
+                    checks.say(f"{key} counts only with a cache: cache = {kinds}", key)
         elif self.source.is_live:
             text = (
                 f'samples of type "{self.source.type}" come once, so there is nothing to keep of them; leave cache out'
@@ -677,21 +678,35 @@ class StreamConfig(_Branch):
     def _check_budget(self, checks: Checks, needed: str, other: str, why_not: str) -> None:
         if getattr(self, other) is not None:
             checks.say(f"{why_not}, not {other}" if other == "cache_memory" else why_not, other)
-        if getattr(self, needed) is None and self.cache_kind not in {"off", "points"}:
+        if getattr(self, needed) is None and self.cache != "points":
             checks.say(f'cache = "{self.cache}" needs {needed}, the most that it may take, such as "8GiB"', "cache")
 
     @property
     def cache_kind(self) -> CacheKind:
         """The kind of the cache, where "auto" is decided."""
-        if self.cache != "auto":
-            return self.cache
+        return self._auto_cache()[0] if self.cache == "auto" else self.cache
+
+    @property
+    def cache_reason(self) -> str:
+        """Why "auto" is this kind of cache; "" if the configuration names the kind."""
+        return self._auto_cache()[1] if self.cache == "auto" else ""
+
+    def _auto_cache(self) -> tuple[CacheKind, str]:
+        """What ``cache = "auto"`` is, and why."""
         if self.source.is_live:
-            return "off"
-        if self.cache_bytes is not None and any(source.reads_urls for _key, source in sources_in(self.source)):
-            return "encoded"
-        if self.cache_bytes is not None and self.cache_dir is None and decoded_files(self.pipeline):
-            return "pixels"
-        return "points" if cropped_files(self.pipeline) and has_crop_decoder() else "off"
+            return "off", f'samples of type "{self.source.type}" come once, so there is nothing to keep of them'
+        has_budget = self.cache_bytes is not None
+        if has_budget and any(source.reads_urls for _key, source in sources_in(self.source)):
+            return "encoded", "the source is on a server, and there is a budget"
+        files = decoded_files(self.pipeline)
+        if has_budget and files and self.cache_dir is None:
+            return "pixels", "images are decoded from files, and there is cache_memory"
+        if not cropped_files(self.pipeline):
+            return "off", "no crop follows decode directly" if files else "no image is decoded from a file"
+        if not has_crop_decoder():
+            return "off", "the extension that decodes crops of JPEGs is not built"
+        more = "a disk is rarely faster than a decoder" if has_budget else "there is no budget for more"
+        return "points", f"a crop follows decode, and {more}"
 
     @property
     def has_checksums(self) -> bool:
@@ -699,13 +714,29 @@ class StreamConfig(_Branch):
         return self.verify or self.digest or self.journal is not None
 
     @property
-    def why_no_cache(self) -> str:
-        """Why a budget of a cache is not used; "" if it is, or if there is none."""
-        if self.cache_kind != "off" or self.cache_bytes is None:
+    def unused_by_cache(self) -> str:
+        """Keys without effect under cache = "auto", and which cache would use them; "" if none."""
+        given = [key for key in keys_marked(Mark.OF_CACHE, StreamConfig) if getattr(self, key) is not None]
+        if self.cache != "auto" or not given:
             return ""
-        if self.cache_dir is not None:
-            return 'cache = "auto" keeps nothing of files on this host in a folder; say which cache you want'
-        return 'no image is decoded from a file on this host; cache = "encoded" keeps what the source gives'
+        if self.source.is_live:
+            return f"{', '.join(given)}: {self.cache_reason}"
+        found, other = [], "cache_size" if self.cache_dir is None else "cache_memory"
+        if other in given:
+            is_file = self.cache_dir is not None
+            found.append(
+                f"{other}: {'the size of a file in cache_dir is cache_size' if is_file else 'there is no cache_dir'}"
+            )
+        if "cache_short_side" in given:
+            found.append('cache_short_side: it counts only with cache = "decoded"')
+        kept = [key for key in given if key not in {other, "cache_short_side"}]
+        wanted = 'cache = "encoded" keeps what the source gives'
+        wanted += ', and "pixels" images as decoded' if decoded_files(self.pipeline) else ""
+        if kept and self.cache_kind == "off":
+            found.append(f"{', '.join(kept)}: {self.cache_reason}, so nothing is kept; {wanted}")
+        elif self.cache_kind == "points" and "cache_size" in kept:
+            found.append(f"cache_size: only access points are kept, which need little: {self.cache_reason}; {wanted}")
+        return "; ".join(found)
 
     @property
     def cache_bytes(self) -> int | None:

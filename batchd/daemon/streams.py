@@ -226,8 +226,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         has_buckets=bool(ring.layout.buckets),
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
-    if config.why_no_cache:
-        _log.warning("budget of a cache not used", stream=name, reason=config.why_no_cache)
+    if config.unused_by_cache:
+        _log.warning("keys of a cache not used", stream=name, reason=config.unused_by_cache)
     message = ServeStream(
         stream=number,
         name=name,

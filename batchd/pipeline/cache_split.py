@@ -47,8 +47,8 @@ class PipelinePlan:
 
 
 def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
-    """Plan the steps of a stream. ``short_side``: of cached images, in pixels, or None."""
-    steps = steps_of(pipeline, short_side)
+    """Plan the steps of a stream. ``short_side``: of decoded images in a cache, in pixels."""
+    steps = steps_of(pipeline, short_side if cache == "decoded" else None)
     return PipelinePlan(
         steps,
         cut_of(steps) if cache == "decoded" else 0,

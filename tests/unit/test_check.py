@@ -680,7 +680,7 @@ def test_a_budget_that_is_not_used_is_named(check: Checker) -> None:
         main(["check", str(check.folder / "batchd.toml")])
     printed = check.capsys.readouterr().out
     assert (
-        "Without the cache for which they have a budget:\n  c  no image is decoded from a file on this host" in printed
+        "Keys of a cache that 'auto' does not use:\n  c  cache_memory: no image is decoded from a file, so" in printed
     )
 
 

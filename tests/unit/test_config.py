@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from batchd.config import synonyms
 from batchd.config.load import load_config
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
+from batchd.daemon.memory.cache_file import cache_problems
+from batchd.daemon.memory.rings import budgets_bytes
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
-from batchd.pipeline.cache_split import has_crop_decoder
+from batchd.pipeline.cache_split import has_crop_decoder, plan_pipeline
 from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
@@ -635,7 +637,7 @@ def test_a_cache_needs_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
 
     found = problems(tmp_path, WHOLE + 'cache = "off"\ncache_memory = "8GiB"\n')
     assert found["streams.photos.cache_memory"].message == (
-        'cache_memory counts only with a cache: cache = "pixels", "encoded", "seekable" or "decoded"'
+        'cache_memory counts only with a cache: cache = "points", "pixels", "encoded", "seekable" or "decoded"'
     )
 
     stream = load(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\n').streams["photos"]
@@ -686,8 +688,79 @@ batch_size = 8
 def test_the_cache_follows_from_the_budget_the_steps_and_the_place(
     tmp_path: Path, text: str, keys: str, kind: str
 ) -> None:
-    """``cache = "auto"`` refuses no budget, and keeps nothing if that gains nothing."""
+    """``cache = "auto"`` keeps nothing if that gains nothing."""
     assert load(tmp_path, f"{text}{keys}\n").streams["photos"].cache_kind == kind
+
+
+PUSHED = """
+[streams.photos]
+source = { type = "push", capacity = 8, fields = { x = "int64" } }
+batch_size = 8
+"""
+WANTED = 'cache = "encoded" keeps what the source gives, and "pixels" images as decoded'
+SLOW_DISK = "a crop follows decode, and a disk is rarely faster than a decoder"
+SHORT_SIDE = 'cache_short_side: it counts only with cache = "decoded"'
+ON_DISK = 'cache_dir = "/ssd"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "keys", "told"),
+    [
+        (WHOLE, 'cache_memory = "8GiB"', ""),
+        (WHOLE, ON_DISK, ""),
+        (
+            WHOLE,
+            f'{ON_DISK}cache_size = "8GiB"',
+            f"cache_size: only access points are kept, which need little: {SLOW_DISK}; {WANTED}",
+        ),
+        (
+            RESIZED,
+            f'{ON_DISK}cache_size = "8GiB"',
+            f"cache_dir, cache_size: no crop follows decode directly, so nothing is kept; {WANTED}",
+        ),
+        (
+            TOKENS,
+            'cache_memory = "8GiB"',
+            f"cache_memory: no image is decoded from a file, so nothing is kept; {WANTED.partition(', and')[0]}",
+        ),
+        (
+            WHOLE,
+            'cache_memory = "8GiB"\ncache_short_side = 9',
+            'cache_short_side: it counts only with cache = "decoded"',
+        ),
+        (RESIZED, 'cache_size = "8GiB"', "cache_size: there is no cache_dir"),
+        (
+            WHOLE,
+            f'{ON_DISK}cache_memory = "8GiB"\ncache_short_side = 9',
+            f"cache_memory: the size of a file in cache_dir is cache_size; {SHORT_SIDE}",
+        ),
+        (
+            PUSHED,
+            f'{ON_DISK}cache_memory = "8GiB"',
+            'cache_memory, cache_dir: samples of type "push" come once, so there is nothing to keep of them',
+        ),
+    ],
+)
+@pytest.mark.skipif(not has_crop_decoder(), reason="the extension is not built: apt install gcc libjpeg62-turbo-dev")
+def test_auto_refuses_no_key_and_names_those_without_effect(tmp_path: Path, text: str, keys: str, told: str) -> None:
+    """It says why, and which cache would use them; neither steps nor the planned memory change."""
+    with_keys = load(tmp_path, f"{text}{keys}\n")
+    stream = with_keys.streams["photos"]
+    plan = plan_pipeline(stream.pipeline, stream.cache_kind, stream.cache_short_side)
+
+    assert stream.unused_by_cache == told
+    assert (cache_problems(with_keys) == []) == (stream.cache_dir is None or stream.cache_kind == "off")
+    assert plan.steps == stream.pipeline
+    assert budgets_bytes(with_keys) == (8 << 30 if stream.cache_kind == "pixels" else 0)
+
+
+def test_a_budget_beside_a_folder_reserves_no_memory(tmp_path: Path) -> None:
+    """The cache is a file, whose size is another key."""
+    stored = TOKENS.replace("/data", "s3://bucket") + ON_DISK + 'cache_size = "8GiB"\n'
+
+    for memory in ("", 'cache_memory = "1GiB"\n'):
+        with_keys = load(tmp_path, stored + memory)
+        assert (with_keys.streams["photos"].cache_kind, budgets_bytes(with_keys)) == ("encoded", 0)
 
 
 def test_a_short_side_is_for_decoded_samples(tmp_path: Path) -> None:

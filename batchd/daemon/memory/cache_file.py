@@ -175,7 +175,7 @@ def cache_problems(config: Config) -> list[Problem]:
     sizes: dict[tuple[str, Path], tuple[str, int | None]] = {}
     for name, stream in config.streams.items():
         found.append((name, "cache", _misfit(stream)))
-        if stream.cache_dir is None:
+        if stream.cache_dir is None or stream.cache_kind == "off":
             continue
         found.append((name, "cache_dir", folder_problem(stream.cache_dir)))
         other, size = sizes.setdefault((identity(stream), stream.cache_dir), (name, stream.cache_size))

@@ -188,7 +188,7 @@ def budgets_bytes(config: Config) -> int:
         (identity(stream), stream.cache_memory): stream.cache_memory
         for stream in config.streams.values()
         # access points take the memory that is left
-        if stream.cache_memory is not None and stream.cache_kind not in {"off", "points"}
+        if stream.cache_memory is not None and stream.cache_dir is None and stream.cache_kind not in {"off", "points"}
     }
     return sum(budgets.values())
 
