@@ -37,6 +37,7 @@ from batchd_wire.wording import counted
     "--explain",
     is_flag=True,
     help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it; "
+    "the kind of its cache, what all samples need in it, and which part has room; "
     "of a shuffle of blocks, what it mixes; of buckets and packed rows, the filling and what ranks of a step wait for.",
 )
 @click.option(

@@ -6,11 +6,11 @@ printed instead of executed.
 Invariant: no decoder runs, and of the user's functions only those of a source.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from itertools import takewhile
-from math import prod
+from math import ceil, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +26,10 @@ from batchd.core.packs import Packs, packed_in
 from batchd.core.plan import Plan
 from batchd.daemon.grouping import grouping_of, unit_of
 from batchd.daemon.measuring import Pass
-from batchd.daemon.memory.rings import bucket_layout, slot_layout
+from batchd.daemon.memory.cache_memory import points_budget
+from batchd.daemon.memory.rings import MEBIBYTE, bucket_layout, slot_layout
 from batchd.daemon.stream_plan import StreamPlan, epoch_plan, planned_index
+from batchd.diagnosis.verdicts import CACHE_MARGIN
 from batchd.functions.load import expect
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.execute import Pipeline
@@ -40,6 +42,9 @@ from batchd.pipeline.shapes.options import LAST_STEPS
 from batchd.samples.access_points import has_points
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.sizes import round_bytes
+from batchd.samples.values import Value
+from batchd.sources.cache.memory import CacheForm
+from batchd.sources.cache.record import pack
 from batchd.sources.composed.options import MixSource
 from batchd.sources.interface import Reader, open_reader
 from batchd.sources.scan import scan_source
@@ -50,6 +55,8 @@ from batchd_wire.fields import place_fields
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
+KEEP_VALUES = {"encoded", "seekable"}
+"""Caches of what the source gives."""
 SAMPLES = 4
 EXPONENT_FROM = 10_000
 """From here on, four digits would be shown with an exponent."""
@@ -63,6 +70,9 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     if stream.source.is_live:
         yield f"{plan.name}: its samples are not there yet"
         return
+    if stream.cache == "auto":
+        chosen = "keeps nothing" if stream.cache_kind == "off" else f'is "{stream.cache_kind}"'
+        yield f'{plan.name}: cache = "auto" {chosen}: {stream.cache_reason}'
     steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
     grouping = grouping_of(plan, Pass(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None))
@@ -71,14 +81,20 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     is_planned = (
         isinstance(stream.shuffle, BlockShuffle) or isinstance(stream.source, MixSource) or stream.weights is not None
     )
-    if grouping is not None or decode is not None or is_planned:
+    keeps_values = stream.cache_kind in KEEP_VALUES
+    if grouping is not None or decode is not None or is_planned or keeps_values:
         index = planned_index(plan.name, stream, scan(grouping))
         epochs = epoch_plan(plan.name, stream, index)
         yield from _batches(plan, index, epochs)
-        if decode is not None:
+        if decode is not None or keeps_values:
             expect(plan.code.python_path, plan.code.digests)
-            yield from _decoding(plan, steps, decode, index, epochs, storage)
-            return
+            with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
+                if decode is not None:
+                    yield from _decoding(plan, steps, decode, index, epochs, reader)
+                    return
+                kept = list(_values_bytes(reader, _first_samples(epochs, index)))
+            if kept:
+                yield f"{plan.name}: {_need(plan, index, kept, stream.cache_bytes)}"
     if grouping is None:
         yield f"{plan.name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
 
@@ -105,7 +121,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
     decode: Decode,
     index: SourceIndex,
     epochs: Plan,
-    storage: Storage,
+    reader: Reader,
 ) -> Iterator[str]:
     """The first samples of epoch 0, and what caches would keep of all."""
     name, stream, whole, cut = plan.name, plan.config, plan.pipeline.steps, plan.pipeline.cut
@@ -116,25 +132,56 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
     pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
-    with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
-        looks = [_look(plan, reader, pipeline, decode, sample) for sample in samples]
+    looks = [_look(plan, reader, pipeline, decode, sample) for sample in samples]
     good = [one for one in looks if one.kept_bytes]
-    points_bytes = round(sum(one.points_bytes for one in good) * len(index) / max(1, len(good)))
-    kept_bytes = round(sum(one.kept_bytes for one in good) * len(index) / max(1, len(good)))
-    need = f"all {len(index):,} samples need some {round_bytes(kept_bytes)}"
-    if points_bytes:
+    points, kept = [one.points_bytes for one in good], [one.kept_bytes for one in good]
+    if any(points):
+        least = stream.cache_bytes or points_budget(len(index), stream.cache_dir)
+        budget = least if stream.cache_kind == "points" else None  # others leave room for them
         yield (
             f"{name}: access points are found in the first epoch, and from the second on crops begin to decode at the nearest "
-            f"one ({sum(one.points_bytes > 0 for one in good)} of these {len(good)} files); all {len(index):,} samples need "
-            f"some {round_bytes(points_bytes)} for them"
+            f"one ({sum(map(bool, points))} of these {len(good)} files); {_need(plan, index, points, budget)}"
         )
     if good and stream.cache == "auto" and stream.cache_bytes is None and not any(one.is_scaled for one in good):
+        need = _need(plan, index, kept, None)
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     yield from aligned([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)])
-    if good and stream.cache_kind in {"pixels", "decoded"}:
-        budget = "cache_memory" if stream.cache_dir is None else "cache_size"
-        yield f"{name}: {need}, if they are like these ({budget} =)"
+    if good and stream.cache_kind not in {"off", "points"}:
+        yield f"{name}: {_need(plan, index, kept, stream.cache_bytes)}"
+
+
+def _values_bytes(reader: Reader, samples: Sequence[int]) -> Iterator[int]:
+    """The bytes that a cache takes for what a source gives of the good ones of some samples."""
+    for sample in samples:
+        with suppress(SampleUnreadable):
+            yield _taken_bytes(reader.read(sample))
+
+
+def _taken_bytes(values: Mapping[str, Value]) -> int:
+    """The bytes of the record that a cache keeps of these values."""
+    record = pack(values)
+    return len(record.facts) + sum(memoryview(value).nbytes for value in record.values)
+
+
+def _need(plan: StreamPlan, index: SourceIndex, kept: Sequence[int], budget_bytes: int | None) -> str:
+    """What a cache of all samples takes, by the bytes ``kept`` of some; and which part has room."""
+    stream, start = plan.config, CacheForm(len(index), 0).records_start
+    all_bytes = ceil(CACHE_MARGIN * sum(kept) * len(index) / len(kept))
+    text = f"all {len(index):,} samples need some {round_bytes(start + all_bytes, ceil)}, if they are like these"
+    if budget_bytes is None:
+        return text
+    share = (budget_bytes - start) / all_bytes
+    if share >= 1:
+        return f"{text}; there is room for all of them"
+    text += f"; there is room for about {max(0.0, share):.0%} of them"
+    if stream.cache_kind == "points":
+        return text
+    others = "read" if stream.cache_kind in KEEP_VALUES else "decoded"
+    key = "cache_memory" if stream.cache_dir is None else "cache_size"
+    return (
+        f'{text}: the others are {others} in each epoch; {key} = "{-(-(start + all_bytes) // MEBIBYTE)}MiB" keeps all'
+    )
 
 
 def _first_samples(epochs: Plan, index: SourceIndex) -> list[int]:
@@ -278,7 +325,10 @@ def _drawn(name: str, epochs: Plan) -> str:
 
 
 class _Look(NamedTuple):
-    """One sample: its row of the table, and what caches would keep of it. 0 bytes: it is bad."""
+    """One sample: its row of the table, and what caches keep of it. 0 bytes: it is bad.
+
+    ``kept_bytes``: in the stream's cache, or in one of pixels if it keeps no samples.
+    """
 
     row: Sequence[str]
     points_bytes: int = 0
@@ -305,7 +355,9 @@ def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, 
     return _Look(
         (str(sample), reader.name(sample), stored, _decoded(image), _then(image)),
         len(points) if points is not None and has_points(points) else 0,
-        sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
+        _taken_bytes(values)
+        if plan.config.cache_kind in KEEP_VALUES
+        else sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
         image.decoding.factor not in kept,
     )
 

@@ -33,7 +33,13 @@ def explain(
     keys: str = "",
     shuffle: str = "shuffle = false\n",
 ) -> list[str]:
-    """Return the output after the table of streams, with single blanks."""
+    """Return the output after the table of streams, with single blanks, but not the kind of cache."""
+    return [
+        line for line in explain_all(folder, steps, source, keys, shuffle) if not line.startswith('s: cache = "auto"')
+    ]
+
+
+def explain_all(folder: Path, steps: str, source: str, keys: str, shuffle: str = "shuffle = false\n") -> list[str]:
     file = folder / "batchd.toml"
     file.write_text(
         f'[daemon]\nruntime_dir = "run"\n{STREAM.format(source=source, steps=steps, shuffle=shuffle)}{keys}'
@@ -150,7 +156,73 @@ def test_the_cut_for_a_cache_of_decoded_samples_is_shown(folder) -> None:
     assert [line.partition("JPEG ")[2] for line in lines[3:5]] == [
         "200 x 160 all at 1/2: 100 x 80 scaled to 100 x 80 (auto)"
     ] * 2
-    assert lines[-1] == "s: all 2 samples need some 46.9 KiB, if they are like these (cache_memory =)"
+    assert lines[-1] == "s: all 2 samples need some 57.3 KiB, if they are like these; there is room for all of them"
+
+
+FILES = '{ type = "folder", path = "photos" }'
+ONE_CROP = '{ op = "decode" }, { op = "random_resized_crop", size = [160, 160] }'
+OTHERS = "the others are decoded"
+ALL_PIXELS = "all 3 samples need some 414.1 KiB, if they are like these"
+BUILT = pytest.mark.skipif(
+    not jpeg_box.IS_BUILT, reason="the extension is not built: apt install gcc libjpeg62-turbo-dev"
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "keys", "first", "last"),
+    [
+        pytest.param(
+            ONE_CROP,
+            "",
+            'cache = "auto" is "points": a crop follows decode, and there is no budget for more',
+            "with cache_memory each image is decoded once, and batches stay the same; all 3 samples need some ",
+            marks=BUILT,
+        ),
+        (
+            ONE_CROP,
+            'cache_memory = "64KiB"\n',
+            'cache = "auto" is "pixels": images are decoded from files, and there is cache_memory',
+            f'{ALL_PIXELS}; there is room for about 14% of them: {OTHERS} in each epoch; cache_memory = "1MiB" keeps all',
+        ),
+        (
+            ONE_CROP,
+            'cache_memory = "1MiB"\n',
+            'cache = "auto" is "pixels": images are decoded from files, and there is cache_memory',
+            f"{ALL_PIXELS}; there is room for all of them",
+        ),
+        (
+            '{ op = "decode" }, { op = "resize", size = [64, 64] }',
+            "",
+            'cache = "auto" keeps nothing: no crop follows decode directly',
+            "with cache_memory each image is decoded once",
+        ),
+    ],
+    ids=["points", "a part of the pixels", "all pixels", "nothing"],
+)
+def test_the_choice_of_auto_comes_with_its_reason_and_the_part_that_has_room(
+    folder, steps: str, keys: str, first: str, last: str
+) -> None:
+    """It says what all samples take, what the budget keeps of them, and what more would give."""
+    put(folder, **{f"{name}_jpg": jpeg(photo(200, 220)) for name in "abc"})
+
+    lines = explain_all(folder, steps, FILES, keys)
+
+    assert lines[0] == f"s: {first}"
+    assert any(line.startswith(f"s: {last}") for line in lines[1:])
+
+
+def test_a_cache_of_source_values_says_which_part_has_room(folder) -> None:
+    """Nothing is decoded, and the size is that of the records of the first samples."""
+    np.save(folder / "x.npy", np.zeros((64, 4096), np.float32))
+    keys = 'cache = "encoded"\ncache_memory = "512KiB"\n'
+
+    lines = explain(folder, "", '{ type = "npy", path = "x.npy" }', keys)
+
+    assert lines[0].startswith(
+        "s: all 64 samples need some 1.1 MiB, if they are like these; there is room for about 47%"
+    )
+    assert lines[0].endswith('of them: the others are read in each epoch; cache_memory = "2MiB" keeps all')
+    assert lines[1:] == ["s: no image is decoded"]
 
 
 def test_a_pipeline_that_cannot_be_cut_is_refused(folder) -> None:
