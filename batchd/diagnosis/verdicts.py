@@ -56,6 +56,8 @@ MORE_HOSTS = "start more worker hosts (batchd worker)"
 HOSTS_NAMED_MAX = 3
 CACHE_MARGIN = 1.05
 """Factor on the bytes of the samples, for a cache's index and the ends of extents."""
+KEEP_PIXELS = {"pixels", "decoded"}
+"""Caches of decoded images."""
 FASTER_STORAGE = "faster storage or a local copy"
 
 
@@ -276,23 +278,32 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
 
 
 def _cache(stream: StreamReading) -> Iterator[str]:
-    """The effect of a cache on a stream that waits for its storage."""
+    """The effect of a cache on a stream that waits for its storage, or for decoding."""
     work, cache, samples = stream.work, stream.samples_cache, stream.now.samples
     read = work.samples - work.cache_hits
     if stream.now.live is not None or not samples or read <= 0 or not work.read_bytes:
         return
     need_bytes = ceil(CACHE_MARGIN * samples * work.read_bytes / read)
-    if cache is not None and cache.kind == "decoded":
-        need_bytes = ceil(CACHE_MARGIN * samples * cache.used_bytes / max(1, cache.held_samples))
     if cache is None:
         need = f"it needs some {round_bytes(need_bytes)} (cache_memory =, or on disk cache_size =)"
-        yield f'cache = "encoded" would read each sample once: {need}'
-    elif stream.cache_grows:
-        yield f"its cache fills: it has {cache.held_samples / samples:.0%} of the samples so far"
-    elif cache.held_samples < samples and cache.budget_bytes < need_bytes:
-        part = f"its cache is full, and has {cache.held_samples / samples:.0%} of the samples"
+        yield f'{_named_cache(stream)}, and cache = "encoded" would read each sample once: {need}'
+        return
+    share = cache.held_samples / samples
+    if cache.kind == "pixels":  # other records have access points alone
+        share = work.cache_hits / work.samples
+    if cache.kind in KEEP_PIXELS:
+        need_bytes = ceil(CACHE_MARGIN * cache.used_bytes / max(share, 1 / samples))
+    if stream.cache_grows:
+        yield f"{_named_cache(stream)} and fills: it has {share:.0%} of the samples so far"
+    elif share < 1 and cache.budget_bytes < need_bytes:
         budget = "cache_size" if cache.folder is not None else "cache_memory"
-        yield f"{part}: all of them need some {round_bytes(need_bytes)} ({budget} =)"
+        need = f"all of them need some {round_bytes(need_bytes)} ({budget} =)"
+        yield f"{_named_cache(stream)} and full, and has {share:.0%} of the samples: {need}"
+
+
+def _named_cache(stream: StreamReading) -> str:
+    """The kind of a stream's cache; ``cache = "auto"`` may have chosen it."""
+    return "it has no cache" if stream.now.cache is None else f'its cache is "{stream.now.cache.kind}"'
 
 
 def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
@@ -367,17 +378,20 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
 
 
 def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
-    """Memory for a cache of pixels, if decoding takes most of the time, or ""."""
-    now, work = stream.now, stream.work
-    if now.live is not None or not now.samples or not slowest_part.startswith("decode") or stream.samples_cache:
+    """The stream's cache, and memory for one of pixels, if decoding takes most of the time."""
+    now, work, cache = stream.now, stream.work, stream.samples_cache
+    if now.live is not None or not now.samples or not slowest_part.startswith("decode"):
         return ""
-    file_bytes = work.read_bytes / work.samples
-    need_bytes = ceil(CACHE_MARGIN * now.samples * file_bytes * PIXEL_BYTES_PER_FILE_BYTE)
+    if cache is not None and cache.kind in KEEP_PIXELS:
+        return f"; {next(_cache(stream), _named_cache(stream))}"
+    if not work.read_bytes:
+        return ""
+    read = max(1, work.samples - work.cache_hits) if cache is not None else work.samples
+    need_bytes = ceil(CACHE_MARGIN * now.samples * work.read_bytes / read * PIXEL_BYTES_PER_FILE_BYTE)
+    how = "cache_memory" if cache is None else 'cache = "pixels"'
     return (
-        f"; with cache_memory each image is decoded once, and batches keep their bytes: photographs need some "
-        f"{round_bytes(need_bytes)} (batchd check --explain looks at yours)"
-        if need_bytes
-        else ""
+        f"; {_named_cache(stream)}, and with {how} each image is decoded once, and batches keep their bytes: photographs "
+        f"need some {round_bytes(need_bytes)} (batchd check --explain looks at yours)"
     )
 
 
@@ -397,7 +411,7 @@ def _decoded_by_others(stream: StreamReading, reading: Reading) -> str:
             f"; {names} the same batches: one stream for all their trainers would save up to {saved:.0%} of this work"
         )
     decode_s = sum(spent_s for one in group for name, spent_s in one.work.parts if name.startswith("decode"))
-    if any(one.samples_cache and one.samples_cache.kind in {"pixels", "decoded"} for one in group) or not decode_s:
+    if any(one.samples_cache and one.samples_cache.kind in KEEP_PIXELS for one in group) or not decode_s:
         return ""
     names = ", ".join(one.name for one in others)
     return (

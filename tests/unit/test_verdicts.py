@@ -205,19 +205,24 @@ def test_a_wait_for_storage_comes_with_the_size_of_a_cache_against_it() -> None:
     found = verdict(**SLOW_STORAGE)
 
     assert found.kind is Kind.STORAGE_BOUND
-    assert 'cache = "encoded" would read each sample once: it needs some 9.8 GiB (cache_memory =, ' in found.remedy
+    assert (
+        'it has no cache, and cache = "encoded" would read each sample once: it needs some 9.8 GiB (cache_memory =, '
+        in found.remedy
+    )
 
 
 def test_no_larger_cache_is_proposed_while_the_cache_fills() -> None:
     """The verdict has the share of samples in the cache, as its future hits are not known."""
-    assert remedy_with_a_cache(20_000, 30_000, 20 << 30).endswith("its cache fills: it has 30% of the samples so far")
+    assert remedy_with_a_cache(20_000, 30_000, 20 << 30).endswith(
+        'its cache is "encoded" and fills: it has 30% of the samples so far'
+    )
 
 
 def test_a_full_cache_gets_the_size_that_it_would_need() -> None:
     """The size follows from the bytes that it misses; a cache with all samples is not mentioned."""
     full = remedy_with_a_cache(40_000, 40_000, 4 << 30, hits=4_000)
     assert full.endswith(
-        "its cache is full, and has 40% of the samples: all of them need some 9.8 GiB (cache_memory =)"
+        'its cache is "encoded" and full, and has 40% of the samples: all of them need some 9.8 GiB (cache_memory =)'
     )
 
     assert remedy_with_a_cache(40_000, 40_000, 4 << 30, hits=4_000, folder="/ssd").endswith("9.8 GiB (cache_size =)")
@@ -562,9 +567,48 @@ def test_a_wait_for_decoding_comes_with_the_size_of_a_cache_of_pixels_against_it
     found = verdict(work=work, parts={"read": 1.0, "decode": 18.0}, waits=WAITING, stream={"samples": 100_000})
 
     assert found.kind is Kind.DECODE_BOUND
-    assert (
-        "; with cache_memory each image is decoded once, and batches keep their bytes: photographs need" in found.proof
+    text = ", and with cache_memory each image is decoded once, and batches keep their bytes: photographs need some "
+    assert f"; it has no cache{text}" in found.proof
+
+
+@pytest.mark.parametrize(
+    ("cache", "hits", "text"),
+    [
+        (
+            CacheStatistics("points", 9_000, 1 << 20, 1 << 30, 1),
+            0,
+            '; its cache is "points", and with cache_memory each',
+        ),
+        (
+            CacheStatistics("encoded", 9_000, 1 << 20, 1 << 30, 1),
+            900,
+            '; its cache is "encoded", and with cache = "pixels" each image is decoded once',
+        ),
+        (
+            CacheStatistics("pixels", 100_000, 1 << 30, 1 << 30, 1),
+            1_500,
+            '; its cache is "pixels" and full, and has 15% of the samples: all of them need some 7.0 GiB (cache_memory =)',
+        ),
+        (CacheStatistics("pixels", 100_000, 1 << 30, 8 << 30, 1), 10_000, '; its cache is "pixels"'),
+        (CacheStatistics("decoded", 100_000, 1 << 30, 8 << 30, 1), 10_000, '; its cache is "decoded"'),
+    ],
+)
+def test_a_wait_for_decoding_names_the_cache(cache: CacheStatistics, hits: int, text: str) -> None:
+    """``cache = "auto"`` has chosen it; of pixels, what was found counts, not records of points."""
+    before, after = two_looks(
+        work={**BUSY, "read_bytes": 1000 * 102_400, "cache_hits": hits},
+        parts={"read": 1.0, "decode": 18.0},
+        waits=WAITING,
     )
+    for status in (before, after):
+        status.streams[0].cache = cache
+    reading = compare(before, after)
+    assert reading is not None
+    (found,) = judge(reading)
+
+    assert found.kind is Kind.DECODE_BOUND
+    assert text in found.proof
+    assert found.proof.endswith(text) or cache.kind not in {"pixels", "decoded"}
 
 
 PIXELS = CacheStatistics("pixels", 0, 0, 1 << 20, 2)
