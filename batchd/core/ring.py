@@ -27,6 +27,7 @@ Invariant: no slot is needed later than its file says.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -161,6 +162,11 @@ class Idle:
         del self._keys[slot]
         self._loose.pop(slot, None)
         self._take_from_file(slot)
+
+    def kept(self) -> Counter[int]:
+        """Count the slots that each reader needs before any other reader does."""
+        uses = [self._readers.nearest(key) for key in self._keys.values() if key is not None]
+        return Counter(use.reader for use in uses if use is not None)
 
     def forget(self, reader: int) -> None:
         """Unfile the slots of a reader that is gone: their next readers are not known any more."""

@@ -259,7 +259,7 @@ class Stream:
 
     def statistics(self) -> StreamStatistics:
         """Return the counters of the stream."""
-        delivery, plan = self.delivery, self.spec.plan
+        delivery, plan, kept = self.delivery, self.spec.plan, self.delivery.ring.idle.kept()
         slots = [slot for slot in delivery.ring.slots.values() if slot.is_made]
         return StreamStatistics(
             number=self.spec.number,
@@ -288,7 +288,9 @@ class Stream:
             stopped=delivery.stopped,
             bgr_fields=self.spec.bgr_fields,
             live=delivery.supply.statistics(),
-            subscriptions=tuple(_subscription_statistics(one) for one in delivery.subscriptions.values()),
+            subscriptions=tuple(
+                _subscription_statistics(one, kept[one.number]) for one in delivery.subscriptions.values()
+            ),
             filling_slots=sum(slot.fill is not None and slot.is_awaited for slot in slots),
             partial_slots=sum(slot.fill is not None and not slot.is_awaited for slot in slots),
         )
@@ -312,7 +314,7 @@ class Stream:
             actions.append(Refuse(session, request, 0, *problem))
 
 
-def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:
+def _subscription_statistics(one: Subscription, kept_slots: int) -> SubscriptionStatistics:
     share = one.course.at(one.consumed)
     last = one.course.at(one.consumed - 1) if one.consumed else None
     return SubscriptionStatistics(
@@ -334,4 +336,5 @@ def _subscription_statistics(one: Subscription) -> SubscriptionStatistics:
         wait_s=one.wait_us / 1e6,
         waits=one.waits.statistics(),
         short_of_memory_s=one.short_of_memory.total_s,
+        kept_slots=kept_slots,
     )

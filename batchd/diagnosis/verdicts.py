@@ -50,6 +50,8 @@ NETWORK_FULL = 0.8
 """If rows take this part of the network's speed, more worker hosts do not help."""
 ENDLESS_SHARE = 0.9
 """A trainer that waits more takes any number of batches, so no number of cores is enough."""
+AGAIN_SHARE_MIN = 0.05
+"""Part of the samples that is mentioned if it is decoded again for a trainer that is behind."""
 SLOW_NAMED_MAX = 3
 OTHER_REMEDIES = "a cheaper pipeline, worker hosts (worker_address =), or a daemon on another host"
 MORE_HOSTS = "start more worker hosts (batchd worker)"
@@ -153,7 +155,34 @@ def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
         remedy = "batchd status shows whether they start, and the daemon's log why they end"
         return Kind.NO_WORKERS, f"{_waits(trainer)}, and no worker takes orders", remedy
     kind, proof, remedy = next(finding for rule in _INSIDE if (finding := rule(trainer, reading)) is not None)
+    proof += _far_behind(trainer, reading) if kind in (Kind.DECODE_BOUND, Kind.MEMORY_BOUND) else ""
     return kind, proof if kind is Kind.BAD_DATA else proof + _bad_ones(trainer), remedy
+
+
+def _far_behind(trainer: TrainerReading, reading: Reading) -> str:
+    """What the slowest mirror trainer of a stream costs the others, or ""."""
+    stream = trainer.stream
+    mirrors = {
+        one.now.epoch * stream.now.steps + (one.now.step or 0): one
+        for one in reading.trainers
+        if one.stream is stream and one.now.world_size == 1 and not one.now.is_spectator and one.now.epoch is not None
+    }
+    if not mirrors or not stream.work.samples:
+        return ""
+    last, batches = mirrors[min(mirrors)], max(mirrors) - min(mirrors)
+    if batches <= last.now.kept_slots + last.ready_ahead + last.now.window:
+        return ""
+    # what one trainer reads is decoded at least; where epochs repeat, the ring may have it all
+    most = max(one.batches for one in mirrors.values())
+    again = min(last.batches, stream.work.samples / stream.now.batch_size - most) * stream.now.batch_size
+    costs = []
+    if again >= AGAIN_SHARE_MIN * stream.work.samples:
+        costs.append(f"what it reads is decoded again ({again / stream.work.samples:.0%} of the samples)")
+    if last.now.kept_slots:
+        slots = counted(last.now.kept_slots, "slot")
+        costs.append(f"{slots} {'is' if last.now.kept_slots == 1 else 'are'} kept for it")
+    who = "it" if last is trainer else last.name
+    return f"; {who} is {counted(batches, 'batch')} behind: {', and '.join(costs)}" if costs else ""
 
 
 def _bad_ones(trainer: TrainerReading) -> str:

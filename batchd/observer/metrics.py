@@ -322,6 +322,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("trainer_short_of_memory_seconds_total", _C, TRAINER, "short_of_memory_s", "Time with too few slots in the ring."),
     Metric("trainer_waiting", _G, TRAINER, "waiting", "1 while the trainer waits; of several, how many do."),
     Metric("trainer_held_slots", _G, TRAINER, "held_slots", "Slots that the trainer holds."),
+    Metric("trainer_kept_slots", _G, TRAINER, "kept_slots", "Idle slots that are kept for the trainer."),
     Metric("trainer_ready_ahead", _G, TRAINER, "ready_ahead", "Batches that are ready ahead of the trainer."),
     Metric("trainer_window", _G, TRAINER, "window", "Batches that the trainer wants ready ahead of it."),
     Metric("trainer_epoch", _G, TRAINER, "epoch", "Epoch of its next batch; absent at its end; of several, the last.", max),

@@ -64,6 +64,7 @@ class SubscriptionStatistics:
     ``Subscribe``. ``ready_ahead``: batches from there on that are ready, granted or not.
     ``wait_s``: total waiting time as the trainer reports it; ``waits``: by reason.
     ``short_of_memory_s``: how long its window was larger than the ring had room for.
+    ``kept_slots``: idle slots whose batches it reads, before any other trainer does.
     """
 
     number: int
@@ -84,6 +85,7 @@ class SubscriptionStatistics:
     wait_s: float
     waits: WaitStatistics
     short_of_memory_s: float
+    kept_slots: int = 0
 
 
 @record

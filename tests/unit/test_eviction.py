@@ -110,6 +110,20 @@ def test_a_trainer_leaves_batches_for_a_slower_one():
     assert world.state.statistics().streams[0].shared_batches >= 4
 
 
+@pytest.mark.parametrize(("kept_ahead", "kept"), [(None, 6), (2, 3)])
+def test_slots_that_are_kept_for_a_trainer_behind_are_counted(kept_ahead, kept):
+    """It finds these in the ring, and its next one; of ten batches the others are decoded again."""
+    world = world_of(samples=60, window=1, slots_max=8, kept_ahead=kept_ahead)
+    world.subscribe(session=1)
+    world.subscribe(session=2)
+    read_on(world, 1, 10)
+
+    assert [one.kept_slots for one in world.state.statistics().streams[0].subscriptions] == [0, kept]
+
+    actions = read_on(world, 2, 10)
+    assert len({order.position for order in pick(act.OrderChunk, actions)}) == 10 - 1 - kept
+
+
 def test_a_trainer_too_far_behind_has_its_own_batches_decoded():
     """A full ring evicts the batches that it needs last, and keeps those that it needs next."""
     world = world_of(window=1, slots_max=5, samples=60)

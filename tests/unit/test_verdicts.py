@@ -644,6 +644,58 @@ def test_samples_that_two_streams_decode_are_reported(other: dict[str, Any], tex
     assert ("; again" in found.proof) == bool(text)
 
 
+def proof_beside_a_slow_trainer(slow: dict[str, Any], decoded_samples: int, stream: dict[str, Any]) -> str:
+    """What is said of a trainer that read 30 batches of 250, to step 4,000, beside a slow one."""
+    looks = two_looks(
+        work=BUSY, parts={"pad": 18.0}, waits=WAITING, stream={"decoded_samples": decoded_samples, **stream}
+    )
+    for status, taken in zip(looks, (0, 30), strict=True):
+        (fast,) = status.streams[0].subscriptions
+        fast = replace(fast, consumed_batches=taken, epoch=10, step=0, ready_ahead=0)
+        behind = replace(fast, number=2, session=2, epoch=0, step=40, waits=WaitStatistics(), window=4)
+        if taken:
+            behind = replace(behind, **{"consumed_batches": 10, "kept_slots": 8, **slow})
+        status.streams[0].subscriptions = (
+            fast,
+            replace(behind, consumed_batches=behind.consumed_batches if taken else 0),
+        )
+        status.trainers = (status.trainers[0], replace(status.trainers[0], session=2, name="slow"))
+    reading = compare(*looks)
+    assert reading is not None
+    return next(found.proof for found in judge(reading) if found.trainer == "train-01")
+
+
+@pytest.mark.parametrize(
+    ("slow", "decoded_samples", "text"),
+    [
+        ({}, 10_000, "decoded again (25% of the samples), and 8 slots are kept for it"),
+        ({"kept_slots": 0}, 10_000, "decoded again (25% of the samples)"),
+        ({"kept_slots": 1}, 7_500, "1 slot is kept for it"),
+        ({"kept_slots": 0}, 7_500, ""),
+        ({"epoch": 9, "step": 390}, 10_000, ""),
+        ({"is_spectator": True}, 10_000, ""),
+        ({"world_size": 2}, 10_000, ""),
+        ({"epoch": None}, 10_000, ""),
+    ],
+    ids=["both", "work", "memory", "nothing", "near", "a spectator", "a rank", "at its end"],
+)
+def test_the_cost_of_a_trainer_that_is_far_behind_is_said(
+    slow: dict[str, Any], decoded_samples: int, text: str
+) -> None:
+    """The others wait for workers that decode for it, and for slots that are kept for it."""
+    proof = proof_beside_a_slow_trainer(slow, decoded_samples, {})
+
+    again = "what it reads is " if text.startswith("decoded") else ""
+    assert proof.endswith(f"; slow is 3,960 batches behind: {again}{text}" if text else "workers busy 95%")
+
+
+def test_slots_for_a_trainer_behind_are_said_of_a_ring_that_is_too_small() -> None:
+    """The trainer waits for memory that is kept for another one."""
+    proof = proof_beside_a_slow_trainer({}, 7_500, {"slots_max": 4})
+
+    assert proof.endswith("; slow is 3,960 batches behind: 8 slots are kept for it")
+
+
 # --- worker hosts ---------------------------------------------------------------------------------
 
 
