@@ -13,6 +13,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
@@ -64,7 +65,13 @@ def _problems_text(error: BatchdError, columns: int | None) -> str:
     name = error.file or "the configuration"
     parts = [f"{name} has {counted(len(error.problems), 'problem')}:"]
     more = f"`batchd explain {error.problems[0].kind}` tells more, with examples"
-    return "\n\n".join([*parts, *("\n".join(_lines(problem, error.file, columns)) for problem in error.problems), more])
+    explained: set[str] = set()
+    for problem in error.problems:
+        # a key that is wrong in several streams is explained once
+        shown = replace(problem, meaning="") if problem.meaning in explained else problem
+        explained.add(problem.meaning)
+        parts.append("\n".join(_lines(shown, error.file, columns)))
+    return "\n\n".join([*parts, more])
 
 
 def _lines(problem: Problem, file: str, columns: int | None) -> list[str]:

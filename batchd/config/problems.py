@@ -66,10 +66,14 @@ def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Pr
     messages: dict[KeyPath, list[str]] = {}
     kinds: dict[KeyPath, ProblemKind] = {}
     values: dict[KeyPath, str] = {}
+    meant: dict[KeyPath, str] = {}
     for details in error.errors(include_url=False):
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
             continue  # pydantic also calls a list too short if its items are wrong
         path, kind, message = _read(details, data)
+        if details["type"] == "literal_error" and isinstance(details["input"], str):
+            choice = probably_meant(details["input"], re.findall("'([^']*)'", details["ctx"]["expected"]))
+            meant[path] = f'; did you mean "{choice}"?' if choice is not None else ""
         cause = details.get("ctx", {}).get("error")
         # the checks of a table may report several problems
         found = cause.found if isinstance(cause, OptionsInvalid) else [((), message)]
@@ -78,7 +82,10 @@ def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Pr
                 messages[*path, *key].append(text)
             values[*path, *key] = _value(details)
             kinds.setdefault((*path, *key), kind)
-    return [problem_at(path, kinds[path], _join(texts, values[path]), data) for path, texts in messages.items()]
+    return [
+        problem_at(path, kinds[path], _join(texts, values[path]) + meant.get(path, ""), data)
+        for path, texts in messages.items()
+    ]
 
 
 def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, ProblemKind, str]:

@@ -538,6 +538,21 @@ def test_a_problem_is_shown_with_its_line(check: Checker) -> None:
     assert all(len(lines[number - 1]) <= 80 for number in carets)
 
 
+def test_a_key_that_is_wrong_in_two_streams_is_explained_once(check: Checker) -> None:
+    """Programs get the meaning with each problem."""
+    text = "".join(
+        f'[streams.{name}]\nsource = {PHOTOS}\nbatch_size = 1\npipeline = [{FIRST}]\ncache = "atuo"\n' for name in "ab"
+    )
+    _out, told = told_by(check, text)
+    with pytest.raises(SystemExit):
+        main(["check", str(check.folder / "batchd.toml"), "--format", "json"])
+    found = json.loads(check.capsys.readouterr().out)["problems"]
+
+    assert told.count('= help: did you mean "auto"?') == 2
+    assert told.count("= note: Part of a sample that is kept") == 1
+    assert [problem["meaning"][:16] for problem in found] == ["Part of a sample"] * 2
+
+
 def test_a_file_that_is_no_toml_is_shown_where_reading_ended(check: Checker) -> None:
     """Control characters of the file do not reach the terminal."""
     _out, told = told_by(check, "[daemon]\nworkers = 1 \x7f\x1b[2J\n")

@@ -577,6 +577,25 @@ def test_words_of_other_tools_lead_to_the_right_key(tmp_path: Path, table: str, 
     assert remedy in [problem.remedy for problem in problems(tmp_path, text).values()]
 
 
+@pytest.mark.parametrize(
+    ("table", "words", "what", "remedy"),
+    [
+        ("stream", 'on_error = "mesk"', "must be 'substitute', 'mask' or 'fail', not \"mesk\"", 'did you mean "mask"?'),
+        ("stream", 'window = "aut"', "must be an integer or 'auto', not \"aut\"", 'did you mean "auto"?'),
+        ("stream", 'lag = "xyz"', "must be 'independent' or 'lockstep', not \"xyz\"", ""),
+        ("stream", "lag = 3", "must be 'independent' or 'lockstep', not 3", ""),
+        ("daemon", 'reserve = "strat"', "must be 'demand' or 'start', not \"strat\"", 'did you mean "start"?'),
+    ],
+)  # fmt: skip
+def test_a_misspelt_choice_leads_to_the_right_one(
+    tmp_path: Path, table: str, words: str, what: str, remedy: str
+) -> None:
+    """The message has all choices, whether one of them is near or not."""
+    text = {"daemon": f"[daemon]\n{words}\n[streams.photos]{STREAM}", "stream": f"[streams.photos]{STREAM}\n{words}\n"}
+    (problem,) = problems(tmp_path, text[table]).values()
+    assert (problem.what, problem.remedy) == (what, remedy)
+
+
 def test_every_word_of_another_tool_leads_to_something_that_exists() -> None:
     """It leads to a key, a step or a source, never to itself, ``op`` or ``type``."""
     kinds = {*STEP_KINDS, *SOURCE_KINDS}
