@@ -58,6 +58,7 @@ _BMP_UNCOMPRESSED = frozenset({0, 3, 6})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_BITS_AT, _PNG_INTERLACED_AT = 24, 28
 _WEBP_FLAGS_AT, _WEBP_IS_ANIMATED = 20, 2
+_AVIF_AND_HEIF = (b"ftypavif", b"ftypavis", b"ftypheic", b"ftypheix", b"ftypmif1")
 _HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 6, 7, 9
 """For each pixel, measured: what OpenCV holds beside the image; of PNG and BMP a second one."""
 _WHOLE_BYTE_BITS = 8
@@ -91,7 +92,9 @@ def probe_image(data: memoryview) -> ImageHeader:
         raise SampleUndecodable("the file is empty")
     name = image_format(bytes(data[:MAGIC_BYTES]))
     if name is None:
-        raise SampleUndecodable(f"not a JPEG, PNG, WebP, BMP or GIF file: it starts with {bytes(data[:8]).hex(' ')}")
+        is_avif = bytes(data[4:12]) in _AVIF_AND_HEIF
+        why = "it is AVIF or HEIF; convert it" if is_avif else f"it starts with {bytes(data[:8]).hex(' ')}"
+        raise SampleUndecodable(f"not a JPEG, PNG, WebP, BMP or GIF file: {why}")
     try:
         header = _PROBES[name](data)
     except (IndexError, StructError):
