@@ -17,6 +17,7 @@ from batchd.config.cpus import control_groups, cpu_quotas
 from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.rings import DescriptorPlan, RingSize
+from batchd.daemon.memory.slots import MADV_POPULATE_WRITE
 from batchd.daemon.workers.wanted import interface_of
 from batchd.diagnosis.demand import NETWORK_SHARE
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Finding, Machine, Running, note, ok, problem, warning
@@ -43,8 +44,6 @@ WORKER_THREADS = 4
 USUAL_FILES = 65_536
 UNLIMITED_ROOM = 1 << 40
 PAGE_BYTES = mmap.PAGESIZE
-MADV_POPULATE_WRITE = 23
-"""Of madvise(2), since Linux 5.14; the standard library has no name for it."""
 WANTED = {"memfd", "sealing", "pidfd"}
 """Required features; "populate" is optional."""
 SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
@@ -90,17 +89,17 @@ def check_locked_memory(machine: Machine, need_bytes: int) -> Finding:
 def check_huge_pages(machine: Machine) -> Iterator[Finding]:
     """Transparent huge pages for shared memory, and reserved ones, which batchd cannot use."""
     choice = machine.chosen(SHMEM_PAGES)
-    if choice in {"never", "deny", "advise"}:
-        why = ", and batchd does not ask for them" if choice == "advise" else ""
+    if choice in {"never", "deny"}:
         yield note(
             "huge pages",
-            f"{choice} for shared memory{why}, so slots use small pages",
-            f"for a fifth less time for copies out of large slots: echo within_size > {SHMEM_PAGES}",
+            f"{choice} for shared memory, so slots use small pages",
+            f"for a fifth less time for copies out of large slots: echo advise > {SHMEM_PAGES}",
         )
     elif choice in {"always", "force"}:
         yield note("huge pages", f"{choice} for shared memory: each slot takes a multiple of 2 MiB")
     elif choice:
-        yield ok("huge pages", f"{choice} for shared memory")
+        asked = ", and the daemon asks" if choice == "advise" else ""
+        yield ok("huge pages", f"{choice} for shared memory{asked}")
     facts = machine.table("/proc/meminfo")
     reserved = facts.get("HugePages_Total", 0) * facts.get("Hugepagesize", 0)
     if reserved:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import resource
 import stat
 import subprocess
@@ -27,7 +28,7 @@ from batchd.daemon.memory.available import (
     shortage,
     wait_for_memory,
 )
-from batchd.daemon.memory.slots import SEALS, SLOT_DESCRIPTORS, SlotPool
+from batchd.daemon.memory.slots import HUGE_PAGE_BYTES, MADV_POPULATE_WRITE, SEALS, SLOT_DESCRIPTORS, SlotPool
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 from support.kernel import descriptors_of
 
@@ -331,6 +332,61 @@ def test_a_slot_is_sealed_reserved_and_private(memory) -> None:
             os.ftruncate(descriptor, size)
     with pytest.raises(PermissionError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+@pytest.mark.parametrize("refused", [None, mmap.MADV_HUGEPAGE, MADV_POPULATE_WRITE])
+def test_a_slot_asks_for_the_huge_pages_that_fit_into_it_and_needs_none(memory, monkeypatch, refused) -> None:
+    """The requests precede the reservation. With or without them, a slot has its bytes, no more."""
+    asked: list[tuple[int, ...]] = []
+
+    class Mapped(mmap.mmap):
+        def madvise(self, option: int, *place: int) -> None:
+            asked.append((option, *place))
+            if option == refused:
+                raise OSError(errno.EINVAL, "refused")
+            super().madvise(option, *place)
+
+    monkeypatch.setattr(mmap, "mmap", Mapped)
+    slot_bytes = 2 * HUGE_PAGE_BYTES + SLOT_BYTES
+    memory.create(1, slot_bytes)
+
+    touches = [(MADV_POPULATE_WRITE, start, mmap.PAGESIZE) for start in (0, HUGE_PAGE_BYTES)]
+    expected = [(mmap.MADV_HUGEPAGE,), *touches]
+    assert asked == expected[: {None: 3, mmap.MADV_HUGEPAGE: 1, MADV_POPULATE_WRITE: 2}[refused]]
+    facts = os.fstat(memory.writable(1))
+    assert (facts.st_size, facts.st_blocks * 512) == (slot_bytes, slot_bytes)
+
+
+def test_a_slot_smaller_than_a_huge_page_asks_for_none(memory, monkeypatch) -> None:
+    """One would take more memory than the slot has."""
+    monkeypatch.setattr(mmap, "mmap", None)
+    memory.create(1, HUGE_PAGE_BYTES - mmap.PAGESIZE)
+
+    assert os.fstat(memory.writable(1)).st_blocks * 512 == HUGE_PAGE_BYTES - mmap.PAGESIZE
+
+
+def huge_page_bytes(descriptor: int) -> int:
+    """Read all of a memfd by a new mapping; return how many bytes of it huge pages map."""
+    inode = os.fstat(descriptor).st_ino
+    with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapped:
+        assert not any(mapped[:: mmap.PAGESIZE])
+        mappings = Path("/proc/self/smaps").read_text("utf-8", "replace")
+    return 1024 * int(re.findall(rf" {inode} +/memfd:.*\n(?:\w+: .*\n)*?ShmemPmdMapped: +(\d+)", mappings)[0])
+
+
+def test_a_trainer_reads_a_slot_by_huge_pages(memory) -> None:
+    """The trainer's mapping needs no request of its own."""
+    wanted_bytes = 2 * HUGE_PAGE_BYTES
+    with os.fdopen(os.memfd_create("asked"), "r+b") as asked:
+        asked.truncate(wanted_bytes)
+        with mmap.mmap(asked.fileno(), 0) as mapped:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+            mapped[::HUGE_PAGE_BYTES] = bytes(2)
+        if huge_page_bytes(asked.fileno()) < wanted_bytes:
+            pytest.skip("the kernel gives shared memory no huge pages, or has none left")
+    memory.create(1, wanted_bytes + SLOT_BYTES)
+
+    assert huge_page_bytes(memory.readable(1)) == wanted_bytes
 
 
 def test_slots_have_numbers_and_are_counted_in_bytes(memory) -> None:
