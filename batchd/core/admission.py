@@ -19,6 +19,14 @@ EPOCH_MAX = 1 << 40
 NAME_SHOWN_CHARACTERS_MAX = 64
 """The longest name that a stream can have."""
 STREAMS_SHOWN_MAX = 32
+UPGRADE_CLIENT = (
+    "upgrade the client, where the trainer runs: python3 -m pip install --upgrade batchd_client-*.whl, which `make wheels` "
+    "of the daemon's version builds"
+)
+UPGRADE_DAEMON = (
+    "upgrade the daemon: `sudo make install` in the tree of the client's version, then systemctl restart batchd"
+)
+"""No index has batchd, so no command names it without a file."""
 
 Refusal = tuple[ErrorCode, str]
 
@@ -46,8 +54,7 @@ def refusal(asked: SubscriptionAsked, course: Course, spec: StreamSpec) -> Refus
     stream, fingerprint = spec.name, spec.fingerprint
     if spec.has_buckets and not asked.knows_buckets:
         return ErrorCode.UNSUPPORTED_VERSION, (
-            f"the slots of stream {stream!r} have the room of a budget, which this client cannot read: upgrade the client "
-            "(batchd-client, where the trainer runs)"
+            f"the slots of stream {stream!r} have the room of a budget, which this client cannot read; {UPGRADE_CLIENT}"
         )
     if not 0 < asked.world_size <= WORLD_SIZE_MAX or asked.rank >= asked.world_size:
         return ErrorCode.RANK_OUT_OF_RANGE, (

@@ -28,6 +28,7 @@ import zmq
 
 from batchd import failpoints
 from batchd.core.actions import AdmitProducer, AdmitSubscription, GrantLease
+from batchd.core.admission import UPGRADE_CLIENT, UPGRADE_DAEMON
 from batchd.core.events import (
     BatchMismatched,
     Event,
@@ -286,13 +287,12 @@ class Door(ABC):
 
 
 def refused_version(theirs: int) -> Refused | None:
-    """Refuse a protocol version that is not served, naming the upgrade; None if it is served."""
+    """Refuse a protocol version that is not served, with the command that upgrades, or None."""
     if OLDEST_VERSION <= theirs <= PROTOCOL_VERSION:
         return None
-    is_old = theirs < OLDEST_VERSION
-    older = "client (batchd-client, where the trainer runs)" if is_old else "daemon (batchd)"
+    upgrade = UPGRADE_CLIENT if theirs < OLDEST_VERSION else UPGRADE_DAEMON
     served = f"clients of the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol"
-    text = f"the daemon serves {served}, and this client speaks version {theirs}: upgrade the {older}"
+    text = f"the daemon serves {served}, and this client speaks version {theirs}; {upgrade}"
     return Refused(0, 0, ErrorCode.UNSUPPORTED_VERSION, text)
 
 

@@ -195,11 +195,11 @@ def test_asking_for_writable_slots_out_of_turn_ends_the_session(daemon):
 
 
 def test_a_wrong_version_is_told_which_one_is_spoken(peer):
-    """Both the lifeline and ZeroMQ answer with a text that names the side to upgrade."""
+    """Both the lifeline and ZeroMQ answer with a text that has the command that upgrades."""
     send_message(peer.lifeline, Hello(PROTOCOL_VERSION + 1, "newer", 1))
     answer, _ = receive_message(peer.lifeline, TO_TRAINER_LIFELINE)
     assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
-    assert "upgrade the daemon" in answer.text
+    assert "upgrade the daemon: `sudo make install`" in answer.text
     answer = peer.ask(Open(PROTOCOL_VERSION + 1, b"0" * 16))
     assert_refused(answer, ErrorCode.UNSUPPORTED_VERSION)
 

@@ -120,14 +120,22 @@ def test_a_word_of_the_other_socket_is_not_understood(raw):
     assert code_of(peer.hear()) is ErrorCode.MALFORMED_MESSAGE
 
 
-@pytest.mark.parametrize(("version", "older"), [(OLDEST_VERSION - 1, "client"), (PROTOCOL_VERSION + 1, "daemon")])
-def test_another_version_is_refused_with_the_side_to_upgrade(raw, version, older):
-    """The answer comes before any other message."""
+@pytest.mark.parametrize(
+    ("version", "older", "command"),
+    [
+        (OLDEST_VERSION - 1, "client, where", "python3 -m pip install --upgrade batchd_client-*.whl"),
+        (PROTOCOL_VERSION + 1, "daemon", "`sudo make install`"),
+    ],
+)
+def test_another_version_is_refused_with_the_command_that_upgrades(raw, version, older, command):
+    """The answer comes before any other message, and has the numbers of both."""
     peer = raw()
     peer.say(Greet(version, "raw", 1, "").encode())
     answer = peer.hear()
     assert code_of(answer) is ErrorCode.UNSUPPORTED_VERSION
-    assert f"upgrade the {older}" in answer.text
+    assert f"the versions {OLDEST_VERSION} to {PROTOCOL_VERSION} of the protocol" in answer.text
+    assert f"speaks version {version}; upgrade the {older}" in answer.text
+    assert command in answer.text
 
 
 def test_a_subscription_of_another_session_cannot_be_touched(raw, daemon):
