@@ -113,7 +113,10 @@ class JournalReader:
         return f"{len(self):,} batches, {ends}"
 
     def at(self, position: tuple[int, int]) -> list[JournalBatch]:
-        """The batches at a position: of each start of the daemon that began there, one."""
+        """The batches at a position, one for each start of the daemon that began there.
+
+        Raises ``BatchdError`` if the journal has none.
+        """
         records, (epoch, step) = self._read.records, position
         found = np.flatnonzero((records["epoch"] == epoch) & (records["step"] == step))
         if not len(found):
@@ -123,7 +126,10 @@ class JournalReader:
         return [self[at] for at in found.tolist()]
 
     def find(self, field: str, value: int, until: tuple[int, int] | None = None) -> list[tuple[JournalBatch, int]]:
-        """(Batch, row) of each sample with a number in a field of one number, or ``"pushed"``."""
+        """(Batch, row) of each sample with a number in a field of one number, or ``"pushed"``.
+
+        ``until``: only batches before this position. Raises ``BatchdError`` for an unknown field.
+        """
         records = self._read.records
         numbers = {name.removeprefix(ROW): name for name in records.dtype.names or () if records.dtype[name].ndim == 1}
         if field not in numbers:

@@ -300,7 +300,7 @@ def dtype_in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def host_array(name: str, array: Array, *, own: bool) -> Array:
-    """Prepare a field for JAX, in JAX's dtype: the array itself, or a copy if that is needed.
+    """Prepare a field for JAX, of any shape, in JAX's dtype: the array itself, or a copy if needed.
 
     ``own``: always copy. Raises ``TensorsInvalid`` if a number does not fit into JAX's dtype.
     """

@@ -173,7 +173,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
 
     @property
     def workers(self) -> int:
-        """Always 1: the thread of Keras that asks. Other values raise ``WorkersInvalid``."""
+        """Always 1: the thread of Keras that asks. Setting more raises ``WorkersInvalid``."""
         return 1
 
     @workers.setter
@@ -183,7 +183,7 @@ class BatchdPyDataset(keras.utils.PyDataset):
 
     @property
     def use_multiprocessing(self) -> bool:
-        """Always False. True raises ``WorkersInvalid``."""
+        """Always False. Setting it to True raises ``WorkersInvalid``."""
         return False
 
     @use_multiprocessing.setter

@@ -36,8 +36,9 @@ _LEVELS = np.arange(256, dtype=np.float64)
 
 
 Recolor: TypeAlias = Callable[[Pixels, SampleRandom, Pixels | None], Pixels]
-"""Changes pixels in place and returns them; or, where their shape changes, writes into the third
-argument, which is the row where there is one, or into memory of its own."""
+"""Changes pixels, uint8 ``[height, width, channels]``, in place and returns them; or, where their
+shape changes, writes into the third argument, which is the row where there is one, or into memory
+of its own."""
 
 
 @singledispatch
@@ -52,7 +53,7 @@ class _Grey:
         self._code = cv2.COLOR_BGR2GRAY if is_bgr else cv2.COLOR_RGB2GRAY
 
     def of(self, pixels: Pixels, into: Pixels | None = None) -> Pixels:
-        """The grey levels, [height, width, 1]."""
+        """The grey levels of ``[height, width, channels]``, uint8 ``[height, width, 1]``."""
         if pixels.shape[2] == 1:
             return pixels
         if into is None:
@@ -61,7 +62,7 @@ class _Grey:
         return into
 
     def colored(self, pixels: Pixels, into: Pixels) -> Pixels:
-        """The grey levels once for each of three channels, [height, width, 3]."""
+        """The grey levels once for each of three channels, uint8 ``[height, width, 3]``."""
         written(cv2.cvtColor(self.of(pixels), cv2.COLOR_GRAY2RGB, dst=into), into)
         return into
 
@@ -74,7 +75,10 @@ class _Gray:
         self._grey = _Grey(scratch, is_bgr=is_bgr)
 
     def __call__(self, pixels: Pixels, _random: SampleRandom, out: Pixels | None) -> Pixels:
-        """Write into ``out`` if the channels change to those of ``out``, else into own memory."""
+        """Write into ``out`` if the channels change to those of ``out``, else into own memory.
+
+        ``pixels`` and the result: uint8 ``[height, width, channels]``.
+        """
         if pixels.shape[2] == self._channels == 1:
             return pixels
         shape = (*pixels.shape[:2], self._channels)

@@ -91,7 +91,10 @@ def plan_scaling(
 def make_moves(
     pixels: Pixels, moves: Sequence[geometry.Move], turn: geometry.Orientation, scratch: Scratch, out: Pixels | None
 ) -> Pixels:
-    """Make the moves, then the turn; the last one, but no cut, writes into ``out``, if given."""
+    """Make the moves, then the turn; the last one, but no cut, writes into ``out``, if given.
+
+    ``pixels`` and the result: uint8 ``[height, width, channels]``, each of its own size.
+    """
     last = len(moves) - 1
     for place, move in enumerate(moves):
         if isinstance(move, geometry.Cut):
@@ -352,7 +355,10 @@ Origin = tuple[int, int, int]
 
 
 def warp(pixels: Pixels, move: geometry.Warp, into: Pixels) -> None:
-    """Rotate ``pixels`` as ``move`` says, into ``into`` of the same size."""
+    """Rotate ``pixels`` as ``move`` says, into ``into``.
+
+    Both are uint8 ``[height, width, channels]``, of the same shape.
+    """
     fill = bytes(move.fill * _CHANNELS_MAX if len(move.fill) == 1 else move.fill).ljust(_CHANNELS_MAX, b"\0")
     is_linear = move.interpolation == "linear"
     across, down = origins(move)

@@ -85,7 +85,7 @@ class StoredArray:
             raise SourceInvalid(f"{where} {what}: it has {size} bytes, and its header says {need}")
 
     def numbers(self, name: str, data: memoryview) -> NDArray[Any]:
-        """The array in ``data``, in this machine's byte order.
+        """The array in ``data``: of this ``shape``, and ``dtype`` in this machine's byte order.
 
         Raises ``SampleUnreadable``, with its name, for a bool that is neither 0 nor 1.
         """
@@ -96,9 +96,9 @@ class StoredArray:
         return numbers if self.dtype.isnative else numbers.astype(self.dtype.newbyteorder("="))
 
     def rows(self, name: str, data: NDArray[np.uint8]) -> NDArray[Any]:
-        """As ``numbers``, for several samples: ``[samples, ...]``.
+        """As ``numbers``, for several samples: ``[samples, *shape]``.
 
-        ``data``: a row of bytes for each sample, uint8 ``[samples, bytes]``.
+        ``data``: a row of bytes for each sample, uint8 ``[samples, bytes]``. Raises the same.
         """
         mine = np.ascontiguousarray(data[:, self.first : self.first + self.size])
         if self.dtype.kind == "b" and mine.size and mine.max() > 1:
