@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
 from batchd.samples import kinds
@@ -27,13 +29,21 @@ def meanings(table: type) -> Iterator[tuple[str, str]]:
                 yield name, inspect.cleandoc(meaning)
 
 
+class InOrder(GenerateJsonSchema):
+    """Keeps the order of the code, so that an example has the key that tells its kind in front."""
+
+    def sort(self, value: JsonSchemaValue, _parent_key: str | None = None) -> JsonSchemaValue:
+        """Return the schema as it is."""
+        return value
+
+
 def main() -> None:
     """Print the schema."""
     from batchd.config.tree import Config  # noqa: PLC0415  what it is made of is decided above
 
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Config.model_json_schema(),
+        **Config.model_json_schema(schema_generator=InOrder),
         "title": "batchd.toml",
     }
     for kind in STEP_KINDS.values():
@@ -41,7 +51,7 @@ def main() -> None:
         inherited = dict(pair for base in reversed(kind.__mro__[1:-1]) for pair in meanings(base))
         for name, node in properties.items():
             if "description" not in node:
-                properties[name] = dict(sorted({**node, "description": inherited[name]}.items()))
+                properties[name] = {**node, "description": inherited[name]}
     sys.stdout.write(json.dumps(schema, indent=1, ensure_ascii=False) + "\n")
 
 

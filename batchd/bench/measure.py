@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from batchd.children import PIPE, STDOUT, Child, start
 from batchd.config.load import ENVIRONMENT_PREFIX
+from batchd.config.schema import toml_key, toml_value
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.config.written import toml_key, toml_value
 from batchd.diagnosis.readings import Reading, StreamReading, compare
 from batchd.embedded import serve
 from batchd.errors import BatchdError

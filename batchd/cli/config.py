@@ -13,7 +13,7 @@ from textwrap import fill, wrap
 
 import click
 
-from batchd.config.schema import EXAMPLES, Node, alternatives, example_of, json_schema, resolve, table_of, toml_default
+from batchd.config.schema import Node, alternatives, json_schema, resolve, table_of, toml_default, toml_example
 
 WIDTH_CHARACTERS = 110
 PAGE_CHARACTERS = 100
@@ -131,10 +131,10 @@ def _annotated_keys(table: Node) -> Iterator[str]:
         value = toml_default(node)
         required = name in table.get("required", ())
         mark = "" if required or (value and name not in _DEPENDENT) else "# "
-        yield f"{mark}{name} = {EXAMPLES[name] if value in ('', '[]') else value}"
+        yield f"{mark}{name} = {toml_example(node) if value in ('', '[]') else value}"
         if (inner := table_of(node)) is not None:
             if value:
-                yield from _comment(f"Or {name} = {EXAMPLES[name]}")
+                yield from _comment(f"Or {name} = {toml_example(node)}")
             for key, child in inner["properties"].items():
                 yield from _comment(f"{key} ({_shown_default(key, child, inner)}): {_meaning(child)}", "  ")
         yield ""
@@ -146,7 +146,7 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
     for kind, table in alternatives(node).items():
         keys = {name: key for name, key in table["properties"].items() if name != chosen_by}
         written = [f"{chosen_by} = {json.dumps(kind)}"]
-        values = {name: toml_default(key) or example_of(kind, name) for name, key in keys.items()}
+        values = {name: toml_default(key) or toml_example(key) for name, key in keys.items()}
         written += [f"{name} = {value}" for name, value in values.items() if value]
         yield f"# {{ {', '.join(written)} }}"
         yield from _comment(_meaning(table), "    ")

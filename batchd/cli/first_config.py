@@ -22,7 +22,7 @@ from statistics import median_low
 import numpy as np
 
 from batchd.cli.text import escaped
-from batchd.config.written import toml_value
+from batchd.config.schema import toml_value
 from batchd.errors import SourceInvalid
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.columns import Column

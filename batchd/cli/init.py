@@ -22,8 +22,8 @@ from batchd.cli import first_config
 from batchd.cli.options import DEFAULT_CONFIG_FILE, path_option
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import parse_config
+from batchd.config.schema import toml_value
 from batchd.config.tree import Config
-from batchd.config.written import toml_value
 from batchd.daemon.config_checks import check_reading, preview
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd.sources.recognise import FoundSource, recognise

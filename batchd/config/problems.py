@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from batchd.config.schema import EXAMPLES, default_text, example_of, item_at, kinds_at, known_keys, problem_at
+from batchd.config.schema import example_text, item_at, kinds_at, known_keys, problem_at
 from batchd.config.synonyms import key_meant, kind_meant
 from batchd.errors import KeyPath, Problem, ProblemKind, path_text
 from batchd.pipeline.kinds import STEP_KINDS
@@ -48,7 +48,6 @@ _TYPES = {
 _TEXTS = ("string_type", "path_type")
 _KIND_WORDS = ("type", "op", "kind", "name", "transform", "step", "class", "_target_")
 """Keys by which other tools tell kinds apart."""
-_STEP_EXAMPLE = '{ op = "decode" }'
 _TOKEN = re.compile(
     r"""
     (?P<blank>   [ \t\r]+ | \#[^\n]* )
@@ -93,7 +92,7 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, P
     context = details.get("ctx", {})
     match details["type"]:
         case "missing" if isinstance(path[-1], int):  # of an array that is too short
-            example = _example(path[:-1], data)
+            example = example_text(path[:-1], data)
             return (
                 path[:-1],
                 ProblemKind.WRONG_VALUE,
@@ -175,25 +174,12 @@ def _must_be(kind: str, path: KeyPath, data: Mapping[str, object]) -> str:
     if kind not in _TYPES:
         return ""
     text = f"{_MUST_BE}{_TYPES[kind]}"
-    example = _example(path, data)
+    example = example_text(path, data)
     if not example or kind == "bool_type":
         return text
     if example.startswith('"') and kind not in _TEXTS:
         return f"{text} or a text such as {example}" if path[-1] == "memory" else text
     return f"{text}, such as {example}"
-
-
-def _example(path: KeyPath, data: Mapping[str, object]) -> str:
-    """An example for ``path`` in TOML on one line; "" if there is none."""
-    *before, name = path or ("",)
-    if isinstance(name, int):
-        return {"pipeline": _STEP_EXAMPLE, "sources": EXAMPLES["source"]}.get(str(before[-1]), "")
-    around: object = data
-    for one in before:
-        around = item_at(around, one)
-    kind = around.get("op", around.get("type", "")) if isinstance(around, dict) else ""
-    example = default_text(path, data) or " ".join(example_of(str(kind), name).split())
-    return example.replace("[ ", "[").replace(", ]", "]")
 
 
 def _real_path(details: ErrorDetails, data: Mapping[str, object]) -> KeyPath:

@@ -1,13 +1,15 @@
 """The JSON Schema of the configuration: keys, meanings, defaults, examples. Daemon and CLI.
 
 The schema is made from ``config.tree``; messages, ``batchd config`` and the manual read it here.
+Values are written as TOML, for them and for the configurations that batchd writes.
 
 Invariant: an answer follows the data: the ``op`` of a step and the ``type`` of a source decide
 which keys it has.
 """
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
@@ -35,6 +37,7 @@ Node = TypedDict(
         "description": str,
         "discriminator": Discriminator,
         "enum": list[str],
+        "examples": list[object],
         "format": str,
         "items": "Node",
         "oneOf": list["Node"],
@@ -49,93 +52,7 @@ Node = TypedDict(
 )
 """A JSON Schema, or a part of one: its keywords, but for the limits of numbers."""
 _ANYTHING: Node = {"additionalProperties": True}
-
-
-EXAMPLES = {
-    "source": '{ type = "folder", path = "/data/photos" }',
-    "batch_size": "256",
-    "pipeline": """[
-    { op = "decode" },
-    { op = "random_resized_crop", size = [224, 224] },
-    { op = "random_flip" },
-]""",
-    "bucket": '{ field = "tokens", count = 16 }',
-    "bounds": "[128, 512]",
-    "balance": "8",
-    "shuffle": '{ blocks = 64, block_bytes = "8MiB" }',
-    "sources": '[{ type = "folder", path = "/data/photos" }, { type = "folder", path = "/data/more" }]',
-    "mix.weights": "[3, 1]",
-    "weights": '{ by = "class", power = 0.5 }',
-    "weights.file": '"/data/weights.npy"',
-    "name": '"zip"',
-    "options": '{ path = "/data/photos.zip" }',
-    "of": '{ type = "folder", path = "/data/photos" }',
-    "patterns": '["train/**/*.{jpg,png}", "more/*.jpg"]',
-    "parquet.fields": '{ image = "image", label = "int64" }',
-    "lmdb.fields": '{ image = "image" }',
-    "shards": '["train-{0000..0123}.tar"]',
-    "csv.fields": '{ age = "float32", label = "int64" }',
-    "jsonl.fields": '{ text = "text" }',
-    "jsonl.shards": '["train-*.jsonl"]',
-    "record": '{ label = "uint8", image = "uint8[3,32,32]" }',
-    "tfrecord.fields": '{ image = "image", label = "int64" }',
-    "video.files": '["train/**/*.mp4"]',
-    "csv.root": "",
-    "csv.path": '"/data/table.csv"',
-    "npy.root": "",
-    "npy.path": '"/data/images.npy"',
-    "npz.path": '"/data/mnist.npz"',
-    "tokens.root": "",
-    "tokens.path": '"/data/train.bin"',
-    "tokens.dtype": '"uint16"',
-    "tokens.length": "1025",
-    "raw.root": "",
-    "raw.path": '"/data/data_batch_1.bin"',
-    "runtime_dir": '"/run/batchd"',
-    "tcp": '"10.0.0.5:7070"',
-    "worker_address": '"10.0.0.5:7072"',
-    "keys_dir": '"/etc/batchd/keys"',
-    "cache_dir": '"/var/cache/batchd"',
-    "cache_memory": '"160GiB"',
-    "cache_short_side": "256",
-    "cache_size": '"160GiB"',
-    "journal": '"64MiB"',
-    "memory": '"1GiB"',
-    "path": '"/data/photos"',
-    "root": '"/data"',
-    "size": "[224, 224]",
-    "classes": "10",
-    "dtype": '"float32"',
-    "min": "0.0",
-    "max": "255.0",
-    "drop.fields": '["caption"]',
-    "field": '"fname"',
-    "to": '"file"',
-    "file": '"/data/tokenizer.json"',
-    "max_length": "128",
-    "words": '"/data/words.txt"',
-    "table": '"/data/vectors.npy"',
-    "max_words": "64",
-    "pack.field": '"tokens"',
-    "pack.length": "4096",
-    "patches.size": "14",
-    "documents": "64",
-    "length": "256",
-    "max_shape": "[512, 512, 3]",
-    "quarter_turns": "[0, 1, 2, 3]",
-    "mask": '"mask"',
-    "python_path": '["/srv/training"]',
-    "http_names": '["batchd.example.org"]',
-    "python.options": '{ split = "train" }',
-    "generator.options": "{ level = 3 }",
-    "function": '"package.module:name"',
-    "fields": '{ image = "uint8[32,32,3]", label = "int64" }',
-    "outputs": '{ score = "float32" }',
-}
-"""In TOML, for keys without a default or with an empty list; "" means no example.
-
-``KIND.KEY`` counts for one kind of source or step, and excludes ``KEY``.
-"""
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 @cache
@@ -216,13 +133,28 @@ def known_keys(path: KeyPath, data: object) -> list[str]:
 def kinds_at(path: KeyPath, data: object) -> list[str]:
     """The kinds that the table at ``path`` can be: of sources, or of steps."""
     node = _node_at(path, data)
-    return list(node["discriminator"]["mapping"]) if node is not None and "discriminator" in node else []
+    return sorted(node["discriminator"]["mapping"]) if node is not None and "discriminator" in node else []
 
 
-def default_text(path: KeyPath, data: object) -> str:
-    """The default of the key at ``path`` as TOML; "" for none and for an empty one."""
-    text = toml_default(_node_at(path, data) or {})
-    return "" if text in ('""', "[]", "{}") else text
+def example_text(path: KeyPath, data: object) -> str:
+    """The default of the key at ``path`` as TOML, else an example, else ""."""
+    *before, name = path or ("",)
+    if isinstance(name, int):
+        several = _example(_node_at(tuple(before), data) or {})
+        return toml_value(several[0]) if isinstance(several, list) and several else ""
+    node = _node_at(path, data) or {}
+    text = toml_default(node)
+    return toml_example(node) if text in ("", '""', "[]", "{}") else text
+
+
+def toml_example(node: Node) -> str:
+    """The example of a key as TOML writes it; "" without one."""
+    example = _example(node)
+    return "" if example is None else toml_value(example)
+
+
+def _example(node: Node) -> object:
+    return next(iter(node.get("examples", ())), None)
 
 
 def toml_default(node: Node) -> str:
@@ -231,6 +163,22 @@ def toml_default(node: Node) -> str:
     if value is None:
         return ""
     return json.dumps(format_bytes(value) if "x-unit" in node and isinstance(value, int) else value)
+
+
+def toml_value(value: object) -> str:
+    """A value on one line: a text, number, boolean, list, or table (a mapping)."""
+    if isinstance(value, Mapping):
+        pairs = [f"{toml_key(str(key))} = {toml_value(item)}" for key, item in value.items()]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(toml_value, value))}]"
+    # in JSON, a text may have an unescaped DEL
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def toml_key(name: str) -> str:
+    """A key, in quotes if it needs them."""
+    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 
 def _node_at(path: KeyPath, data: object) -> Node | None:
@@ -291,8 +239,3 @@ def item_at(data: object, name: str | int) -> object:
     if isinstance(data, list) and isinstance(name, int) and name < len(data):
         return data[name]
     return None
-
-
-def example_of(kind: str, name: str) -> str:
-    """An example value of ``name`` in a source or step of a kind; "" if there is none."""
-    return EXAMPLES.get(f"{kind}.{name}", EXAMPLES.get(name, ""))

@@ -35,7 +35,7 @@ from batchd.pipeline.cache_split import cropped_files, decoded_files, has_crop_d
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import pack_of
-from batchd.samples.checks import Checks, OptionsInvalid
+from batchd.samples.checks import Checks, Example, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
 from batchd.samples.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
 from batchd.sources.composed.options import MixSource, sources_in
@@ -154,16 +154,16 @@ def keys_marked(mark: Mark, table: type[_Branch]) -> tuple[str, ...]:
 class DaemonConfig(_Branch):
     """Settings of the whole daemon."""
 
-    runtime_dir: Directory | None = None
+    runtime_dir: Annotated[Directory | None, Example("/run/batchd")] = None
     """Directory for the sockets and the lock file. Members of its group may connect. When not set,
     the first of /run/batchd and $XDG_RUNTIME_DIR/batchd that this user may write."""
 
-    tcp: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    tcp: Annotated[Annotated[str, AfterValidator(_host_and_port)] | None, Example("10.0.0.5:7070")] = None
     """Listening address for trainers on other hosts: an address of this machine (or a network
     interface, or "*" for all) and a port, such as "10.0.0.5:7070" or "[::1]:7070". Beyond loopback
     it needs keys: `batchd keys new`. When not set, the daemon does not listen on TCP."""
 
-    worker_address: Annotated[str, AfterValidator(_host_and_port)] | None = None
+    worker_address: Annotated[Annotated[str, AfterValidator(_host_and_port)] | None, Example("10.0.0.5:7072")] = None
     """Listening address for worker hosts (`batchd worker`), which decode on other machines: an
     address of this machine (or a network interface, or "*" for all) and a port, such as
     "10.0.0.5:7072". Beyond loopback it needs keys: `batchd keys new --role worker`. When not set,
@@ -206,7 +206,7 @@ class DaemonConfig(_Branch):
     more than one, they listen on the port of worker_address and the ports after it (open them in
     firewalls), and each admits its part of pool_hosts_max and pool_hosts_per_key."""
 
-    keys_dir: Directory | None = None
+    keys_dir: Annotated[Directory | None, Example("/etc/batchd/keys")] = None
     """Directory of the keys that `batchd keys` makes: the daemon's own, and those of remote
     trainers and worker hosts. When not set, systemd's credentials
     (LoadCredential=keys:/etc/batchd/keys) if there are any, /etc/batchd/keys for root, and
@@ -225,17 +225,19 @@ class DaemonConfig(_Branch):
     (/status.json). false: only users of this machine who may connect to the daemon anyway, over
     loopback and not through a proxy."""
 
-    http_names: tuple[Annotated[str, AfterValidator(host_name)], ...] | None = None
+    http_names: Annotated[
+        tuple[Annotated[str, AfterValidator(host_name)], ...] | None, Example(["batchd.example.org"])
+    ] = None
     """Further names of this machine in HTTP requests, such as ["batchd.example.org"] for a proxy's.
     Its addresses, its own name with and without domain, and the name in http are always accepted; a
     request for any other name is refused, because a web page may have made it (DNS rebinding)."""
 
-    cache_dir: Directory | None = None
+    cache_dir: Annotated[Directory | None, Example("/var/cache/batchd")] = None
     """Directory of the indexes of large sources, so that only changed sources are scanned again.
     When not set, $CACHE_DIRECTORY (which systemd sets), /var/cache/batchd for root, and
     $XDG_CACHE_HOME/batchd or ~/.cache/batchd for other users."""
 
-    python_path: Annotated[tuple[Directory, ...] | None, Mark.LIVE] = None
+    python_path: Annotated[tuple[Directory, ...] | None, Mark.LIVE, Example(["/srv/training"])] = None
     """Folders with the modules of your own functions ("call" steps, "python" and "generator"
     sources), searched before Python's own path. When not set, the folder of the configuration file.
     Every user who can write there can run code as the daemon's user."""
@@ -312,7 +314,7 @@ class BlockShuffle(_Branch):
     docs/positions.md says what it costs in randomness.
     """
 
-    blocks: Annotated[int, Field(ge=1, le=BLOCKS_MAX)]
+    blocks: Annotated[int, Field(ge=1, le=BLOCKS_MAX), Example(64)]
     """Number of blocks that are open at a time: their samples are shuffled together. More blocks
     mix better. From a server, the workers keep them and the next ones: together up to about twice
     the bytes of the open blocks, each worker at most 512 MiB."""
@@ -363,7 +365,7 @@ class Weights(_Branch):
     """With by = "class": the share of a class in an epoch grows with its number of samples to this
     power. 0 gives all classes the same share, 1 the one that they have, 0.5 something between."""
 
-    file: Annotated[Path, AfterValidator(_local_file)] | None = None
+    file: Annotated[Annotated[Path, AfterValidator(_local_file)] | None, Example("/data/weights.npy")] = None
     """A .npy file of numbers, one for each sample of the source: the weight of each, 0 or more."""
 
     replacement: bool = True
@@ -391,7 +393,7 @@ class Bucket(_Branch):
     sizes are found before the first batch.
     """
 
-    field: str
+    field: Annotated[str, Example("tokens")]
     """The field whose size counts: for "length" and "value" a field after the steps, for "aspect"
     and "pixels" a field of the source, an image file or pixels, for "bytes" any field of the
     source."""
@@ -406,10 +408,11 @@ class Bucket(_Branch):
     """Number of buckets, with as many samples each. More buckets leave less filling and mix
     less."""
 
-    bounds: (
+    bounds: Annotated[
         Annotated[tuple[Annotated[float, Field(gt=0, lt=1e12)], ...], Field(min_length=1, max_length=BUCKETS_MAX - 1)]
-        | None
-    ) = None
+        | None,
+        Example([128, 512]),
+    ] = None
     """Instead of count, the largest size in each bucket but the last, ascending: [128, 512]."""
 
     budget: Annotated[int, Field(ge=1, le=BUDGET_MAX)] | None = None
@@ -434,14 +437,18 @@ class Bucket(_Branch):
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
-    source: Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")]
+    source: Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type"), Example({"type": "folder", "path": "/data/photos"})]
     """Source of the samples."""
 
-    pipeline: Annotated[tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Field(max_length=STEPS_MAX)] = ()
+    pipeline: Annotated[
+        tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...],
+        Field(max_length=STEPS_MAX),
+        Example([{"op": "decode"}, {"op": "random_resized_crop", "size": [224, 224]}, {"op": "random_flip"}]),
+    ] = ()
     """The steps that each sample goes through, in order. Encoded images need a "decode" step
     first."""
 
-    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX), Mark.DECIDES_BYTES]
+    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX), Mark.DECIDES_BYTES, Example(256)]
     """Samples per batch, per rank. In the last round of an epoch the remaining samples are split
     between the ranks, at least one each."""
 
@@ -450,21 +457,21 @@ class StreamConfig(_Branch):
     with the same seed draw the same numbers for the same sample of the same epoch, so give streams
     that must differ different seeds."""
 
-    shuffle: Annotated[Shuffle, Mark.DECIDES_BYTES] = True
+    shuffle: Annotated[Shuffle, Mark.DECIDES_BYTES, Example({"blocks": 64, "block_bytes": "8MiB"})] = True
     """Whether each epoch has its own order; false keeps the order of the source. A table such as
     { blocks = 64, block_bytes = "8MiB" } keeps neighbours in storage near each other. A push source
     has only the order of arrival."""
 
-    weights: Annotated[Weights | None, Mark.DECIDES_BYTES] = None
+    weights: Annotated[Weights | None, Mark.DECIDES_BYTES, Example({"by": "class", "power": 0.5})] = None
     """How often each sample is drawn, as { by = "class", power = 0.5 } or { file = "weights.npy" };
     unset, each is once in an epoch. For shares of several sources, and for shares that change with
     the training, see the weights of a mix source."""
-    bucket: Annotated[Bucket | None, Mark.ORDERS] = None
+    bucket: Annotated[Bucket | None, Mark.ORDERS, Example({"field": "tokens", "count": 16})] = None
     """When set, a batch has samples of nearly the same size, such as
     { field = "tokens", count = 16 }, and batches of all sizes are mixed. With shuffle = false, the
     smallest samples are first."""
 
-    balance: Annotated[Annotated[int, Field(ge=2, le=BALANCE_MAX)] | None, Mark.ORDERS] = None
+    balance: Annotated[Annotated[int, Field(ge=2, le=BALANCE_MAX)] | None, Mark.ORDERS, Example(8)] = None
     """Number of ranks that get batches of nearly the same cost in each step, so that no rank waits
     for another. With a bucket, so many consecutive steps are of one bucket; with "pack", their rows
     cost attention about the same. Every world size that divides the number is served as well."""
@@ -483,7 +490,7 @@ class StreamConfig(_Branch):
     """Whether the daemon keeps a digest of the rows that it delivered in each epoch, for
     `batchd card` and `batchd diff`. It is made of the checksums of `verify`, and includes that."""
 
-    journal: Memory | None = None
+    journal: Annotated[Memory | None, Example("64MiB")] = None
     """With a push source: the size of a file in which the daemon notes the content of each batch
     that it delivers: of each row the number of its push, its small fields, such as a label or a
     key, and its checksum. `batchd replay` and `batchd seen` read it. Where it is full, the oldest
@@ -510,7 +517,7 @@ class StreamConfig(_Branch):
     max_skew: Annotated[int, Field(ge=1, le=1024)] = 8
     """With lag = "lockstep": how many batches the first trainer may be ahead of the last."""
 
-    memory: Memory | None = None
+    memory: Annotated[Memory | None, Example("1GiB")] = None
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
     streams share the remaining memory equally, and a ring keeps for a trainer that is behind the
     others what it reads within the next 256 MiB, or 8 batches; when set, as much as fits."""
@@ -542,20 +549,22 @@ class StreamConfig(_Branch):
     cache_dir, when the file of the cache is removed. Points are not used for a file that has
     changed."""
 
-    cache_memory: Annotated[Memory | None, Mark.OF_CACHE] = None
+    cache_memory: Annotated[Memory | None, Mark.OF_CACHE, Example("160GiB")] = None
     """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]
     memory, which is for rings. If it is less than all samples need, the cache keeps those that were
     read first, and evicts none. For points, the default is 1/16 of the memory of the machine."""
 
-    cache_dir: Annotated[Directory | None, Mark.OF_CACHE] = None
+    cache_dir: Annotated[Directory | None, Mark.OF_CACHE, Example("/var/cache/batchd")] = None
     """Folder of the cache's file, which outlives the daemon. The folder must exist, preferably on a
     local disk. When not set, the cache is in memory, and ends with the daemon."""
 
-    cache_size: Annotated[Memory | None, Mark.OF_CACHE] = None
+    cache_size: Annotated[Memory | None, Mark.OF_CACHE, Example("160GiB")] = None
     """With cache_dir: the maximum size of the cache's file, in bytes or as "200GiB"; for a cache in
     memory use cache_memory. For points, the default is 64 KiB for each sample."""
 
-    cache_short_side: Annotated[Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None, Mark.OF_CACHE] = None
+    cache_short_side: Annotated[Annotated[int, Field(ge=1, le=SHORT_SIDE_MAX)] | None, Mark.OF_CACHE, Example(256)] = (
+        None
+    )
     """With cache = "decoded": the shorter side of the kept images, in pixels, like a resize to
     shorter_side after "decode". Images of full size take many times the memory of their files."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from batchd.pipeline.options import StepOptions
 from batchd.samples.kinds import Kinds
@@ -42,9 +42,10 @@ def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
     kind = STEP_KINDS.get(str(plain.get("op")))
     if kind is None:
         raise ValueError(f"the step {plain.get('op')!r} is not one of {', '.join(STEP_KINDS)}")
-    types = {field.name: field.type for field in fields(kind)}
-    if plain.keys() != types.keys():
-        raise ValueError(f"the step {plain['op']!r} has the options {sorted(types)}, not {sorted(plain)}")
+    names = {field.name for field in fields(kind)}
+    if plain.keys() != names:
+        raise ValueError(f"the step {plain['op']!r} has the options {sorted(names)}, not {sorted(plain)}")
+    types = get_type_hints(kind)
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
     }

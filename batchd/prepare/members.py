@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from batchd.config.written import toml_value
+from batchd.config.schema import toml_value
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.jpeg_box import seekable
 from batchd.pipeline.image.opencv import Scratch, cv2

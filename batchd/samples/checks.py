@@ -64,3 +64,19 @@ class Range:
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Tell pydantic, where it is there, in its own plain words."""
         return {**handler(source), "ge": self.minimum, "le": self.maximum}
+
+
+@frozen
+class Example:
+    """A value that users could write: in the JSON Schema, in problems, and in `batchd config`.
+
+    Each required key has one; where it is of a union, it belongs outside.
+    """
+
+    value: object
+
+    def __get_pydantic_json_schema__(
+        self, schema: object, handler: Callable[[object], dict[str, object]]
+    ) -> dict[str, object]:
+        """Add the value to the key's JSON Schema."""
+        return {**handler(schema), "examples": [self.value]}

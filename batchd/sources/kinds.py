@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from batchd.samples.kinds import Kinds
 from batchd.sources.options import SourceOptions
@@ -27,7 +27,7 @@ def source_from_plain(plain: Mapping[str, object]) -> SourceOptions:
     kind = SOURCE_KINDS.get(str(plain.get("type")))
     if kind is None:
         raise ValueError(f"the source {plain.get('type')!r} is not one of {', '.join(SOURCE_KINDS)}")
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
     names = {field.name for field in fields(kind)}
     if plain.keys() != names:
         raise ValueError(f"the source {plain['type']!r} has the options {sorted(names)}, not {sorted(plain)}")
@@ -47,8 +47,8 @@ def _to_plain(value: object) -> object:
 def _from_plain(hint: object, value: object) -> Any:
     """``value`` as the type ``hint``. Raises ``TypeError``."""
     origin, choices = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return source_from_plain(value) if isinstance(value, Mapping) else _from_plain(choices[0], value)
+    if hint is SourceOptions and isinstance(value, Mapping):
+        return source_from_plain(value)
     if origin is tuple and isinstance(value, list):
         return tuple(_from_plain(choices[0], item) for item in value)
     if origin is dict and isinstance(value, Mapping):

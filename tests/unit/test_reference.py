@@ -5,13 +5,16 @@ import re
 from pathlib import Path
 
 from batchd.cli.config import annotated_toml, reference_markdown
-from batchd.config.schema import json_schema
+from batchd.config.schema import json_schema, toml_default, toml_example
 from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.daemon.memory.rings import plan_rings
 from batchd.pipeline.kinds import STEP_KINDS
 from batchd.sources.kinds import SOURCE_KINDS
 from batchd.storage.access import Storage
 from support.configs import WHOLE, load
+
+TABLES = ("DaemonConfig", "StreamConfig")
+"""The tables whose keys `batchd config` prints each on a line, with a default or an example."""
 
 
 def test_the_annotated_file_loads_and_is_made_of_defaults(tmp_path: Path) -> None:
@@ -54,6 +57,20 @@ def test_the_schema_names_every_key_with_its_meaning() -> None:
         for key, node in table["properties"].items():
             assert node.get("description"), key
     assert schema["$defs"]["StreamConfig"]["properties"].keys() == StreamConfig.model_fields.keys()
+
+
+def test_a_key_without_a_default_has_an_example() -> None:
+    """`batchd config` and problems show it; `Example` states it beside the field."""
+    without = [
+        f"{name}.{key}"
+        for name, table in json_schema()["$defs"].items()
+        for key, node in table["properties"].items()
+        if "const" not in node
+        if key in table.get("required", ()) or (name in TABLES and toml_default(node) in ("", "[]"))
+        if not toml_example(node)
+    ]
+
+    assert without == [], "add an `Example` to these fields, and run `make docs`"
 
 
 def test_the_manual_is_up_to_date() -> None:

@@ -1,11 +1,11 @@
 """The step that calls a user's function. Daemon, workers and CLI; standard library only."""
 
 from dataclasses import field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from batchd.functions.find import parse_function
 from batchd.pipeline.options import StepOptions
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import check_types
 from batchd_wire.record import options
 
@@ -22,11 +22,11 @@ class Call(StepOptions):
     """What the step does."""
     is_cacheable: ClassVar[bool] = False
 
-    function: str
+    function: Annotated[str, Example("package.module:name")]
     """The function, as "package.module:name". It is imported in workers alone, from the folders of
     `python_path` in [daemon]."""
 
-    outputs: dict[str, str] = field(default_factory=dict)
+    outputs: Annotated[dict[str, str], Example({"score": "float32"})] = field(default_factory=dict)
     """The fields that it makes or changes, with their types: { image = "uint8[224,224,3]", score =
     "float32" }. When not set, it may change every field, and none changes its type."""
 

@@ -1,8 +1,9 @@
 """The steps that drop and rename fields, as plain data. Daemon, workers and CLI."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from batchd.pipeline.options import FieldStep, StepOptions
+from batchd.samples.checks import Example
 from batchd.samples.columns import check_field_names
 from batchd_wire.record import options
 
@@ -12,7 +13,7 @@ class Drop(StepOptions):
     """Leave fields out of the batch. At least one must remain."""
 
     op: Literal["drop"] = "drop"
-    fields: tuple[str, ...]
+    fields: Annotated[tuple[str, ...], Example(["caption"])]
     """The fields that a batch shall not have."""
 
     def __post_init__(self) -> None:
@@ -30,9 +31,9 @@ class Rename(FieldStep):
     """Rename a field. It keeps its place among the others."""
 
     op: Literal["rename"] = "rename"
-    field: str
+    field: Annotated[str, Example("fname")]
     """The present name of the field."""
-    to: str
+    to: Annotated[str, Example("file")]
     """The new name of the field, in later steps and in the batch."""
 
     def __post_init__(self) -> None:

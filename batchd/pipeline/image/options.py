@@ -10,7 +10,7 @@ outside of the image: one number for all channels, or one for each, in their ord
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, SIDE_PIXELS_MAX, FieldStep, Interpolation, Side, Size
-from batchd.samples.checks import Range
+from batchd.samples.checks import Example, Range
 from batchd_wire.record import options
 
 
@@ -28,7 +28,7 @@ class CropStep(ImageStep):
     """Base of the steps that keep a box of the image, which may be padded before."""
 
     keeps_pixels: ClassVar[bool] = False
-    size: Size
+    size: Annotated[Size, Example([224, 224])]
     """Height and width afterwards, in pixels."""
 
 
@@ -71,7 +71,7 @@ class Resize(ImageStep):
 
     keeps_pixels: ClassVar[bool] = False
     op: Literal["resize"] = "resize"
-    size: Size | None = None
+    size: Annotated[Size | None, Example([224, 224])] = None
     """Height and width afterwards, in pixels; proportions are not kept."""
     shorter_side: Side | None = None
     """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then
@@ -205,7 +205,7 @@ class Pad(ImageStep):
 
     keeps_pixels: ClassVar[bool] = False
     op: Literal["pad"] = "pad"
-    size: Size | None = None
+    size: Annotated[Size | None, Example([224, 224])] = None
     """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize"
     in front makes it fit."""
     place: Literal["center", "top_left"] = "center"
@@ -232,7 +232,7 @@ class Rotate(ImageStep):
 
     keeps_pixels: ClassVar[bool] = False
     op: Literal["rotate"] = "rotate"
-    quarter_turns: tuple[QuarterTurns, ...] | None = None
+    quarter_turns: Annotated[tuple[QuarterTurns, ...] | None, Example([0, 1, 2, 3])] = None
     """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
     once, [0, 1, 2, 3] any way up."""
     degrees: tuple[Degrees, Degrees] | None = None
@@ -272,7 +272,7 @@ class Follow(ImageStep):
     op: Literal["follow"] = "follow"
     field: str = "image"
     """The image that is followed."""
-    mask: str | None = None
+    mask: Annotated[str | None, Example("mask")] = None
     """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with
     a palette (whose indices count), or uint8[?,?]. Made uint8 [height, width]; never
     interpolated."""
@@ -356,7 +356,7 @@ class Cutout(ImageStep):
     is_random: ClassVar[bool] = True
     holes: Annotated[int, Range(1, HOLES_MAX)] = 1
     """How many."""
-    size: Size
+    size: Annotated[Size, Example([224, 224])]
     """Height and width of each, in pixels."""
     fill: Fill = (0,)
     """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""

@@ -7,7 +7,7 @@ number that cannot become what it should is a bad sample, never a wrong number.
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FieldStep
-from batchd.samples.checks import Range
+from batchd.samples.checks import Example, Range
 from batchd_wire.record import options
 
 CLASSES_MAX = 1 << 24
@@ -50,7 +50,7 @@ class OneHot(NumberStep):
     """
 
     op: Literal["one_hot"] = "one_hot"
-    classes: Annotated[int, Range(1, CLASSES_MAX)]
+    classes: Annotated[int, Range(1, CLASSES_MAX), Example(10)]
     """How many classes there are."""
     dtype: NumberType = "float32"
     """Type of the zeros and the one."""
@@ -66,7 +66,7 @@ class Cast(NumberStep):
     """
 
     op: Literal["cast"] = "cast"
-    dtype: NumberType
+    dtype: Annotated[NumberType, Example("float32")]
     """Type of the numbers afterwards."""
     truncate: bool = False
     """Whether fractional parts may be cut off, towards zero, and whole numbers may be rounded where
@@ -82,9 +82,9 @@ class Clip(NumberStep):
     """
 
     op: Literal["clip"] = "clip"
-    min: Bound | None = None
+    min: Annotated[Bound | None, Example(0.0)] = None
     """The smallest result; a whole number for whole numbers, otherwise rounded to the type."""
-    max: Bound | None = None
+    max: Annotated[Bound | None, Example(255.0)] = None
     """The largest result; a whole number for whole numbers, otherwise rounded to the type."""
 
     def __post_init__(self) -> None:

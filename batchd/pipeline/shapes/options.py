@@ -7,7 +7,7 @@ from math import prod
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.pipeline.options import FieldStep, StepOptions
-from batchd.samples.checks import Range
+from batchd.samples.checks import Example, Range
 from batchd.samples.columns import LENGTH_MAX
 from batchd_wire.fields import DIMENSIONS_MAX, SIZE_MAX, Field, Varying, sizes_field
 from batchd_wire.record import options
@@ -29,7 +29,7 @@ class RoomStep(FieldStep):
     is_cacheable: ClassVar[bool] = False
     op: str
     field: str = "image"
-    max_shape: MaxShape
+    max_shape: Annotated[MaxShape, Example([512, 512, 3])]
     """The largest shape of a sample, one length for each dimension; those that do not vary stay as
     they are. A batch takes memory for batch_size of these, or for the budget of its buckets."""
     too_large: Literal["bad", "crop"] = "bad"
@@ -88,7 +88,7 @@ class Patches(FieldStep):
     is_cacheable: ClassVar[bool] = False
     op: Literal["patches"] = "patches"
     field: str = "image"
-    size: Annotated[int, Range(1, PATCH_SIZE_MAX)]
+    size: Annotated[int, Range(1, PATCH_SIZE_MAX), Example(14)]
     """Height and width of a patch, in pixels; 1 makes a list of the pixels."""
 
     @property
@@ -117,14 +117,14 @@ class Pack(StepOptions):
     is_cacheable: ClassVar[bool] = False
     later: ClassVar[frozenset[str]] = frozenset({"ids", "method"})
     op: Literal["pack"] = "pack"
-    field: str
+    field: Annotated[str, Example("tokens")]
     """The field that is packed: one dimension varies, the first."""
-    length: Annotated[int, Range(1, SIZE_MAX)]
+    length: Annotated[int, Range(1, SIZE_MAX), Example(4096)]
     """Elements of a row, for example tokens."""
     too_long: Literal["split", "crop", "drop"] = "split"
     """The treatment of a sample of more than ``length`` elements: cut into parts, each a document
     of its own; only its first ``length`` elements; or left out."""
-    documents: Annotated[int, Range(1, DOCUMENTS_MAX)] | None = None
+    documents: Annotated[Annotated[int, Range(1, DOCUMENTS_MAX)] | None, Example(64)] = None
     """The most documents in a row. When not set, one for each 16 elements, at least 1."""
     window: Annotated[int, Range(1, 1 << 24)] = WINDOW
     """The number of samples among which those of a row are chosen. A larger window leaves less room

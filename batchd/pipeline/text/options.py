@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from batchd.pipeline.options import FieldStep
-from batchd.samples.checks import Range
+from batchd.samples.checks import Example, Range
 from batchd.samples.columns import check_field_names
 from batchd.storage.location import check_path
 from batchd_wire.record import options
@@ -52,9 +52,9 @@ class Tokenize(TextStep):
     op: Literal["tokenize"] = "tokenize"
     to: str = "tokens"
     """The name of the field of the tokens."""
-    file: Path
+    file: Annotated[Path, Example("/data/tokenizer.json")]
     """The tokenizer.json. Its padding and truncation are ignored."""
-    max_length: Annotated[int, Range(1, TOKENS_MAX)]
+    max_length: Annotated[int, Range(1, TOKENS_MAX), Example(128)]
     """Most tokens of a text, special ones counted in."""
     padding: Literal["max_length", "none"] = "max_length"
     """"max_length" puts ``pad_id`` behind the tokens up to max_length. "none" makes int32[?], as
@@ -96,7 +96,7 @@ class RemoveStopwords(TextStep):
     """
 
     op: Literal["remove_stopwords"] = "remove_stopwords"
-    file: Path
+    file: Annotated[Path, Example("/data/stopwords.txt")]
     """The list: UTF-8, one word on each line; blank lines are ignored, and so are comments after a
     # at the beginning of a line or after white space."""
     case: Literal["ignore", "exact"] = "ignore"
@@ -119,13 +119,13 @@ class Lookup(TextStep):
     op: Literal["lookup"] = "lookup"
     to: str = "vectors"
     """The name of the field of the rows."""
-    words: Path
+    words: Annotated[Path, Example("/data/words.txt")]
     """The words: UTF-8, one on each line; that of row i of the table on line i, from 0. The first
     of equal words is used."""
-    table: Path
+    table: Annotated[Path, Example("/data/vectors.npy")]
     """The table: an .npy file of float32 with two dimensions, [words, columns]. Workers map it, so
     that it is in memory once."""
-    max_words: Annotated[int, Range(1, WORDS_MAX)]
+    max_words: Annotated[int, Range(1, WORDS_MAX), Example(64)]
     """Most words of a text."""
     unknown: Literal["skip", "zeros"] = "skip"
     """The treatment of words that are not in the table: "skip" leaves them out, "zeros" makes each
@@ -153,7 +153,7 @@ class TextBytes(TextStep):
     """
 
     op: Literal["text_bytes"] = "text_bytes"
-    length: Annotated[int, Range(1, TEXT_BYTES_MAX)]
+    length: Annotated[int, Range(1, TEXT_BYTES_MAX), Example(256)]
     """Length of the field, in bytes."""
     truncation: bool = True
     """Whether a longer text is cut, after the last complete character that fits; otherwise it is a

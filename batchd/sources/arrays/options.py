@@ -3,9 +3,9 @@
 from dataclasses import field as option
 from math import prod
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, check_field_names, check_types, parse_column
 from batchd.sources.options import FilesOptions, SourceOptions
 from batchd.storage.location import check_path
@@ -25,7 +25,7 @@ class NpySource(SourceOptions):
     type: Literal["npy"] = "npy"
     """Kind of source."""
 
-    path: Path | None = None
+    path: Annotated[Path | None, Example("/data/images.npy")] = None
     """The file, if it is one."""
 
     field: str = "image"
@@ -75,7 +75,7 @@ class NpzSource(SourceOptions):
     type: Literal["npz"] = "npz"
     """Kind of source."""
 
-    path: Path
+    path: Annotated[Path, Example("/data/mnist.npz")]
     """The file."""
 
     arrays: dict[str, str] = option(default_factory=dict)
@@ -94,7 +94,7 @@ class RawSource(FilesOptions):
     type: Literal["raw"] = "raw"
     """Kind of source."""
 
-    path: Path | None = None
+    path: Annotated[Path | None, Example("/data/data_batch_1.bin")] = None
     """The file, if it is one."""
 
     root: Path | None = None
@@ -107,7 +107,7 @@ class RawSource(FilesOptions):
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
 
-    record: dict[str, str]
+    record: Annotated[dict[str, str], Example({"label": "uint8", "image": "uint8[3,32,32]"})]
     """The fields of a record with their types, in the order of their bytes, such as { label =
     "uint8", image = "uint8[3,32,32]" }."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from batchd.functions.find import parse_function
 from batchd.functions.signature import Given
-from batchd.samples.checks import Checks, Range
+from batchd.samples.checks import Checks, Example, Range
 from batchd.samples.columns import check_types
 from batchd.sources.options import DeclaredOptions, SourceOptions
 from batchd_wire.record import options
@@ -77,16 +77,16 @@ class PythonSource(FunctionOptions):
     type: Literal["python"] = "python"
     """Kind of source."""
 
-    function: str
+    function: Annotated[str, Example("package.module:name")]
     """The maker of the object, as "package.module:name": a class, or a function that returns it.
     Imported only in worker processes, from the folders of `python_path` in [daemon]."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"image": "uint8[32,32,3]", "label": "int64"})]
     """Fields of `object[i]`, with types: { image = "uint8[32,32,3]", label = "int64" }. A
     tuple has this order, a dict has these names, and a single field may be the value itself.
     "image" is the bytes of an image file."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Annotated[dict[str, Any], Example({"split": "train"})] = field(default_factory=dict)
     """Keyword arguments of the class or the function. Relative paths under keys such as `path` and
     `root` are relative to the file, as everywhere; all other values are passed unchanged."""
 
@@ -121,17 +121,17 @@ class GeneratorSource(FunctionOptions):
     type: Literal["generator"] = "generator"
     """Kind of source."""
 
-    function: str
+    function: Annotated[str, Example("package.module:name")]
     """The generator function, as "package.module:name", called with the options and, where it takes
     one, with `rng`, a `numpy.random.Generator` of its own; see `seed`. A generator that ends is
     called again."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"image": "uint8[32,32,3]", "label": "int64"})]
     """The yielded fields, with their types: { image = "uint8[32,32,3]", label = "int64" }. A tuple
     has this order, a dict has these names, and a single field may be the value itself. "image" is
     the bytes of an image file."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Annotated[dict[str, Any], Example({"level": 3})] = field(default_factory=dict)
     """Keyword arguments of the function. Relative paths under keys such as `path` and `root` are
     relative to the file, as everywhere; all other values are passed unchanged."""
 
@@ -167,10 +167,10 @@ class PluginSource(SourceOptions):
     type: Literal["plugin"] = "plugin"
     """Kind of source."""
 
-    name: str
+    name: Annotated[str, Example("zip")]
     """Name of the entry point."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Annotated[dict[str, Any], Example({"path": "/data/photos.zip"})] = field(default_factory=dict)
     """The options of the package; see its documentation. Relative paths under keys such as `path`
     and `root` are relative to the file, as everywhere."""
 

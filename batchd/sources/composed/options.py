@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from batchd.errors import KeyPath
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.sources.options import SourceOptions
 from batchd_wire.record import frozen, options
 from batchd_wire.wording import counted
@@ -28,6 +28,7 @@ class AnySource:
 
 
 Part: TypeAlias = Annotated[SourceOptions, AnySource()]
+_TWO_FOLDERS = [{"type": "folder", "path": "/data/photos"}, {"type": "folder", "path": "/data/more"}]
 
 
 @options
@@ -40,7 +41,7 @@ class ConcatSource(SourceOptions):
     type: Literal["concat"] = "concat"
     """Kind of source."""
 
-    sources: tuple[Part, ...]
+    sources: Annotated[tuple[Part, ...], Example(_TWO_FOLDERS)]
     """The sources."""
 
     source_field: str = ""
@@ -66,10 +67,10 @@ class MixSource(SourceOptions):
     type: Literal["mix"] = "mix"
     """Kind of source."""
 
-    sources: tuple[Part, ...]
+    sources: Annotated[tuple[Part, ...], Example(_TWO_FOLDERS)]
     """The sources. Their samples have the same fields, and their labels mean the same."""
 
-    weights: tuple[float, ...] | dict[str, tuple[float, ...]] = ()
+    weights: Annotated[tuple[float, ...] | dict[str, tuple[float, ...]], Example([3, 1])] = ()
     """For each source its share, such as [3, 1]; only their proportions count, and without any all
     shares are equal. Shares that change are a table such as { "0" = [1, 0], "20000" = [1, 3] }: the
     shares from a batch of the run on, counted over all epochs and ranks, or from "epoch 3" on."""
@@ -153,7 +154,7 @@ class SubsetSource(SourceOptions):
     type: Literal["subset"] = "subset"
     """Kind of source."""
 
-    of: Part
+    of: Annotated[Part, Example(_TWO_FOLDERS[0])]
     """The source."""
 
     start: int | str = 0

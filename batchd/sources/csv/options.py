@@ -2,9 +2,9 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import check_known, check_types
 from batchd.sources.options import DeclaredOptions, FilesOptions
 from batchd_wire.record import options
@@ -19,7 +19,7 @@ class CsvSource(DeclaredOptions, FilesOptions):
     type: Literal["csv"] = "csv"
     """Kind of source."""
 
-    path: Path | None = None
+    path: Annotated[Path | None, Example("/data/table.csv")] = None
     """The table, if it is one file."""
 
     root: Path | None = None
@@ -29,7 +29,7 @@ class CsvSource(DeclaredOptions, FilesOptions):
     """The paths of the tables below the root, or patterns of them, such as ["train-{00..11}.csv"].
     All have the same titles."""
 
-    fields: dict[str, str] = field(default_factory=dict)
+    fields: Annotated[dict[str, str], Example({"age": "float32", "label": "int64"})] = field(default_factory=dict)
     """The columns that become fields, with their types, such as { age = "float32", name = "text",
     box = "int32[4]" }. The numbers of a shape are in one cell, separated by spaces. Other columns
     are left out."""

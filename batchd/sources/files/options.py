@@ -1,8 +1,9 @@
 """Sources whose samples are files. Daemon, workers and CLI; standard library only."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from batchd.samples.checks import Example
 from batchd.sources.options import SourceOptions, check_path_bytes
 from batchd_wire.record import options
 
@@ -16,7 +17,7 @@ class FolderSource(SourceOptions):
     type: Literal["folder"] = "folder"
     """Kind of source."""
 
-    path: Path
+    path: Annotated[Path, Example("/data/photos")]
     """The folder. Each sub-folder is a class; classes are numbered in the order of their names.
     Hidden files are skipped."""
 
@@ -42,11 +43,11 @@ class ListSource(SourceOptions):
     type: Literal["list"] = "list"
     """Kind of source."""
 
-    path: Path
+    path: Annotated[Path, Example("/data/train.txt")]
     """The text file of `path label` lines. Paths may hold spaces; blank lines and lines that start
     with # are skipped."""
 
-    root: Path | None = None
+    root: Annotated[Path | None, Example("/data")] = None
     """The folder that the paths in the list are relative to; when not set, the folder of the
     list."""
 
@@ -71,10 +72,10 @@ class GlobSource(SourceOptions):
     type: Literal["glob"] = "glob"
     """Kind of source."""
 
-    root: Path
+    root: Annotated[Path, Example("/data")]
     """The folder where the search begins. Links to folders are followed."""
 
-    patterns: tuple[str, ...]
+    patterns: Annotated[tuple[str, ...], Example(["train/**/*.{jpg,png}", "more/*.jpg"])]
     """Patterns of the paths below the root, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and
     `?` match within a name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the
     other."""

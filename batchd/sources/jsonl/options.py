@@ -5,9 +5,9 @@ Invariant: in a source that exists, every default fits into its field.
 
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names
 from batchd.sources.options import DeclaredOptions
 from batchd_wire.record import options
@@ -22,10 +22,10 @@ class JsonlSource(DeclaredOptions):
     type: Literal["jsonl"] = "jsonl"
     """Kind of source."""
 
-    root: Path
+    root: Annotated[Path, Example("/data")]
     """The folder of the files."""
 
-    shards: tuple[str, ...]
+    shards: Annotated[tuple[str, ...], Example(["train-*.jsonl"])]
     """Paths of the files below the root, or patterns such as ["train-*.jsonl"]. Each file that is
     named must exist. The files must not be compressed."""
 
@@ -33,7 +33,7 @@ class JsonlSource(DeclaredOptions):
     """Whether images may be outside of their folder, and files outside of the root: absolute
     paths, paths with `..`, and links that lead out of it."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"text": "text"})]
     """The fields of a sample, with their types: "text" for a string, a dtype such as "int64", with
     its shape ("float32[4]"), in which ? is a length that differs from sample to sample, and
     "image" for a string that is the path or URL of an image file."""

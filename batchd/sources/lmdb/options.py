@@ -2,9 +2,9 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, check_declared, check_names
 from batchd.sources.options import DeclaredOptions
 from batchd.storage.location import check_path
@@ -30,10 +30,10 @@ class LmdbSource(DeclaredOptions):
     type: Literal["lmdb"] = "lmdb"
     """Kind of source."""
 
-    path: Path
+    path: Annotated[Path, Example("/data/photos.lmdb")]
     """The database: the folder of a `data.mdb`, or the file itself."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"image": "image"})]
     """The fields of a sample, such as { image = "image", label = "text" }: "image" is the bytes of
     an image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are
     several."""

@@ -2,9 +2,9 @@
 
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import check_declared, check_names
 from batchd.sources.options import DeclaredOptions
 from batchd_wire.record import options
@@ -21,14 +21,14 @@ class ParquetSource(DeclaredOptions):
     type: Literal["parquet"] = "parquet"
     """Kind of source."""
 
-    root: Path
+    root: Annotated[Path, Example("/data")]
     """The folder of the files. Images that a file names by their paths are relative to it."""
 
-    shards: tuple[str, ...]
+    shards: Annotated[tuple[str, ...], Example(["train-*.parquet"])]
     """Paths of the files below the root, or patterns such as ["train-*.parquet"]. Each file that
     is named must exist."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"image": "image", "label": "int64"})]
     """The columns to read, with their types, such as { image = "image", label = "int64" }: "image"
     is the bytes of an image file, or an image as Hugging Face stores it; "text" is a string;
     "float32" is a number; "int32[?]" and "float32[128]" are lists of numbers, or binary values that

@@ -1,8 +1,8 @@
 """Sources of pushed samples. Daemon, workers and CLI; standard library only."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, check_types
 from batchd.samples.sizes import parse_bytes
 from batchd.sources.options import DeclaredOptions
@@ -25,7 +25,7 @@ class PushSource(DeclaredOptions):
     type: Literal["push"] = "push"
     """Kind of source."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"image": "uint8[32,32,3]", "label": "int64"})]
     """The fields of a sample, each with a type such as "float32", "uint8[480,640,3]", "int32[?]"
     for a length that differs from sample to sample, "image" for the bytes of an image file, or
     "text"."""

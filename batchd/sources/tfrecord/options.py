@@ -5,9 +5,9 @@ Invariant: in a source that exists, every default fits into its field.
 
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Default, check_defaults, check_names, check_types
 from batchd.sources.options import DeclaredOptions
 from batchd_wire.record import options
@@ -24,17 +24,17 @@ class TFRecordSource(DeclaredOptions):
     type: Literal["tfrecord"] = "tfrecord"
     """Kind of source."""
 
-    root: Path
+    root: Annotated[Path, Example("/data")]
     """The folder of the files."""
 
-    shards: tuple[str, ...]
+    shards: Annotated[tuple[str, ...], Example(["train-*.tfrecord"])]
     """Paths of the files below the root, or patterns such as ["train-{00000..00015}-of-00016"]
     or ["train-*"]. Each file that is named must exist. The files must not be compressed."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
 
-    fields: dict[str, str]
+    fields: Annotated[dict[str, str], Example({"image": "image", "label": "int64"})]
     """The fields of a sample, with their types: "image" for the bytes of an image file, "text", a
     dtype such as "int64", with its shape ("float32[4]"), in which ? is a length that differs from
     sample to sample ("int64[?]")."""

@@ -1,9 +1,9 @@
 """Sources of token numbers in files. Daemon, workers and CLI; standard library only."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import LENGTH_MAX, Column, check_field_names
 from batchd.sources.options import FilesOptions
 from batchd_wire.record import options
@@ -24,7 +24,7 @@ class TokensSource(FilesOptions):
     type: Literal["tokens"] = "tokens"
     """Kind of source."""
 
-    path: Path | None = None
+    path: Annotated[Path | None, Example("/data/train.bin")] = None
     """The file, if it is one."""
 
     root: Path | None = None
@@ -40,11 +40,11 @@ class TokensSource(FilesOptions):
     """"flat" files have tokens alone, "megatron" files X.bin have an index X.idx of their
     documents."""
 
-    dtype: TokenType
+    dtype: Annotated[TokenType, Example("uint16")]
     """Type of a token, in the files and in a batch, such as "uint16". An index must have the
     same."""
 
-    length: int | None = None
+    length: Annotated[int | None, Example(1025)] = None
     """Tokens of a sample: windows of this length through each file, without regard to documents.
     When not set, each document of an index is a sample of its own length."""
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.samples.checks import Range
+from batchd.samples.checks import Example, Range
 from batchd.sources.options import SourceOptions, check_path_bytes
 from batchd.storage.location import check_path
 from batchd_wire.record import options
@@ -28,10 +28,10 @@ class VideoSource(SourceOptions):
     type: Literal["video"] = "video"
     """Kind of source."""
 
-    root: Path
+    root: Annotated[Path, Example("/data")]
     """The folder of the files."""
 
-    files: tuple[str, ...]
+    files: Annotated[tuple[str, ...], Example(["train/**/*.mp4"])]
     """Paths of the files below the root, or patterns such as ["train/**/*.{mp4,mkv}"]. Each file
     that is named must exist."""
 
@@ -48,7 +48,7 @@ class VideoSource(SourceOptions):
     stride: int = 1
     """Distance between the frames of a clip, in frames: 1 for consecutive frames."""
 
-    size: tuple[int, int] | None = None
+    size: Annotated[tuple[int, int] | None, Example([224, 224])] = None
     """Height and width that frames are scaled to, in pixels; proportions are not kept. Without
     it each frame keeps the size that it has in its file."""
 

@@ -18,9 +18,9 @@ Invariant: all members that may hold a field are read in the same way.
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from batchd.samples.checks import Checks
+from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, Default, check_declared, check_defaults, check_names
 from batchd.sources.options import DeclaredOptions, check_path_bytes
 from batchd_wire.record import options
@@ -154,10 +154,10 @@ class WebDatasetSource(DeclaredOptions):
     type: Literal["webdataset"] = "webdataset"
     """Kind of source."""
 
-    root: Path
+    root: Annotated[Path, Example("/data")]
     """The folder of the shards."""
 
-    shards: tuple[str, ...]
+    shards: Annotated[tuple[str, ...], Example(["train-{0000..0123}.tar"])]
     """The paths of the shards below the root, or patterns of them, such as
     ["train-{0000..0123}.tar"]. Each that is named has to be there. They are plain tar files, not
     compressed ones."""
@@ -172,7 +172,7 @@ class WebDatasetSource(DeclaredOptions):
     """The member of labels: the ending of one that is a whole number, or "json:KEY" for a number in
     a JSON object; "" makes all labels 0."""
 
-    fields: dict[str, str] | None = None
+    fields: Annotated[dict[str, str] | None, Example({"image": "uint8[32,32,3]", "label": "int64"})] = None
     """The fields of a sample other than one image and one label, such as { image = "image", mask =
     "image", caption = "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an
     image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are several.
