@@ -12,16 +12,20 @@ import numpy as np
 import pytest
 
 from batchd.errors import SourceInvalid
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.sources.files.index import PROGRESS_EVERY, FilesIndex
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.files.reader import FilesReader, SampleReader
-from batchd.sources.interface import kind_of
+from batchd.sources.interface import BuiltInKind, PlainReader, kind_of, open_reader
+from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
 from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
+from batchd_wire.record import options
 from support.source_files import make, nothing, scan_files, scan_folder, scan_list
 
 
@@ -512,3 +516,54 @@ def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     worker = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert worker.stdout.strip() == ""
+
+
+# --- a source of its own --------------------------------------------------------------------------
+
+
+@options
+class SquaresSource(SourceOptions):
+    """A source of these tests: its options class, the first of three places."""
+
+    type: str = "squares"
+    count: int = 4
+    columns = (Column("number", dtype="int64"),)
+
+
+def scan_squares(source: SquaresSource, _survey: Survey) -> SourceIndex:
+    return SourceIndex.build(source.count, {"squares": source.count}, {}, {})
+
+
+KINDS = {SquaresSource: BuiltInKind(scan=scan_squares)}
+"""In a folder of ``batchd.sources`` this is its ``scan``."""
+
+
+class SquaresReader(PlainReader):
+    """Reads no file."""
+
+    def __init__(self, _source: SquaresSource, _index: SourceIndex, _max_bytes: int, _storage: Storage) -> None:
+        pass
+
+    def read(self, sample: int) -> dict[str, np.int64]:
+        return {"number": np.int64(sample * sample)}
+
+
+READERS = {SquaresSource: SquaresReader}
+"""And this its ``reader``."""
+
+
+def test_a_source_has_three_places_its_options_its_scan_and_its_reader(
+    monkeypatch: pytest.MonkeyPatch, storage: Storage
+) -> None:
+    """No list or table names the source: the code above is all that daemon and workers need."""
+    for place in ("options", "scan", "reader"):
+        monkeypatch.setitem(sys.modules, f"squares.{place}", sys.modules[__name__])
+    monkeypatch.setattr(SquaresSource, "__module__", "squares.options")
+    monkeypatch.setitem(SOURCE_KINDS._known, "squares", SquaresSource)  # as if its folder had been found
+    source = SquaresSource(count=5)
+
+    index = scan_source(source, nothing, IndexCache(None), storage)
+    reader = open_reader(source, index, 1, storage)
+
+    assert kind_of(source).columns(source, storage) == SquaresSource.columns
+    assert [reader.read(sample)["number"] for sample in range(len(index))] == [0, 1, 4, 9, 16]
