@@ -559,7 +559,7 @@ def test_a_source_has_three_places_its_options_its_scan_and_its_reader(
     for place in ("options", "scan", "reader"):
         monkeypatch.setitem(sys.modules, f"squares.{place}", sys.modules[__name__])
     monkeypatch.setattr(SquaresSource, "__module__", "squares.options")
-    monkeypatch.setitem(SOURCE_KINDS._known, "squares", SquaresSource)  # as if its folder had been found
+    monkeypatch.setitem(SOURCE_KINDS._known, "squares", SquaresSource)  # as its folder would
     source = SquaresSource(count=5)
 
     index = scan_source(source, nothing, IndexCache(None), storage)
