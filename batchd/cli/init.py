@@ -26,12 +26,12 @@ from batchd.config.schema import toml_value
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import check_reading, preview
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.samples.location import Url, as_location
 from batchd.sources.recognise import FoundSource, recognise
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
 from batchd.storage.index import readable
 from batchd.storage.index_cache import IndexCache
-from batchd.storage.location import Url, as_location
 from batchd.storage.survey import ReportProgress, Survey
 
 STANDARD_OUTPUT = Path("-")

@@ -25,7 +25,7 @@ from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
-from batchd.storage.location import looks_like_url
+from batchd.samples.location import looks_like_url
 from batchd.suggestions import suggestion
 from batchd_wire.record import frozen
 from batchd_wire.wording import counted

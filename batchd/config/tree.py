@@ -37,12 +37,12 @@ from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.checks import Checks, Example, OptionsInvalid
 from batchd.samples.kinds import IS_WHOLE, OneOf
+from batchd.samples.location import check_local
 from batchd.samples.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
 from batchd.sources.composed.options import MixSource, sources_in
 from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
 from batchd.sources.push.options import PushSource
-from batchd.storage.location import check_local
 from batchd.storage.values import StorageLimits
 from batchd_wire.fields import BUCKETS_MAX
 

@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from batchd.daemon.memory.cache_file import cache_files, folder_problem
 from batchd.doctor.machine import Finding, Machine, note, ok, problem, warning
+from batchd.samples.location import Url
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in
 from batchd.sources.files.options import ListSource
 from batchd.sources.options import SourceOptions
-from batchd.storage.location import Url
 from batchd_wire.wording import counted
 
 FILES_MAX = 200

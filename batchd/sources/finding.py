@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
+from batchd.samples.location import is_url
 from batchd.storage.index import SourceIndex
-from batchd.storage.location import is_url
 from batchd.storage.patterns import ANY_FOLDERS, Pattern, resolve_braces
 
 Numbers = NDArray[np.int64]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from batchd.samples.columns import Column, parse_column
-from batchd.storage.location import Url, as_location, check_written
+from batchd.samples.location import Url, as_location, check_written
 
 PATH_BYTES_MAX = 4096
 

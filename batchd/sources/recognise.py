@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 from batchd.errors import SourceInvalid
 from batchd.samples.formats import MAGIC_BYTES, image_format
+from batchd.samples.location import Url
 from batchd.sources.files.walk import Patterns, below, matching, walk
 from batchd.sources.interface import FoundFiles, Recognised, recogniser_of
 from batchd.sources.kinds import SOURCE_KINDS
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import WantedNames
 from batchd.storage.index import readable
-from batchd.storage.location import Url
 from batchd.storage.paths import absent, unreachable
 from batchd.storage.patterns import Pattern, resolve_braces
 from batchd.storage.survey import Survey

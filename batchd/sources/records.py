@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.samples.errors import SampleUnreadable, check_bytes
+from batchd.samples.location import is_url
 from batchd.samples.values import Value
 from batchd.sources.interface import PlainReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.location import is_url
 from batchd.storage.paths import below_root, real_path
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from batchd.errors import KeyPath, SourceInvalid, path_text
 from batchd.samples.columns import Column
+from batchd.samples.location import Url
 from batchd.sources.composed.options import SubsetSource, parts_of
 from batchd.sources.composed.scan import agreed_columns
 from batchd.sources.interface import SourceProblem, kind_of
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
-from batchd.storage.location import Url
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 

@@ -1,6 +1,5 @@
 """Files of this machine, objects of servers, and indexes of sources. Daemon, workers and CLI.
 
-location        a path, or a URL in the place of a path
 access          one ``Storage`` for a process: limits, connections, deadlines, and files for scans
 objects         requests to servers; the only module that imports obstore
 remote_stream   an object as a file that can be read and sought in

@@ -23,10 +23,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from batchd.errors import SourceInvalid
+from batchd.samples.location import Url, is_url
 from batchd.storage import values
 from batchd.storage.ahead import RequestBudget, Requested
 from batchd.storage.index import readable
-from batchd.storage.location import Url, is_url
 from batchd.storage.paths import absent, check_bound, open_regular, status_of, unreachable, unreadable
 from batchd.storage.remote_stream import ObjectStream
 from batchd.suggestions import pip_command

@@ -17,8 +17,8 @@ from typing import BinaryIO
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.samples.location import is_url
 from batchd.storage.index import readable
-from batchd.storage.location import is_url
 from batchd.storage.rows import RowsFile
 from batchd.storage.values import Version, version_of
 from batchd.suggestions import nearly

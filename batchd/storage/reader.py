@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 
 from batchd import failpoints
 from batchd.samples.errors import SampleUnreadable, check_bytes
+from batchd.samples.location import is_url
 from batchd.storage.access import Storage
 from batchd.storage.ahead import Answer, Requested
-from batchd.storage.location import is_url
 from batchd.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened, open_within
 from batchd.storage.rows import SLOW_NS, read_file
 from batchd.storage.values import ObjectTooLong, ObjectUnreadable, Wanted, versions_in

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from batchd.storage.location import is_url
+from batchd.samples.location import is_url
 
 
 class StorageLimits(NamedTuple):

@@ -34,6 +34,7 @@ from batchd.pipeline.step_files import changed_file
 from batchd.samples.columns import parse_column
 from batchd.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.samples.kept_files import KeptFiles, PartUnfit
+from batchd.samples.location import is_url
 from batchd.samples.values import Value
 from batchd.sources.cache.reader import CachedReader, open_cache
 from batchd.sources.interface import NamesFiles, Reader, ReadsAhead, ReadsLengths, ReadsRows, open_reader, read_ahead
@@ -42,7 +43,6 @@ from batchd.sources.push.reader import PushReader
 from batchd.storage.access import Storage
 from batchd.storage.ahead import Requested
 from batchd.storage.index import SourceIndex
-from batchd.storage.location import is_url
 from batchd.worker.process import NoteMemory
 from batchd.worker.stopwatch import Stopwatch
 

@@ -43,13 +43,13 @@ from batchd.orders.link import HostServe
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, Work
 from batchd.pipeline.cache_split import decoded_files, has_crop_decoder
 from batchd.pipeline.kinds import step_from_plain
+from batchd.samples.location import is_url
 from batchd.samples.sizes import round_bytes
 from batchd.sources.cache.memory import CacheForm
 from batchd.sources.composed.options import sources_in
 from batchd.sources.interface import check_installed
 from batchd.sources.kinds import source_from_plain
 from batchd.storage.index import SourceIndex
-from batchd.storage.location import is_url
 from batchd.storage.values import version_of, versions_in
 from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
 

@@ -20,10 +20,10 @@ from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.machine import Finding, Level, Machine, Running
 from batchd.doctor.storage import PlaceSpeed
 from batchd.pipeline.image import jpeg_box
+from batchd.samples.location import Url
 from batchd.sources.composed.options import ConcatSource
 from batchd.sources.files.options import FolderSource, ListSource
 from batchd.storage.access import Storage
-from batchd.storage.location import Url
 from batchd_wire.status import read_status
 from support.images import write_photos
 from support.machines import GROUP, made_machine

@@ -8,12 +8,12 @@ import pytest
 from batchd.config.load import load_config
 from batchd.errors import ConfigInvalid
 from batchd.pipeline.text.options import RemoveStopwords
+from batchd.samples.location import Url
 from batchd.sources.arrays.options import NpySource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.options import FolderSource, ListSource
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage.location import Url
 
 
 @pytest.mark.parametrize(

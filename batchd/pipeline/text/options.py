@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from batchd.pipeline.options import FieldStep
 from batchd.samples.checks import Example, Range
 from batchd.samples.columns import check_field_names
-from batchd.storage.location import check_path
+from batchd.samples.location import check_path
 from batchd_wire.record import options
 
 TOKENS_MAX = 1 << 20

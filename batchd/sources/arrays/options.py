@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, check_field_names, check_types, parse_column
+from batchd.samples.location import check_path
 from batchd.sources.options import FilesOptions, SourceOptions
-from batchd.storage.location import check_path
 from batchd_wire.fields import ITEM_BYTES
 from batchd_wire.record import options
 

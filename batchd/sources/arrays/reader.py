@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.samples.errors import SampleUnreadable
+from batchd.samples.location import is_url
 from batchd.samples.values import Value
 from batchd.sources.arrays.index import Run, StoredArray
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
@@ -24,7 +25,6 @@ from batchd.sources.interface import PlainReader
 from batchd.sources.options import SourceOptions
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, readable
-from batchd.storage.location import is_url
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes, RowsPart
 from batchd_wire.views import Array
 

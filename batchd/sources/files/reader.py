@@ -6,6 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from batchd.samples.location import is_url
 from batchd.samples.values import Value
 from batchd.sources.files.index import FilesIndex
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
@@ -13,7 +14,6 @@ from batchd.sources.interface import FilePlace
 from batchd.sources.webdataset.options import WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
-from batchd.storage.location import is_url
 from batchd.storage.paths import bound_of
 from batchd.storage.reader import BytesReader, Extent, RemoteBytes
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.errors import SourceInvalid
+from batchd.samples.location import Url
 from batchd.sources.files.options import FolderSource
 from batchd.sources.options import FilesOptions
 from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import readable
-from batchd.storage.location import Url
 from batchd.storage.paths import bound_of, check_bound
 from batchd.storage.patterns import Pattern, absence_problems, first_file, no_file, no_match, resolve_braces
 from batchd.storage.survey import Survey

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import Column, check_declared, check_names
+from batchd.samples.location import check_path
 from batchd.sources.options import DeclaredOptions
-from batchd.storage.location import check_path
 from batchd_wire.record import options
 
 FIELD_MARK, SAMPLE_MARK = "{field}", "*"

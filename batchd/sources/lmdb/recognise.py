@@ -14,13 +14,13 @@ import lmdb
 
 from batchd.errors import SourceInvalid
 from batchd.samples.errors import SampleUnreadable
+from batchd.samples.location import check_local
 from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.lmdb.environment import Environment
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.lmdb.reader import unpacked
 from batchd.sources.recognise import LOOKED_AT, left_out_note, named_fields, of_kind, type_of
 from batchd.storage.index import readable
-from batchd.storage.location import check_local
 from batchd.storage.survey import Survey
 
 _LOCK_FILE = b"lock.mdb"

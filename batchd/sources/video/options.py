@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from batchd.samples.checks import Example, Range
+from batchd.samples.location import check_path
 from batchd.sources.options import SourceOptions, check_path_bytes
-from batchd.storage.location import check_path
 from batchd_wire.record import options
 
 NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
