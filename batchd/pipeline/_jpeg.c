@@ -4,21 +4,26 @@
  *              read    entropy decoding alone       columns of the box: all   never looked at
  *                                                   others: entropy decoding
  *
- * libjpeg-turbo does all of it; this file decides where to start and to stop, so that the pixels of the box are those that the whole
- * picture would have there. Upsampling makes a pixel from the samples of chroma beside it, and takes the edge of what is decoded for
- * the edge of the picture, so MARGIN columns more are decoded on either side. Rows need no margin: libjpeg keeps those around.
+ * libjpeg-turbo does all of it; this file decides where to start and to stop, so that the pixels of
+ * the box are those that the whole picture would have there. Upsampling makes a pixel from the
+ * samples of chroma beside it, and takes the edge of what is decoded for the edge of the picture,
+ * so MARGIN columns more are decoded on either side. Rows need no margin: libjpeg keeps neighbours.
  *
- * Of a file with restart markers a smaller one is cut out first (_jpeg_cut.c), with a margin of rows too, and takes the file's place. So
- * nothing is read of what lies above and beside the box. Where that cannot be, all of the file is read as above.
+ * Of a file with restart markers a smaller one is cut out first (_jpeg_cut.c), with a margin of
+ * rows too, and takes the file's place. So nothing is read of what lies above and beside the box.
+ * Where that cannot be, all of the file is read as above.
  *
- * What is unusual is left to other decoders, as is what libjpeg refuses by its header: decode() returns None.
+ * For an unusual file, and for one whose header libjpeg refuses, decode() returns None: other
+ * decoders read it.
  *
- * The box may be resampled and flipped into a row of a batch in the same call (_pixels.c), and the files of several rows may be read
- * (_rows.c), checked and decoded in one: a worker's Python code between two photographs finds the processor's caches full of one, and
- * takes twice as long as it would alone.
+ * The box may be resampled and flipped into a row of a batch in the same call (_pixels.c), and the
+ * files of several rows may be read (_rows.c), checked and decoded in one: a worker's Python code
+ * between two photographs finds the processor's caches full of one, and takes twice as long as it
+ * would alone.
  *
- * Invariants: no Python object is touched without the GIL; libjpeg leaves run() only through its end or by longjmp to its begin;
- * nothing is written behind the end of the buffer, whatever the file says. What was cut has the pixels of the whole.
+ * Invariants: no Python object is touched without the GIL; libjpeg leaves run() only through its
+ * end or by longjmp to its begin; nothing is written behind the end of the buffer, whatever the
+ * file says. What was cut has the pixels of the whole.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -40,11 +45,14 @@
 
 #define EIGHTHS 8
 #define MARKER 0xff
-#define ZEROS_MAX 9 /* libjpeg reads 7 bytes ahead and forgets them, and an intact scan may end in 2 */
+/* libjpeg reads 7 bytes ahead and forgets them, and an intact scan may end in 2 */
+#define ZEROS_MAX 9
 #define SCANS_MAX 200
 #define H_SAMPLING_MAX 4
 #define V_SAMPLING_MAX 4
-#define MARGIN 4 /* pixels: the neighbour of a sample of chroma, and never so few samples that libjpeg upsamples in another way */
+/* pixels: the neighbour of a sample of chroma, and never so few samples that libjpeg upsamples in
+ * another way */
+#define MARGIN 4
 #define COLUMNS_BESIDE_MAX (2 * MARGIN + H_SAMPLING_MAX * DCTSIZE - 1)
 #define STRING(number) #number
 #define STRING_OF(macro) STRING(macro)
@@ -72,10 +80,12 @@ struct job {
     int is_part; /* only a part of the file is there */
     struct splicing splicing; /* by access points; its `made` is NULL where that is not done */
     int is_known; /* the header is read, and of a kind that this libjpeg decodes */
-    int columns, before; /* result: how long a row of what was decoded is, and what of it is in front of the box */
+    /* result: how long a row of what was decoded is, and what of it is in front of the box */
+    int columns, before;
     struct image target; /* what the box is resampled into; without pixels: it is not */
     int is_area, is_upside_down, is_mirrored;
-    int64_t decoded_ns; /* result: the time between the two, on the clock of time.perf_counter_ns() */
+    /* result: the time between the two, on the clock of time.perf_counter_ns() */
+    int64_t decoded_ns;
 };
 
 static const struct scaling *scaling; /* NULL where _pixels was not built */
@@ -92,10 +102,11 @@ static void fail(j_common_ptr jpeg)
     longjmp(failure->failed, 1);
 }
 
-/* Tells whether the bytes that were discarded in front of the end are zeros and fill bytes, with which some cameras pad a file. More than
- * ZEROS_MAX zeros in front of these mean that blocks were decoded from zeros, which stand for what is lost. libjpeg counts fill bytes
- * only in front of a zero, and then one of them; its place is behind the last byte that it discarded. The 0xd8 at the start of the file
- * ends every walk. */
+/* Tells whether the bytes that were discarded in front of the end are zeros and fill bytes, with
+ * which some cameras pad a file. More than ZEROS_MAX zeros in front of these mean that blocks were
+ * decoded from zeros, which stand for what is lost. libjpeg counts fill bytes only in front of a
+ * zero, and then one of them; its place is behind the last byte that it discarded. The 0xd8 at the
+ * start of the file ends every walk. */
 static int is_padding(j_decompress_ptr jpeg)
 {
     const JOCTET *place = jpeg->src->next_input_byte;
@@ -112,8 +123,9 @@ static int is_padding(j_decompress_ptr jpeg)
     return 0;
 }
 
-/* These lose no pixel. All other warnings do. Bytes between two segments of the header belong to nothing; bytes of a scan that are left
- * when all blocks are decoded say that some of these were decoded from the wrong ones, unless they are padding of the whole. */
+/* These lose no pixel. All other warnings do. Bytes between two segments of the header belong to
+ * nothing; bytes of a scan that are left when all blocks are decoded say that some of these were
+ * decoded from the wrong ones, unless they are padding of the whole. */
 static int is_harmless(j_common_ptr jpeg)
 {
     switch (jpeg->err->msg_code) {
@@ -210,7 +222,7 @@ static void set_up(struct job *job)
     limit_scans(jpeg);
 }
 
-/* Which columns to decode. libjpeg moves `first` to the left, to where a row of blocks can begin. */
+/* The columns to decode. libjpeg moves `first` to the left, where a row of blocks can begin. */
 static void choose_columns(struct job *job)
 {
     struct jpeg_decompress_struct *jpeg = &job->jpeg;
@@ -260,7 +272,7 @@ struct span mcus_under(int first, int length, int whole, int pixels, int samplin
     return span;
 }
 
-/* What of the file is needed. Returns whether it can be cut at all, and that leaves anything out. */
+/* Plans a cut of the file. Returns whether the file can be cut, and the cut leaves bytes out. */
 static int choose_tiles(struct job *job)
 {
     const struct jpeg_decompress_struct *jpeg = &job->jpeg;
@@ -334,7 +346,8 @@ static enum verdict decode_box(struct job *job)
     if (!fits(job)) return BAD_BUFFER;
     if (job->box.top > 0) jpeg_skip_scanlines(jpeg, (JDIMENSION)job->box.top);
     read_rows(job);
-    if (jpeg->output_scanline == jpeg->output_height) jpeg_finish_decompress(jpeg); /* is anything left of the scan? */
+    /* is anything left of the scan? */
+    if (jpeg->output_scanline == jpeg->output_height) jpeg_finish_decompress(jpeg);
     return DONE;
 }
 
@@ -375,8 +388,7 @@ static enum verdict decode_spliced(struct job *job)
     return verdict;
 }
 
-/* Whatever is wrong with a cut, the file decides: it is decoded from its start, and its verdict counts. A part
- * of a file decides nothing. */
+/* If a cut fails, the whole file is decoded, and its verdict counts. A part of a file has none. */
 static enum verdict decode_any(struct job *job)
 {
     if (job->record.buf && decode_spliced(job) == DONE) return DONE;
@@ -421,11 +433,12 @@ struct task {
     unsigned long long order, row, sample;
 };
 
-/* What became of a row, int64 each, in this order: whether it is made, bytes of the file, ns of reading it, the same of CPU time, ns of
- * decoding, ns of resampling, ns of CPU time for both. */
+/* The result of a row, int64 each, in this order: whether it is made, bytes of the file, ns of
+ * reading it, the same of CPU time, ns of decoding, ns of resampling, ns of CPU time for both. */
 enum { MADE, FILE_BYTES, READ_NS, READ_CPU_NS, DECODED_NS, RESAMPLED_NS, CPU_NS, RESULTS };
 
-/* Memory that all rows share: of a file, of the pixels of a box, and the worker's note (order, row + 1, sample). */
+/* Memory that all rows share: for a file, for the pixels of a box, and the worker's note (order,
+ * row + 1, sample). */
 struct shared {
     Py_buffer file, pixels, note;
     const struct color *color;
@@ -552,8 +565,8 @@ PyDoc_STRVAR(decode_doc,
 "decode(data, pixels, color, eighths, size, box, points=None, is_part=False, target=None, is_area=False, is_upside_down=False,\n"
 "       is_mirrored=False) -> (columns, before, fits, decoded_ns) | None\n\n"
 "Decode a box (top, left, height, width), in pixels of the scaled picture, into the writable buffer ``pixels``.\n\n"
-"``size`` is (height, width) of the whole picture, unscaled, as its header says. What is written: ``height`` rows of ``columns`` pixels,\n"
-"``before`` of which are in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
+"``size`` is (height, width) of the whole picture, unscaled, as its header says. It writes ``height`` rows of ``columns`` pixels:\n"
+"``before`` pixels in front of the box; at most COLUMNS_BESIDE_MAX are beside it. None: a file for another decoder.\n"
 "``points``: what ``access_points`` returned for the file, which takes less time; ``fits`` is False if it is not of the bytes down to\n"
 "the last row of the box, and then it was not used. The pixels are the same.\n"
 "``is_part``: of the file, its header is there, and what ``part`` returned; other bytes are not read. None also where more is needed.\n"
@@ -572,7 +585,8 @@ static const void *offered(const char *module_name, const char *name, const char
     return found;
 }
 
-/* Look for the other extensions once, at their first use: a worker host decodes nothing. Without them, boxes are decoded all the same. */
+/* Look for the other extensions once, at their first use: a worker host decodes nothing. Without
+ * them, boxes are decoded all the same. */
 static void find_others(void)
 {
     static int was_sought;

@@ -2,7 +2,7 @@
  *
  *     _jpeg.c             decodes a box; what Python sees
  *     _jpeg_probe.c       size, orientation and believable pixels of a usual JPEG, without libjpeg
- *     _jpeg_cut.c         a smaller JPEG out of the bytes of one with restart markers, without libjpeg
+ *     _jpeg_cut.c         a smaller JPEG out of one with restart markers, without libjpeg
  *     _jpeg_walk.c        finds the access points of a JPEG (_jpeg_scan.h), without libjpeg
  *     _jpeg_splice.c      a smaller JPEG out of one with known access points, without libjpeg
  *     _jpeg_transcode.c   restart markers for a JPEG that has none
@@ -23,7 +23,7 @@ enum verdict { DONE, BROKEN, NOT_MINE, BAD_BOX, BAD_BUFFER, BAD_SCALE, NO_MEMORY
 
 /* --- how libjpeg fails --- */
 
-/* What a client_data of libjpeg points to. Whoever has one has set `failed` before libjpeg is called. */
+/* The target of a client_data of libjpeg. `failed` is set before each call of libjpeg. */
 struct failure {
     struct jpeg_error_mgr errors;
     struct jpeg_progress_mgr progress;
@@ -53,7 +53,7 @@ struct box {
     int top, left, height, width;
 };
 
-/* The MCUs, of which each makes `pixels` of the scaled picture, under some of `whole` of its pixels. */
+/* The MCUs under `length` of `whole` pixels of the scaled picture; each makes `pixels` of them. */
 struct span mcus_under(int first, int length, int whole, int pixels, int sampling);
 
 /* --- _jpeg_probe.c --- */
@@ -71,7 +71,7 @@ int probe_jpeg(const unsigned char *data, size_t length, struct header *header);
 
 /* --- _jpeg_cut.c --- */
 
-/* A picture, and what of it is wanted: `rows` and `columns` are of MCUs, and become those that are taken. */
+/* A picture and its wanted part: `rows` and `columns` are of MCUs, and grow to those of the cut. */
 struct cutting {
     const unsigned char *file;
     size_t length, scan; /* bytes; where the image data begin */
@@ -82,13 +82,15 @@ struct cutting {
     int reaches_end; /* result: the last of them is the last of the file */
 };
 
-/* Widens what is wanted to whole intervals. Returns whether less than all in front of its last row is left. */
+/* Widens the wanted part to whole intervals. Returns whether that leaves out anything in front of
+ * its last row. */
 int plan_cut(struct cutting *cutting);
 
 /* Bytes that `cut` writes at most. */
 size_t cut_bytes_max(const struct cutting *cutting);
 
-/* Writes the smaller file, of cut_bytes_max() at most. Returns its bytes, or 0 where the file is not as its header says. */
+/* Writes the smaller file, of cut_bytes_max() at most. Returns its bytes, or 0 where the file is
+ * not as its header says. */
 size_t cut(struct cutting *cutting, unsigned char *into);
 
 /* --- _jpeg_walk.c --- */
@@ -102,7 +104,7 @@ struct finding {
     size_t made_length;
 };
 
-/* Finds the access points of a file. DONE, NO_MEMORY, or NOT_MINE where it is of another kind, or broken anywhere. */
+/* Finds the access points of a file. DONE, NO_MEMORY, or NOT_MINE: of another kind, or broken. */
 enum verdict find_points(struct finding *finding);
 
 /* --- _jpeg_splice.c --- */
@@ -122,7 +124,8 @@ struct splicing {
     int top, left; /* result: of the cut in the picture, in pixels of the scaled one */
 };
 
-/* Writes the smaller file. DONE, NO_MEMORY, or NOT_MINE where the record is not of this file, or too little is left out. */
+/* Writes the smaller file. DONE, NO_MEMORY, or NOT_MINE where the record is not of this file, or
+ * too little is left out. */
 enum verdict splice_crop(struct splicing *splicing);
 
 /* The bytes of the file that are needed, beside its header, which ``file`` is. DONE or NOT_MINE. */
@@ -143,7 +146,8 @@ struct transcoding {
     size_t made_length, made_room;
 };
 
-/* Writes the same coefficients as a baseline file with restart markers. DONE, BROKEN, NOT_MINE or NO_MEMORY. */
+/* Writes the same coefficients as a baseline file with restart markers. Returns DONE, BROKEN,
+ * NOT_MINE or NO_MEMORY. */
 enum verdict transcode(struct transcoding *transcoding);
 void end_transcoding(struct transcoding *transcoding);
 

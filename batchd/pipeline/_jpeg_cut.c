@@ -1,16 +1,20 @@
 /* A smaller JPEG out of the bytes of a larger one, without decoding anything.
  *
- *     file   |header| RST0 | RST1 | RST2 | RST3 |     Between two restart markers (an interval) nothing depends on what was before.
- *                   | RST4 |[RST5]|[RST6]| RST7 |     So some intervals of each row, behind a header with their size, are a JPEG of
- *                   | RST0 |[RST1]|[RST2]| RST3 |     their own: |header'|5 RST0|6 RST1|1 RST2|2 EOI|
+ *     file   |header| RST0 | RST1 | RST2 | RST3 |
+ *                   | RST4 |[RST5]|[RST6]| RST7 |
+ *                   | RST0 |[RST1]|[RST2]| RST3 |     cut   |header'|5 RST0|6 RST1|1 RST2|2 EOI|
  *
- * Where intervals do not divide the rows, whole rows are cut out, from one on that begins with an interval.
+ * Between two restart markers (an interval) nothing depends on earlier bytes. So some intervals of
+ * each row, behind a header with their size, are a JPEG of their own.
  *
- * libjpeg's fast decoder reads ahead, and at a marker has the slow one do the MCU again. Zeros in front of the markers, which spare it that,
- * were tried: nothing is gained, and parts that are too short are no longer found.
+ * Where intervals do not divide the rows, whole rows are cut out, from the start of an interval on.
  *
- * Invariant: nothing behind the file is read, and no more than cut_bytes_max() is written, whatever the file says. Every marker in front
- * of what is taken is the one that has to be there.
+ * libjpeg's fast decoder reads ahead, and at a marker has the slow one do the MCU again. Zeros in
+ * front of the markers, which spare it that, were tried: nothing is gained, and parts that are too
+ * short are no longer found.
+ *
+ * Invariant: nothing behind the file is read, and no more than cut_bytes_max() is written, whatever
+ * the file says. Every marker in front of what is taken is the one that has to be there.
  */
 #include <string.h>
 
@@ -40,7 +44,7 @@ static int is_tiled(const struct cutting *cutting)
     return parts_of(cutting->width, cutting->mcu_width) % cutting->interval == 0;
 }
 
-/* The interval that begins with the first row that is taken, or with its first column where there are tiles. */
+/* The interval at the first row of the cut or, where there are tiles, at its first column. */
 static int first_interval(const struct cutting *cutting)
 {
     const int across = parts_of(cutting->width, cutting->mcu_width);
@@ -87,7 +91,8 @@ int plan_cut(struct cutting *cutting)
     return rows->first > 0 || columns->first > 0 || columns->end < across;
 }
 
-/* Every restart marker that is written stands for one that was read, so that only that of the end is new. */
+/* Each restart marker that is written replaces one that was read: only the marker of the end is
+ * new. */
 size_t cut_bytes_max(const struct cutting *cutting) { return cutting->length + MARKER_BYTES; }
 
 /* Where the header tells the size; 0 where it tells another, or is not a plain row of segments. */
@@ -133,7 +138,7 @@ static unsigned char *write_marker(unsigned char *into, int marker)
     return into;
 }
 
-/* The end of an interval, and what marker stands there, and what is behind it. NULL where the file ends before. */
+/* The end of an interval, its marker, and the place behind it. NULL where the file ends before. */
 static const unsigned char *end_of_interval(const unsigned char *place, const unsigned char *end, int *marker, const unsigned char **next)
 {
     while ((place = memchr(place, MARKER, (size_t)(end - place)))) {

@@ -1,7 +1,7 @@
-/* The header of a usual JPEG, without libjpeg: the answer of `probe.py` in one call. Worker process.
+/* The header of a usual JPEG, without libjpeg: `probe.py` in one call. Worker process.
  *
- * Invariant: an answer is always that of `probe.py`. It has to look at files that it refuses, and at unusual ones: several scans, bytes
- * between segments, no end mark at the very end.
+ * Invariant: an answer is always that of `probe.py`. It has to look at files that it refuses, and
+ * at unusual ones: several scans, bytes between segments, no end mark at the very end.
  */
 #include "_jpeg.h"
 

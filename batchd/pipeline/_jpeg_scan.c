@@ -1,17 +1,19 @@
-/* The header of a baseline JPEG, its Huffman codes, and the record in which its access points are kept.
+/* The header of a baseline JPEG, its Huffman codes, and the record of its access points.
  *
- *     record    |version|components|step|rows of a group|file bytes|height|width|scan|end|checksum of the header|
- *               |checksum, place| of each group |points of group 0|points of group 1| ... |the last point|
- *               |checksum of the record|
- *     point     |varint: bits since the point before|zigzag varint: DC - that of the point before| each component
+ *     record    |version|components|step|rows of a group|file bytes|height|width|scan|end|
+ *               |checksum of the header|checksum, place| of each group |points of group 0|
+ *               |points of group 1| ... |the last point|checksum of the record|
+ *     point     |varint: bits since the point before|
+ *               |zigzag varint: DC - that of the point before| of each component
  *
- * A group is some rows of MCUs. It begins with absolute values, so that a crop skips the points above it, and
- * its checksum is of the bytes of the file between its first point and that of the next group. So a crop is
- * only cut out of a file that is the one that was walked, down to the last row of the crop: old points would
- * decode to wrong pixels without an error, and damage above the crop concerns it without points, too.
+ * A group is some rows of MCUs. It begins with absolute values, so that a crop skips the points
+ * above it, and its checksum is of the bytes of the file between its first point and that of the
+ * next group. So a crop is only cut out of a file that is the one that was walked, down to the last
+ * row of the crop: old points would decode to wrong pixels without an error, and damage above the
+ * crop concerns it without points, too.
  *
- * The checksum is XXH64 of https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md: some 5 us for an
- * image of 100 kB, where the CRC-32 of zlib takes 20.
+ * The checksum is XXH64 of https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md: it takes
+ * some 5 us for an image of 100 kB, and the CRC-32 of zlib takes 20.
  *
  * All numbers are little-endian.
  */
@@ -73,7 +75,8 @@ static int read_size(const uint8_t *at, size_t length, struct frame *frame, uint
         for (int other = 0; other < c; other++)
             if (ids[other] == ids[c]) return 0;
     }
-    if (frame->height > JPEG_MAX_DIMENSION || frame->width > JPEG_MAX_DIMENSION) return 0; /* libjpeg takes no more */
+    /* libjpeg takes no more */
+    if (frame->height > JPEG_MAX_DIMENSION || frame->width > JPEG_MAX_DIMENSION) return 0;
     if (!frame->height || !frame->width || !is_usual_sampling(frame->components, sampling)) return 0;
     frame->mcu_width = 8 * (sampling[0] >> 4);
     frame->mcu_height = 8 * (sampling[0] & 15);
@@ -125,7 +128,8 @@ int read_frame(const uint8_t *file, size_t length, struct frame *frame)
             return read_scan(at, content, frame, ids);
         } else if (kind == 0xdd) { /* DRI: restart markers, unless it is 0 */
             if (content != 2 || number_at(at)) return 0;
-        } else if (kind != 0xdb && kind != 0xfe && (kind < 0xe0 || kind > 0xef)) { /* DQT, COM, APPn */
+        } else if (kind != 0xdb && kind != 0xfe && (kind < 0xe0 || kind > 0xef)) {
+            /* DQT, COM, APPn */
             return 0;
         }
         place += MARKER_BYTES + bytes;
@@ -314,7 +318,8 @@ size_t pack_points(const struct frame *frame, const struct points *points, size_
         directory = write_number(directory, (uint64_t)(at - into), 4);
         for (const struct point *point = first; point < end_of_group; before = point++) at = pack_point(at, point, before, frame->components);
     }
-    directory = write_number(directory, 0, 8); /* behind the last point, there is nothing of the picture */
+    /* behind the last point, there is nothing of the picture */
+    directory = write_number(directory, 0, 8);
     write_number(directory, (uint64_t)(at - into), 4);
     at = pack_point(at, points->at + points->count - 1, &NONE, frame->components);
     at = write_number(at, checksum(into, (size_t)(at - into)), CHECKSUM_BYTES);
@@ -347,7 +352,7 @@ static const uint8_t *directory_of(const struct record *record, int group)
     return record->bytes + HEAD_BYTES + GROUP_BYTES * (size_t)group;
 }
 
-/* Reads the points of a group, or its first ones. Returns 0 where they are no points of the file. */
+/* Reads the points of a group, or its first ones. Returns 0 if they are not the file's. */
 static int unpack_group(const struct frame *frame, const struct record *record, int group, size_t count, struct point *into)
 {
     static const struct point NONE = {0, {0}};

@@ -1,4 +1,4 @@
-/* What is read of a baseline JPEG without libjpeg: its header, its Huffman codes, its access points.
+/* Reads parts of a baseline JPEG without libjpeg: header, Huffman codes, access points.
  *
  *     _jpeg_scan.c        the header, the codes, and the record in which access points are kept
  *     _jpeg_walk.c        finds the access points of a file: once for each file
@@ -104,7 +104,7 @@ struct point {
     int16_t dc[COMPONENTS_MAX]; /* predictors */
 };
 
-/* The points of a file. Row by row, those in front of MCU 0, step, 2 step ...; one behind them all. */
+/* The points of a file: in each row those in front of MCU 0, step, 2 step ...; one behind all. */
 struct points {
     int step; /* MCUs */
     int across; /* of each row */
@@ -136,12 +136,12 @@ size_t file_bytes_of(const uint8_t *record, size_t length);
 /* Returns 0 where the record is not one of this file, as far as its header tells. */
 int read_record(const struct frame *frame, const uint8_t *bytes, size_t length, struct record *record);
 
-/* The bytes of the file that the groups with these MCU rows are in. Returns 0 where the record is broken. */
+/* The bytes of the file that hold the groups with these MCU rows. Returns 0: a broken record. */
 int bytes_of_rows(const struct frame *frame, const struct record *record, struct span rows, size_t *first, size_t *end);
 
-/* Reads the points of all groups with these MCU rows, and the first one behind, into memory that the
- * caller frees. NOT_MINE where the record is broken, or the bytes of the file up to there (of a part:
- * the bytes of these groups) are others than those that it was made of; NO_MEMORY. */
+/* Reads the points of all groups with these MCU rows, and the first one behind, into memory that
+ * the caller frees. NOT_MINE where the record is broken, or the bytes of the file up to there (of a
+ * part: the bytes of these groups) are others than those that it was made of; NO_MEMORY. */
 enum verdict unpack_points(const struct frame *frame, const struct record *record, struct span rows, struct points *points);
 
 #endif

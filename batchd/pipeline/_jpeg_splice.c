@@ -5,16 +5,17 @@
  *     cut     |header'|DC DC DC|### shifted ####|DC DC DC|### shifted ####|ones|EOI|
  *                      the first MCU              the first MCU of the next row
  *
- * What lies between the first and the last column of the crop in a row of MCUs is one run of bits. Rows follow
- * each other without restart markers, beside which libjpeg leaves its fast decoder. Only the first DC difference
- * of each component of a row is coded anew, from the predictor where the row before ended: the access point there
- * has it. Other blocks follow from these.
+ * What lies between the first and the last column of the crop in a row of MCUs is one run of bits.
+ * Rows follow each other without restart markers, beside which libjpeg leaves its fast decoder.
+ * Only the first DC difference of each component of a row is coded again, from the predictor where
+ * the row before ended: the access point there has it. Other blocks follow from these.
  *
- * Where the file's table has no code for a difference, its categories are added behind the last code: no table has
- * a code of all ones, so there is room for it (ITU T.81, C), and all codes that were there keep their meaning.
+ * Where the file's table has no code for a difference, its categories are added behind the last
+ * code: no table has a code of all ones, so there is room for it (ITU T.81, C), and all codes that
+ * were there keep their meaning.
  *
- * Invariant: nothing outside of the file is read, and nothing behind the memory for the cut is written, whatever
- * points and file say.
+ * Invariant: nothing outside of the file is read, and nothing behind the memory for the cut is
+ * written, whatever points and file say.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,10 +23,13 @@
 #include "_jpeg.h"
 #include "_jpeg_scan.h"
 
-#define ROW_BYTES_MAX (2 * 4 * 2 * COMPONENTS_MAX) /* what the first MCU of a row may grow by: each code and difference, stuffed */
+/* what the first MCU of a row may grow by: each code and difference, stuffed */
+#define ROW_BYTES_MAX (2 * 4 * 2 * COMPONENTS_MAX)
 #define TABLE_BYTES_MAX (2 * MARKER_BYTES + 1 + CODE_BITS_MAX + 256)
-#define CUT_MCU_BYTES_MAX (2 * BLOCKS_MAX * 256) /* what is copied of a broken one before that shows: 64 codes of 31 bits a block, stuffed */
-#define PARTS 16 /* a crop that leaves out less than one of so many parts of what is in front of its end is not cut out */
+/* what is copied of a broken one before that shows: 64 codes of 31 bits a block, stuffed */
+#define CUT_MCU_BYTES_MAX (2 * BLOCKS_MAX * 256)
+/* a crop is not cut out if it leaves out less than one of so many parts in front of its end */
+#define PARTS 16
 #define SYMBOL_BITS_MAX 32 /* a code and what follows it, at most 31 */
 
 /* --- the codes of DC differences, with those that the file lacks --- */
@@ -62,7 +66,7 @@ static int complete(const struct huffman *table, struct dc_codes *codes)
         }
     if (!lacking) return 1;
     for (length = longest; length <= CODE_BITS_MAX && (1u << length) - 1 - next < (unsigned)lacking; length++) next <<= 1;
-    /* codes may be repeated, so that there are many of one length, and the segment counts them in a byte */
+    /* repeated codes can make many of one length, and the segment counts them in a byte */
     if (length > CODE_BITS_MAX || codes->table.count + lacking > 256 || codes->table.bits[length] + lacking > 255) return 0;
     for (int category = 0; category < CATEGORIES; category++)
         if (codes->added >> category & 1) {
@@ -166,7 +170,8 @@ static int copy_bits(struct source *from, uint32_t end, struct sink *to)
     for (; from->count >= 8; from->count -= 8) at -= at <= from->end && is_stuffed(from, at - 1) ? MARKER_BYTES : 1;
     if (from->count && at > last) { /* the end is within the byte that is held */
         const int wanted = from->count - (8 - (int)(end & 7));
-        if (wanted < 0 || at - last > MARKER_BYTES) return 0; /* 2, where that byte is all ones, and has its zero */
+        /* 2, where that byte is all ones, and has its zero */
+        if (wanted < 0 || at - last > MARKER_BYTES) return 0;
         if (wanted) write_bits(to, from->held >> (64 - wanted), wanted);
         return 1;
     }
@@ -224,7 +229,8 @@ static int copy_block(struct splice *splice, const struct lookup *codes)
     return 1;
 }
 
-/* Recodes the difference: from the value `before`, with which the row before ends in the cut, instead of that in the file. */
+/* Recodes the difference: from the value `before`, with which the row before ends in the cut,
+ * instead of that in the file. */
 static int recode(struct splice *splice, struct dc_codes *codes, int in_file, int before)
 {
     const unsigned found = symbol_at(&codes->lookup, splice->from.held);
@@ -287,10 +293,12 @@ static uint8_t *write_table(uint8_t *at, int place, const struct huffman *table)
     return at + CODE_BITS_MAX + table->count;
 }
 
-/* A segment that decoding needs. Of those of applications, JFIF and Adobe tell the colors; EXIF, profiles and comments are many bytes. */
+/* A segment that decoding needs. Of those of applications, JFIF and Adobe tell the colors; EXIF,
+ * profiles and comments are many bytes. */
 static int is_kept(int kind) { return (kind < 0xe0 && kind != 0xdd) || kind == 0xe0 || kind == 0xee; }
 
-/* The header of a picture of this size, into frame->scan bytes, and TABLES tables. Returns its end. */
+/* The header of a picture of this size, into frame->scan bytes, and TABLES tables. Returns the end
+ * of the header. */
 static uint8_t *write_header(const struct splice *splice, int height, int width, uint8_t *at)
 {
     const struct frame *const frame = splice->frame;
@@ -320,7 +328,7 @@ static int smaller(int whole, int part, struct span taken)
     return (end < whole ? end : whole) - taken.first * part;
 }
 
-/* What of the file is needed, in whole steps. Returns whether that leaves out enough to be worth it. */
+/* Plans a cut in whole steps. Returns whether it leaves out enough to be worth it. */
 static int choose_spans(struct splicing *splicing, const struct frame *frame, int step)
 {
     const int across = frame->mcu_width / 8, down = frame->mcu_height / 8, eighths = splicing->eighths;
@@ -348,7 +356,7 @@ static int make_codes(struct splice *splice)
     return 1;
 }
 
-/* The points around the run of bits of a row. Behind the last column is the first point of the next row. */
+/* The points around a row's run of bits. The last column ends at the next row's first point. */
 static void run_of(const struct splicing *splicing, const struct splice *splice, int row, const struct point **begin,
                    const struct point **end)
 {
@@ -367,7 +375,8 @@ static size_t rows_bytes_max(const struct splicing *splicing, const struct splic
         const struct point *begin, *end;
         run_of(splicing, splice, row, &begin, &end);
         if (end->bit < begin->bit) return 0;
-        bytes += 2 * ((end->bit - begin->bit) / 8 + 2) + ROW_BYTES_MAX; /* all may have to be stuffed */
+        /* all may have to be stuffed */
+        bytes += 2 * ((end->bit - begin->bit) / 8 + 2) + ROW_BYTES_MAX;
     }
     return bytes;
 }
@@ -393,7 +402,7 @@ static int write_rows(const struct splicing *splicing, struct splice *splice)
     return 1;
 }
 
-/* With the points of the rows that are needed. The header is known last: it has the codes that were added. */
+/* Cuts with the points of the rows. The header is written last: it has the added codes. */
 static enum verdict write_cut(struct splicing *splicing, struct splice *splice)
 {
     const struct frame *const frame = splice->frame;

@@ -1,8 +1,9 @@
-/* Restart markers for a JPEG that has none: the same coefficients, written as a baseline file that can be cut.
+/* Restart markers for a JPEG that has none: the same coefficients as a baseline file for cutting.
  *
- * Nothing is decoded and nothing is rounded. All markers that applications wrote (EXIF, ICC, Adobe, JFIF, comments) are copied as they are,
- * so that the picture is the same to everybody; what is behind the end of the image is not. Huffman tables are made anew, which pays for
- * some of the restart markers.
+ * Nothing is decoded and nothing is rounded. All markers that applications wrote (EXIF, ICC, Adobe,
+ * JFIF, comments) are copied as they are, so that every program shows the same picture; bytes
+ * behind the end of the image are not copied. New Huffman tables save some of the bytes that the
+ * restart markers cost.
  *
  * Invariant: DONE only where every decoder gives the pixels of the file that was read.
  */
@@ -49,7 +50,8 @@ static void end_output(j_compress_ptr to)
 
 /* --- one file --- */
 
-/* The divisor of a row's MCUs that comes nearest to `wanted`, and is not less than half of it: restart markers cost bytes. */
+/* The divisor of a row's MCUs that comes nearest to `wanted`, and is not less than half of it:
+ * restart markers cost bytes. */
 static unsigned interval_near(unsigned wanted, unsigned across)
 {
     unsigned best = across;
@@ -96,7 +98,8 @@ static void write_file(struct transcoding *transcoding, jvirt_barray_ptr *coeffi
     jpeg_finish_compress(to);
 }
 
-/* What cannot be written as a baseline file (quantisation tables that change, coefficients of too many bits) is not broken. */
+/* What cannot be written as a baseline file (quantisation tables that change, coefficients of too
+ * many bits) is not broken. */
 static enum verdict why_not(int code, int is_known, int is_read)
 {
     if (code == JERR_OUT_OF_MEMORY) return NO_MEMORY;

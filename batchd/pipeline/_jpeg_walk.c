@@ -1,11 +1,12 @@
-/* Finds the access points of a JPEG: reads all of its codes, and decodes nothing but DC differences.
+/* Finds the access points of a JPEG: reads all of its codes, decodes only DC differences.
  *
- * The stuffed zeros are taken out of the image data first, so that a position is one number of a bit. Codes
- * of AC coefficients need only be passed: a table of 2^WINDOW_BITS windows says for each how many bits of
- * whole codes it begins with, how many coefficients these are, and whether they end the block.
+ * The stuffed zeros are taken out of the image data first, so that a position is one number of a
+ * bit. Codes of AC coefficients need only be passed: a table of 2^WINDOW_BITS windows says for each
+ * how many bits of whole codes it begins with, how many coefficients these are, and whether they
+ * end the block.
  *
- * Invariant: a file that has access points is intact to its end, as strictly as libjpeg takes it where all
- * of its warnings are errors. So what is cut out by them is what decoding the whole would give.
+ * Invariant: a file that has access points is intact to its end, as strictly as libjpeg takes it
+ * where all of its warnings are errors. So a cut by access points decodes as the whole file does.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +19,8 @@
 #define MCU_BYTES_MAX (BLOCKS_MAX * BLOCK_BYTES_MAX)
 #define DC_MAX 32767
 
-/* What a window begins with. `advance` is COEFFICIENTS where it has no whole code, so that one comparison
- * finds both that and the end of a block. */
+/* What a window begins with. `advance` is COEFFICIENTS where it has no whole code, so that one
+ * comparison finds both that and the end of a block. */
 struct jump {
     uint8_t bits, advance, is_end;
 };
@@ -33,7 +34,7 @@ struct jumps {
 struct plain {
     uint8_t *data;
     size_t length; /* bytes; zeros for an MCU follow */
-    uint32_t *stuffed; /* bytes in front of which a zero was taken out */
+    uint32_t *stuffed; /* bytes whose zero in front was removed */
     size_t stuffed_count;
 };
 
@@ -162,7 +163,7 @@ static enum verdict prepare(struct walk *walk, int step_pixels)
             return NOT_MINE;
     verdict = unstuff(frame, &walk->plain);
     if (verdict != DONE) return verdict;
-    /* A block takes two bits or more, so that memory for the points is not more than the file is worth. */
+    /* A block takes two bits or more, which limits the memory for points by the file's bytes. */
     if ((uint64_t)frame->across * (uint64_t)frame->down * (uint64_t)frame->blocks * 2 > 8 * (uint64_t)walk->plain.length) return NOT_MINE;
     walk->points.step = step_of(frame, step_pixels);
     walk->points.across = (frame->across + walk->points.step - 1) / walk->points.step;

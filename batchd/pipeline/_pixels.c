@@ -1,14 +1,16 @@
-/* Pixels made of pixels, in whole numbers alone: every compiler and every processor makes the same. Worker process.
+/* Pixels computed from pixels in integers: the same with every compiler and processor. Worker
+ * process.
  *
- *     resample    each new pixel is a weighted sum of source pixels, first along the columns, then along the rows
+ *     resample    each new pixel is a weighted sum of pixels, along the columns, then the rows
  *     scale       the same, with the weights of "linear" or "area"; also what _jpeg.c calls
  *     shift_hue   red, green and blue are changed as if it were hue that was
- *     warp        each new pixel is taken from where its centre comes from, in steps of 1/2^32 of a pixel
+ *     warp        each new pixel is that at its centre's source, in steps of 1/2^32 of a pixel
  *
- * `resample.py` and `warp.py` say which weights and which places; they and `recolor.py` do the same without this extension, in
- * more time.
+ * `resample.py` and `warp.py` say which weights and which places; they and `recolor.py` do the same
+ * without this extension, in more time.
  *
- * Invariant: nothing is read outside of the buffers, whatever the arguments are. No sum leaves 32 bits: see `resample.py`.
+ * Invariant: nothing is read outside of the buffers, whatever the arguments are. Each sum fits into
+ * 32 bits: see `resample.py`.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -49,8 +51,9 @@ struct taps {
     void *memory; /* of `first` and `weights`, where they are not in the buffers */
 };
 
-/* The columns for vectors of eight new pixels, the same for all rows: the place of each pixel's first tap, and the weights of its taps,
- * two by two, as often as a pixel has channels. Without memory: there are no vectors for such columns. */
+/* The columns for vectors of eight new pixels, the same for all rows: the place of each pixel's
+ * first tap, and the weights of its taps, two by two, as often as a pixel has channels. Without
+ * memory: there are no vectors for such columns. */
 struct lanes {
     Py_ssize_t groups, pairs, row_bytes;
     const int16_t *weights;
@@ -100,7 +103,7 @@ static inline void across_each(const int16_t *kept, uint8_t *into, const struct 
 }
 
 #ifdef __SSE2__
-/* The same for 3 or 4 channels, of which each pixel is one vector: two taps in one instruction. */
+/* The same for 3 or 4 channels: each pixel is one vector, two taps take one instruction. */
 static inline __m128i two_weighted(const int16_t *one, const int16_t *other, uint32_t weights)
 {
     const __m128i first = _mm_loadl_epi64((const __m128i *)one);
@@ -164,8 +167,9 @@ static void down(const uint8_t *row, Py_ssize_t stride, Py_ssize_t count, const 
 }
 
 #ifdef HAS_VECTORS
-/* Two rows whose weights add up to 2**14, with 7 bits behind the pixel: a + (b - a) * weight, all in 16 bits, because
- * (128 * d * 2 * w + 2**14) >> 15 is (d * w + 2**6) >> 7, and that is what one instruction does. */
+/* Two rows whose weights add up to 2**14, with 7 bits behind the pixel: a + (b - a) * weight, all
+ * in 16 bits, because (128 * d * 2 * w + 2**14) >> 15 is (d * w + 2**6) >> 7, and that is what one
+ * instruction does. */
 __attribute__((target("avx2")))
 static inline void two_rows_16(const uint8_t *one, const uint8_t *other, __m256i weight, int16_t *kept)
 {
@@ -211,15 +215,17 @@ static void down_vectors(const uint8_t *row, Py_ssize_t stride, Py_ssize_t count
     if (count == 2 && shift == WHOLE_BITS - KEPT_BITS_MAX && weights[0] > 0 && weights[1] >= 0 && weights[0] + weights[1] == whole)
         two_rows(row, row + stride, weights[1], kept, length);
     else if (count == 2 && shift == WHOLE_BITS - KEPT_BITS_MAX && weights[0] == 0 && weights[1] == whole)
-        two_rows(row + stride, row + stride, 0, kept, length); /* as twice that weight has no place in 16 bits */
+        /* as twice that weight has no place in 16 bits */
+        two_rows(row + stride, row + stride, 0, kept, length);
     else {
         for (; i + 16 <= length; i += 16) rows_16(row + i, stride, weights, count, shift, kept + i);
         if (i < length) rows_16(row + length - 16, stride, weights, count, shift, kept + length - 16);
     }
 }
 
-/* Eight new pixels of 3 or 4 channels. Two taps of one channel lie side by side and are multiplied and added up in one instruction. Of the
- * sums of two vectors the upper halves are put into one, which takes less than to pack them. */
+/* Eight new pixels of 3 or 4 channels. Two taps of one channel lie side by side and are multiplied
+ * and added up in one instruction. Of the sums of two vectors the upper halves are put into one,
+ * which takes less than to pack them. */
 __attribute__((target("avx2")))
 static inline void across_eight(const int16_t *kept, uint8_t *into, const struct lanes *lanes, int shift, Py_ssize_t channels,
                                 Py_ssize_t pairs)
@@ -249,7 +255,8 @@ static inline void across_eight(const int16_t *kept, uint8_t *into, const struct
         sums[0] = _mm256_sra_epi16(_mm256_blend_epi16(_mm256_srli_epi32(sums[0], HIGH_BITS), sums[1], 0xaa), bits);
         sums[2] = _mm256_sra_epi16(_mm256_blend_epi16(_mm256_srli_epi32(sums[2], HIGH_BITS), sums[3], 0xaa), bits);
         pixels = _mm256_shuffle_epi8(_mm256_packus_epi16(sums[0], sums[2]), by_pixel);
-        _mm_storeu_si128((__m128i *)target, _mm256_castsi256_si128(pixels)); /* what is too much, the next one writes over */
+        /* what is too much, the next one writes over */
+        _mm_storeu_si128((__m128i *)target, _mm256_castsi256_si128(pixels));
         _mm_storeu_si128((__m128i *)(target + 4 * channels), _mm256_extracti128_si256(pixels, 1));
         if (target == last) memcpy(into + made, last, (size_t)(left < bytes ? left : bytes));
     }
@@ -258,8 +265,9 @@ static inline void across_eight(const int16_t *kept, uint8_t *into, const struct
 __attribute__((target("avx2")))
 static void across_vectors(const int16_t *kept, uint8_t *into, const struct lanes *lanes, int shift, Py_ssize_t channels)
 {
+    /* constants, so that the loops are unrolled */
     if (channels == 3 && lanes->pairs == 1)
-        across_eight(kept, into, lanes, shift, 3, 1); /* constants, so that the loops are unrolled */
+        across_eight(kept, into, lanes, shift, 3, 1);
     else if (channels == 3 && lanes->pairs == 2)
         across_eight(kept, into, lanes, shift, 3, 2);
     else
@@ -288,7 +296,7 @@ static int plan_lanes(struct lanes *lanes, const struct taps *taps, Py_ssize_t c
 }
 #endif
 
-/* Ask for the rows of a later new row, so that they are there by then: pixels of a cache are seldom in the processor's. */
+/* Prefetch the rows of a later new row: pixels of a cache are seldom in the processor's caches. */
 static inline void fetch(const struct image *from, const struct taps *rows, Py_ssize_t y, int32_t fetched[2])
 {
     const Py_ssize_t length = from->width * from->channels;
@@ -328,8 +336,9 @@ static inline void down_to(const struct image *from, const struct taps *rows, Py
     down(row, from->stride, rows->count, weights, shift, sums, kept, length);
 }
 
-/* Returns whether there was memory. A row is read only after the next one was written: by then its sums have left the queue in which a
- * processor holds what it has written, where wider reads than the writes have to wait. */
+/* Returns whether there was memory. A row is read only after the next one was written: by then its
+ * sums have left the queue in which a processor holds what it has written, where wider reads than
+ * the writes have to wait. */
 static int resample_rows(const struct image *from, const struct image *into, const struct taps *rows,
                          const struct taps *columns, int kept_bits)
 {
@@ -453,7 +462,8 @@ static int scale(const struct image *from, const struct image *into, enum method
 /* --- warp --- */
 
 struct warp {
-    int64_t across[3], down[3]; /* factors of x, y and 1, in 1/2^PLACE_BITS of a pixel: where a new pixel comes from */
+    /* factors of x, y and 1, in 1/2^PLACE_BITS of a pixel: where a new pixel comes from */
+    int64_t across[3], down[3];
     uint8_t fill[CHANNELS_MAX];
 };
 
@@ -510,7 +520,8 @@ static inline void warp_rows(const struct image *from, const struct image *into,
 
 /* --- hue --- */
 
-/* Hue is in sixths of the circle, times the chroma of the pixel, so that it is a whole number; `shift` in 1/2^HUE_BITS of a sixth. */
+/* Hue is in sixths of the circle, times the chroma of the pixel, so that it is a whole number;
+ * `shift` in 1/2^HUE_BITS of a sixth. */
 static inline uint8_t shifted(int32_t value, int32_t chroma, int32_t hue)
 {
     const int32_t circle = 6 * chroma << HUE_BITS, full = chroma << HUE_BITS;
@@ -643,7 +654,8 @@ static PyObject *resample(PyObject *self, PyObject *arguments)
             if (rows.count > 1 || columns.count > 1)
                 is_made = resample_rows(&from, &into, &rows, &columns, kept_bits);
             else if (from.channels == 3)
-                copy_rows(&from, &into, &rows, &columns, 3); /* constants, so that a pixel is copied without a loop */
+                /* constants, so that a pixel is copied without a loop */
+                copy_rows(&from, &into, &rows, &columns, 3);
             else if (from.channels == 1)
                 copy_rows(&from, &into, &rows, &columns, 1);
             else

@@ -1,4 +1,4 @@
-/* What _pixels.c offers to _jpeg.c, in the capsule `batchd.pipeline._pixels.SCALING`. Worker process. */
+/* _pixels.c for _jpeg.c, in the capsule `batchd.pipeline._pixels.SCALING`. Worker process. */
 #ifndef BATCHD_PIXELS_H
 #define BATCHD_PIXELS_H
 
@@ -17,10 +17,10 @@ struct image {
 enum method { LINEAR, AREA };
 
 struct scaling {
-    /* [height, width, channels] of bytes, rows at any distance, the pixels of a row side by side. Returns 0 with an exception. The
-     * caller releases the buffer, in either case. */
+    /* [height, width, channels] of bytes, rows at any distance, the pixels of a row side by side.
+     * Returns 0 with an exception. The caller releases the buffer, in either case. */
     int (*take_image)(PyObject *object, int flags, struct image *image);
-    /* Resamples, and flips; the channels are the same. Needs no GIL. Returns 0 where there is no memory. */
+    /* Resamples, and flips; the channels are the same. Needs no GIL. Returns 0: no memory. */
     int (*scale)(const struct image *from, const struct image *into, enum method method, int is_upside_down, int is_mirrored);
 };
 

@@ -1,17 +1,18 @@
-/* Reads rows of a file into an array, and whole files, without a step of Python's for each. Worker process.
+/* Reads rows of a file into an array, and whole files, in one call of Python. Worker process.
  *
- *     file     .....[row]...........[row]...[row]....        from each start, as many bytes as a row of the array has
+ *     file     .....[row]...........[row]...[row]....        from each start, the bytes of a row
  *     array    [row 0][row 1][row 2][row 3] ...              to the place that is named for it
  *
  * `reader.py` does the same without this extension, in more time.
  *
- * `copy_rows` takes rows from a file that is mapped, which saves a system call for each. Where another process has cut the
- * file, or its storage fails, the kernel sends SIGBUS to the thread that touches the page. So the copying is guarded: the
- * handler jumps back, and fewer rows were copied. It is installed for one call, in which the GIL is held: no other thread of
- * Python can install another one meanwhile. A SIGBUS of any other thread still ends the process.
+ * `copy_rows` takes rows from a file that is mapped, which saves a system call for each. Where
+ * another process has cut the file, or its storage fails, the kernel sends SIGBUS to the thread
+ * that touches the page. So the copying is guarded: the handler jumps back, and fewer rows were
+ * copied. It is installed for one call, in which the GIL is held: no other thread of Python can
+ * install another one meanwhile. A SIGBUS of any other thread still ends the process.
  *
- * Invariant: nothing is written outside of the array, whatever the arguments are. What another process does to the file
- * meanwhile shows as fewer rows, or as an error of the system.
+ * Invariant: nothing is written outside of the array, whatever the arguments are. What another
+ * process does to the file meanwhile shows as fewer rows, or as an error of the system.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -94,7 +95,8 @@ static _Thread_local volatile int64_t copied;
 static void jump_back(int number)
 {
     if (is_guarded) siglongjmp(guard, 1);
-    signal(number, SIG_DFL); /* the instruction that failed is tried once more, and ends the process */
+    /* the instruction that failed is tried once more, and ends the process */
+    signal(number, SIG_DFL);
 }
 
 static long major_faults(void)
@@ -125,7 +127,8 @@ static int copy_guarded(const Py_buffer *mapped, const Py_buffer *starts, const 
     sigemptyset(&mine.sa_mask);
     if (sigaction(SIGBUS, &mine, &others)) return -1;
     copied = 0;
-    if (!sigsetjmp(guard, 0)) { /* the handler is not deferred, so the mask of signals stays as it is */
+    /* the handler is not deferred, so the mask of signals stays as it is */
+    if (!sigsetjmp(guard, 0)) {
         is_guarded = 1;
         for (int64_t i = 0; i < count; i++) {
             if (start[i] < 0 || start[i] > mapped->len - size) break;

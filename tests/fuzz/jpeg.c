@@ -1,13 +1,14 @@
-/* Feed broken JPEGs to the extension, which decodes boxes of them and transcodes them, for so many seconds.
- * `make fuzz-jpeg` runs it.
+/* Feed broken JPEGs to the extension, which decodes boxes of them and transcodes them, for so many
+ * seconds. `make fuzz-jpeg` runs it.
  *
- *     jpeg SECONDS SEED FILE...        jpeg-last.bin has the last file, with its box in the first 32 bytes
+ *     jpeg SECONDS SEED FILE...     jpeg-last.bin has the last file, its box in the first 32 bytes
  *
  * A system's libjpeg is not compiled with AddressSanitizer (for one that is: make fuzz-jpeg
- * LIBJPEG=/path/to/libjpeg.a). So an unreadable page follows each file, and an unwritable page follows the pixels:
- * any code that reads or writes a byte too many fails at once. Cut and transcoded data is in memory that
- * AddressSanitizer guards: the code that fills it is compiled with it. So is the code that resamples a box into a
- * row. No function of Python is called: its symbols stay unresolved.
+ * LIBJPEG=/path/to/libjpeg.a). So an unreadable page follows each file, and an unwritable page
+ * follows the pixels: any code that reads or writes a byte too many fails at once. Cut and
+ * transcoded data is in memory that AddressSanitizer guards: the code that fills it is compiled
+ * with it. So is the code that resamples a box into a row. No function of Python is called: its
+ * symbols stay unresolved.
  */
 #define METHODS PIXELS_METHODS
 #define MODULE PIXELS_MODULE
@@ -61,7 +62,7 @@ static size_t read_file(const char *path, unsigned char *into)
     return length;
 }
 
-/* Break a file in one to six places: bits, bytes, lengths of segments, cuts, repetitions, markers. */
+/* Break a file in 1 to 6 places: bits, bytes, lengths of segments, cuts, repetitions, markers. */
 static size_t broken(unsigned char *file, size_t length)
 {
     for (uint32_t times = below(6); times-- > 0 && length > 64;) {
@@ -191,10 +192,10 @@ static int has_same_pixels(const struct job *one, const struct job *other)
     return 1;
 }
 
-/* Decode the same box of a file with noise in place of the parts that the box does not need. Compare the pixels
- * with those of the whole file if `whole` is not NULL. If the points served the whole file (`is_spliced`), they serve
- * the part. A cut at the right edge may have a column more than the whole picture, so it fails in memory that is
- * just enough for that one. */
+/* Decode the same box of a file with noise in place of the parts that the box does not need.
+ * Compare the pixels with those of the whole file if `whole` is not NULL. If the points served the
+ * whole file (`is_spliced`), they serve the part. A cut at the right edge may have a column more
+ * than the whole picture, so it fails in memory that is just enough for that one. */
 static void decode_by_part(const struct job *with, const struct box *box, const struct job *whole, int is_spliced)
 {
     struct splicing planned = {.record = with->record.buf, .record_length = (size_t)with->record.len, .height = with->height,
@@ -230,8 +231,8 @@ static void decode_by_part(const struct job *with, const struct box *box, const 
     free(file);
 }
 
-/* Walk a file for its access points. Decode a box of it with them, or with broken ones that have a right checksum,
- * and compare the pixels with those of the whole file if both exist. */
+/* Walk a file for its access points. Decode a box of it with them, or with broken ones that have a
+ * right checksum, and compare the pixels with those of the whole file if both exist. */
 static enum verdict decode_by_points(const struct job *asked, unsigned char *memory)
 {
     static unsigned char pixels[PIXELS_BYTES_MAX];
@@ -255,7 +256,8 @@ static enum verdict decode_by_points(const struct job *asked, unsigned char *mem
         with.pixels.buf = memory + PIXELS_BYTES_MAX - with.pixels.len;
         without.pixels.buf = pixels;
         plain = run(&without);
-        if (run(&with) != plain && !is_broken && plain != BAD_BUFFER) abort(); /* fewer columns may be beside the box */
+        /* fewer columns may be beside the box */
+        if (run(&with) != plain && !is_broken && plain != BAD_BUFFER) abort();
         if (plain == DONE && !is_broken && !has_same_pixels(&with, &without)) abort();
         is_spliced = with.splicing.made != NULL;
         end(&with);

@@ -1,5 +1,5 @@
-// The page: asks the observer each second what there is to see, and shows it. Names may be hostile, so they are put in as
-// text and never as markup.
+// The page: asks the observer each second what there is to see, and shows it. Names may be hostile,
+// so they are put in as text and never as markup.
 import { Plot, Points, fillBar, fillLegend, html, say, svg } from "/plots.js";
 
 const RING = ["k0", "k6", "k4"]; // leased, ready, filling
@@ -32,7 +32,7 @@ function duration(seconds) {
   return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;
 }
 
-// --- tables: rows are lists of cells {text, label, kind, parts}, and only what has changed is touched
+// --- tables: rows are lists of cells {text, label, kind, parts}; only changed cells are touched
 
 function fillTable(section, rows) {
   section.hidden = false;
@@ -155,7 +155,8 @@ function showConnect({ trainers, streams, address }) {
 
 $("connect-copy").addEventListener("click", async () => {
   const lines = $("connect-lines");
-  getSelection().selectAllChildren(lines); // where a page may not write to the clipboard, Ctrl-C does
+  // where a page may not write to the clipboard, Ctrl-C does
+  getSelection().selectAllChildren(lines);
   try {
     await navigator.clipboard.writeText(lines.textContent);
     say($("connect-copy"), "copied");
@@ -306,7 +307,7 @@ function bar(name) {
   return parts;
 }
 
-// What is drawn costs the daemon a slot for a moment, so it is drawn when a user opens it, and not before.
+// A picture costs the daemon a slot for a moment, so it is drawn only when a user opens it.
 class Sheet {
   constructor(stream) {
     this.stream = stream;
@@ -522,7 +523,7 @@ async function look() {
   notice(response.status === 503 ? "The daemon has not answered yet." : told);
 }
 
-// --- the time range: since the daemon's start while that is less than 15 minutes ago, else 15 minutes, or what a user chose
+// --- the time range: what a user chose, else since the daemon's start, but 15 minutes at most
 
 let uptimeS = 0, chosen = "", lastTrainers = [];
 

@@ -1,7 +1,8 @@
-// Plots and bars, as SVG. Whatever they are named is text; colours are classes, so that the style sheet decides.
+// Plots and bars, as SVG. Names are text; colours are classes, so that the style sheet decides.
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20, HEIGHT = 150, TIME_PIXELS = 48;
-const APART_S = [5, 10, 15, 30, 60, 120, 300]; // between two times under a plot, of which there are few
+// between two times under a plot: the smallest that gives few of them
+const APART_S = [5, 10, 15, 30, 60, 120, 300];
 const TIMES_MAX = 4, LEGEND_MAX = 12;
 
 export function svg(tag, attributes = {}, ...children) {
@@ -60,8 +61,9 @@ function niceTop(value) {
 }
 
 export class Plot {
-  // `unit` is what the numbers are; `format` writes one at the axis, `exact` one of the legend; `isStacked`: areas on each other; `top`: of the axis, if it is
-  // fixed; `colours`: the class of the nth series.
+  // `unit` is what the numbers are; `format` writes one at the axis, `exact` one of the legend;
+  // `isStacked`: areas on each other; `top`: of the axis, if it is fixed; `colours`: the class of
+  // the nth series.
   constructor({ title, unit, format, exact = format, isStacked = false, top = null, colours = colour }) {
     Object.assign(this, { title, unit, format, exact, isStacked, top, colours });
     this.svg = svg("svg", { class: "plot", role: "img" });
@@ -174,7 +176,8 @@ function median(values) {
   return sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : 0;
 }
 
-// Which of the values are far above those around them, as `batchd blame` counts; null is no number, and always is.
+// Marks values far above those around them, as `batchd blame` counts; null is no number, and always
+// marked.
 export function outliers(values) {
   const near = (all, index) => all.slice(Math.max(0, index - AROUND), index + AROUND + 1).filter((one) => one !== null);
   const usual = values.map((_value, index) => median(near(values, index)));
@@ -182,7 +185,8 @@ export function outliers(values) {
   return values.map((value, index) => value === null || value - usual[index] > DEVIATIONS * Math.max(MAD_SCALE * median(near(away, index)), 1e-6 * Math.abs(usual[index])));
 }
 
-// Values by position: points of [epoch, step, rank, value or null], in order; outliers are circles, and have their positions in words.
+// Values by position: points of [epoch, step, rank, value or null], in order; outliers are circles,
+// and have their positions in words.
 export class Points {
   constructor(title) {
     this.svg = svg("svg", { class: "plot", role: "img" });
