@@ -26,6 +26,8 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakMethod, WeakValueDictionary
 
+import zmq
+
 from batchd_client import errors
 from batchd_client.hints import log_absence, log_return
 from batchd_client.lifeline import DaemonBusy, SessionLost
@@ -47,6 +49,8 @@ TURN_S = 0.05
 
 _WORTH_WAITING = (OSError, DaemonBusy, errors.DaemonFull, errors.ConnectTimeout, errors.PermissionDenied)
 """Errors to retry after a lost session: the daemon is away, or its operator changes keys."""
+_OF_A_SESSION = (OSError, MemoryError, RuntimeError, zmq.ZMQError, errors.BatchdClientError, SessionLost)
+"""Errors that a dead session may raise: of the system, of ZeroMQ, or of a device (RuntimeError)."""
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -207,10 +211,10 @@ class Connection:
         if session.is_usable:
             try:
                 session.check_link()
-            except Exception:  # noqa: BLE001  the caller uses another connection, and nothing of this one concerns it
+            except _OF_A_SESSION:
                 session.is_interrupted = True
         if not session.is_usable:
-            with suppress(Exception):
+            with suppress(*_OF_A_SESSION):
                 self._let_go(session)
 
     def _let_go(self, session: Session) -> None:
