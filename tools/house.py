@@ -3,10 +3,10 @@
     python tools/house.py [ROOT]        a table; ROOT is a tree of batchd (default: this one)
 
 Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and
-docstrings of these, of tests, benchmarks and examples, and the text of Markdown pages outside of
-headings, tables, code and links. Modules that name the class of a step or a source are those that a
-new one of the same form has to write or change. Fields of messages have no unique names, so a
-script cannot count their places.
+docstrings of these, of tests, benchmarks and examples, comments of C, JavaScript and CSS, and the
+text of Markdown pages outside of headings, tables, code and links. Modules that name the class of a
+step or a source are those that a new one of the same form has to write or change. Fields of
+messages have no unique names, so a script cannot count their places.
 """
 
 import ast
@@ -23,21 +23,25 @@ from statistics import median
 PROSE_COLUMNS = 100
 SOURCES = ("batchd", "client")
 READ = (*SOURCES, "tests", "benchmarks", "examples", "docs", "deploy", "tools")
+COMMENTED = (".py", ".c", ".h", ".js", ".css")
+COMMENT_OR_STRING = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`""", re.DOTALL
+)
 IMPORTS = (
     "import sys, batchd.cli.main, batchd.cli.serve, batchd.cli.log_lines, batchd.config.load, batchd.daemon.serve\n"
     "print(*sorted(sys.modules))"
 )
 
 
-def python_files(root: Path, *folders: str) -> list[Path]:
-    """The files that are in the repository."""
+def files_of(root: Path, *folders: str, endings: tuple[str, ...] = (".py",)) -> list[Path]:
+    """The files with these endings that are in the repository."""
     listed = subprocess.run(
         ["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders],
         capture_output=True,
         text=True,
         check=True,
     )
-    return [root / name for name in listed.stdout.splitlines() if name.endswith(".py") and (root / name).exists()]
+    return [root / name for name in listed.stdout.splitlines() if name.endswith(endings) and (root / name).exists()]
 
 
 def import_lines(tree: ast.Module) -> int:
@@ -52,17 +56,28 @@ def uses_of_any(tree: ast.Module) -> int:
 
 
 def broad_excepts(tree: ast.Module) -> int:
-    """Handlers of everything, or of every ``Exception``."""
-    return sum(
-        node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"})
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ExceptHandler)
-    )
+    """Handlers and ``suppress`` of everything, or of every ``Exception``."""
+    caught: list[ast.expr | None] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught += node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "suppress":
+            caught += node.args
+    return sum(one is None or ast.unparse(one) in {"Exception", "BaseException"} for one in caught)
 
 
 def classes(tree: ast.Module) -> Iterator[str]:
     """The classes of a module."""
     return (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+def comment_lines(text: str) -> Iterator[str]:
+    """Lines with a comment of C, JavaScript or CSS."""
+    lines = text.splitlines()
+    for found in COMMENT_OR_STRING.finditer(text):
+        if found["comment"]:
+            first = text.count("\n", 0, found.start())
+            yield from lines[first : first + found[0].count("\n") + 1]
 
 
 def prose_lines(file: Path) -> Iterator[str]:
@@ -74,6 +89,9 @@ def prose_lines(file: Path) -> Iterator[str]:
             is_code ^= line.lstrip().startswith("```")
             if not is_code and not line.startswith(("|", "    ", "#")):
                 yield re.sub(r"\]\([^)]*\)", "]()", line)
+        return
+    if file.suffix != ".py":
+        yield from comment_lines(text)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not re.match("# (noqa|type: ignore)", token.string):
@@ -123,7 +141,7 @@ def modules_of_serve(root: Path) -> list[str]:
 def main() -> None:
     """Print the table."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
-    files = python_files(root, *SOURCES)
+    files = files_of(root, *SOURCES)
     trees = {file: ast.parse(file.read_text()) for file in files}
     lines = sum(len(file.read_text().splitlines()) for file in files)
     homes = defaultdict(list)
@@ -136,9 +154,12 @@ def main() -> None:
         *(root / "docs").rglob("*.md"),
         root / "client" / "README.md",
         root / "benchmarks" / "README.md",
+        root / "benchmarks" / "results" / "README.md",
     ]
     long_lines = sum(
-        len(line) > PROSE_COLUMNS for file in [*python_files(root, *READ), *pages] for line in prose_lines(file)
+        len(line) > PROSE_COLUMNS
+        for file in [*files_of(root, *READ, endings=COMMENTED), *pages]
+        for line in prose_lines(file)
     )
     modules = modules_of_serve(root)
     own = [name for name in modules if name.partition(".")[0].startswith("batchd")]
