@@ -179,7 +179,9 @@ def scans_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scan Parquet in this process: a fork cannot use this one's connections to servers."""
     from batchd.sources.parquet import scan as parquet_scan  # noqa: PLC0415  pyarrow takes long to import
 
-    monkeypatch.setattr(parquet_scan, "scan_apart", lambda _module, source, survey: parquet_scan.scan(source, survey))
+    monkeypatch.setattr(
+        parquet_scan, "isolated_scan", lambda _module, source, survey: parquet_scan.scan(source, survey)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,7 @@ class Delivery:
             if pulled.wait_us > subscription.wait_us:
                 subscription.wait_us = pulled.wait_us
                 if subscription.is_remote:
-                    subscription.waits.told(pulled.wait_us / 1e6)
+                    subscription.waits.reported(pulled.wait_us / 1e6)
             self._advance(subscription, actions)
             if subscription.waiting:
                 self._answer_waiting(subscription, actions)

@@ -91,7 +91,7 @@ class Waits:
             self._spells[cause].turn(on=True)
         self.cause = cause
 
-    def told(self, wait_s: float) -> None:
+    def reported(self, wait_s: float) -> None:
         """Note how long a remote trainer has waited in all, by its own count."""
         here_s = sum(spells.total_s for cause, spells in self._spells.items() if cause is not WaitCause.NETWORK)
         self._on_the_way_s = max(self._on_the_way_s, wait_s - here_s)

@@ -34,11 +34,11 @@ from batchd.core.plan import Plan
 from batchd.daemon.weights import segments_of, weights_of
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
-from batchd.functions.signature import Given
+from batchd.functions.signature import CallArguments
 from batchd.orders.lengths import AFTER_STEPS
 from batchd.orders.worker import SampleRecipe
 from batchd.pipeline.cache_split import PipelinePlan, plan_pipeline
-from batchd.pipeline.call.effects import GIVEN
+from batchd.pipeline.call.effects import ARGUMENTS
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.kinds import step_to_plain
 from batchd.pipeline.options import StepOptions
@@ -206,18 +206,18 @@ def code_problems(
 
     ``sources``: with their keys in the stream's source. ``steps``: by their index in its pipeline.
     """
-    named: list[tuple[KeyPath, str, Given]] = [
-        (("source", *key, *inner, "function"), source.function, source.given)
+    named: list[tuple[KeyPath, str, CallArguments]] = [
+        (("source", *key, *inner, "function"), source.function, source.arguments)
         for key, whole in sources
         for inner, source in sources_in(whole)
         if isinstance(source, FunctionOptions)
     ]
     named += [
-        (("pipeline", place, "function"), step.function, GIVEN)
+        (("pipeline", place, "function"), step.function, ARGUMENTS)
         for place, step in steps.items()
         if isinstance(step, Call)
     ]
-    return [(key, text) for key, name, given in named for text in function_problems(name, python_path, given)]
+    return [(key, text) for key, name, arguments in named for text in function_problems(name, python_path, arguments)]
 
 
 def planned_index(name: str, config: StreamConfig, index: SourceIndex) -> SourceIndex:

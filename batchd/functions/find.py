@@ -18,7 +18,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import NamedTuple
 
-from batchd.functions.signature import Given, call_problem, plain_value, written_signature
+from batchd.functions.signature import CallArguments, call_problem, plain_value, written_signature
 from batchd.suggestions import nearest, nearly, pip_command
 from batchd_wire.record import frozen
 
@@ -93,7 +93,7 @@ def find_module(name: str, folders: Sequence[Path]) -> Module:
         raise ModuleNotFound(f"{spec.origin} cannot be read: {error.strerror}") from None
 
 
-def function_problems(text: str, folders: Sequence[Path], given: Given | None = None) -> list[str]:
+def function_problems(text: str, folders: Sequence[Path], arguments: CallArguments | None = None) -> list[str]:
     """Problems of a function's name, or of how it will be called, found without importing it."""
     name = parse_function(text)
     try:
@@ -109,12 +109,12 @@ def function_problems(text: str, folders: Sequence[Path], given: Given | None = 
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         return [f"{module.file}{line} is no Python: {getattr(error, 'msg', error)}"]
     problems = _name_problems(name, module, frozenset(names))
-    if problems or given is None or len(name.path) > 1 or names.count(name.path[0]) != 1 or ANY_NAME in names:
+    if problems or arguments is None or len(name.path) > 1 or names.count(name.path[0]) != 1 or ANY_NAME in names:
         return problems
     value = plain_value(body, name.path[0])
     if value is not None:
         return [f"{text} is {value} ({module.file})"]
-    problem = call_problem(text, written_signature(body, name.path[0]), given)
+    problem = call_problem(text, written_signature(body, name.path[0]), arguments)
     return [] if problem is None else [f"{problem} ({module.file})"]
 
 

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.functions.find import ModuleNotFound, find_module, parse_function
-from batchd.functions.signature import Given, call_problem
+from batchd.functions.signature import CallArguments, call_problem
 from batchd.samples.columns import Column
 from batchd.samples.errors import OUR_OWN_FAULTS
 from batchd.samples.values import Value
@@ -80,8 +80,8 @@ def load(text: str) -> Callable[..., Any]:
     return found
 
 
-def load_for(text: str, given: Given) -> Callable[..., Any]:
-    """Import a function to call it with ``given``. Raises ``FunctionUnusable``."""
+def load_for(text: str, arguments: CallArguments) -> Callable[..., Any]:
+    """Import a function to call it with ``arguments``. Raises ``FunctionUnusable``."""
     function = load(text)
     if hasattr(function, "__signature__"):  # its author wrote it
         return function
@@ -89,7 +89,7 @@ def load_for(text: str, given: Given) -> Callable[..., Any]:
         signature = call(inspect.signature, function, follow_wrapped=False)
     except FunctionFailed:  # written in C
         return function
-    problem = call_problem(text, signature, given)
+    problem = call_problem(text, signature, arguments)
     if problem is not None:
         raise FunctionUnusable(problem)
     return function

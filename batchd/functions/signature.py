@@ -20,7 +20,7 @@ from batchd.suggestions import nearest
 VALUE_CHARACTERS_MAX = 40
 
 
-class Given(NamedTuple):
+class CallArguments(NamedTuple):
     """The arguments of a call: names, for users, of those by place, and options by name."""
 
     places: tuple[str, ...] = ()
@@ -39,21 +39,21 @@ class _Written:
         return self._text
 
 
-def call_problem(name: str, signature: Signature | None, given: Given) -> str | None:
+def call_problem(name: str, signature: Signature | None, arguments: CallArguments) -> str | None:
     """Why a function with this signature cannot be called so; None if it can, or may."""
     if signature is None:
         return None
-    options = dict(given.options)
-    if given.offered and takes(signature, given.offered):
-        options[given.offered] = None
+    options = dict(arguments.options)
+    if arguments.offered and takes(signature, arguments.offered):
+        options[arguments.offered] = None
     try:
-        signature.bind(*given.places, **options)
+        signature.bind(*arguments.places, **options)
     except TypeError as error:
         bare = Signature([one.replace(annotation=Parameter.empty) for one in signature.parameters.values()])
-        values = [f"{option}={_brief(value)}" for option, value in given.options.items()]
-        offered = [option for option in options if option not in given.options]
-        called = f"{name}({', '.join([*given.places, *values, *offered])})"
-        return f"{name}{bare} cannot be called as {called}: {_reason(error, signature, given)}"
+        values = [f"{option}={_brief(value)}" for option, value in arguments.options.items()]
+        offered = [option for option in options if option not in arguments.options]
+        called = f"{name}({', '.join([*arguments.places, *values, *offered])})"
+        return f"{name}{bare} cannot be called as {called}: {_reason(error, signature, arguments)}"
     return None
 
 
@@ -157,11 +157,11 @@ def _brief(value: object) -> str:
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."
 
 
-def _reason(error: TypeError, signature: Signature, given: Given) -> str:
+def _reason(error: TypeError, signature: Signature, arguments: CallArguments) -> str:
     """The arguments that do not fit, and the name that was probably meant."""
-    unknown = next((name for name in given.options if not takes(signature, name)), None)
+    unknown = next((name for name in arguments.options if not takes(signature, name)), None)
     meant = nearest(unknown, [name for name in signature.parameters if takes(signature, name)]) if unknown else None
     reason = str(error)
-    if meant is not None and meant not in given.options:
+    if meant is not None and meant not in arguments.options:
         return f"there is no option {unknown!r}; did you mean {meant!r}?"
     return f"there is no option {unknown!r}" if unknown is not None else reason

@@ -1,24 +1,24 @@
 """Make the index of a source, in a process of its own where damaged files can end it. Daemon.
 
-    scan_apart   --- JSON, stdin -------------->   python -m MODULE DESCRIPTOR   answer
-                     the source, StorageLimits
-                 <-- lines of JSON, stdout ---     ["found", n], ["saw", …], ["done", n], …
-                 <-- text, stderr ------------     a library's last words, or a traceback
-                 <========== memfd ===========     the index, of n bytes
+    isolated_scan --- JSON, stdin -------------->   python -m MODULE DESCRIPTOR   answer
+                      the source, StorageLimits
+                  <-- lines of JSON, stdout ---     ["found", n], ["saw", …], ["done", n], …
+                  <-- text, stderr ------------     a library's last words, or a traceback
+                  <========== memfd ===========     the index, of n bytes
 
 A library that maps a file dies of SIGBUS if the file is truncated meanwhile, and may die of SIGSEGV
 if its pages are damaged. Another one aborts its process for some wrong bytes of a file. The daemon
 then reports a source that cannot be used.
 
 The daemon's survey records each file that the other process saw. If the process dies, the message
-names the last one. The caller of ``scan_apart`` records files that a library opens itself. Both
+names the last one. The caller of ``isolated_scan`` records files that a library opens itself. Both
 processes have the same environment, and with it the same credentials for servers.
 
 A library may also hang in a file. Each line is progress: without one for longer than the caller
 allows, the process is ended. So a module has to report often, also within a long file. The process
 is ended as well if the survey ends the scan.
 
-Invariants: the other process is gone when ``scan_apart`` returns or raises. No word of a library
+Invariants: the other process is gone when ``isolated_scan`` returns or raises. No word of a library
 gets into the log by itself.
 """
 
@@ -90,7 +90,9 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
         storage.close()  # no server is asked after the scan
 
 
-def scan_apart(module: str, source: SourceOptions, survey: Survey, silence_max_s: float | None = None) -> SourceIndex:
+def isolated_scan(
+    module: str, source: SourceOptions, survey: Survey, silence_max_s: float | None = None
+) -> SourceIndex:
     """Have a module scan a source; its ``__main__`` calls ``answer``. Raises ``SourceInvalid``.
 
     ``silence_max_s``: the longest time between two lines; None is no limit.
@@ -118,7 +120,7 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     # a library that hangs in a file does not see that the daemon is gone
     children.die_with_parent()
     say("found", 0)
-    failpoints.passing("scan.apart")
+    failpoints.passing("scan.isolated")
     plain, limits = json.load(sys.stdin)
     with Storage(StorageLimits(*limits)) as storage:
         try:

@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
 
 class LeastTarget(NamedTuple):
-    """The largest ratio allowed, of untouched photographs: our ``value`` by the lowest of ``sides``.
+    """The largest ratio allowed, of untouched photographs: our ``value`` / the lowest of ``sides``.
 
     ``value``: the name of a field of ``Measurement``.
     """

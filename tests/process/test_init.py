@@ -608,7 +608,7 @@ def test_an_interrupt_leaves_nothing(data: Path, tmp_path: Path) -> None:
     write_lmdb(data, {b"1": PICTURES[0]})
     ledger = tmp_path / "ledger"
     ledger.mkdir()
-    environment = {"BATCHD_FAILPOINTS": "scan.apart=hang", "BATCHD_FAILPOINTS_LEDGER": str(ledger)}
+    environment = {"BATCHD_FAILPOINTS": "scan.isolated=hang", "BATCHD_FAILPOINTS_LEDGER": str(ledger)}
 
     with subprocess.Popen(
         [sys.executable, "-m", "batchd", "init", str(data)],

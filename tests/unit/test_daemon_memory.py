@@ -478,7 +478,7 @@ def test_a_writable_descriptor_for_a_trainer_changes_neither_the_slots_size_nor_
     Headers are in their places afterwards.
     """
     memory.create(1, SLOT_BYTES)
-    theirs = memory.writable_anew(1)
+    theirs = memory.open_writable(1)
     try:
         assert not os.get_inheritable(theirs)
         for size in (0, SLOT_BYTES + 1):

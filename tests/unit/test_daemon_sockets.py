@@ -219,7 +219,7 @@ def test_a_daemon_short_of_descriptors_shares_slots_read_only(tmp_path: Path, mo
 
     with ExitStack() as stack:
         trainer = Trainer(stack, tmp_path, allowed=True, asks=True)
-        monkeypatch.setattr(trainer.memory, "writable_anew", none)
+        monkeypatch.setattr(trainer.memory, "open_writable", none)
         with capture_logs() as log:
             assert trainer.shared() == os.O_RDONLY
     assert [line["event"] for line in log] == ["slot shared read-only, though writable_slots is set"]

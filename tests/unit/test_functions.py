@@ -16,7 +16,7 @@ from batchd.functions.load import (
     expect,
     load,
 )
-from batchd.functions.signature import Given
+from batchd.functions.signature import CallArguments
 from batchd.samples.columns import parse_column
 
 BOMB = "raise AssertionError('imported')\n"
@@ -200,7 +200,7 @@ def test_objects_that_clearly_cannot_be_called_are_a_problem(code, write, name, 
     """
     write("values.py", BOMB + VALUES)
 
-    told = function_problems(f"values:{name}", [code], Given(("sample", "rng")))
+    told = function_problems(f"values:{name}", [code], CallArguments(("sample", "rng")))
 
     assert told == ([] if what is None else [f"values:{name} is {what} ({code}/values.py)"])
 

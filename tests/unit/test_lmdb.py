@@ -280,7 +280,7 @@ def test_damaged_pages_never_end_the_one_who_asks(tmp_path) -> None:
 def test_a_scan_that_ends_by_a_signal_is_said_to(tmp_path, monkeypatch) -> None:
     """The error names the signal, for example when a file is truncated during the scan."""
     write_lmdb(tmp_path / "db", OCR)
-    monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.apart=segv")
+    monkeypatch.setenv("BATCHD_FAILPOINTS", "scan.isolated=segv")
 
     with pytest.raises(
         SourceInvalid, match=r"db is damaged, or was changed while it was scanned.*signal 11 \(SIGSEGV\)"

@@ -313,5 +313,5 @@ def test_a_mailbox_that_is_not_sealed_is_not_written_into():
         Mailbox(descriptor, 4096)
     memory = MailboxMemory(8192)
     with pytest.raises(ProtocolError, match="8192"):
-        Mailbox(memory.writable_anew(), 4096)
+        Mailbox(memory.open_writable(), 4096)
     memory.close()

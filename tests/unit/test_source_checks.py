@@ -10,7 +10,7 @@ import pytest
 from batchd.children import Child
 from batchd.errors import SourceInvalid
 from batchd.failpoints import VARIABLE
-from batchd.sources import scan as apart
+from batchd.sources import scan as isolated
 from batchd.sources import source_checks
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
@@ -21,7 +21,7 @@ from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.lmdb.scan import MODULE
 from batchd.sources.options import SourceOptions
 from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.scan import scan_apart
+from batchd.sources.scan import isolated_scan
 from batchd.sources.source_checks import try_source
 from batchd.sources.tfrecord.options import TFRecordSource
 from batchd.sources.tokens.options import TokensSource
@@ -164,13 +164,13 @@ def test_the_start_of_another_process_takes_no_time_of_a_trial_scan(
     """The imports of a process may take longer than the whole trial on a busy machine."""
     write_parquet(tmp_path / "a.parquet", {"x": [7]})
     source = ParquetSource(root=tmp_path, shards=("*.parquet",), fields={"x": "int64"})
-    passed_s, start = [0.0], apart.children.start
+    passed_s, start = [0.0], isolated.children.start
 
     def start_late(*arguments: Any, **how: Any) -> Child:
         passed_s[0] += 10 * source_checks.SECONDS_MAX
         return start(*arguments, **how)
 
-    monkeypatch.setattr(apart.children, "start", start_late)
+    monkeypatch.setattr(isolated.children, "start", start_late)
 
     trial = try_source(source, (), Storage(), clock=lambda: passed_s[0])
 
@@ -187,11 +187,11 @@ def test_a_trial_scan_in_another_process_ends_while_that_is_silent(
 ) -> None:
     """The scan ends before the silence timeout of the process."""
     write_lmdb(tmp_path / "db", {b"a": b"1"})
-    monkeypatch.setenv(VARIABLE, "scan.apart=hang")
+    monkeypatch.setenv(VARIABLE, "scan.isolated=hang")
 
     def looked() -> None:
         raise _Over
 
     source = LmdbSource(path=tmp_path / "db", fields={"x": "uint8[1]"})
     with pytest.raises(_Over):
-        scan_apart(MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)
+        isolated_scan(MODULE, source, Survey(nothing, looked=looked), silence_max_s=5)

@@ -52,7 +52,7 @@ def scan_here(monkeypatch, request) -> None:
     """Scan in this process, because another one takes longer; ``apart`` marks the exceptions."""
     if "apart" not in request.fixturenames:
         monkeypatch.setattr(
-            video_scan, "scan_apart", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
+            video_scan, "isolated_scan", lambda _module, source, survey, _silence: video_scan.scan(source, survey)
         )
 
 

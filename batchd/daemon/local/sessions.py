@@ -207,7 +207,7 @@ class LocalDoor(Door):
         memory, writable = self._daemon.memory, None
         if session.wants_writable and self._writable_slots:
             try:
-                writable = memory.writable_anew(slot)
+                writable = memory.open_writable(slot)
             except OSError as error:
                 if self._once_per_minute.allows("writable"):
                     _log.warning("slot shared read-only, though writable_slots is set", reason=str(error))
@@ -232,7 +232,7 @@ class LocalDoor(Door):
             return
         session.mailboxes.add(stream)
         try:
-            descriptor = mailbox.writable_anew()
+            descriptor = mailbox.open_writable()
         except OSError as error:
             self._disconnect(session, f"cannot be given a mailbox: {error.strerror}")
             return

@@ -5,7 +5,7 @@
     free -> closed a little later, one by one
     reserve -> header: unfinished          commit -> header: whole, under its generation
     writable -> for a worker               readable -> the same memory read-only, for a trainer
-    writable_anew -> for a trainer with    mapped -> the same memory to read, for batches over TCP
+    open_writable -> for a trainer with    mapped -> the same memory to read, for batches over TCP
                      a device
 
 A memfd has no name, so a killed daemon leaves nothing behind and two daemons cannot collide. Mode
@@ -19,7 +19,7 @@ over TCP, its mapping, which before Python 3.13 keeps a third one. It is made ah
 when its slot is wanted, because a process cannot free a number for itself: while connections wait
 to be accepted, a thread of ZeroMQ takes each number that becomes free.
 
-A mailbox is made and sealed in the same way. ``writable_anew`` is for a producer, ``readable`` for
+A mailbox is made and sealed in the same way. ``open_writable`` is for a producer, ``readable`` for
 workers; the daemon never reads it.
 
 Invariant: only ``reserve`` and ``commit`` write the header. The memory cannot be truncated under a
@@ -218,7 +218,7 @@ class SlotPool:
         """The read-only descriptor for a trainer; the pool keeps it."""
         return self._slots[slot].readable
 
-    def writable_anew(self, slot: int) -> int:
+    def open_writable(self, slot: int) -> int:
         """Open a further writable descriptor, for a trainer; the caller closes it.
 
         Raises ``OSError``. Each is opened separately, since copies of a descriptor share their
@@ -311,10 +311,10 @@ class MailboxMemory:
             raise
         return mailbox
 
-    def writable_anew(self) -> int:
+    def open_writable(self) -> int:
         """Open a further writable descriptor, for a producer; the caller closes it.
 
-        Raises ``OSError``. Each is opened separately, as in ``SlotPool.writable_anew``.
+        Raises ``OSError``. Each is opened separately, as in ``SlotPool.open_writable``.
         """
         return os.open(f"/proc/self/fd/{self.writable}", os.O_RDWR | os.O_CLOEXEC)
 

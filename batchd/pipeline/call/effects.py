@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from batchd.functions.signature import Given
+from batchd.functions.signature import CallArguments
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import RESERVED, Columns, StepInvalid, effect
 from batchd.samples.columns import Column, parse_column
 
-GIVEN = Given(places=("sample", "rng"))
+ARGUMENTS = CallArguments(places=("sample", "rng"))
 """The arguments of a ``call`` step's function."""
 
 

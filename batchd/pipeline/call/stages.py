@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.functions.load import FunctionFailed, NotAsDeclared, call, checked_value, load_for
-from batchd.pipeline.call.effects import GIVEN
+from batchd.pipeline.call.effects import ARGUMENTS
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.effects import Columns
 from batchd.pipeline.randomness import SampleRandom
@@ -35,7 +35,7 @@ class CallStage:
 
     def __init__(self, step: Call, before: Columns, after: Columns) -> None:
         self._name = step.function
-        self._function = load_for(step.function, GIVEN)
+        self._function = load_for(step.function, ARGUMENTS)
         self._is_random = step.random
         self._fields = tuple(before)
         self._changing = {name: after[name] for name in step.outputs or before}

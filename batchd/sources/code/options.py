@@ -5,7 +5,7 @@ from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from batchd.functions.find import parse_function
-from batchd.functions.signature import Given
+from batchd.functions.signature import CallArguments
 from batchd.samples.checks import Checks, Example, Range
 from batchd.samples.columns import check_types
 from batchd.sources.options import DeclaredOptions, SourceOptions
@@ -49,9 +49,9 @@ class FunctionOptions(DeclaredOptions):
         return self.function
 
     @property
-    def given(self) -> Given:
+    def arguments(self) -> CallArguments:
         """The arguments that the function is called with."""
-        return Given(options=self.options, offered=self.offered)
+        return CallArguments(options=self.options, offered=self.offered)
 
     def check(self) -> Checks:
         """Check what both kinds have in common: a function, fields with types, and options."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from batchd.functions.load import FunctionFailed, FunctionUnusable, Here, NotAsDeclared, call, checked_value, load_for
-from batchd.functions.signature import Given
+from batchd.functions.signature import CallArguments
 from batchd.plugin import plugin_kind
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable, check_bytes
@@ -67,7 +67,7 @@ class PythonReader(PlainReader):
 
 def make_object(function: str, options: dict[str, object]) -> Any:
     """Import the function and call it. Raises ``FunctionUnusable`` or ``FunctionFailed``."""
-    return call(load_for(function, Given(options=options)), **options)
+    return call(load_for(function, CallArguments(options=options)), **options)
 
 
 class GeneratorReader(PlainReader):
@@ -75,7 +75,7 @@ class GeneratorReader(PlainReader):
 
     def __init__(self, source: GeneratorSource, max_bytes: int) -> None:
         self._name = source.function
-        self._function = load_for(source.function, source.given)
+        self._function = load_for(source.function, source.arguments)
         self._options = source.options
         self._takes_rng = _takes_rng(self._function)
         self._seed = source.seed

@@ -28,7 +28,7 @@ from batchd.sources.finding import find_in_runs
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.lmdb.environment import Environment, data_file
 from batchd.sources.lmdb.options import FIELD_MARK, LmdbSource
-from batchd.sources.scan import answer, scan_apart
+from batchd.sources.scan import answer, isolated_scan
 from batchd.storage.index import SourceIndex, number_array, readable
 from batchd.storage.survey import Survey
 
@@ -43,7 +43,7 @@ _LENGTH = Struct("<Q")
 def _scan(source: LmdbSource, survey: Survey) -> SourceIndex:
     """Have another process scan. Raises ``SourceInvalid``."""
     with survey.open(data_file(source.path)):
-        return scan_apart(MODULE, source, survey)
+        return isolated_scan(MODULE, source, survey)
 
 
 def scan(source: LmdbSource, survey: Survey) -> SourceIndex:

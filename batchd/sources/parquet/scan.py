@@ -52,7 +52,7 @@ from batchd.sources.neighbours import Neighbours, in_files
 from batchd.sources.parquet import row_groups
 from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import ArrowFile, TableFile, is_arrow, open_table
-from batchd.sources.scan import answer, scan_apart
+from batchd.sources.scan import answer, isolated_scan
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex, blob, number_array
 from batchd.storage.paths import size_of
@@ -353,7 +353,7 @@ def _find_files(_source: ParquetSource, index: SourceIndex, pattern: FilePattern
 KINDS = {
     ParquetSource: BuiltInKind(
         problems=_problems,
-        scan=lambda source, survey: scan_apart(MODULE, source, survey),
+        scan=lambda source, survey: isolated_scan(MODULE, source, survey),
         neighbours=_neighbours,
         find=_find_files,
     )

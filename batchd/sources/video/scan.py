@@ -52,7 +52,7 @@ from batchd.sources.files.walk import Patterns, matching, shards_problems
 from batchd.sources.finding import FilePattern, NamedSamples
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import in_files
-from batchd.sources.scan import answer, scan_apart
+from batchd.sources.scan import answer, isolated_scan
 from batchd.sources.video.files import NO_KEY, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.sources.video.options import VideoSource
 from batchd.storage.access import Storage
@@ -209,7 +209,7 @@ def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
 
 
 def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
-    return scan_apart(MODULE, source, survey, source.scan_timeout_s)
+    return isolated_scan(MODULE, source, survey, source.scan_timeout_s)
 
 
 def _find(_source: VideoSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:

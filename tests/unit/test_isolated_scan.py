@@ -10,7 +10,7 @@ import pytest
 
 from batchd.cli.main import main
 from batchd.errors import ExitCode, SourceInvalid
-from batchd.sources import scan as apart
+from batchd.sources import scan as isolated
 from batchd.sources.interface import kind_of
 from batchd.sources.parquet import scan as parquet_scan
 from batchd.sources.parquet.options import ParquetSource
@@ -113,7 +113,7 @@ def test_an_unchanged_index_needs_no_process(tmp_path, monkeypatch) -> None:
     write_parquet(tmp_path / "rows/a.parquet", COLUMNS)
     source, cache = of(tmp_path / "rows"), IndexCache(tmp_path / "cache")
     first = scan_source(source, nothing, cache, Storage())
-    monkeypatch.setattr(apart.children, "start", None)
+    monkeypatch.setattr(isolated.children, "start", None)
 
     assert scan_source(source, nothing, cache, Storage()).digest == first.digest
 
