@@ -164,7 +164,7 @@ def _go_on(pid: int) -> None:
 
 
 def _has(eyes: batchd_client.Daemon, pid: int) -> bool:
-    """Is the daemon still aware of that trainer?"""
+    """Return whether the daemon still lists that trainer."""
     status = eyes.status()
     return any(trainer["pid"] == pid for trainer in status["trainers"])  # type: ignore[attr-defined, index]
 

@@ -17,7 +17,7 @@ class Side(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Is it batchd, which the others are compared with?"""
+        """True for batchd, which the others are compared with."""
         return self.script == "batchd_side.py"
 
 

@@ -27,7 +27,7 @@ LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 def problems(source: PluginSource) -> list[str]:
-    """Is the file there, and is nothing else asked for?"""
+    """Return what is wrong with the options: unknown ones, or a file that does not exist."""
     unknown = sorted(source.options.keys() - {"path"})
     if unknown:
         return [f"unknown option {', '.join(unknown)}; a zip source has path"]

@@ -89,7 +89,7 @@ class Slurm:
         return done.stdout
 
     def state(self, job: str) -> str:
-        """Return the state of a job: PENDING, RUNNING, COMPLETED, …"""
+        """Return the state of a job, such as PENDING, RUNNING or COMPLETED."""
         facts = self.run("scontrol", "--oneliner", "show", "job", job)
         return facts.partition("JobState=")[2].split()[0]
 
