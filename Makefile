@@ -217,7 +217,7 @@ manifests: setup ## Render deploy/kubernetes from the Helm chart, by Helm's own 
 	@$(BIN)/python -m pip install -qq --group packages
 	$(BIN)/python deploy/helm/render.py deploy/kubernetes
 
-test-packages: setup ## Install, package and boot it in roots of their own (as root; what cannot be had here is skipped)
+test-packages: setup ## Install, package and boot it in roots of their own (as root; what is not available is skipped)
 	@$(BIN)/python -m pip install -qq --group packages
 	$(BIN)/python -m pytest tests/packages $(ARGS)
 

@@ -165,7 +165,7 @@ def _shown(error: BaseException) -> str:
     try:
         message = str(error)
     except Exception as other:  # noqa: BLE001  a user's class may raise anything
-        message = f"(its text cannot be had: {type(other).__name__})"
+        message = f"(its message cannot be read: {type(other).__name__})"
     if len(message) > MESSAGE_CHARACTERS_MAX:
         message = message[: MESSAGE_CHARACTERS_MAX - 3] + "..."
     return _printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)

@@ -376,7 +376,7 @@ class Rude(Exception):  # noqa: N818  says what it is
         (StopIteration(3), "StopIteration: 3"),
         (ValueError("two\nlines\tand \x1b[31mcolour"), "ValueError: two lines and \\x1b[31mcolour"),
         (ValueError("x" * 10_000), "ValueError: " + "x" * 397 + "..."),
-        (Rude(), "Rude: (its text cannot be had: RuntimeError)"),
+        (Rude(), "Rude: (its message cannot be read: RuntimeError)"),
         (OSError(2, "gone"), "FileNotFoundError: [Errno 2] gone"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

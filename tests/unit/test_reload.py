@@ -150,7 +150,10 @@ def test_a_stream_without_its_index_is_not_put_into_force(it):
     it.selector.dispatch()
     reader.end()
     outcome = it.outcome()
-    assert (outcome.exit_code, outcome.text) == (1, "what is new cannot be had: no index of photos has come")
+    assert (outcome.exit_code, outcome.text) == (
+        1,
+        "the new configuration cannot be loaded: no index of photos arrived",
+    )
     assert not it.applier.performed
 
 

@@ -233,11 +233,11 @@ class Reloader:
             return document["exit_code"], document["problem"]
         missing = sorted(document["streams"].keys() - reading.descriptors.keys())
         if missing:
-            return ExitCode.FAILED, f"what is new cannot be had: no index of {', '.join(missing)} has come"
+            return ExitCode.FAILED, f"the new configuration cannot be loaded: no index of {', '.join(missing)} arrived"
         try:
             text = self.applier.apply(document, reading.descriptors)
         except OSError as error:
-            return ExitCode.FAILED, f"what is new cannot be had: {error}"
+            return ExitCode.FAILED, f"the new configuration cannot be loaded: {error}"
         failpoints.passing("daemon.reloaded")
         return ExitCode.FINE, text
 

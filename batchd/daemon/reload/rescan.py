@@ -83,7 +83,10 @@ def main() -> int:
         except BatchdError as error:
             document = {"exit_code": int(error.exit_code), "problem": str(error)}
         except OSError as error:
-            document = {"exit_code": int(ExitCode.FAILED), "problem": f"what is new cannot be had: {error}"}
+            document = {
+                "exit_code": int(ExitCode.FAILED),
+                "problem": f"the new configuration cannot be loaded: {error}",
+            }
         try:
             _send_document(channel, document)
         except ChannelClosed:

@@ -31,7 +31,7 @@ _KNOWN_REFERENCES = 3
 
 @make_stage.register(Call)
 class CallStage:
-    """See the module. Raises ``FunctionUnusable`` where the function cannot be had."""
+    """See the module. Raises ``FunctionUnusable`` where the function cannot be used."""
 
     def __init__(self, step: Call, before: Columns, after: Columns) -> None:
         self._name = step.function
