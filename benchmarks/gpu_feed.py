@@ -109,7 +109,7 @@ class Table:
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder of photographs (default: 512 made ones)")
+    parser.add_argument("--data", type=Path, help="a folder of photographs (default: 512 generated ones)")
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="decode processes of each side"
     )

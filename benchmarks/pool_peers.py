@@ -117,7 +117,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder of photographs, JPEG (default: 512 made ones)")
+    parser.add_argument("--data", type=Path, help="a folder of photographs, JPEG (default: 512 generated ones)")
     parser.add_argument("--only", choices=["", *(one.name for one in COMPARISONS)], default="", help="run one")
     parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
     parser.add_argument("--photographs", type=int, default=1000, help="repeat the files up to so many (default: 1000)")

@@ -50,7 +50,7 @@ PACKAGES = ("batchd", "numpy", "opencv-python-headless", "simplejpeg", "pyzmq", 
 def main() -> int:
     """Run what is asked for and repeat all figures at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="a folder of photographs (default: 512 made ones)")
+    parser.add_argument("--data", help="a folder of photographs (default: 512 generated ones)")
     parser.add_argument("--only", choices=BENCHMARKS, help="run one")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison (default: 7)")
     options = parser.parse_args()

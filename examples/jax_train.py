@@ -2,8 +2,8 @@
 
 Press Ctrl-C, run it again, and it goes on where it was.
 
-Serves a folder with one sub-folder for each class (made photographs, if none is given) as a child
-of this script. Needs JAX alone: pip install jax. The checkpoint holds the parameters and the
+Serves a folder with one sub-folder for each class (generated photographs, if none is given) as a
+child of this script. Needs JAX alone: pip install jax. The checkpoint holds the parameters and the
 position in the data, always of the same step.
 
     python examples/jax_train.py [--data /path/to/images] [--epochs 20] [--folder demo/jax]
@@ -136,7 +136,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a folder of images, with one sub-folder for each class")
     parser.add_argument("--photographs", type=int, default=256, help="how many are made, where --data is not given")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--folder", type=Path, default=Path("demo/jax"), help="for the checkpoint and made photographs")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("demo/jax"), help="for the checkpoint and generated photographs"
+    )
     options = parser.parse_args()
     folder, data = options.folder, options.data or options.folder / "photos"
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ pipeline = [
 
 
 def photographs(data: str | None) -> Path:
-    """The folder to serve: the one that was given, or made photographs."""
+    """The folder to serve: the one that was given, or generated photographs."""
     if data:
         return Path(data).expanduser().resolve()
     folder = (FOLDER / "photos").resolve()

@@ -1,6 +1,6 @@
 """``batchd demo``: two trainers, one daemon. Runs in the user's shell.
 
-Serves a folder of photographs (made ones, if none is given) as a child of this process, attaches
+Serves a folder of photographs (generated ones, if none is given) as a child of this process, attaches
 two trainers as processes of their own, shows what they get, and draws a contact sheet of a batch.
 
 Invariant: each photograph of an epoch is decoded once, and nothing is left running.
@@ -49,7 +49,7 @@ pipeline = [
 
 @click.command("demo")
 @click.option(
-    "--data", metavar="FOLDER", help="Your images, with or without a sub-folder for each class. [default: made ones]"
+    "--data", metavar="FOLDER", help="Your images, with or without a sub-folder for each class. [default: generated]"
 )
 @click.option(
     "--epochs", type=click.IntRange(1), default=3, show_default=True, help="How often each trainer reads them."
@@ -59,7 +59,7 @@ pipeline = [
     type=click.Path(path_type=Path),
     default=FOLDER,
     show_default=True,
-    help="Where made images, the configuration and the picture of a batch go.",
+    help="Where generated images, the configuration and the picture of a batch go.",
 )
 @click.option("--trainer", metavar="ADDRESS", hidden=True, help="Be one of its trainers.")
 def command(data: str | None, epochs: int, folder: Path, trainer: str | None) -> None:
@@ -183,7 +183,7 @@ def table(running: list[Trainer]) -> Table:
 
 
 def photographs(data: str | None, folder: Path, console: Console) -> Path:
-    """The folder to serve: ``data``, or made photographs in ``folder``."""
+    """The folder to serve: ``data``, or generated photographs in ``folder``."""
     if data:
         return Path(data).expanduser().resolve()
     folder = (folder / "photos").resolve()

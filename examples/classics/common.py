@@ -277,7 +277,7 @@ def interrupts_later() -> Iterator[None]:
 def main(about: str, run: Callable[[Example], None]) -> int:
     """Run an example from the command line; the value is the exit status."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder of photographs (default: made ones)")
+    parser.add_argument("--data", type=Path, help="a folder of photographs (default: generated ones)")
     parser.add_argument("--photographs", type=int, default=256, help="how many are made, where --data is not given")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each way is timed in a round")
