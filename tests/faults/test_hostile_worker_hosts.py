@@ -47,7 +47,15 @@ from batchd_wire.channel import DATAGRAM_BYTES_MAX
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.views import field_array
-from support.gateways import LAYOUT, GatewayProcess, Slot, WorkerHost, frames_of, random_rows, serve_message
+from support.gateways import (
+    LAYOUT,
+    WorkerHost,
+    filled_slot,
+    frames_of,
+    random_rows,
+    serve_message,
+    serving_gateway,
+)
 from support.good_trainers import descriptor_count, private_bytes
 from support.hostile_messages import encode, hostile_messages, mutated
 from support.hostile_streams import COMMAND, frame
@@ -64,22 +72,8 @@ MORE, LONG = 1, 2
 _hosts = (f"127.{number >> 8 & 127}.{number & 255}.{9 + (number >> 15)}" for number in itertools.count(512))
 
 
-@pytest.fixture(scope="module")
-def slot() -> Iterator[Slot]:
-    """Make slot 5."""
-    slot = Slot()
-    slot.put(random_rows(16, seed=99))
-    yield slot
-    os.close(slot.descriptor)
-
-
-@pytest.fixture(scope="module")
-def gateway(slot) -> Iterator[GatewayProcess]:
-    """Start one gateway for all tests: no test ends it."""
-    with GatewayProcess() as gateway:
-        gateway.serve(serve_message())
-        gateway.use(5, slot)
-        yield gateway
+slot = pytest.fixture(filled_slot, scope="module")
+gateway = pytest.fixture(serving_gateway, scope="module")  # one for all tests: no test ends it
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -62,7 +61,18 @@ from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import Role
 from batchd_wire.views import field_array
-from support.gateways import LAYOUT, RULES, GatewayProcess, Slot, WorkerHost, frames_of, random_rows, serve_message
+from support.gateways import (
+    LAYOUT,
+    RULES,
+    GatewayProcess,
+    Slot,
+    WorkerHost,
+    filled_slot,
+    frames_of,
+    random_rows,
+    serve_message,
+    serving_gateway,
+)
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -70,22 +80,8 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 SILENT_MS = 300
 
 
-@pytest.fixture
-def slot() -> Iterator[Slot]:
-    """Make slot 5, filled with other content."""
-    slot = Slot()
-    slot.put(random_rows(16, seed=99))
-    yield slot
-    os.close(slot.descriptor)
-
-
-@pytest.fixture
-def gateway(slot) -> Iterator[GatewayProcess]:
-    """Start a gateway without keys that has stream 1 and slot 5."""
-    with GatewayProcess() as gateway:
-        gateway.serve(serve_message())
-        gateway.use(5, slot)
-        yield gateway
+slot = pytest.fixture(filled_slot)
+gateway = pytest.fixture(serving_gateway)
 
 
 @pytest.fixture

@@ -331,6 +331,15 @@ class World:
             self._end(trainer, leases_from=0)
         return self.do(ev.SessionEnded(session))
 
+    def leave(self, trainer: Trainer, how: str) -> None:
+        """A trainer "dies", "is cut off" or "ends", unless it has ended."""
+        if how == "dies":
+            self.end_session(trainer.session)
+        elif how == "is cut off":
+            self.cut_off(trainer.session)
+        elif not trainer.ended:
+            self.end(trainer.number)
+
     def cut_off(self, session: int) -> list[act.Action]:
         """The daemon disconnects a trainer, which may still read its leased batches."""
         for trainer in [one for one in self.trainers.values() if one.session == session]:
@@ -509,6 +518,13 @@ class World:
         while busy := [number for number, worker in self.workers.items() if worker.orders and not worker.link]:
             for number in busy:
                 self.fill(number)
+
+    def replace_workers(self) -> None:
+        """Killed workers end, and new workers become ready."""
+        for number in [number for number, worker in self.workers.items() if worker.killed]:
+            self.kill(number)
+        for number in [number for number, worker in self.workers.items() if not worker.ready]:
+            self.ready(number)
 
     def kill(self, number: int, note: ev.Note | None = None, **why: bool) -> list[act.Action]:
         """A worker dies, by itself or for ``why``: ``from_outside``, ``out_of_memory``."""

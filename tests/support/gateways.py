@@ -10,6 +10,7 @@ For tests of processes.
 import os
 import select
 from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -332,3 +333,19 @@ class GatewayProcess:
                 self._next()
         except ChannelClosed:
             return self.child.has_ended(PATIENCE_S)
+
+
+def filled_slot() -> Iterator[Slot]:
+    """Make slot 5, filled with other content; for a fixture."""
+    slot = Slot()
+    slot.put(random_rows(16, seed=99))
+    yield slot
+    os.close(slot.descriptor)
+
+
+def serving_gateway(slot: Slot) -> Iterator[GatewayProcess]:
+    """Start a gateway without keys that has stream 1 and slot 5; for a fixture."""
+    with GatewayProcess() as gateway:
+        gateway.serve(serve_message())
+        gateway.use(5, slot)
+        yield gateway

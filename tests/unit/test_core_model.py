@@ -131,13 +131,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "ends", "dies", "is cut off"]))
     def leave(self, who, how):
         """A trainer leaves in one of three ways."""
-        trainer = self._trainer(who)
-        if how == "dies":
-            self.world.end_session(trainer.session)
-        elif how == "is cut off":
-            self.world.cut_off(trainer.session)
-        elif not trainer.ended:
-            self.world.end(trainer.number)
+        self.world.leave(self._trainer(who), how)
 
     @precondition(lambda self: self.world.trainers)
     @rule(who=st.integers(0, 9), epoch=st.integers(3, 9), number=st.integers(1, 3))
@@ -254,7 +248,7 @@ class CoreMachine(RuleBasedStateMachine):
         """Killed workers die, and new ones start."""
         self.world.now += pause_s
         self.world.do(ev.Ticked())
-        self._let_workers_come_and_go()
+        self.world.replace_workers()
 
     @rule(slots=st.integers(0, 9))
     def memory_gets_short(self, slots):
@@ -294,12 +288,6 @@ class CoreMachine(RuleBasedStateMachine):
     def _is_harmless(self, order: OrderChunk) -> bool:
         return not any((order.stream, sample) in self.deadly for sample in self.world.samples(order))
 
-    def _let_workers_come_and_go(self) -> None:
-        for number in [number for number, worker in self.world.workers.items() if worker.killed]:
-            self.world.kill(number)
-        for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
-            self.world.ready(number)
-
     # --- the end: trainers that want batches get them ---------------------------------------------
 
     def teardown(self):
@@ -335,7 +323,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.do(ev.Ticked())
         while self.world.losses:
             self.world.lose_next()
-        self._let_workers_come_and_go()
+        self.world.replace_workers()
         for _ in range(ORDERS_A_TURN):
             for number in self._at_work():
                 self._work(number, with_note=turn % 4 > 0)

@@ -85,13 +85,7 @@ class LiveMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.trainers) > 1)
     @rule(who=st.integers(0, 9), how=st.sampled_from(["ends", "dies", "is cut off"]))
     def leave(self, who, how):
-        trainer = self._trainer(who)
-        if how == "dies":
-            self.world.end_session(trainer.session)
-        elif how == "is cut off":
-            self.world.cut_off(trainer.session)
-        elif not trainer.ended:
-            self.world.end(trainer.number)
+        self.world.leave(self._trainer(who), how)
 
     @rule(who=st.integers(0, 4))
     def a_producer_comes(self, who):
@@ -150,7 +144,7 @@ class LiveMachine(RuleBasedStateMachine):
     def time_passes(self, pause_s):
         self.world.now += pause_s
         self.world.do(ev.Ticked())
-        self._let_workers_come_and_go()
+        self.world.replace_workers()
 
     @rule(slots=st.integers(0, 9))
     def memory_gets_short(self, slots):
@@ -169,12 +163,6 @@ class LiveMachine(RuleBasedStateMachine):
 
     def _at_work(self) -> list[int]:
         return [number for number, worker in self.world.workers.items() if worker.orders]
-
-    def _let_workers_come_and_go(self) -> None:
-        for number in [number for number, worker in self.world.workers.items() if worker.killed]:
-            self.world.kill(number)
-        for number in [number for number, worker in self.world.workers.items() if not worker.ready]:
-            self.world.ready(number)
 
     # --- the end: every participant that wants to continue makes progress -----------------------
 
@@ -206,7 +194,7 @@ class LiveMachine(RuleBasedStateMachine):
         self.world.do(ev.Ticked())
         while self.world.losses:
             self.world.lose_next()
-        self._let_workers_come_and_go()
+        self.world.replace_workers()
         for session, producer in self.world.producers.items():
             if producer.place is not None:
                 self.world.push(session)  # the trainer had waited

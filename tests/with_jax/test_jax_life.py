@@ -10,6 +10,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 from batchd_client.jax import BatchdLoader  # noqa: E402
 from support.garbage import CYCLES, collected  # noqa: E402
+from support.loaders import in_use  # noqa: E402
 from support.programs import end, gone, start  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -70,22 +71,14 @@ def test_threads_have_a_loader_each(daemon):
 
 def test_a_loader_that_is_forgotten_is_closed(daemon):
     """The program need not close it."""
-    loader = BatchdLoader("photos", address=daemon.address)
-    next(iter(loader))
-    del loader
+    in_use(BatchdLoader, daemon)
     gone(daemon)
 
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
     """The loader's iterator and a batch are part of the cycle, and end with it."""
-
-    def make():
-        loader = BatchdLoader("photos", address=daemon.address)
-        batches = iter(loader)
-        return loader, batches, next(batches)
-
-    collected(make, tie)
+    collected(lambda: in_use(BatchdLoader, daemon), tie)
     gone(daemon)
 
 

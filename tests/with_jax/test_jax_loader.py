@@ -26,6 +26,7 @@ from batchd_client.errors import (  # noqa: E402
 from batchd_client.jax import BatchdLoader, JaxPlacement, JaxTarget, batches  # noqa: E402  # noqa: E402
 from batchd_client.prefetch import Prefetcher  # noqa: E402
 from support.images import encode, photo  # noqa: E402
+from support.loaders import loading  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 from support.waiting import wait_until  # noqa: E402
@@ -71,18 +72,7 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
     )
 
 
-@pytest.fixture
-def load(daemon):
-    """Make a loader of the daemon's stream; it is closed with the test."""
-    loaders = []
-
-    def load(stream="photos", **options):
-        loaders.append(BatchdLoader(stream, address=daemon.address, **options))
-        return loaders[-1]
-
-    yield load
-    for loader in loaders:
-        loader.close()
+load = pytest.fixture(loading(BatchdLoader))
 
 
 @pytest.fixture

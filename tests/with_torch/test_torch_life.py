@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 from batchd_client.errors import StateMismatch  # noqa: E402
 from batchd_client.torch import BatchdDataset, BatchdLoader  # noqa: E402
 from support.garbage import CYCLES, collected  # noqa: E402
+from support.loaders import in_use  # noqa: E402
 from support.programs import end, epochs_in_threads, gone, start  # noqa: E402
 
 EPOCH = 40
@@ -113,22 +114,14 @@ def test_a_pickled_loader_connects_where_it_is_used_and_goes_on_there(load):
 
 def test_a_loader_that_is_forgotten_is_closed(daemon):
     """The program need not close it."""
-    loader = BatchdLoader("photos", address=daemon.address)
-    next(iter(loader))
-    del loader
+    in_use(BatchdLoader, daemon)
     gone(daemon)
 
 
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
     """The loader's iterator and a batch are part of the cycle, and end with it."""
-
-    def make():
-        loader = BatchdLoader("photos", address=daemon.address)
-        batches = iter(loader)
-        return loader, batches, next(batches)
-
-    collected(make, tie)
+    collected(lambda: in_use(BatchdLoader, daemon), tie)
     gone(daemon)
 
 

@@ -15,6 +15,7 @@ from batchd_client.errors import (  # noqa: E402
     TensorsInvalid,
 )
 from batchd_client.torch import BatchdLoader  # noqa: E402
+from support.loaders import loading  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -36,18 +37,7 @@ def daemon(start_shared_daemon, photos):
     )
 
 
-@pytest.fixture
-def load(daemon):
-    """Make a loader of the daemon's stream; it is closed with the test."""
-    loaders = []
-
-    def load(stream="photos", **options):
-        loaders.append(BatchdLoader(stream, address=daemon.address, **options))
-        return loaders[-1]
-
-    yield load
-    for loader in loaders:
-        loader.close()
+load = pytest.fixture(loading(BatchdLoader))
 
 
 def bare(daemon, stream="photos", epochs=1):
