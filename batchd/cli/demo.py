@@ -1,7 +1,8 @@
 """``batchd demo``: two trainers, one daemon. Runs in the user's shell.
 
-Serves a folder of photographs (generated ones, if none is given) as a child of this process, attaches
-two trainers as processes of their own, shows what they get, and draws a contact sheet of a batch.
+Serves a folder of photographs (generated ones, if none is given) as a child of this process,
+attaches two trainers as processes of their own, shows what they get, and draws a contact sheet of a
+batch.
 
 Invariant: each photograph of an epoch is decoded once, and nothing is left running.
 """
