@@ -271,7 +271,7 @@ def test_a_wrong_name_is_told_by_the_check_with_the_folders(photos, code, write,
     assert f"streams.two.pipeline[2].function: {code}/mine.py does not define 'nf' at its top level [" in told
     assert "= help: defined there: fn, np\n" in told
     assert "streams.three" not in told
-    assert told.count('= note: The function, as "package.module:name".') == 2
+    assert told.count('= note: The function, as "package.module:name".') == 1
     assert "2 problems" in told
 
 

@@ -248,7 +248,7 @@ class CoreMachine(RuleBasedStateMachine):
         """Killed workers die, and new ones start."""
         self.world.now += pause_s
         self.world.do(ev.Ticked())
-        self.world.replace_workers()
+        self._replace_workers()
 
     @rule(slots=st.integers(0, 9))
     def memory_gets_short(self, slots):
@@ -261,6 +261,9 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _worker(self, who: int) -> int:
         return list(self.world.workers)[who % len(self.world.workers)]
+
+    def _replace_workers(self) -> None:
+        self.world.replace_workers()
 
     def _at_work(self) -> list[int]:
         return [number for number, worker in self.world.workers.items() if worker.orders]
@@ -323,7 +326,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.do(ev.Ticked())
         while self.world.losses:
             self.world.lose_next()
-        self.world.replace_workers()
+        self._replace_workers()
         for _ in range(ORDERS_A_TURN):
             for number in self._at_work():
                 self._work(number, with_note=turn % 4 > 0)

@@ -69,7 +69,7 @@ class PoolMachine(CoreMachine):
         for _ in range(ticks):
             self.world.now += 0.5
             self.world.do(ev.Ticked())
-            super()._let_workers_come_and_go()
+            super()._replace_workers()
 
     def _remote(self) -> list[int]:
         return [number for number, worker in self.world.workers.items() if worker.link]
@@ -106,8 +106,8 @@ class PoolMachine(CoreMachine):
                 self.world.take_reference(number)
         super()._all_leave()
 
-    def _let_workers_come_and_go(self) -> None:
-        super()._let_workers_come_and_go()
+    def _replace_workers(self) -> None:
+        super()._replace_workers()
         for number in self._remote():
             if any(proof.slot for proof in self.world.workers[number].proofs):
                 self.world.take_reference(number)
