@@ -43,10 +43,7 @@ def run(bench: Bench) -> None:
     config = bench.config(repeats=2, batch_size=128)
     ratios: dict[int, list[float]] = {2: [], 4: []}
     for _ in range(max(3, bench.rounds // 2)):
-        cpu_s = {
-            trainers: bench.measure(f"{trainers} trainers", partial(_decode_cpu_s, config, ["photos"] * trainers))
-            for trainers in (1, *ratios)
-        }
+        cpu_s = {trainers: _decode_cpu_s(config, ["photos"] * trainers) for trainers in (1, *ratios)}
         for trainers, found in ratios.items():
             found.append(cpu_s[trainers] / cpu_s[1])
     for trainers, found in ratios.items():
@@ -68,7 +65,7 @@ def _print_kinds(bench: Bench) -> None:
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(3):
         for kind, streams in KINDS.items():
-            found[kind].append(bench.measure(kind, partial(_decode_cpu_s, config, streams, per_images=1000)))
+            found[kind].append(_decode_cpu_s(config, streams, per_images=1000))
     for kind, values in found.items():
         print(f"worker CPU s for each 1,000 images that trainers get, {kind}: {spread(values)}", flush=True)
 
