@@ -138,8 +138,8 @@ def _notes(options: argparse.Namespace, failures: dict[str, str]) -> list[str]:
     notes = [
         f"{machine}, Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}.",
         f"{options.photographs} photographs, random_resized_crop 224, random flip, batches of 256, uint8 NHWC, two workers or",
-        "threads, files in the page cache. Each side plays in turn, in a new process for each round; CPU and PSS are of",
-        "all processes of a side, the trainer's too.",
+        "threads, files in the page cache. Each side plays in turn, in a new process for each round; CPU",
+        "and PSS are of all processes of a side, the trainer's too.",
         f"Medians over the rounds ({options.rounds}, of {options.seconds:g} s each), with the smallest and the largest.",
         "",
         f"* batchd, limit, queue: {environments.ours()}",

@@ -33,7 +33,7 @@ def explain(
     keys: str = "",
     shuffle: str = "shuffle = false\n",
 ) -> list[str]:
-    """Return the output after the table of streams, with single blanks, but not the kind of cache."""
+    """Return the output after the table of streams, with single blanks, less the kind of cache."""
     return [
         line for line in explain_all(folder, steps, source, keys, shuffle) if not line.startswith('s: cache = "auto"')
     ]
