@@ -246,12 +246,14 @@ class Subscription:
     def is_report_due(self) -> bool:
         """Whether the daemon must know how far the loop is, to keep its window filled.
 
-        Where many batches are small, a message for each would cost more than the batches.
+        Where many batches are small, a message for each would cost more than the batches. The last
+        one that is here is always reported: a trainer in lockstep may wait for that.
         """
         unreported = UNREPORTED_PART * (self.leased - self.reported)
         if unreported <= len(self.handles):
             return False
-        return unreported >= self.window or time.monotonic() >= self.reported_s + REPORT_EVERY_S
+        is_due = unreported >= self.window or time.monotonic() >= self.reported_s + REPORT_EVERY_S
+        return is_due or not self.handles
 
     @property
     def held(self) -> int:
