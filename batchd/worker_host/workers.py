@@ -10,8 +10,8 @@ The workers are those of a daemon (``daemon.workers.local``), and so are the rul
 restarts and stuck workers (``core.fleet``). The difference: a worker's further orders wait here, so
 an order that is withdrawn early is never begun.
 
-A stream of which no sample can be read here, for want of credentials for example, is refused with
-the reason after the answer.
+Where no sample of a stream can be read here, for example without credentials, the worker host
+refuses the stream with the reason, after its answer.
 
 Invariant: each order of the present link gets one answer, or its worker is reported dead. Results
 of orders of former links are dropped.

@@ -142,6 +142,21 @@ def test_batches_that_are_taken_quickly_are_reported_by_quarters_of_the_window(d
     assert len(kept) == 35
 
 
+def test_the_last_batch_that_is_here_is_reported_however_quickly_it_was_taken(daemon, fake, monkeypatch) -> None:
+    """A trainer in lockstep may wait for the report, and this program's thread for that trainer."""
+    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
+    fake.stream = FakeStream(steps=100, slots=4)
+    stream = daemon.stream("photos", window=40)
+    fake.wait_until(lambda: len(fake.held_sequences()) == 4)
+    daemon.status()  # its answer is behind all handles
+    before = len(fake.heard_of(Pull))
+    kept = [stream.take(0) for _ in range(4)]
+    daemon.status()
+
+    assert [pull.consumed for pull in fake.heard_of(Pull)[before:]][-1] == 4
+    assert len(kept) == 4
+
+
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
     """Each is a large part of the window: the client reports it, or counts it on arrival."""
     stream = daemon.stream("photos", window=3)
