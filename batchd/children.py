@@ -327,8 +327,8 @@ def fork() -> int:
     if pid == 0:
         os.setpgid(0, 0)
         die_with_parent()
-        if os.getppid() != parent:  # it was gone before that
-            os._exit(1)
+        if os.getppid() != parent:  # it was gone before that: end as the kernel would have ended it
+            os.kill(os.getpid(), signal.SIGKILL)
     return pid
 
 

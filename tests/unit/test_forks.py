@@ -45,6 +45,12 @@ USED_BY_WORKERS = (
 )
 SLEEPS = "import time; time.sleep(3600)"
 REAL = "import socket, sys; from batchd.worker.entry import work; work(socket.socket(fileno=int(sys.argv[1])))"
+ENDS_FIRST = (
+    "import os, time; from batchd import children; mine = os.getpid()\n"
+    "def until_it_has_ended():\n"
+    "    while os.getppid() == mine: time.sleep(0.001)\n"
+    "children.die_with_parent = until_it_has_ended\n"
+) + REAL
 TALKS_NONSENSE = "import os, sys; os.write(int(sys.argv[1]), b'nonsense'); import time; time.sleep(3600)"
 
 
@@ -100,10 +106,18 @@ def test_a_fork_server_that_sends_nonsense_is_killed(started):
     assert it.gone() == [(1, "it could not be started")]
 
 
-@pytest.mark.parametrize("dies", ["worker", "fork server"])
-def test_a_worker_that_ends_with_its_fork_server_was_not_killed_for_memory(started, monkeypatch, dies):
-    """The kernel counts such kills of the whole machine, and others happen at the same time."""
-    it = started(REAL)
+@pytest.mark.parametrize(
+    ("dies", "program"),
+    [("worker", REAL), ("fork server", REAL), ("fork server", ENDS_FIRST)],
+    ids=["worker", "fork server", "before it"],
+)
+def test_a_worker_that_ends_with_its_fork_server_was_not_killed_for_memory(started, monkeypatch, dies, program):
+    """The kernel counts such kills of the whole machine, and others happen at the same time.
+
+    Nor has it failed itself, not even where the fork server ends before the kernel is told to end
+    the worker with it.
+    """
+    it = started(program)
     it.workers.spawn(1)
     wait_until(lambda: it.selector.dispatch() or it.workers.pids()[1], "the worker is known")
     counts = itertools.count(1 << 40)
