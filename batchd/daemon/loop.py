@@ -510,6 +510,7 @@ class Loop:
                 layout=stream.layout.to_wire(),
                 classes=stream.classes,
                 keeps_reports=True,
+                in_lockstep=stream.spec.max_skew is not None,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

@@ -247,13 +247,15 @@ class Subscription:
         """Whether the daemon must know how far the loop is, to keep its window filled.
 
         Where many batches are small, a message for each would cost more than the batches. The last
-        one that is here is always reported: a trainer in lockstep may wait for that.
+        one that is here is always reported, and in lockstep each: this thread may wait for a batch
+        that another trainer gets only then.
         """
         unreported = UNREPORTED_PART * (self.leased - self.reported)
+        if self.admitted.in_lockstep or not self.handles:
+            return unreported > 0
         if unreported <= len(self.handles):
             return False
-        is_due = unreported >= self.window or time.monotonic() >= self.reported_s + REPORT_EVERY_S
-        return is_due or not self.handles
+        return unreported >= self.window or time.monotonic() >= self.reported_s + REPORT_EVERY_S
 
     @property
     def held(self) -> int:

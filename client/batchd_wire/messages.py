@@ -300,7 +300,8 @@ class Subscribed(Message):
     ``first_rounds``: batches in the first epoch of this subscription, which starts at (``epoch``,
     ``step``). That is the requested position, or a later one if a live stream no longer has it.
     ``classes``: names of the labels; empty if the source has none, or more than a message holds.
-    ``keeps_reports``: whether the daemon keeps the reports of a ``Pull``.
+    ``keeps_reports``: whether the daemon keeps the reports of a ``Pull``. ``in_lockstep``: whether
+    other trainers, or producers, wait until this trainer has reported a batch that it took.
     """
 
     request: int
@@ -317,6 +318,7 @@ class Subscribed(Message):
     layout: object
     classes: list[str]
     keeps_reports: bool = False
+    in_lockstep: bool = False
 
 
 @message(22)

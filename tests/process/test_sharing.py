@@ -5,6 +5,7 @@ from threading import Timer
 import pytest
 
 import batchd_client
+from batchd_client import subscription
 from support.expected import Expected
 from support.seen import look_at, samples, see
 from support.settings import PIPELINE, SLOT_BYTES, STILL_PIPELINE, folder_stream
@@ -17,6 +18,7 @@ WITHHELD_S = 1.0
 KINDS = {
     "lockstep": {"lag": "lockstep", "max_skew": 2},
     "waits": {"lag": "lockstep", "max_skew": 2},
+    "turns": {"lag": "lockstep", "max_skew": 8, "batch_size": 1},
     "apart": {"memory": 6 * SLOT_BYTES},
     "plain": {},
     "sixes": {"batch_size": 6},
@@ -66,6 +68,19 @@ def test_a_lockstep_trainer_waits_for_the_slowest(daemon, let_pass):
         withheld.join()
         assert see(slow, 1) == ahead[:1]
         assert [batch.step for batch in see(fast, 1)] == [3]
+
+
+def test_one_thread_may_read_trainers_in_lockstep_in_turn(daemon, monkeypatch):
+    """A batch that the first took counts at once: the thread comes back to it only afterwards."""
+    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
+    with (
+        batchd_client.connect(daemon.address) as one,
+        batchd_client.connect(daemon.address, batch_timeout_s=PATIENCE_S) as other,
+    ):
+        first, second = (connection.stream("turns", epochs=1, window=64) for connection in (one, other))
+        wait_until(lambda: daemon.stream_status("turns")["delivered_batches"] >= 2 * 9, "both have what they may")
+        one.status()  # its answer is behind all handles
+        assert see(first, 5) == see(second, 12)[:5]
 
 
 def test_trainers_far_apart_each_get_their_own(daemon):

@@ -26,6 +26,7 @@ class FakeStream:
     fields: tuple[Field, ...] = (Field("image", "uint8", (2, 2, 3)), Field("label", "int64", ()))
     writes_pixels: bool = True
     bgr_fields: tuple[str, ...] = ()
+    in_lockstep: bool = False
     rooms: Rooms | None = None
     """All batches are of the first bucket."""
 
@@ -77,6 +78,7 @@ class FakeStream:
             asked.window or self.window,
             self.layout.to_wire(),
             ["cat", "dog"],
+            in_lockstep=self.in_lockstep,
         )
 
     def label(self, epoch: int, step: int) -> np.ndarray:

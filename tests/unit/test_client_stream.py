@@ -157,6 +157,21 @@ def test_the_last_batch_that_is_here_is_reported_however_quickly_it_was_taken(da
     assert len(kept) == 4
 
 
+def test_in_lockstep_each_batch_is_reported_however_quickly_it_was_taken(daemon, fake, monkeypatch) -> None:
+    """Others wait for each, and they may be read by the same thread, which does not come back."""
+    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
+    fake.stream = FakeStream(steps=100, slots=40, in_lockstep=True)
+    stream = daemon.stream("photos", window=40)
+    fake.wait_until(lambda: len(fake.held_sequences()) == 40)
+    daemon.status()  # its answer is behind all handles
+    before = len(fake.heard_of(Pull))
+    kept = [stream.take(0) for _ in range(5)]
+    daemon.status()
+
+    assert [pull.consumed for pull in fake.heard_of(Pull)[before:]] == [1, 2, 3, 4, 5]
+    assert len(kept) == 5
+
+
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
     """Each is a large part of the window: the client reports it, or counts it on arrival."""
     stream = daemon.stream("photos", window=3)
