@@ -41,12 +41,13 @@ DAEMON_STEPS = [
     "daemon.release.received",
 ]
 """In the order in which a new daemon reaches them."""
-EPOCHS = 2
+EPOCHS = 6
+"""So many that a worker sends and receives three messages: each may be of 32 chunks."""
 
 
 @pytest.fixture
 def start_pair(start_daemon, photos):
-    """Start a daemon with faults and a trainer that reads two epochs of ten batches."""
+    """Start a daemon with faults and a trainer that reads epochs of ten batches."""
     trainers = []
 
     def start(*, ready=True, **options):
