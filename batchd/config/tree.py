@@ -520,7 +520,7 @@ class StreamConfig(_Branch):
     memory: Annotated[Memory | None, Example("1GiB")] = None
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
     streams share the remaining memory equally, and a ring keeps for a trainer that is behind the
-    others what it reads within the next 256 MiB, or 8 batches; when set, as much as fits."""
+    others what it reads within the next 128 MiB, or 8 batches; when set, as much as fits."""
 
     report_memory: Memory = 64 * MEBIBYTE
     """Most memory for what trainers report of their batches (stream.report, loader.report), in

@@ -164,8 +164,8 @@ def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers
 @pytest.mark.parametrize(
     ("batch_size", "memory", "repeats", "batches"),
     [
-        (1, None, False, 13_107),
-        (1024, None, False, 21),
+        (1, None, False, 6553),
+        (1024, None, False, 10),
         (4096, None, False, 8),
         (1, MEBIBYTE, False, None),
         (1, None, True, None),

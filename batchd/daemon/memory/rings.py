@@ -70,7 +70,7 @@ WINDOW_BYTES = 16 << 20
 WINDOW_MIN = 3
 """Batches ahead of a trainer by default: few large ones, and so many small ones that messages carry
 some at a time."""
-KEPT_BYTES = 256 << 20
+KEPT_BYTES = 128 << 20
 KEPT_MIN = 8
 """Batches that are kept for a trainer that is behind."""
 WORKERS_MAX = 1 << 17
