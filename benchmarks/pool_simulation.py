@@ -7,6 +7,10 @@ What the core decides is real, and so is the CPU time that this takes. All else 
 fills its orders one after the other, ``sample_s`` a sample; rows share one wire to the gateway;
 trainers take what they can get. Times are of the simulation's own clock, so the same case and seed
 give the same orders whatever the machine does.
+
+Without pauses the decisions follow each other, and find the processor's caches as the one before
+has left them. A daemon sleeps between them. A case with ``is_paced`` does so, too: each thing
+happens no earlier than the real clock says, and its decisions take as long as a daemon's.
 """
 
 import heapq
@@ -15,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from random import Random
 from typing import Any
 
@@ -54,7 +59,8 @@ class Case:
     the hosts that fall silent at the end of the settling, with their connections open. ``moves``:
     hosts that leave one of the ``daemons`` for the next one. ``useless_hosts``: further hosts that
     cannot fill the stream. ``cached``: the part of the ``samples`` for which each host's cache has
-    room; one from it takes ``hit_s``. ``is_shared``: with ``pool_cache = "shared"``.
+    room; one from it takes ``hit_s``. ``is_shared``: with ``pool_cache = "shared"``. ``is_paced``:
+    it takes as long as what it simulates.
     """
 
     name: str
@@ -81,6 +87,7 @@ class Case:
     cached: float = 0.0
     hit_s: float = 0.005
     is_shared: bool = False
+    is_paced: bool = False
     latency_s: float = LATENCY_S
     orders_max: int = REMOTE.orders_max
     settle_s: float = 15.0
@@ -147,7 +154,7 @@ class Result:
         return waits[min(len(waits) - 1, int(len(waits) * percent / 100))] if waits else 0.0
 
 
-STEADY = "steady"
+PACED = "steady, in real time"
 CHURN = "2 % of the workers die each second"
 WIRE_BYTES_S = 1e9 / 8
 """Of one Gbit/s."""
@@ -155,7 +162,8 @@ EACH, SHARED = "2 hosts that cache half of the samples each", "the same, with sh
 SHARED_STEADY = "steady, with shared caches"
 HALVES = Case(EACH, hosts=2, trainers=2, slots=40, samples=20_000, cached=0.5, settle_s=40.0)
 CASES = (
-    Case(STEADY, note="125 hosts of 8 workers, 100 trainers, ring of 1,200 slots"),
+    Case("steady", note="125 hosts of 8 workers, 100 trainers, ring of 1,200 slots"),
+    Case(PACED, is_paced=True, note="each decision after a pause, as in a daemon"),
     Case("ring of 461 slots", slots=461),
     Case("ring of 250 slots", slots=250),
     Case("1,000 hosts of one worker", hosts=1_000, host_workers=1),
@@ -248,8 +256,9 @@ class _Trainer:
 class _Clock:
     """What happens next. Things of one moment happen in the order in which they were planned."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_paced: bool) -> None:
         self.now_s = 0.0
+        self._began_s = time.monotonic() if is_paced else -inf
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
 
@@ -260,6 +269,9 @@ class _Clock:
     def run_until(self, end_s: float) -> None:
         """Do all that is due before ``end_s``."""
         while self._due and self._due[0][0] <= end_s:
+            early_s = self._began_s + self._due[0][0] - time.monotonic()
+            if early_s > 0:
+                time.sleep(early_s)
             self.now_s, _number, what, arguments = heapq.heappop(self._due)
             what(*arguments)
         self.now_s = end_s
@@ -471,7 +483,7 @@ class _Pool:
     """All daemons of a case and their worker hosts, which come, die and move by its rates."""
 
     def __init__(self, case: Case, seed: int) -> None:
-        self._case, self._random, self._clock = case, Random(seed), _Clock()
+        self._case, self._random, self._clock = case, Random(seed), _Clock(is_paced=case.is_paced)
         self._daemons = [_Daemon(case, self._clock, self._random) for _ in range(case.daemons)]
         self._links, self._numbers = count(1), count(REMOTE_NUMBERS)
         self._up = self._up_worker_s = self._counted_s = 0.0
