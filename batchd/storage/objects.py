@@ -77,7 +77,14 @@ _SYMPTOMS = (
     ("kind: Interrupted", "the connection was closed within the answer", True),
     ("kind: Connect", "there is no connection to its server", True),
 )
-_METADATA_HOSTS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+_S3_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true if the bucket is public"
+_GS_CREDENTIALS = "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true if the bucket is public"
+_METADATA = {
+    "computeMetadata": _GS_CREDENTIALS,
+    "169.254.169.254": _S3_CREDENTIALS,
+    "169.254.170.2": _S3_CREDENTIALS,
+}
+"""Parts of the URLs that give a machine its credentials; what to do where there are none."""
 
 
 class _Trouble(ObjectUnreadable):
@@ -303,8 +310,9 @@ def _server_of(url: str) -> str:
 def _meaning(error: BaseError | OSError) -> tuple[str, bool]:
     """A reason for users, and whether a retry may help."""
     text = str(error)
-    if any(host in text for host in _METADATA_HOSTS):
-        return "there are no credentials for it in the environment, and no machine gives any", False
+    for part, advice in _METADATA.items():
+        if part in text:
+            return f"there are no credentials for it in the environment, and this machine has none: {advice}", False
     if isinstance(error, NotSupportedError):
         return "its server ignores Range, so no part of a file can be read: use one that knows range requests", False
     if status := _STATUS.search(text):

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.exceptions import GenericError
 
 from batchd.errors import SourceInvalid
 from batchd.storage import remote_stream
@@ -73,6 +74,36 @@ def test_what_stays_as_it_is_is_asked_once(web: FileServer, fault: Fault, reason
         read(storage, web)
     assert SECRET not in str(problem.value)
     assert len(web.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "advice"),
+    [
+        ("s3://bucket/a", "PUT http://169.254.169.254/latest/api/token", "set AWS_ACCESS_KEY_ID and"),
+        ("s3://bucket/a", "GET http://169.254.170.2/v2/credentials", "set AWS_ACCESS_KEY_ID and"),
+        (
+            "gs://bucket/a",
+            "GET http://169.254.169.254/computeMetadata/v1/instance",
+            "set GOOGLE_APPLICATION_CREDENTIALS,",
+        ),
+        (
+            "gs://bucket/a",
+            "GET http://metadata.google.internal/computeMetadata/v1/",
+            "set GOOGLE_APPLICATION_CREDENTIALS,",
+        ),
+    ],
+)
+def test_without_credentials_the_variables_are_named(storage: Storage, monkeypatch, url, asked, advice) -> None:
+    """A machine of the cloud's own has some: what obstore says then names only where it asked."""
+
+    def fails(*_arguments: object) -> None:
+        raise GenericError(f"Generic error: Error performing {asked} in 5.0 s - HTTP error: error sending request")
+
+    monkeypatch.setattr("batchd.storage.objects.obstore.head", fails)
+    with pytest.raises(
+        ObjectUnreadable, match=f"^there are no credentials for it .*, and this machine has none: {advice}"
+    ):
+        storage.client.head(url, storage.limits.deadline_s)
 
 
 def test_hosts_that_are_not_there_are_said_to_be(web: FileServer, storage: Storage) -> None:
