@@ -15,6 +15,7 @@ import batchd_client
 from batchd_client.errors import BatchTimeout, StreamStopped
 from support.commands import batchd
 from support.http_files import SECRET, Cut, FileServer, Status, serving
+from support.network import free_port
 from support.parquet_files import photo_rows
 from support.s3_server import CREDENTIALS
 from support.seen import samples, see
@@ -126,8 +127,8 @@ def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, ph
 def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon, photos, tmp_path):
     """The trainer waits; after the outage, the batches are those that the files give."""
     source = photo_shards(photos, tmp_path)
-    with serving(contents(tmp_path)) as server:
-        port = server.port
+    port = free_port()
+    with serving(contents(tmp_path), port=port) as server:
         stream = {**folder_stream(photos), "source": {**source, "root": server.url}}
         daemon = start_daemon(
             {"files": folder_stream(photos, source=source), "http": stream}, storage_retries=100, sample_timeout_s=120
@@ -148,7 +149,7 @@ def test_a_server_that_is_gone_for_a_while_costs_time_and_no_sample(start_daemon
 def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_daemon, photos, tmp_path):
     """The stream stops soon: the daemon does not request every possible substitute."""
     source = photo_shards(photos, tmp_path)
-    with serving(contents(tmp_path)) as server:
+    with serving(contents(tmp_path), port=free_port()) as server:
         stream = {**folder_stream(photos), "source": {**source, "root": server.url}, "max_bad_fraction": 1.0}
         daemon = start_daemon({"photos": stream}, storage_retries=1)
     with batchd_client.connect(daemon.address) as connection, pytest.raises(StreamStopped) as stopped:
