@@ -7,8 +7,9 @@ part of that is below.
 
 The duration of an exit is no fair measure on a busy machine. So the time from a program's last
 line to its end is reduced by the time that its main thread ran or waited for a CPU, as the kernel
-counts them, and by the time that the test waited for a CPU before it could see the end: during the
-rest the program *stood still*, waiting for something.
+counts them, by the time that the test waited for a CPU before it could see the end, and by the time
+that any program waited for a disk, from which its libraries may still be read: during the rest the
+program *stood still*, waiting for something.
 """
 
 import json
@@ -28,6 +29,8 @@ TESTS = Path(__file__).parents[1]
 EXIT_S = 1.0
 """The limit: a program that ends with everything open stands still for less."""
 NS_PER_S = 1e9
+US_PER_S = 1e6
+DISK_WAITS = Path("/proc/pressure/io")
 
 
 def start(module: str, program: str, daemon: DaemonProcess, *arguments: object) -> "subprocess.Popen[str]":
@@ -46,14 +49,14 @@ def end(program: "subprocess.Popen[str]", still_max_s: float = EXIT_S) -> tuple[
     ended = os.WEXITED | os.WNOWAIT | os.WNOHANG  # it stays, so that its run time can be read
     unseen_s = -_cpu_wait_s(os.getpid())
     wait_until(lambda: os.waitid(os.P_PID, program.pid, ended), "the program has ended")
-    now_s, busy_s = time.monotonic(), _busy_s(program.pid)
+    now_s, busy_s, disk_s = time.monotonic(), _busy_s(program.pid), _disk_wait_s()
     unseen_s += _cpu_wait_s(os.getpid())
     output, errors = program.communicate(timeout=PATIENCE_S)
     # Libraries write lines, too.
     said = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]
     if said and "last_s" in said[-1]:
         exit_s = now_s - said[-1].pop("last_s")
-        still_s = exit_s - (busy_s - said[-1].pop("busy_s")) - unseen_s
+        still_s = exit_s - (busy_s - said[-1].pop("busy_s")) - (disk_s - said[-1].pop("disk_s")) - unseen_s
         sys.stdout.write(f"the exit took {exit_s:.2f} s, and it stood still for {still_s:.2f} s of that\n")
         assert still_s < still_max_s
     return said, program.returncode, errors
@@ -75,7 +78,7 @@ def say(**what: Any) -> None:
 
 def say_last(**what: Any) -> None:
     """Print one line, and end the program."""
-    say(**what, last_s=time.monotonic(), busy_s=_busy_s(os.getpid()))
+    say(**what, last_s=time.monotonic(), busy_s=_busy_s(os.getpid()), disk_s=_disk_wait_s())
 
 
 def epochs_in_threads(threads: int, load: Callable[[], Any]) -> list[list[int]]:
@@ -93,6 +96,14 @@ def _busy_s(process: int) -> float:
     """Return how long a main thread has run, and waited for a CPU to run on."""
     ran_ns, _waited_ns, _ = Path(f"/proc/{process}/schedstat").read_text().split()
     return int(ran_ns) / NS_PER_S + _cpu_wait_s(process)
+
+
+def _disk_wait_s() -> float:
+    """Return how long any process of the machine has waited for a disk; 0 where it is not counted."""
+    if not DISK_WAITS.exists():
+        return 0.0
+    some, _full = DISK_WAITS.read_text().splitlines()
+    return int(some.rpartition("total=")[2]) / US_PER_S
 
 
 def _cpu_wait_s(process: int) -> float:
