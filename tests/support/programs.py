@@ -99,7 +99,7 @@ def _busy_s(process: int) -> float:
 
 
 def _disk_wait_s() -> float:
-    """Return how long any process of the machine has waited for a disk; 0 where it is not counted."""
+    """Return how long any process has waited for a disk; 0 where that is not counted."""
     if not DISK_WAITS.exists():
         return 0.0
     some, _full = DISK_WAITS.read_text().splitlines()
