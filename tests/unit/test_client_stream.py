@@ -126,50 +126,40 @@ def test_many_ready_batches_are_reported_in_groups(daemon, fake) -> None:
     assert pulls[-1].consumed == 30
 
 
-def test_batches_that_are_taken_quickly_are_reported_by_quarters_of_the_window(daemon, fake, monkeypatch) -> None:
+@pytest.fixture
+def reported(daemon, fake, monkeypatch):
+    """Take some of the ready batches at once; return how many were taken at each report."""
+
+    def take(count: int, *, ready: int, in_lockstep: bool = False) -> list[int]:
+        monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
+        fake.stream = FakeStream(steps=100, slots=ready, in_lockstep=in_lockstep)
+        stream = daemon.stream("photos", window=40)
+        fake.wait_until(lambda: len(fake.held_sequences()) == ready)
+        daemon.status()  # its answer is behind all handles
+        before = len(fake.heard_of(Pull))
+        kept = [stream.take(0) for _ in range(count)]
+        daemon.status()
+        assert len(kept) == count
+        return [pull.consumed for pull in fake.heard_of(Pull)[before:]]
+
+    return take
+
+
+def test_batches_that_are_taken_quickly_are_reported_by_quarters_of_the_window(reported) -> None:
     """Where few of them are ready, a message for each would cost more than the batches."""
-    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
-    fake.stream = FakeStream(steps=100, slots=40)
-    stream = daemon.stream("photos", window=40)
-    fake.wait_until(lambda: len(fake.held_sequences()) == 40)
-    daemon.status()  # its answer is behind all handles
-    before = len(fake.heard_of(Pull))
-    kept = [stream.take(0) for _ in range(35)]
-    daemon.status()
+    told = reported(35, ready=40)
 
-    told = [pull.consumed for pull in fake.heard_of(Pull)[before:]]
     assert [after - before for before, after in pairwise(told)] == [10, 10]
-    assert len(kept) == 35
 
 
-def test_the_last_batch_that_is_here_is_reported_however_quickly_it_was_taken(daemon, fake, monkeypatch) -> None:
-    """A trainer in lockstep may wait for the report, and this program's thread for that trainer."""
-    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
-    fake.stream = FakeStream(steps=100, slots=4)
-    stream = daemon.stream("photos", window=40)
-    fake.wait_until(lambda: len(fake.held_sequences()) == 4)
-    daemon.status()  # its answer is behind all handles
-    before = len(fake.heard_of(Pull))
-    kept = [stream.take(0) for _ in range(4)]
-    daemon.status()
-
-    assert [pull.consumed for pull in fake.heard_of(Pull)[before:]][-1] == 4
-    assert len(kept) == 4
+def test_the_last_batch_that_is_here_is_reported_however_quickly_it_was_taken(reported) -> None:
+    """The daemon then knows that this trainer has none left."""
+    assert reported(4, ready=4)[-1] == 4
 
 
-def test_in_lockstep_each_batch_is_reported_however_quickly_it_was_taken(daemon, fake, monkeypatch) -> None:
+def test_in_lockstep_each_batch_is_reported_however_quickly_it_was_taken(reported) -> None:
     """Others wait for each, and they may be read by the same thread, which does not come back."""
-    monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
-    fake.stream = FakeStream(steps=100, slots=40, in_lockstep=True)
-    stream = daemon.stream("photos", window=40)
-    fake.wait_until(lambda: len(fake.held_sequences()) == 40)
-    daemon.status()  # its answer is behind all handles
-    before = len(fake.heard_of(Pull))
-    kept = [stream.take(0) for _ in range(5)]
-    daemon.status()
-
-    assert [pull.consumed for pull in fake.heard_of(Pull)[before:]] == [1, 2, 3, 4, 5]
-    assert len(kept) == 5
+    assert reported(5, ready=40, in_lockstep=True) == [1, 2, 3, 4, 5]
 
 
 def test_few_batches_are_reported_one_by_one(daemon, fake) -> None:
