@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from batchd.pipeline.options import StepOptions
 from batchd.samples.kinds import Kinds
 
-CONTENT_VERSION = 3
+CONTENT_VERSION = 4
 """Grows when the same steps, or the same plan, begin to give other bytes."""
 
 STEP_KINDS = Kinds("batchd.pipeline", StepOptions, "op", first="image")
