@@ -1,11 +1,16 @@
 """The values of a sample, between its source and its steps, converted to their columns. Workers.
 
+A number has its value, whatever its type in the data: ``true`` is 1, and 5.0 is 5, also where a
+field is whole. In digits it is decimal, as tables and JSON write it: not ``1_0``, which Python
+reads, nor the digits of other scripts.
+
 Invariant: no number changes its value, except by the rounding of a float: a number that does not
 fit is refused, never wrapped or cut.
 """
 
+import re
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +23,12 @@ from batchd_wire.wording import counted
 Value: TypeAlias = memoryview | DecodedFile | FilePart | str | Array | np.generic | int | float | bool
 """The bytes of an ``encoded`` column, or their pixels; a ``text``, or an ``array``; a number for an
 array of shape []."""
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")
+_REAL = re.compile(r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE)
+EXACT_FLOATS_END = 1 << 53
+"""Below this, each whole number is a float64, so a float there is the number that was written."""
 
 
 class Unfitting(SampleUnreadable):
@@ -82,35 +93,40 @@ def converted(column: Column, numbers: Array) -> Array:
     wanted = np.dtype(column.dtype)
     if numbers.dtype == wanted:
         return numbers
-    problem = kind_problem(column, numbers.dtype)
-    if problem:
-        raise Unfitting(f"{column.name} {problem}")
-    if wanted.kind in "iu" and numbers.dtype.kind in "iu" and numbers.size:
-        limits = np.iinfo(wanted)
-        for place in (int(numbers.argmin()), int(numbers.argmax())):
-            if not limits.min <= int(numbers.flat[place]) <= limits.max:
-                raise _too_large(column, numbers, place)
-    with np.errstate(over="ignore"):
+    if numbers.dtype.kind not in "biuf":
+        raise Unfitting(f"{column.name} is {numbers.dtype}, which is no kind of number")
+    with np.errstate(over="ignore", invalid="ignore"):
         made = numbers.astype(wanted)
-    if wanted.kind == "f":
-        lost = np.isfinite(numbers) & ~np.isfinite(made)
-        if lost.any():
-            raise _too_large(column, numbers, int(lost.argmax()))
+        place = _first_lost(numbers, made) if numbers.size else None
+    if place is not None:
+        raise Unfitting(f"{column.name} is {numbers.flat[place]}, which no {column.dtype} can be", place)
     return made
 
 
-def kind_problem(column: Column, dtype: np.dtype[Any]) -> str:
-    """Why numbers of a dtype can never be those of a column; "" where they may."""
-    wanted = np.dtype(column.dtype).kind
-    if dtype.kind not in "biuf":
-        return f"is {dtype}, which is no kind of number"
-    if (wanted == "b") != (dtype.kind == "b") or (wanted in "iu" and dtype.kind == "f"):
-        return f"is {dtype}, which cannot be {column.dtype} without loss"
-    return ""
+def _first_lost(numbers: Array, made: Array) -> int | None:
+    """The place of a number that ``made``, which was made of them, does not hold; None: of none."""
+    if made.dtype.kind == "f":
+        is_lost = np.isfinite(numbers) & ~np.isfinite(made)
+        return int(is_lost.argmax()) if is_lost.any() else None
+    if numbers.dtype.kind == "b":
+        return None
+    if numbers.dtype.kind == "f":
+        is_lost = ~((np.abs(numbers) < EXACT_FLOATS_END) & (numbers == np.floor(numbers)))
+        if is_lost.any():
+            return int(is_lost.argmax())
+    lowest, highest = (0, 1) if made.dtype.kind == "b" else (np.iinfo(made.dtype).min, np.iinfo(made.dtype).max)
+    ends = int(numbers.argmin()), int(numbers.argmax())
+    return next((place for place in ends if not lowest <= int(numbers.flat[place]) <= highest), None)
 
 
-def _too_large(column: Column, numbers: Array, place: int) -> Unfitting:
-    return Unfitting(f"{column.name} is {numbers.flat[place]}, which no {column.dtype} can be", place)
+def whole_number(text: str) -> int | None:
+    """The whole number that is written; None for any other text."""
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def real_number(text: str) -> float | None:
+    """The number that is written, ``nan`` and ``inf`` too; None for any other text."""
+    return float(text) if _REAL.fullmatch(text) else None
 
 
 def array_of(column: Column, value: Value) -> Array:

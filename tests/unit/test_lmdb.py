@@ -155,8 +155,8 @@ class _Evil:
         (msgpack.packb({"label": b"1"}), 'label is bytes in msgpack, not "uint8"'),
         (msgpack.packb({"label": None}), "label is NoneType"),
         (msgpack.packb({"label": 256}), "label is 256, which no uint8 can be"),
-        (msgpack.packb({"label": 1.5}), "cannot be uint8 without loss"),
-        (msgpack.packb({"label": True}), "label is bool, which cannot be uint8"),
+        (msgpack.packb({"label": 1.5}), "label is 1.5, which no uint8 can be"),
+        (msgpack.packb({"label": float("nan")}), "label is nan, which no uint8 can be"),
     ],
 )
 def test_records_that_are_not_what_they_should_be_are_bad_samples(tmp_path, record, reason) -> None:

@@ -6,7 +6,6 @@ type.
 
 import csv
 import math
-import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.samples.columns import Column
-from batchd.samples.values import Value
+from batchd.samples.values import Value, real_number, whole_number
 from batchd_wire.wording import counted
 
 IMAGE = "image"
@@ -28,8 +27,6 @@ TOO_LONG = "its cells are too long for a table: put them into files of their own
 ReadCell: TypeAlias = Callable[[str], Value]
 """Converts a cell's text. Raises ``ValueError``, which says what is wrong with the text."""
 _Number: TypeAlias = int | float | bool
-_INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")
-_REAL = re.compile(r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE)
 _TRUTHS = {"0": False, "1": True, "false": False, "true": True}
 
 csv.field_size_limit(sys.maxsize)  # of the whole process; the length of a record has its own limit
@@ -98,19 +95,19 @@ def _truth(text: str) -> bool:
 
 
 def _integer(text: str, dtype: str, lowest: int, highest: int) -> int:
-    if not _INTEGER.fullmatch(text):
+    number = whole_number(text)
+    if number is None:
         raise ValueError(f"is {shown(text)}, which is no whole number, so not {dtype}")
-    number = int(text)
     if not lowest <= number <= highest:
         raise ValueError(f"is {shown(text)}, and {dtype} goes from {lowest} to {highest}")
     return number
 
 
 def _real(text: str, dtype: str, largest: float) -> float:
-    if not _REAL.fullmatch(text):
+    number = real_number(text)
+    if number is None:
         hint = "; write nan where there is no number" if not text else ""
         raise ValueError(f"is {shown(text)}, which is not a number, so not {dtype}{hint}")
-    number = float(text)
     is_written = "n" in text.lower()  # nan and inf are meant, 1e999 is not
     if abs(number) > largest and not is_written:
         raise ValueError(f"is {shown(text)}, and {dtype} goes from {-largest:g} to {largest:g}")

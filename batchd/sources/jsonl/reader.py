@@ -1,9 +1,4 @@
-"""Read lines of JSON, and the images that they name. Workers only.
-
-    {"id": 7, "meta": {"label": 3}, "images": ["a.jpg", "b.jpg"]}
-       id       meta.label            images.1     images.#: 2
-
-A key at the top that is the whole name comes first: {"meta.label": 3} has a ``meta.label``, too.
+"""Read lines of JSON, and the images that they name; ``values`` finds keys. Workers only.
 
 Invariant: ``read`` returns what one line says, or says why the line is a bad sample.
 """
@@ -19,14 +14,12 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, default_value
 from batchd.sources.csv.values import shown
 from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.jsonl.values import json_object, kind_of_json, value_in_json
+from batchd.sources.jsonl.values import json_object, kind_of_json, value_at, value_in_json
 from batchd.sources.records import NamedImages, RecordsReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.suggestions import NAMES_MAX, nearest
 
-LENGTH = "#"
-"""In a path of keys: the length of a list."""
 _TOO_LONG = "put long values into files of their own, or into parquet"
 _KEYS_SHOWN = 12
 _FLOATS = frozenset({"float16", "float32", "float64"})
@@ -116,23 +109,6 @@ def _field(source: JsonlSource, column: Column) -> _Field:
     default = source.defaults.get(column.name)
     value = None if default is None else default_value(column, default)
     return _Field(column, source.name_of(column.name), value)
-
-
-def value_at(found: Mapping[str, object], name: str) -> object:
-    """The value at a key, or at a path of keys and numbers; None if it is missing, or null."""
-    if name in found:
-        return found[name]
-    value: object = found
-    for part in name.split("."):
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and part == LENGTH:
-            value = len(value)
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            return None
-    return value
 
 
 def _missing(field: _Field, found: Mapping[str, object]) -> SampleUnreadable:

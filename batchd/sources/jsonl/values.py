@@ -1,5 +1,12 @@
 """Values in JSON as the values of columns. Workers.
 
+A path of keys leads into a value:
+
+    {"id": 7, "meta": {"label": 3}, "images": ["a.jpg", "b.jpg"]}
+       id       meta.label            images.1     images.#: 2
+
+A key at the top that is the whole path comes first: {"meta.label": 3} has a ``meta.label``, too.
+
 Invariant: a value has the dtype and shape of its column; nothing is cut, stretched or wrapped.
 """
 
@@ -13,6 +20,9 @@ from numpy.typing import NDArray
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, from_plain, shaped
+
+LENGTH = "#"
+"""In a path of keys: the length of a list."""
 
 
 def json_object(content: str | bytes) -> Mapping[str, object]:
@@ -29,6 +39,23 @@ def json_object(content: str | bytes) -> Mapping[str, object]:
     if not isinstance(found, dict):
         raise SampleUnreadable(f"is {kind_of_json(found)} in JSON, not an object")
     return found
+
+
+def value_at(found: Mapping[str, object], name: str) -> object:
+    """The value at a key, or at a path of keys and numbers; None if it is missing, or null."""
+    if name in found:
+        return found[name]
+    value: object = found
+    for part in name.split("."):
+        if isinstance(value, dict):
+            value = value.get(part)
+        elif isinstance(value, list) and part == LENGTH:
+            value = len(value)
+        elif isinstance(value, list) and part.isascii() and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return None
+    return value
 
 
 def value_in_json(column: Column, value: object) -> Value:

@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgpack
-import numpy as np
 
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable, check_bytes
-from batchd.samples.values import Value, converted, from_bytes, from_plain, shaped
+from batchd.samples.values import Value, from_bytes, from_plain, real_number, shaped, whole_number
 from batchd.sources.interface import PlainReader
 from batchd.sources.lmdb.environment import Environment
 from batchd.sources.lmdb.options import LmdbSource
@@ -96,13 +95,11 @@ class LmdbReader(PlainReader):
 
 
 def _number(column: Column, digits: bytes) -> Value:
-    try:
-        if len(digits) > NUMBER_BYTES_MAX:
-            raise ValueError
-        number = np.asarray(float(digits) if column.dtype.startswith("float") else int(digits))
-    except ValueError:
-        raise SampleUnreadable(f"{column.name} is {readable(digits)!r}, which is not {column.dtype}") from None
-    return converted(column, number)
+    text = digits.decode("utf-8", "replace").strip()
+    number = real_number(text) if column.dtype.startswith("float") else whole_number(text)
+    if number is None or len(digits) > NUMBER_BYTES_MAX:
+        raise SampleUnreadable(f"{column.name} is {readable(digits)!r}, which is not {column.dtype}")
+    return from_plain(column, number)
 
 
 def unpacked(raw: memoryview, max_bytes: int) -> dict[str | bytes, object]:

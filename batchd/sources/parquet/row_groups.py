@@ -24,13 +24,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import BinaryIO, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
 from batchd.samples.columns import Column
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
-from batchd.samples.values import kind_problem
 from batchd.storage.index import readable
 from batchd_wire.wording import counted
 
@@ -232,14 +230,11 @@ def problem_of(column: Column, kind: pa.DataType) -> str:
         good = is_bytes(kind) or (is_list(kind) and is_number(kind.value_type))
     else:
         good = is_number(kind)
-    if not good:
-        text = str(kind)
-        shown = text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004  as much as a line holds
-        return f'is {shown}, which cannot be "{column.text}": {_advice(column, kind)}'
-    if column.kind != "array" or is_bytes(kind):
+    if good:
         return ""
-    number = kind.value_type if column.shape else kind
-    return kind_problem(column, np.dtype(number.to_pandas_dtype()))
+    text = str(kind)
+    shown = text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004  as much as a line holds
+    return f'is {shown}, which cannot be "{column.text}": {_advice(column, kind)}'
 
 
 def is_bytes(kind: pa.DataType) -> bool:

@@ -184,7 +184,8 @@ class WebDatasetSource(DeclaredOptions):
     names: dict[str, str] = field(default_factory=dict)
     """The members of fields with other names, such as { mask = "seg.png", caption = "txt", width =
     "json:width" }: the ending of the member's name, from the first dot on; "jpg;png" for the first
-    of two that a sample has; "json:KEY" for a value in a JSON object."""
+    of two that a sample has; "json:KEY" for a value in a JSON object, also by a path of keys, such
+    as "json:boxes.0.label"."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
     """The value of a field whose member, or key in it, is missing: a number for each element, a

@@ -36,7 +36,7 @@ from batchd.sources.arrays.index import StoredArray, read_header
 from batchd.sources.csv.values import cell_reader
 from batchd.sources.files.reader import FilesReader, padded_text
 from batchd.sources.interface import Reader
-from batchd.sources.jsonl.values import fitting, json_object, value_in_json
+from batchd.sources.jsonl.values import fitting, json_object, value_at, value_in_json
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, Coding, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, readable
@@ -262,7 +262,7 @@ class MembersReader:
     def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, object]]) -> Value:
         if part.coding != "json":
             return value_of(part.column, part.coding, content, self._max_bytes)
-        value = objects[part.slot].get(part.member.key)
+        value = value_at(objects[part.slot], part.member.key)
         if value is None:
             there = ", ".join(map(repr, list(objects[part.slot])[:20]))
             return self._default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")

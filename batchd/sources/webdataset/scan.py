@@ -24,7 +24,6 @@ Invariant: a damaged or truncated tar file, and a sample without image or label,
 the names of shard and member; so is a field that no sample has, because its name is misspelt.
 """
 
-import json
 import os
 import tarfile
 from array import array
@@ -33,18 +32,20 @@ from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
 from tarfile import BLOCKSIZE
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
-from batchd.samples.values import default_value
+from batchd.samples.errors import SampleUnreadable
+from batchd.samples.values import default_value, from_plain, whole_number
 from batchd.sources.files import index as files_index
 from batchd.sources.files.walk import Patterns, shards_of, shards_problems
 from batchd.sources.finding import FilePattern, find_in_shards
 from batchd.sources.interface import BuiltInKind
+from batchd.sources.jsonl.values import json_object, value_at
 from batchd.sources.neighbours import Neighbours, in_files
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
@@ -60,7 +61,7 @@ MAGIC, MAGIC_AT = b"ustar", 257
 CONTENT_BYTES_MAX = 4096
 """Of longer members, only the length enters the digest."""
 LABEL_BYTES_MAX = 1 << 20
-_LABEL_MAX = (1 << 63) - 1
+_LABEL = Column("label", dtype="int64")
 _SHOWN_MEMBERS_MAX = 12
 
 
@@ -293,13 +294,15 @@ def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict
         raise SourceInvalid(f"{path}: {shown} has {member.size} bytes, too many for a label")
     text = content_of(stream, member)
     try:
-        found = json.loads(text)[key] if key else int(text.decode("ascii"))
-    except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if type(found) is not int or not -_LABEL_MAX <= found <= _LABEL_MAX:
-        what = f"JSON with a whole number under {key!r}" if key else "a whole number"
-        raise SourceInvalid(f"{path}: {shown} is not {what}")
-    return found
+        found = value_at(json_object(text), key) if key else whole_number(text.decode("ascii").strip())
+        return int(from_plain(_LABEL, found)) if type(found) in {int, float, bool} else _no_label(path, shown, key)
+    except (UnicodeDecodeError, SampleUnreadable):
+        return _no_label(path, shown, key)
+
+
+def _no_label(path: Path, member: str, key: str) -> NoReturn:
+    what = f"JSON with a whole number under {key!r}" if key else "a whole number"
+    raise SourceInvalid(f"{path}: {member} is not {what}")
 
 
 def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
