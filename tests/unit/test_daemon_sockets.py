@@ -5,18 +5,22 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import zmq
 from structlog.testing import capture_logs
 
 from batchd.core.actions import GrantLease
+from batchd.daemon import descriptors
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
 from batchd.daemon.limits import SessionLimits
+from batchd.daemon.local import sessions as sessions_module
 from batchd.daemon.local.sessions import HANDLES_AT_ONCE, LocalDoor
 from batchd.daemon.memory.slots import SlotPool
 from batchd.errors import BatchdError
@@ -281,3 +285,69 @@ def test_a_trainer_that_is_gone_gets_no_leases(tmp_path: Path) -> None:
 
         assert trainer.received(0) == []
         assert trainer.dealer.poll(0) == 0
+
+
+# --- descriptors that peers send ------------------------------------------------------------------
+
+LINGER_S = 20
+NO_OPTION = 32_000
+"""A number that no kernel knows as an option of a socket."""
+
+
+@contextmanager
+def slow_to_close() -> Iterator[socket.socket]:
+    """A TCP socket whose last holder waits for ``LINGER_S`` when it closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        slow = socket.create_connection(server.getsockname())
+        other, _address = server.accept()
+        slow.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                slow.send(bytes(1 << 16))
+        slow.setblocking(True)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_S))
+        yield slow
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()  # it resets the connection, so nothing waits for it any more
+
+
+@pytest.mark.parametrize("case", ["lifeline", "refused", "batchd"])
+def test_descriptor_that_is_slow_to_close_holds_up_no_loop(tmp_path: Path, monkeypatch, case) -> None:
+    """An older kernel lets any peer send one, also a user who is refused; then it closes its own."""
+    monkeypatch.setattr(descriptors, "SO_PASSRIGHTS", NO_OPTION)
+    monkeypatch.setattr(sessions_module, "why_refused", lambda *_: "a test" if case == "refused" else None)
+    names = RuntimeDirectory(tmp_path)
+    kind, path = (
+        (socket.SOCK_STREAM, names.zmq_path) if case == "batchd" else (socket.SOCK_SEQPACKET, names.lifeline_path)
+    )
+    with closing(Selector()) as selector, slow_to_close() as slow:
+        with closing(LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))) as door:
+            door.bind(names.lifeline_path, names.zmq_path)
+            with socket.socket(socket.AF_UNIX, kind) as peer:
+                peer.connect(str(path))
+                socket.send_fds(peer, [b"\xff"], [slow.fileno()])
+            slow.close()
+            begun_s = monotonic()
+            selector.dispatch()
+            wait_until(lambda: selector.dispatch() or door.counts().connections == 0, "the peer is gone")
+        assert monotonic() - begun_s < LINGER_S / 2
+
+
+def test_kernel_refuses_descriptors_where_it_can(tmp_path: Path) -> None:
+    """Then there is nothing to close."""
+    names = RuntimeDirectory(tmp_path)
+    kinds = {socket.SOCK_STREAM: names.zmq_path, socket.SOCK_SEQPACKET: names.lifeline_path}
+    with (
+        closing(Selector()) as selector,
+        closing(LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))) as door,
+    ):
+        door.bind(names.lifeline_path, names.zmq_path)
+        if door._peers.may_carry:
+            pytest.skip("a kernel of before 6.16")
+        for kind, path in kinds.items():
+            with socket.socket(socket.AF_UNIX, kind) as peer:
+                peer.connect(str(path))
+                for _ in ("before it is accepted", "after"):
+                    with pytest.raises(PermissionError):
+                        socket.send_fds(peer, [b"x"], [0])
+                    selector.dispatch()

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.descriptors import Selector
+from batchd.daemon.descriptors import PeerSockets, Selector
 from batchd.daemon.limits import PENDING_TICKS, oldest_of_crowds
 from batchd.daemon.local import listener as local
 from batchd.daemon.local.listener import Listener, PendingConnections, descriptors_left
@@ -64,7 +64,9 @@ def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Sel
 
         def knock(left: int) -> tuple[Listener, Selector, list[socket.socket]]:
             monkeypatch.setattr(local, "descriptors_left", lambda: left)
-            door = stack.enter_context(closing(Listener(selector, socket.SOCK_STREAM, let_in, lambda: 2)))
+            door = stack.enter_context(
+                closing(Listener(selector, socket.SOCK_STREAM, let_in, lambda: 2, PeerSockets()))
+            )
             door.open(tmp_path / "door")
             door.begin()
             for _ in range(2):
@@ -141,7 +143,10 @@ def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) 
 
 def test_a_door_that_cannot_be_watched_does_not_begin(tmp_path, monkeypatch) -> None:
     """The start fails with an error and leaves nothing behind."""
-    with closing(Selector()) as selector, closing(Listener(selector, socket.SOCK_STREAM, print, lambda: 1)) as door:
+    with (
+        closing(Selector()) as selector,
+        closing(Listener(selector, socket.SOCK_STREAM, print, lambda: 1, PeerSockets())) as door,
+    ):
 
         def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
             raise OSError(errno.ENOSPC, "no space left")

@@ -26,7 +26,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
-from batchd.daemon.descriptors import Selector
+from batchd.daemon.descriptors import PeerSockets, Selector
 from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
 from batchd.daemon.memory.rings import SPARE_DESCRIPTORS
 from batchd.daemon.memory.slots import ADVICE
@@ -176,12 +176,14 @@ class Listener:
         kind: socket.SocketKind,
         admit: Callable[[socket.socket], None],
         need: Callable[[], int],
+        peers: PeerSockets,
     ) -> None:
         self.is_short = False
         """True if a connection has been left waiting since the last tick."""
         self._selector = selector
         self._admit = admit
         self._need = need
+        self._peers = peers
         self._listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK)
         self._is_watched = False
         self._path = Path()
@@ -190,6 +192,7 @@ class Listener:
 
     def open(self, path: Path) -> None:
         """Listen there, where nothing is; ``begin`` accepts. Raises ``OSError``."""
+        self._peers.refuse_descriptors(self._listener)
         self._listener.bind(os.fspath(path))
         self._listener.listen(BACKLOG)
         self._path, self._inode = path, path.lstat().st_ino
@@ -220,7 +223,7 @@ class Listener:
         """Listen no more."""
         if self._is_watched:
             self._selector.remove(self._listener.fileno())
-        self._listener.close()
+        self._peers.close(self._listener)
 
     def _accept(self) -> None:
         left = descriptors_left()
@@ -240,7 +243,7 @@ class Listener:
             try:
                 self._admit(accepted)
             except OSError as error:  # it cannot be watched
-                accepted.close()
+                self._peers.close(accepted)
                 self._stop(str(error), waits=True)
                 return
 

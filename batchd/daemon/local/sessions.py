@@ -23,6 +23,7 @@ import structlog
 from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
+from batchd.daemon.descriptors import DescriptorSent, PeerSockets
 from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, refused_version
 from batchd.daemon.limits import UNREAD_MAX, SessionLimits, printable
 from batchd.daemon.local.listener import (
@@ -83,10 +84,11 @@ class LocalDoor(Door):
     def __init__(self, daemon: DaemonSide, limits: SessionLimits, *, writable_slots: bool = False) -> None:
         super().__init__(daemon, limits)
         self._writable_slots = writable_slots
-        selector = daemon.selector
-        self._lifelines = Listener(selector, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs)
-        self._zeromq = Listener(selector, socket.SOCK_STREAM, self._admit_connection, lambda: 1)
-        self._connections = LocalConnections(selector, self._connection_gone)
+        selector, peers = daemon.selector, PeerSockets()
+        self._peers = peers
+        self._lifelines = Listener(selector, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs, peers)
+        self._zeromq = Listener(selector, socket.SOCK_STREAM, self._admit_connection, lambda: 1, peers)
+        self._connections = LocalConnections(selector, self._connection_gone, peers)
         self._pending_sessions: PendingConnections[Session] = PendingConnections()
         """Sessions that have not opened the ZeroMQ side."""
         self._pending_connections: PendingConnections[ZmtpConnection] = PendingConnections()
@@ -143,7 +145,7 @@ class LocalDoor(Door):
     def close(self) -> None:
         """End every session and close both sockets; trainers see the end of their lifelines."""
         for session in list(self._by_number.values()):
-            session.lifeline.close()
+            self._peers.close(session.lifeline)
         self._connections.close_all()
         self._lifelines.close()
         self._zeromq.close()
@@ -168,6 +170,7 @@ class LocalDoor(Door):
 
     def adopt(self, lifeline: socket.socket, pid: int) -> None:
         """Begin a session over a lifeline that we made, for a process that we started."""
+        self._peers.refuse_descriptors(lifeline)
         self._begin(Session(next(self._daemon.session_numbers), lifeline, pid, os.geteuid(), is_ours=True))
 
     # --- sending ----------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ class LocalDoor(Door):
         reason = why_refused(lifeline, credentials, os.fstat(self._directory))
         if reason is not None:
             self._refuse(lifeline, credentials, ErrorCode.NOT_ALLOWED, reason)
-            lifeline.close()
+            self._peers.close(lifeline)
             return
         session = Session(next(self._daemon.session_numbers), lifeline, credentials.pid, credentials.user)
         self._begin(session)
@@ -296,21 +299,26 @@ class LocalDoor(Door):
             _log.warning("trainer refused", pid=credentials.pid, user=credentials.user, reason=text)
         _send_last(lifeline, messages.Refused(0, 0, error, text))
 
-    def _read_lifeline(self, session: Session) -> None:
-        """Read the lifeline: first a ``Hello``, then perhaps ``AskWritable``, then only its end."""
+    def _receive_lifeline(self, session: Session) -> Message | None:
+        """Return the next message; None if there is none, or the session has ended."""
         try:
-            message, descriptors = receive_message(session.lifeline, messages.TO_DAEMON_LIFELINE)
+            if self._peers.may_carry:
+                self._peers.look(session.lifeline)
+            return receive_message(session.lifeline, messages.TO_DAEMON_LIFELINE)[0]
         except BlockingIOError:
-            return
+            return None
         except ChannelClosed:
             self._end(session)
-            return
+        except DescriptorSent as error:
+            self._close_pending([session], [], f"its peer sent what none may send: {error}")
         except MalformedMessage as error:
             self._disconnect(session, f"sends invalid messages: {error}")
-            return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if session.is_disconnected:
+        return None
+
+    def _read_lifeline(self, session: Session) -> None:
+        """Read the lifeline: first a ``Hello``, then perhaps ``AskWritable``, then only its end."""
+        message = self._receive_lifeline(session)
+        if message is None or session.is_disconnected:
             return
         if isinstance(message, messages.AskWritable):
             self._allow_writable(session)
@@ -367,7 +375,7 @@ class LocalDoor(Door):
     def _end(self, session: Session) -> None:
         """The kernel says that the trainer is gone. Paired with ``_begin``."""
         self._daemon.selector.remove(session.lifeline.fileno())
-        session.lifeline.close()
+        self._peers.close(session.lifeline)
         self._forget_names(session)
         self._pending_sessions.remove(session)
         del self._by_number[session.number]

@@ -23,7 +23,7 @@ from contextlib import suppress
 
 import structlog
 
-from batchd.daemon.descriptors import Selector
+from batchd.daemon.descriptors import PeerSockets, Selector
 from batchd.daemon.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 
 _log = structlog.get_logger()
@@ -76,6 +76,7 @@ class ZmtpConnection:
         wire: socket.socket,
         heard: Callable[["ZmtpConnection"], None],
         wants_flush: Callable[["ZmtpConnection"], None] | None = None,
+        peers: PeerSockets | None = None,
     ) -> None:
         """Take the socket over. Raises ``OSError``, and then it still is the caller's.
 
@@ -86,6 +87,7 @@ class ZmtpConnection:
         self._wire = wire
         self._heard = heard
         self._wants_flush = wants_flush
+        self._peers = peers or PeerSockets()
         self._said = bytearray()
         self._frames: list[bytes] = []
         self._frames_bytes = 0
@@ -109,7 +111,7 @@ class ZmtpConnection:
         if not self.is_closed:
             self.flush()
             self._selector.remove(self._wire.fileno())
-            self._wire.close()
+            self._peers.close(self._wire)
             self._forget_unsent()
 
     def send(self, message: bytes) -> bool:
@@ -121,7 +123,7 @@ class ZmtpConnection:
     def read(self) -> None:
         """Read one bounded portion; ``take`` every whole message before reading more."""
         try:
-            data = self._wire.recv(READ_BYTES)
+            data = self._peers.receive(self._wire, READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -279,9 +281,10 @@ class ZmtpConnection:
 class LocalConnections:
     """All connections to the socket of ZeroMQ. Messages are taken from each in turn."""
 
-    def __init__(self, selector: Selector, gone: Callable[[ZmtpConnection], None]) -> None:
+    def __init__(self, selector: Selector, gone: Callable[[ZmtpConnection], None], peers: PeerSockets) -> None:
         self._selector = selector
         self._gone = gone
+        self._peers = peers
         self._all: dict[ZmtpConnection, None] = {}
         self._talking: dict[ZmtpConnection, None] = {}
         """Connections that may have sent a whole message, not taken yet, in turn."""
@@ -292,7 +295,7 @@ class LocalConnections:
 
     def admit(self, wire: socket.socket) -> ZmtpConnection:
         """Serve the peer of ``wire``. Raises ``OSError`` if the socket cannot be watched."""
-        connection = ZmtpConnection(self._selector, wire, self._listen, self._flush_later)
+        connection = ZmtpConnection(self._selector, wire, self._listen, self._flush_later, self._peers)
         self._all[connection] = None
         return connection
 
