@@ -61,7 +61,7 @@ def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArra
     None if the index of the source does not tell, or if a step may change the lengths.
     """
     steps = [step for step in plan.pipeline.steps if not isinstance(step, LAST_STEPS)]
-    if not all(step.keeps_length or field not in (step.touches or {field}) for step in steps):
+    if not all(step.keeps_length or field not in (step.changes or {field}) for step in steps):
         return None
     lengths = kind_of(plan.config.source).lengths(plan.config.source, index, field)
     if lengths is not None:

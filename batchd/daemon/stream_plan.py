@@ -42,7 +42,7 @@ from batchd.pipeline.call.effects import ARGUMENTS
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.kinds import step_to_plain
 from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import StepCheck, columns_after, pack_of, reserved_names
+from batchd.pipeline.sample_fields import StepCheck, columns_after, drawing_step, pack_of, reserved_names
 from batchd.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.samples.columns import Column
@@ -147,11 +147,15 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
     if bucket.by == "value" and (column.kind != "array" or column.shape != ()):
         raise SourceInvalid(f'{key}: {field!r} is {kind} {where}: by = "value" needs one number')
-    random = [step.op for step in steps if step.is_random and (step.touches is None or field in step.touches)]
-    if is_after and random:
+    random = drawing_step(steps, field)
+    if is_after and random is not None:
         raise SourceInvalid(
-            f'{key}: {field!r} must have the same {bucket.by} in all epochs, and "{random[0]}" draws random numbers for it'
-            + (", if it does not say random = false" if random[0] == "call" else "")
+            f'{key}: {field!r} must have the same {bucket.by} in all epochs, and "{random}" draws random numbers for it'
+            + (
+                ", if it does not say random = false, or name its outputs without this field"
+                if random == "call"
+                else ""
+            )
         )
     is_image = column.kind == "encoded" or (column.kind == "array" and column.shape[:2] == (None, None))
     if bucket.by in {"aspect", "pixels"} and not is_image:
@@ -174,7 +178,7 @@ def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | Non
         return None
     if bucket.by == "length":
         return column.name if column.varying.axes == (0,) else None
-    on_field = (step for step in config.pipeline if step.touches is None or column.name in step.touches)
+    on_field = (step for step in config.pipeline if step.changes is None or column.name in step.changes)
     keeps_pixels = all(step.keeps_pixels for step in on_field if not isinstance(step, LAST_STEPS))
     is_bounded = bucket.by == "pixels" and column.varying.kind == RAGGED and keeps_pixels
     return column.name if is_bounded and len(column.varying.axes) == IMAGE_AXES else None

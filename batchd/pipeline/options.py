@@ -51,6 +51,11 @@ class StepOptions:
         return None
 
     @property
+    def changes(self) -> frozenset[str] | None:
+        """The fields that the step may change or make; None for all of them."""
+        return self.touches
+
+    @property
     def files(self) -> dict[str, Path]:
         """The files that the step reads, by option; their content decides bytes, no path."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}

@@ -7,7 +7,7 @@ writes.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,27 +85,26 @@ class StepCheck:
         """Fields with a reported problem: each later step on them would report it again."""
         self._removed_by: dict[str, str] = {}
         """The step that removed each removed field."""
-        self._random: list[StepOptions] = []
+        self._earlier: list[StepOptions] = []
 
     def check_step(self, place: int, step: StepOptions) -> None:
         """Check the next step, ``pipeline[place]``."""
         files = check_files(step)
         self._problems += [StepProblem(text, (place, *key)) for key, text in files]
         if files or self._is_wrong(step.touches):
-            self._mark_wrong(step.touches)
+            self._mark_wrong(step.changes)
             return
         before = self._columns
         try:
             if isinstance(step, Pack):
-                _check_lengths(step, self._random)
+                _check_lengths(step, self._earlier)
             self._columns = _after(step, before)
         except effects.StepInvalid as problem:
             self._report(place, problem, step)
-            self._mark_wrong(step.touches)
+            self._mark_wrong(step.changes)
             if isinstance(problem, effects.NoSuchField):
                 self._mark_wrong(self._likely_fields(step, problem))
-        if step.is_random:
-            self._random.append(step)
+        self._earlier.append(step)
         self._removed_by |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
 
     def skip_step(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
@@ -177,13 +176,29 @@ class StepCheck:
             self._wrong |= touches
 
 
-def _check_lengths(pack: Pack, random: Sequence[StepOptions]) -> None:
+def _check_lengths(pack: Pack, steps: Sequence[StepOptions]) -> None:
     """Raise ``StepInvalid`` if a sample may have another length in each epoch."""
-    for step in random:
-        if step.touches is None or pack.field in step.touches:
-            raise effects.StepInvalid(
-                f'"pack" needs samples of the same length in all epochs, and "{step.op}" draws random numbers for {pack.field!r}'
-            )
+    if (op := drawing_step(steps, pack.field)) is not None:
+        raise effects.StepInvalid(
+            f'"pack" needs samples of the same length in all epochs, and "{op}" draws random numbers for {pack.field!r}'
+        )
+
+
+def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
+    """The name of the step that makes a field differ between epochs; None if none does.
+
+    What reads a field that differs makes fields that differ. A function reads all fields, but its
+    promise (``random = false``) covers what other steps have drawn.
+    """
+    drawn: dict[str, str] = {}
+    for step in steps:
+        read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
+        op = step.op if step.is_random else next((drawn[name] for name in sorted(read & drawn.keys())), None)
+        if op is not None and step.changes is None:
+            return op
+        if op is not None:
+            drawn |= dict.fromkeys(step.changes or (), op)
+    return drawn.get(field)
 
 
 def _after(step: StepOptions, columns: effects.Columns) -> effects.Columns:

@@ -102,7 +102,7 @@ def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
     from batchd.pipeline.image.stages import can_join  # noqa: PLC0415
     from batchd.pipeline.shapes.options import Patches  # noqa: PLC0415
 
-    on_field = [step for step in steps if field in (step.touches or {field})]
+    on_field = [step for step in steps if field in (step.changes or {field})]
     first = next((place for place, step in enumerate(steps) if isinstance(step, ImageStep)), 0)
     run = [step for step in steps[first : first + len(on_field) - 1] if isinstance(step, ImageStep)]
     is_planned = bool(run) and run == on_field[:-1] and isinstance(run[0], Decode) and all(map(can_join, run, run[1:]))

@@ -212,7 +212,7 @@ class SampleMaker:
 
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
         """The elements of a field in each sample, int64 ``[samples]``, 0 if it has to be made."""
-        keeps_length = all(step.keeps_length or field not in (step.touches or {field}) for step in self._steps)
+        keeps_length = all(step.keeps_length or field not in (step.changes or {field}) for step in self._steps)
         if not keeps_length or not isinstance(self._reader, ReadsLengths):
             return np.zeros(len(samples), np.int64)
         self._ahead.requested.forget()

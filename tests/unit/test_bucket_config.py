@@ -59,6 +59,9 @@ def test_keys_that_cannot_be_combined_are_refused(keys, problem):
         stream_of(**keys)
 
 
+TOKENS_OUT = {"tokens": "int32[?]"}
+
+
 @pytest.mark.parametrize(
     ("bucket", "steps", "problem"),
     [
@@ -67,6 +70,12 @@ def test_keys_that_cannot_be_combined_are_refused(keys, problem):
         ({"field": "words", "by": "aspect"}, [], "a sample has no 'words' in the source"),
         ({"field": "tokens", "by": "pixels"}, [], "'tokens' is int32[?] in the source: only image files"),
         (BUCKET, [Call(function="a:b", random=True)], '"call" draws random numbers for it'),
+        (BUCKET, [Call(function="a:b", outputs={"tokens": "int32[?]"})], '"call" draws random numbers for it'),
+        (
+            BUCKET,
+            [Call(function="a:b", outputs={"cost": "float32"}), Call(function="a:c", outputs=TOKENS_OUT, random=False)],
+            '"call" draws random numbers for it',
+        ),
         (
             {"field": "tokens", "by": "value"},
             [],
@@ -140,3 +149,12 @@ def test_a_budget_decides_the_room_where_sizes_bound_it(bucket, steps, field):
     columns = [one for one in (TOKENS, IMAGE, PIXELS, COST, FLAT) if one.name in needed]
 
     assert budgeted_field(config, columns) == field
+
+
+@pytest.mark.parametrize("bucket", [BUCKET, {"field": "cost", "by": "value"}, {"field": "image", "by": "aspect"}])
+def test_what_a_random_function_does_not_name_keeps_its_size(bucket):
+    """Its outputs are what it may change, so a bucket may go by any other field."""
+    steps = (Call(function="a:b", outputs={"mel": "float32[80,?]"}), Call(function="a:c", outputs={"score": "float32"}))
+    config = stream_of(bucket=bucket).model_copy(update={"pipeline": steps})
+
+    check_bucket("s", config, [TOKENS, IMAGE, PIXELS, COST])

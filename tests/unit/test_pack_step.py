@@ -139,6 +139,7 @@ def test_steps_that_give_a_sample_other_values_come_before():
         ([TOKENS, Column("lengths", dtype="int32")], [PACK], "makes a field 'lengths', and the sample already has one"),
         ([TOKENS], [PACK, Cast(field="tokens", dtype="int64")], '"cast" cannot come after "pack"'),
         ([TOKENS], [Call(function="a:b", random=True), PACK], "\"call\" draws random numbers for 'tokens'"),
+        ([TOKENS], [Call(function="a:b", outputs={"tokens": "int32[?]"}), PACK], '"call" draws random numbers'),
         ([TOKENS], [PACK, PACK], '"pack" cannot come after "pack"'),
         ([TOKENS], [PadBatch(field="tokens", max_shape=(8,)), PACK], '"pack" cannot come after "pad_batch"'),
     ],

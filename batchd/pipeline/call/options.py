@@ -45,3 +45,8 @@ class Call(StepOptions):
     def is_random(self) -> bool:
         """A function may be random, unless the user promises that it is not."""
         return self.random
+
+    @property
+    def changes(self) -> frozenset[str] | None:
+        """A function may read every field, but changes only its outputs, if any are declared."""
+        return frozenset(self.outputs) or None
