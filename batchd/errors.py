@@ -85,6 +85,7 @@ class ProblemKind(StrEnum):
     OWN_FUNCTION = "own-function"
     STEP_MISFIT = "step-misfit"
     UNUSABLE_CACHE = "unusable-cache"
+    NO_SAMPLE = "no-sample"
     NO_BATCH = "no-batch"
     MEMORY_TOO_SMALL = "memory-too-small"
     TOO_FEW_DESCRIPTORS = "too-few-descriptors"

@@ -11,14 +11,22 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
-from batchd.cli.options import DEFAULT_CONFIG_FILE, set_option
+from batchd.cli.options import config_options
 from batchd.cli.problems import plain_problems
 from batchd.cli.tables import facts, own_console
 from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
 from batchd.config.tree import Config
-from batchd.daemon.config_checks import Preview, check_reading, common_samples, decoding_places, preview
+from batchd.daemon.config_checks import (
+    Preview,
+    check_reading,
+    common_samples,
+    decoding_places,
+    further_problems,
+    preview,
+)
 from batchd.daemon.memory.rings import RingSize, budgets_bytes
 from batchd.daemon.stream_plan import plan_stream
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
@@ -29,10 +37,9 @@ from batchd_wire.wording import counted
 
 
 @click.command("check")
-@click.argument(
-    "config_file", metavar="[FILE]", type=click.Path(path_type=Path, readable=False), default=DEFAULT_CONFIG_FILE
-)
-@set_option
+@click.argument("named", metavar="[FILE]", type=click.Path(path_type=Path, readable=False), required=False)
+@config_options
+@click.pass_context
 @click.option(
     "--explain",
     is_flag=True,
@@ -48,16 +55,29 @@ from batchd_wire.wording import counted
     show_default=True,
     help="json: for editors and CI, only the problems, each with path, line, column, key, name, problem, help and meaning.",
 )
-def command(config_file: Path, overrides: dict[str, str], *, explain: bool, output_format: str) -> None:
+def command(  # noqa: PLR0917  one for each option
+    context: click.Context,
+    named: Path | None,
+    config_file: Path,
+    overrides: dict[str, str],
+    explain: bool,
+    output_format: str,
+) -> None:
     """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
 
     `batchd explain NAME` has the manual of a problem, by the name in brackets behind it.
     `batchd init PATH` writes a first FILE for your data.
 
-    Without problems, print a summary of the streams, and what was not checked: the rest of a large
-    source, servers, your own code; and memory, descriptors and addresses, if a daemon runs already.
-    Exit code 2 if something must be corrected, 5 if only the memory is too small.
+    A few samples of each stream are made in a process of their own, with your functions, so that
+    what would stop a stream at its first batch is found. Without problems, print a summary of the
+    streams, and what was not checked: the rest of a large source, servers; and memory, descriptors
+    and addresses, if a daemon runs already. Exit code 2 if something must be corrected, 5 if only
+    the memory is too small.
     """
+    if named is not None:
+        if context.get_parameter_source("config_file") is not ParameterSource.DEFAULT and named != config_file:
+            raise click.UsageError(f"two configurations: {named} and --config {config_file}; name one of them")
+        config_file = named
     if output_format == "text":
         _check(config_file, overrides, explain=explain)
         return
@@ -77,7 +97,13 @@ def _checked(
 ) -> tuple[Config, dict[str, RingSize], Preview]:
     """Check a configuration. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems."""
     reading = read_config(config_file, overrides)
-    config, rings = check_reading(reading, config_file, storage)
+    try:
+        config, rings = check_reading(reading, config_file, storage)
+    except (ConfigInvalid, MemoryTooSmall) as error:
+        further = further_problems(reading, error.problems, storage)
+        kind = ConfigInvalid if further else type(error)
+        problems = sorted([*error.problems, *reading.located(further)], key=lambda problem: problem.line or 0)
+        raise kind(problems, str(config_file)) from None
     found = preview(config, rings, storage)
     problems = found.problems + ([found.shortage] if found.shortage is not None else [])
     if problems:
@@ -109,7 +135,8 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
             click.echo("\nOver the same source:")
         for line in facts(common, width):
             click.echo(line)
-        click.echo("\nNot looked at, as only the daemon and its workers do:")
+        if found.unseen:
+            click.echo("\nNot looked at, as only the daemon and its workers do:")
         for line in facts(found.unseen, width):
             click.echo(line)
         if explain:

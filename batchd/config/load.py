@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from batchd.compiled import outdated_extension
+from batchd.config.draft import daemon_draft
 from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
@@ -75,6 +76,26 @@ class LoadedConfig:
     changes: tuple[_Change, ...]
     text: str
     """The file."""
+
+    @property
+    def python_path(self) -> tuple[Path, ...]:
+        """The folders of the user's modules, as far as they can be read."""
+        daemon = self.config.daemon if self.config is not None else daemon_draft(self.data)[0]
+        return tuple(daemon.python_path or ())
+
+    def part(self, streams: Collection[str]) -> Config | None:
+        """The configuration with these streams alone, and defaults for what is wrong in [daemon].
+
+        None if they are not valid either.
+        """
+        daemon, _wrong = daemon_draft(self.data)
+        tables = self.data.get("streams")
+        try:
+            part = {"streams": {name: tables[name] for name in streams} if isinstance(tables, dict) else {}}
+            config = Config.model_validate_json(json.dumps(part, default=str), strict=True)
+        except ValidationError:
+            return None
+        return config.model_copy(update={"daemon": daemon})
 
     def located(self, problems: Sequence[Problem]) -> list[Problem]:
         """Problems in the order of the file, with their lines, or origins outside of it.

@@ -115,6 +115,14 @@ MANUAL: dict[ProblemKind, Entry] = {
         'pipeline = [{ op = "decode" }, { op = "resize", size = [8, 8] }]\ncache = "points"',
         'pipeline = [{ op = "decode" }, { op = "center_crop", size = [8, 8] }]\ncache = "points"',
     ),
+    ProblemKind.NO_SAMPLE: Entry(
+        "The check made a few samples of the stream, evenly spread, in a process of its own, and each of them was bad, or none "
+        "could be made: files that the first step cannot decode, values that do not fit their types, a function that returns "
+        "something else than it declares. A daemon would stop the stream at its first batch. With max_bad_fraction = 1 bad "
+        "samples stop nothing.",
+        'pipeline = [{ op = "decode", max_bytes = 100 }, { op = "resize", size = [8, 8] }]',
+        'pipeline = [{ op = "decode", max_bytes = 100_000 }, { op = "resize", size = [8, 8] }]',
+    ),
     ProblemKind.NO_BATCH: Entry(
         "An epoch has no batch: the source has fewer samples than batch_size, and drop_last = true drops a batch that is "
         "not whole.",

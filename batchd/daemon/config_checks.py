@@ -5,9 +5,13 @@
 If the file itself is wrong, the rest is checked as far as it can be read, except the memory.
 ``batchd check`` also calls ``preview``, which finds what the daemon would refuse at its start:
 
-    streams   scanned on trial; then what a whole scan decides: a first batch, the cache, its file
+    streams   scanned on trial; then what a whole scan decides: a first batch, the cache, its file;
+              and a few samples, made in a process of their own
     machine   memory, descriptors, addresses, the runtime directory; skipped if a daemon runs there,
               which has its own already
+
+A stream with a problem hides nothing of the others: ``further_problems`` looks into their sources,
+and into its own other parts.
 
 Each refusal comes from the function that the daemon calls, so words and numbers are the same.
 
@@ -23,17 +27,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.addresses import tcp_endpoint
-from batchd.config.directories import choose_runtime_directory
+from batchd.config.directories import choose_runtime_directory, default_cache_dir
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
+from batchd.daemon.measuring import Pass, bad_ones
 from batchd.daemon.memory.available import available_bytes, shortage
 from batchd.daemon.memory.cache_file import file_problem
 from batchd.daemon.memory.cache_memory import cache_spec
 from batchd.daemon.memory.rings import (
     MEBIBYTE,
     SLOTS_MAX,
+    SLOTS_MIN,
     RingSize,
     memory_problem,
     needed_bytes,
@@ -41,22 +47,29 @@ from batchd.daemon.memory.rings import (
     plan_rings,
     ring_slots,
     ring_workers,
+    slot_layout,
 )
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
-from batchd.daemon.stream_plan import check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
+from batchd.daemon.stream_plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.sizes import format_bytes
+from batchd.sources.composed.options import parts_of, sources_in
 from batchd.sources.kinds import source_to_plain
+from batchd.sources.options import SourceOptions
 from batchd.sources.source_checks import SAMPLES_MAX, try_source
 from batchd.storage.access import Storage
+from batchd.storage.index import SourceIndex
+from batchd.storage.index_cache import IndexCache
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 from batchd_wire.wording import counted
 
+TRIED_MAX = 8
+"""Samples of a stream that `batchd check` makes."""
 PIXELS_GAIN = "photographs of 500 x 375 took 0.36 of the CPU time"
 """Of two streams with a crop of 224 x 224, both with and without their pixels in memory."""
 
@@ -78,6 +91,39 @@ def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) ->
     if reading.config is None or problems:
         raise kind(reading.located(problems), str(config_file))
     return reading.config, rings
+
+
+def further_problems(reading: LoadedConfig, known: Sequence[Problem], storage: Storage) -> list[Problem]:
+    """What a look into the sources finds beside ``known`` problems, which keep a daemon away.
+
+    Streams without a problem are checked whole, of others each part of the source without one.
+    """
+    paths = [problem.path for problem in known]
+
+    def is_right(*key: str | int) -> bool:
+        text = path_text(key)
+        return not any(path == text or path.startswith((f"{text}.", f"{text}[")) for path in paths)
+
+    drafts = stream_drafts(reading.data)
+    right = {name for name in drafts if is_right("streams", name)}
+    config = reading.config if reading.config is not None else reading.part(right)
+    problems: list[Problem] = []
+    for name, draft in drafts.items():
+        if config is not None and name in right:
+            stream = config.streams[name]
+            findings = look_at_stream(name, draft, config.daemon.python_path or (), storage, thoroughly=False)
+            if findings.columns is not None and not findings.problems:
+                layout = slot_layout(stream, findings.columns, has_checksums=stream.has_checksums)
+                ring = RingSize(findings.columns, layout, SLOTS_MIN)
+                problems += _stream(name, config, ring, storage, is_running=True)[0]
+            continue
+        parts = [((*key, *inner), part) for key, whole in draft.sources for inner, part in sources_in(whole)]
+        for key, part in parts:
+            path = "streams", name, "source", *key
+            if not parts_of(part) and is_right(*path):
+                found = try_source(part, reading.python_path, storage).problems
+                problems += [problem_at((*path, *one.key), ProblemKind.UNUSABLE_SOURCE, one.text) for one in found]
+    return problems
 
 
 def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
@@ -128,6 +174,12 @@ class Preview(NamedTuple):
     problems: list[Problem]
     shortage: Problem | None
     unseen: list[tuple[str, str]]
+
+
+def preview_streams(config: Config, rings: dict[str, RingSize], storage: Storage) -> list[Problem]:
+    """Check the streams alone, whatever directories and addresses of this machine a daemon has."""
+    found = (_stream(name, config, rings[name], storage, is_running=True) for name in config.streams)
+    return [problem for problems, _unseen in found for problem in problems]
 
 
 def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Preview:
@@ -276,27 +328,55 @@ def _stream(
     """Problems of a stream, and the parts of it that were not checked."""
     stream, python_path = config.streams[name], config.daemon.python_path or ()
     trial = try_source(stream.source, python_path, storage, max(SAMPLES_MAX, stream.batch_size))
-    calls = [step for step in stream.pipeline if isinstance(step, Call)]
-    unseen = [*trial.unseen, *(f"what {step.function} makes of it" for step in calls)]
+    functions = [f"what {step.function} makes of it" for step in stream.pipeline if isinstance(step, Call)]
     problems = [
         problem_at(("streams", name, "source", *one.key), ProblemKind.UNUSABLE_SOURCE, one.text)
         for one in trial.problems
     ]
-    if trial.whole is None or problems:
-        return problems, unseen
+    cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
+    whole = trial.whole if trial.whole is not None else cache.load(source_to_plain(stream.source), storage)
+    if whole is None or problems:
+        return problems, [*trial.unseen, *functions]
     kind = ProblemKind.STEP_MISFIT
     try:
         check_bucket(name, stream, ring.columns)
         kind = ProblemKind.NO_BATCH
         if pack_of(stream.pipeline) is None and stream.bucket is None:  # else all sizes decide
-            epoch_plan(name, stream, planned_index(name, stream, trial.whole))
+            epoch_plan(name, stream, planned_index(name, stream, whole))
         kind = ProblemKind.UNUSABLE_SOURCE
-        if stream.cache_kind != "off":
-            spec = cache_spec(plan_stream(name, stream, ring.columns, python_path), trial.whole)
-            text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
-            if text is not None:
-                problems.append(problem_at(("streams", name, "cache_dir"), ProblemKind.UNUSABLE_CACHE, text))
+        plan = plan_stream(name, stream, ring.columns, python_path)
+        spec = cache_spec(plan, whole) if stream.cache_kind != "off" else None
+        text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
+        if text is not None:
+            problems.append(problem_at(("streams", name, "cache_dir"), ProblemKind.UNUSABLE_CACHE, text))
     except SourceInvalid as error:
         path, _colon, text = str(error).partition(": ")
-        problems.append(Problem(path, kind, text))
-    return problems, unseen
+        return [*problems, Problem(path, kind, text)], [*trial.unseen, *functions]
+    if (stream.source.is_live and not stream.source.is_own_code) or any(
+        one.reads_urls for _key, one in sources_in(stream.source)
+    ):
+        return problems, [*trial.unseen, *functions]
+    reason = _no_sample(plan, config.daemon, whole, storage)
+    if reason:
+        problems.append(problem_at(("streams", name), ProblemKind.NO_SAMPLE, reason))
+    tried = len(_tried(stream.source, whole))
+    return problems, [f"{text}, except {tried}" for text in trial.unseen] if tried < len(whole) else []
+
+
+def _tried(source: SourceOptions, index: SourceIndex) -> tuple[int, ...]:
+    """The samples that are made on trial, evenly spread; one of a generator."""
+    count = 1 if source.is_live else min(TRIED_MAX, len(index))
+    return tuple(number * len(index) // count for number in range(count))
+
+
+def _no_sample(plan: StreamPlan, daemon: DaemonConfig, index: SourceIndex, storage: Storage) -> str:
+    """Why the stream would stop at its first batch, as all samples on trial are bad; else ""."""
+    samples = _tried(plan.config.source, index)
+    try:
+        pass_ = Pass(1, daemon.sample_timeout_s, storage, lambda _made: None)
+        bad, example = bad_ones(plan, index, pass_, samples)
+    except SourceInvalid as error:
+        return f"no sample can be made: {error}"
+    if bad < len(samples) or plan.config.max_bad_fraction == 1:
+        return ""
+    return f"all of {counted(len(samples), 'sample')} that were tried are bad, for example {example}"

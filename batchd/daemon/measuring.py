@@ -107,17 +107,21 @@ class _Helper:
 class _Measuring:
     """One pass over all samples."""
 
-    def __init__(self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> None:
+    def __init__(
+        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass, only: tuple[int, ...] = ()
+    ) -> None:
         recipe = plan.recipe()
         last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
-        made = [step for step in recipe.steps if step["op"] not in last]
+        made = [step for step in recipe.steps if step["op"] not in last] if size.by in AFTER_STEPS else []
+        count = len(only) or len(index)
         self._question = LengthsQuestion(
-            list(recipe._replace(steps=made if size.by in AFTER_STEPS else [], cut=0)),
+            list(recipe._replace(steps=recipe.steps if only else made, cut=0)),
             pass_.storage.limits.to_wire(),
             size.field,
             size.by,
             part=0,
-            parts=max(1, min(pass_.workers, -(-len(index) // BLOCK_SAMPLES))),
+            parts=max(1, min(pass_.workers, -(-count // BLOCK_SAMPLES))),
+            only=only,
         )
         self._timeout_s = pass_.sample_timeout_s
         self._deaths = 0
@@ -127,8 +131,8 @@ class _Measuring:
         with self._opened:
             memory = os.memfd_create("batchd-lengths", os.MFD_CLOEXEC)
             self._opened.callback(os.close, memory)
-            os.posix_fallocate(memory, 0, 8 * len(index))
-            self.lengths: NDArray[np.int64] = np.frombuffer(mmap.mmap(memory, 8 * len(index)), np.int64)
+            os.posix_fallocate(memory, 0, 8 * count)
+            self.lengths: NDArray[np.int64] = np.frombuffer(mmap.mmap(memory, 8 * count), np.int64)
             self.lengths[:] = UNKNOWN
             descriptor = index.to_memfd()
             self._opened.callback(os.close, descriptor)
@@ -177,9 +181,10 @@ class _Measuring:
         self._deaths += 1
         if not killers or self._deaths > DEATHS_MAX:
             why = helper.last_line or f"its process ended with {describe(status)}"
-            raise SourceInvalid(f"the sizes of samples cannot be measured: {why}")
+            raise SourceInvalid(why if self._question.only else f"the sizes of samples cannot be measured: {why}")
         self.lengths[killers] = 0
-        self.example = f"sample {killers[0]}: it ended its process by {describe(status)}"
+        sample = self._question.only[killers[0]] if self._question.only else killers[0]
+        self.example = f"sample {sample}: it ended its process by {describe(status)}"
         return [self._start(helper.part)]
 
 
@@ -199,3 +204,14 @@ def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> t
     measuring = _Measuring(plan, size, index, pass_)
     measuring.run(pass_.progress)
     return measuring.lengths, measuring.example
+
+
+def bad_ones(plan: StreamPlan, index: SourceIndex, pass_: Pass, samples: tuple[int, ...]) -> tuple[int, str]:
+    """Make a few samples in a process of their own: how many are bad, and the reason of one.
+
+    Raises ``SourceInvalid`` if no sample of the stream can be made, as the user's function or a
+    step's file cannot be used.
+    """
+    trying = _Measuring(plan, Size("", ""), index, pass_, samples)
+    trying.run(pass_.progress)
+    return int((trying.lengths <= 0).sum()), trying.example

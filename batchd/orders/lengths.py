@@ -29,3 +29,5 @@ class LengthsQuestion(NamedTuple):
     by: str
     part: int
     parts: int
+    only: tuple[int, ...] = ()
+    """Unless empty, samples that are made as rows of a batch: 1 for a good one, 0 for a bad one."""

@@ -5,8 +5,9 @@ others, and what follows from it is not reported. A trial finds what the daemon 
 start, in the same words:
 
     small source      the scan runs to its end
-    large source      the scan ends after some 10,000 samples, or after ``SECONDS_MAX``
-    server, own code  not scanned: ``check`` waits for no server, and runs no user's code
+    large source      the scan ends after some 100,000 samples, or after ``SECONDS_MAX``
+    server, plugin    not scanned: ``check`` waits for no server
+    own object        its length is asked in a process of its own
 
 Invariants: a source without problems has columns; a trial names the parts it did not check.
 """
@@ -31,7 +32,7 @@ from batchd.storage.index import SourceIndex
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
-SAMPLES_MAX = 10_000
+SAMPLES_MAX = 100_000
 """A scan that has found more ends at its next report."""
 SECONDS_MAX = 2.0
 _ABSENT = re.compile(r"^there is no (file|folder) | is no (file|folder|regular file)$| is not readable for this user$")
@@ -153,8 +154,7 @@ def try_source(
         return Trial(None, (), (f"everything behind the first {counted(bound.found, 'sample')}",))
     except SourceInvalid as error:
         return Trial(None, (SourceProblem((), str(error)),), ())
-    unread = source.unread or f"the content of its {counted(len(index), 'sample')}"
-    return Trial(index, (), (unread,))
+    return Trial(index, (), (source.unread or f"the content of its {counted(len(index), 'sample')}",))
 
 
 def _left_alone(source: SourceOptions) -> str:

@@ -8,6 +8,8 @@ samples are its own. The answer is shared memory, int64 ``[samples]``:
 
     UNKNOWN --> IN_WORK --> the size; 0: the sample is bad, or has no element
 
+Of a question with ``only``, the memory is for these samples, which `batchd check` tries.
+
 If the process dies, the sample that was IN_WORK ended it. A process that is started again continues
 with the UNKNOWN ones. Standard error says in the last line why no sample can be made (status 1).
 """
@@ -21,10 +23,18 @@ from batchd.orders.lengths import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, 
 from batchd.worker.process import limit_threads, settle_in
 
 if TYPE_CHECKING:  # they import numpy
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from batchd.orders.worker import SampleRecipe
     from batchd.pipeline.options import StepOptions
     from batchd.pipeline.shapes.options import Patches
     from batchd.samples.columns import Column
     from batchd.samples.values import Value
+    from batchd.storage.access import Storage
+    from batchd.storage.index import SourceIndex
 
 limit_threads()
 EPOCH = 0
@@ -36,7 +46,7 @@ class SizeInvalid(Exception):  # noqa: N818  names what is wrong
     """A sample has a value that cannot be a size."""
 
 
-def main() -> int:
+def main() -> int:  # noqa: PLR0915  one sequence
     """Measure; the exit status."""
     settle_in()
     # after the environment is set
@@ -59,6 +69,9 @@ def main() -> int:
     try:
         index = SourceIndex.from_descriptor(index_descriptor)
         recipe = SampleRecipe(*asked.recipe)
+        if asked.only:
+            _try(recipe, index, storage, asked.only, lengths)
+            return 0
         maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)
         column = maker.columns[asked.field]
         patches = _patches_of([step_from_plain(step) for step in recipe.steps], asked.field)
@@ -91,9 +104,41 @@ def main() -> int:
                     lengths[sample] = 0
                     sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(str(error).split())}\n")
     except (FunctionUnusable, StepInvalid, RecipeUnusable) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")
         return 1
     return 0
+
+
+def _try(
+    recipe: "SampleRecipe",
+    index: "SourceIndex",
+    storage: "Storage",
+    samples: "Sequence[int]",
+    made: "NDArray[np.int64]",
+) -> None:
+    """Make these samples, each as a row of a batch, or as values where a later plan joins them."""
+    import numpy as np  # noqa: PLC0415  after the environment is set
+
+    from batchd.worker.sample_maker import SampleMaker  # noqa: PLC0415  the same
+    from batchd.worker.stopwatch import Stopwatch  # noqa: PLC0415  the same
+
+    maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)
+    row = None
+    if all(column.is_fixed for column in maker.columns.values()):
+        row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in maker.columns.items()}
+        maker.close()
+        maker = SampleMaker(recipe, index, Stopwatch(), storage)
+    for place, sample in enumerate(samples):
+        if made[place] == UNKNOWN:
+            made[place] = IN_WORK
+            bad = (
+                maker.make_for(EPOCH, sample, lambda _values: None)
+                if row is None
+                else maker.fill(EPOCH, sample, 0, row)
+            )
+            made[place] = bad is None
+            if bad is not None:
+                sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(bad.split())}\n")
 
 
 def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":

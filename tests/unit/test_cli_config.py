@@ -48,7 +48,8 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration whose sources exist, in the current directory."""
     monkeypatch.chdir(tmp_path)
     write_photos(tmp_path / "photos", {"": 3})
-    (tmp_path / "list.txt").write_text("a.jpg 1\n")
+    write_photos(tmp_path, {"": 1})[0].rename(tmp_path / "a.jpg")
+    (tmp_path / "list.txt").write_text("a.jpg 1\n" * 9)
     file = tmp_path / "batchd.toml"
     file.write_text(CONFIG)
     return file
@@ -194,8 +195,7 @@ def test_check_shows_the_streams_to_serve(config_file: Path) -> None:
     assert lines[5:] == [
         "",
         "Not looked at, as only the daemon and its workers do:",
-        "  photos  the content of its 3 samples",
-        "  list    the content of its 1 sample",
+        "  list  the content of its 9 samples, except 8",
     ]
 
 

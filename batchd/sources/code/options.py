@@ -101,11 +101,6 @@ class PythonSource(FunctionOptions):
     def __post_init__(self) -> None:
         self.check().done()
 
-    @property
-    def unscanned(self) -> str:
-        """See ``SourceOptions``: the length comes from the user's code."""
-        return f"{self.function}, its length and its samples: check runs no code of yours"
-
 
 @options
 class GeneratorSource(FunctionOptions):
@@ -157,7 +152,7 @@ class GeneratorSource(FunctionOptions):
     @property
     def unread(self) -> str:
         """See ``SourceOptions``."""
-        return f"the samples that {self.function} yields: check runs no code of yours"
+        return f"the samples that {self.function} yields"
 
 
 @options
