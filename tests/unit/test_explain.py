@@ -47,8 +47,8 @@ def explain_all(folder: Path, steps: str, source: str, keys: str, shuffle: str =
     result = CliRunner().invoke(cli, ["check", "--explain", str(file)])
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
-    not_looked_at = lines.index("Not looked at, as only the daemon and its workers do:")
-    return lines[lines.index("", not_looked_at) + 1 :]
+    parts = [place for place, line in enumerate(lines) if line.startswith(("stream source", "Not looked at", "Keys of"))]
+    return lines[lines.index("", parts[-1]) + 1 :]
 
 
 def put(folder: Path, **files: bytes) -> None:
