@@ -47,6 +47,7 @@ from batchd.sources.finding import FilePattern, find_in_shards
 from batchd.sources.interface import BuiltInKind
 from batchd.sources.jsonl.values import json_object, value_at
 from batchd.sources.neighbours import Neighbours, in_files
+from batchd.sources.webdataset.headers import plain_member
 from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
 from batchd.storage.access import Storage
 from batchd.storage.compression import compression_of
@@ -110,13 +111,8 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
     last = TarMember("", 0, 0)
     try:
         with tarfile.open(fileobj=_HeadersOnly(stream), mode="r:", errors="surrogateescape") as shard:  # type: ignore[call-overload]
-            while (member := shard.next()) is not None:
-                shard.members = []  # it would keep them all
-                if member.isreg() and not member.name.rpartition("/")[2].startswith("."):
-                    if member.issparse():
-                        raise SourceInvalid(f"{path}: {member.name} is sparse, which no sample can be")
-                    last = TarMember(member.name, member.offset_data, member.size)
-                    yield last
+            for last in _files(path, shard, stream):
+                yield last
             stream.seek(shard.offset)  # tarfile takes a broken header for the end
             block = stream.read(BLOCKSIZE)
             if len(block) < BLOCKSIZE:
@@ -133,6 +129,34 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
         raise SourceInvalid(f"{path} is not a tar file, or is damaged: {error}") from None
 
 
+def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO) -> Iterator[TarMember]:
+    """The files that tarfile finds. ``shard.offset`` is the first byte of the next header."""
+    is_usual = False  # tarfile has read the first header
+    while True:
+        plain = plain_member(stream, shard.offset) if is_usual else None
+        if plain is not None:
+            shard.offset = plain.end
+            if not _is_hidden(plain.name):
+                yield TarMember(plain.name, plain.start, plain.size)
+            continue
+        stream.seek(max(0, shard.offset - 1))  # tarfile looks for this byte, unless it has just read it
+        member = shard.next()
+        if member is None:
+            return
+        if shard.offset < member.offset_data:  # tarfile would begin again and again
+            raise ValueError(f"{member.name} has {member.size} bytes")
+        shard.members = []  # type: ignore[attr-defined]  # it would keep them all
+        is_usual = not shard.pax_headers  # global ones apply to all members behind them
+        if member.isreg() and not _is_hidden(member.name):
+            if member.issparse():
+                raise SourceInvalid(f"{path}: {member.name} is sparse, which no sample can be")
+            yield TarMember(member.name, member.offset_data, member.size)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".", name.rfind("/") + 1)
+
+
 class _HeadersOnly:
     """A shard for tarfile: members can be skipped; one read is at most as long as a header."""
 
@@ -142,8 +166,8 @@ class _HeadersOnly:
         self._stream = stream
 
     def read(self, count: int) -> bytes:
-        """Read a header. Raises ``ValueError`` if it is too long."""
-        if count > HEADER_BYTES_MAX:
+        """Read a header. Raises ``ValueError`` if its length is too long, or negative."""
+        if not 0 <= count <= HEADER_BYTES_MAX:
             raise ValueError(f"a header of {count} bytes")
         return self._stream.read(count)
 
@@ -253,12 +277,9 @@ class _FoundMembers:
 
 
 def content_of(stream: BinaryIO, member: TarMember) -> bytes:
-    """The bytes of a member; ``stream`` stays where it is."""
-    place = stream.tell()
+    """The bytes of a member."""
     stream.seek(member.start)
-    content = stream.read(member.size)
-    stream.seek(place)
-    return content
+    return stream.read(member.size)
 
 
 def _listed(members: dict[str, TarMember]) -> str:
