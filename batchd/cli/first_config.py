@@ -71,6 +71,7 @@ class Facts:
     ``classes``: the number of samples by class name, None if the index does not have it.
     ``images``: by field. ``longest``: by field whose length varies, the largest shape among the
     samples that were read; of texts, in bytes. ``unreadable``: why samples that were read are bad.
+    ``notes``: of the scan.
     """
 
     samples: int
@@ -79,6 +80,7 @@ class Facts:
     images: dict[str, ImageFacts]
     longest: dict[str, tuple[int, ...]]
     unreadable: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Facts:
@@ -108,7 +110,7 @@ def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Fact
         )
     longest = {name: _largest(those) for name, those in values.items() if those}
     facts = {name: _image_facts(headers) for name, headers in images.items()}
-    return Facts(len(index), columns, _classes(index), facts, longest, tuple(unreadable))
+    return Facts(len(index), columns, _classes(index), facts, longest, tuple(unreadable), index.notes)
 
 
 def _largest(values: Sequence[Value]) -> tuple[int, ...]:
@@ -238,7 +240,7 @@ def comments_on(found: FoundSource, facts: Facts) -> list[str]:
     for name, shape in facts.longest.items():
         unit = " bytes" if len(shape) == 1 and _is_text(facts, name) else ""
         lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}")
-    lines += found.recognised.notes
+    lines += [*found.recognised.notes, *facts.notes]
     if found.left_out:
         share = f"{len(found.left_out):,} of {counted(len(found.files.names), 'file')} left out"
         lines.append(f"{share}: {endings_text(found.left_out)}")

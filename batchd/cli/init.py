@@ -187,7 +187,7 @@ def _found(draft: Draft, written: Path | None) -> dict[str, object]:
         "files": len(finding.files.names),
         "left_out": [readable(name) for name in finding.left_out[:LEFT_OUT_MAX]],
         "left_out_files": len(finding.left_out),
-        "notes": list(finding.recognised.notes),
+        "notes": [*finding.recognised.notes, *facts.notes],
         "unreadable": list(facts.unreadable),
         **draft.table,
         "toml": draft.text,

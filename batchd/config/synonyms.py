@@ -25,6 +25,7 @@ _KEYS: Mapping[str, str] = {
     "contrast": "contrast_limit",
     "degrees": "angle angles angle_range rotation rotate_limit",
     "delimiter": "sep separator field_delim",
+    "quoting": "quote quotechar quote_char quotes use_quote_delim",
     "direction": "axis axes flip_mode horizontal vertical",
     "drop_last": "drop_remainder drop_last_batch drop_incomplete last_batch_policy",
     "dtype": "output_dtype out_dtype datatype data_type",

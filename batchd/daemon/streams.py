@@ -191,6 +191,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         index = scan_source(source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
+    for note in index.notes:
+        _log.warning("note on a source", stream=name, note=note)
     planned = planned_index(name, config, index)
     epochs = epoch_plan(name, config, planned)
     ring = replace(ring, layout=bucket_layout(ring.layout, planned.arrays))

@@ -97,6 +97,8 @@ class Trial(NamedTuple):
     problems: tuple[SourceProblem, ...]
     unseen: tuple[str, ...]
     """The parts that were not checked, for messages; at least the content of the samples."""
+    notes: tuple[str, ...] = ()
+    """What the scan leaves out, and what it takes for granted."""
 
 
 class _Enough(Exception):  # noqa: N818  no error: it ends a scan
@@ -142,19 +144,22 @@ def try_source(
     problems = [SourceProblem((*key, *one.key), one.text) for key, part in parts for one in part.problems]
     if any(part.whole is None for _key, part in parts):
         unseen = [f"{path_text(key)}: {text}" for key, part in parts for text in part.unseen]
-        return Trial(None, tuple(problems), tuple(unseen))
+        return Trial(None, tuple(problems), tuple(unseen), tuple(text for _key, part in parts for text in part.notes))
     if reason := _left_alone(source):
         return Trial(None, (), (reason,))
     if parts:  # the scans of all of them reached their ends, and will do so again
         samples_max = sum(len(part.whole or ()) for _key, part in parts)
     bound = _Bound(samples_max, clock)
+    survey = Survey(bound.progress, python_path, bound.looked, storage)
     try:
-        index = kind_of(source).scan(source, Survey(bound.progress, python_path, bound.looked, storage))
+        index = kind_of(source).scan(source, survey)
     except _Enough:
-        return Trial(None, (), (f"everything behind the first {counted(bound.found, 'sample')}",))
+        rest = f"everything behind the first {counted(bound.found, 'sample')}"
+        return Trial(None, (), (rest,), tuple(survey.notes))
     except SourceInvalid as error:
         return Trial(None, (SourceProblem((), str(error)),), ())
-    return Trial(index, (), (source.unread or f"the content of its {counted(len(index), 'sample')}",))
+    unread = source.unread or f"the content of its {counted(len(index), 'sample')}"
+    return Trial(index, (), (unread,), index.notes)
 
 
 def _left_alone(source: SourceOptions) -> str:

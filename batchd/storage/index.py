@@ -13,7 +13,7 @@ array at a multiple of 64 bytes:
              "arrays": [[name, dtype, shape, first byte], ...]}
 
 Each kind of source gives the facts and the arrays their meaning. ``facts`` are the same wherever
-the files are; the ``place`` is the rest, such as the folder of the files.
+the files are; the ``place`` is the rest, such as the folder of the files, and the notes of the scan.
 
 Invariant: an index never changes. The digest covers its facts and arrays, and neither the place nor
 any time: the same files on another machine have the same digest.
@@ -23,7 +23,7 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -154,6 +154,11 @@ class SourceIndex:
         """The names of the labels 0, 1, … as printable text; none if the source has no names."""
         return tuple(readable(name) for name in self.names("classes"))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of its scan, and of those of its parts."""
+        return tuple(_notes_in(self.place))
+
     def names(self, array: str) -> tuple[bytes, ...]:
         """The names in an array of bytes, each ended by a NUL; none without such an array."""
         return tuple(self.arrays[array].tobytes().split(b"\0")[:-1]) if array in self.arrays else ()
@@ -180,6 +185,12 @@ class SourceIndex:
         return json.dumps({"samples": self.samples, "facts": self.facts, "place": self.place, "arrays": layout}).encode(
             "ascii"
         )
+
+
+def _notes_in(place: Mapping[str, Any]) -> Iterator[str]:
+    yield from place.get("notes", ())
+    for part in place.get("parts", ()):
+        yield from _notes_in(part)
 
 
 def blob(names: list[bytes] | tuple[bytes, ...]) -> NDArray[np.uint8]:

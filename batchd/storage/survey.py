@@ -1,7 +1,10 @@
 """One scan of a source: its progress, and its witnesses. Daemon.
 
 A scan records each folder and file that it read as a witness: while none has changed, another
-scan would find the same.
+scan would find the same. It notes what it leaves out, and what it takes for granted, in words that
+`batchd init`, `batchd check` and the log show.
+
+Invariant: content that no sample has is refused, or noted.
 """
 
 import os
@@ -41,6 +44,7 @@ class Survey:
         self.started_ns = time_ns()
         self._seen: list[Witness] = []
         self._parts: list[Survey] = []
+        self._notes: dict[tuple[str, str], tuple[int, str]] = {}
         self.versions: dict[str, Version] = {}
         """The files and objects that were read; readers of their samples require them unchanged."""
 
@@ -71,6 +75,19 @@ class Survey:
         self.looked()
         self._seen.append(seen)
 
+    def note(self, what: str, where: str, advice: str = "", count: int = 1) -> None:
+        """Note something: ``what`` in the plural, where the first is, and how many there are."""
+        noted, first = self._notes.get((what, advice), (0, where))
+        self._notes[what, advice] = noted + count, first
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes, one for each thing, without those of its parts."""
+        return [
+            f"{what}: {first}{f' and {count - 1:,} more' if count > 1 else ''}{advice and f'; {advice}'}"
+            for (what, advice), (count, first) in self._notes.items()
+        ]
+
     def reads(self, file: Path, seen: Witness, version: Version) -> None:
         """The scan reads this file, and readers of its samples have to find it as it was."""
         self.add(seen)
@@ -84,10 +101,10 @@ class Survey:
         """The wanted names in a folder that the scan reads. Raises ``SourceInvalid``."""
         return self.storage.at(folder).names_in(folder, wanted, self)
 
-    def place(self) -> dict[str, dict[str, list[object]]]:
-        """The versions of the files, for the place of an index, which also says where files are."""
+    def place(self) -> dict[str, object]:
+        """The versions of the files and the notes, for the place of an index."""
         versions: dict[str, list[object]] = {where: list(version) for where, version in self.versions.items()}
-        return {"versions": versions} if versions else {}
+        return {name: found for name, found in (("versions", versions), ("notes", self.notes)) if found}
 
 
 def quick_look(storage: Storage) -> Survey:

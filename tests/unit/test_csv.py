@@ -17,7 +17,9 @@ from batchd.samples.errors import SampleUnreadable
 from batchd.sources.csv import scan as csv_scan
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.interface import kind_of
+from batchd.sources.recognise import recognise
 from batchd.storage.access import Storage
+from batchd.storage.survey import Survey
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import source_problems
 
@@ -41,6 +43,59 @@ def refused(source: CsvSource) -> str:
         scan(source)
     assert str(source.path or source.root) in str(caught.value)
     return str(caught.value)
+
+
+# --- quotes ---------------------------------------------------------------------------------------
+
+GLUE = 'id\ttext\tlabel\n1\t"Hello, he said\t0\n2\tplain\t1\n3\tmid\t0\n4\tbye"\t1\n6\tend\t1\n'
+"""Quotes that are text, and hide records where they count."""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_without_quoting_each_line_is_a_record(tmp_path, end) -> None:
+    """Quotes are characters as any other, wherever they are."""
+    content = GLUE.replace("\n", end) + 'a 5" pipe\t""\t3'
+    source = table(tmp_path, content, fields={"text": "text"}, delimiter="\t", quoting="none")
+
+    assert [text for (text,) in rows(source)] == ['"Hello, he said', "plain", "mid", 'bye"', "end", '""']
+    assert scan(source).notes == ()
+    assert scan(source).digest != scan(table(tmp_path, GLUE, fields={"text": "text"}, delimiter="\t")).digest
+
+
+@pytest.mark.parametrize("block", [3, 1 << 18])
+def test_records_of_several_lines_are_noted_once(tmp_path, monkeypatch, block) -> None:
+    """The note has the first one and their number, in blocks of any size."""
+    monkeypatch.setattr(csv_scan, "BLOCK_BYTES", block)
+    text = 'a,b\n1,2\n"x\ny\nz",3\n4,5\n"v\n",""\n6,"\n'
+    where = f"{tmp_path}/t.csv: record 2 (byte 8)"
+
+    (note,) = scan(table(tmp_path, f'{text}"')).notes
+    assert (
+        note
+        == f'records with line ends inside a cell: {where} and 2 more; if the quotes around them are text, set quoting = "none"'
+    )
+    assert scan(table(tmp_path, 'a,b\n"x","y"\n')).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "quoting"),
+    [
+        (GLUE, "none"),
+        ('id\ttext\n1\ta 5" pipe\n', "none"),
+        ('id\ttext\n1\t"never closed\n', "none"),
+        ('id,text\n1,"two\nlines"\n2,"a, b"\n', "double"),
+        ('text\n"two\nlines"\n', "double"),
+        ('id,text\n1,"quoted ""word"""\n', "double"),
+    ],
+)
+def test_quotes_that_are_text_are_recognised(tmp_path, content, quoting) -> None:
+    """So `batchd init` serves tables that do not quote, and others as RFC 4180 says."""
+    (tmp_path / "t.tsv").write_text(content)
+    found = recognise(tmp_path / "t.tsv", Survey(lambda _found: None)).recognised
+
+    assert isinstance(found.source, CsvSource)
+    assert found.source.quoting == quoting
+    assert any("quotes are characters" in note for note in found.notes) == (quoting == "none")
 
 
 # --- content of a table ---------------------------------------------------------------------------

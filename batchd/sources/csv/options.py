@@ -52,6 +52,11 @@ class CsvSource(DeclaredOptions, FilesOptions):
     delimiter: str = ","
     """The character between two values; "\\t" is the tab."""
 
+    quoting: Literal["double", "none"] = "double"
+    """How values are written that have delimiters or line ends in them: "double", in double quotes,
+    with each quote in them doubled; "none", not at all: each line is a record, and a quote is a
+    character as any other, as in tables of GLUE."""
+
     def __post_init__(self) -> None:
         checks = Checks()
         with checks.at():

@@ -26,7 +26,7 @@ class CsvReader(RecordsReader):
         self._titles: list[str] = facts["titles"]
         self._cells = [(column.name, facts["cells"][column.name], cell_reader(column)) for column in source.columns]
         self._image: int | None = facts["image"]
-        self._delimiter = source.delimiter
+        self._form = source.delimiter, source.quoting
         self._images = NamedImages(self, root, storage, allow_outside_root=source.allow_outside_root)
 
     def read(self, sample: int) -> Mapping[str, Value]:
@@ -52,7 +52,7 @@ class CsvReader(RecordsReader):
         """The number of the file, and the cells. Raises ``SampleUnreadable``."""
         record = self.record(sample)
         try:
-            row = split_record(self.read_line(record, TOO_LONG), self._delimiter)
+            row = split_record(self.read_line(record, TOO_LONG), *self._form)
         except ValueError as error:
             raise SampleUnreadable(str(error)) from None
         if len(row) != len(self._titles):

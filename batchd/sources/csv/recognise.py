@@ -1,19 +1,21 @@
 """Recognise tables: their delimiter, the types of their columns, and a column of images. CLI.
 
-The types come from the first records. A column of paths becomes the image if its first file exists:
-beside the table, or in a folder below the place.
+The types come from the first records. Quotes are text if tables are damaged otherwise, or if each
+line of each record of several lines has a cell for each title by itself. A column of paths becomes
+the image if its first file exists: beside the table, or in a folder below the place.
 """
 
 import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
 from batchd.sources import recognise
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.csv.scan import RecordFinder
+from batchd.sources.csv.scan import QuotesMisplaced, RecordFinder
 from batchd.sources.csv.values import IMAGE, cell_reader, split_record
 from batchd.sources.files.options import FolderSource
 from batchd.sources.interface import FoundFiles, Recognised
@@ -27,7 +29,10 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     names, notes, path = recognise.training_files(files, CsvSource)
     first = _first_line(path, survey)
     delimiter = max(_DELIMITERS, key=first.count)
-    titles, records = _records(path, delimiter, survey)
+    paths = [files.root / os.fsdecode(name) for name in names]
+    has_text_quotes = any(_has_text_quotes(path, delimiter, survey) for path in paths)
+    quoting: Literal["double", "none"] = "none" if has_text_quotes else "double"
+    titles, records = _records(path, delimiter, quoting, survey)
     for name in names[1:]:
         other = files.root / os.fsdecode(name)
         if _first_line(other, survey) != first:
@@ -58,7 +63,9 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         image=image or "",
         image_root=None if image_root in (None, path.parent) else image_root,
         delimiter=delimiter,
+        quoting=quoting,
     )
+    notes = (*notes, *(["quotes are characters of the values: see quoting"] if has_text_quotes else ()))
     return Recognised(source, [*names, *images], (*notes, *recognise.left_out_note("column", left_out)))
 
 
@@ -67,17 +74,33 @@ def _first_line(path: Path, survey: Survey) -> str:
         return stream.readline(1 << 16).decode("utf-8", "replace").strip()
 
 
-def _records(path: Path, delimiter: str, survey: Survey) -> tuple[list[str], list[list[str]]]:
+def _has_text_quotes(path: Path, delimiter: str, survey: Survey) -> bool:
+    """True if the quotes of a table cannot, or hardly, stand around values. Reads all of it."""
+    separator = delimiter.encode()
+    wanted, found = 0, set[int]()
+    try:
+        with survey.open(path) as stream:
+            for run in RecordFinder(path, delimiter, "double").pieces(stream):
+                wanted = wanted or run.record(0).count(separator)
+                broken = map(run.record, run.broken.tolist())
+                found |= {line.count(separator) for record in broken for line in record.split(b"\n") if line.strip()}
+    except QuotesMisplaced:
+        return True
+    return wanted > 0 and found == {wanted}
+
+
+def _records(path: Path, delimiter: str, quoting: str, survey: Survey) -> tuple[list[str], list[list[str]]]:
     """The titles and the first records of a table. Raises ``SourceInvalid``."""
     with survey.open(path) as stream:
-        run = next(RecordFinder(path, delimiter).pieces(stream), None)
+        run = next(RecordFinder(path, delimiter, quoting).pieces(stream), None)
     if run is None:
         raise SourceInvalid(f"{path} is empty")
     ends = [*run.starts[1:].tolist(), run.end]
     spans = islice(zip(run.starts.tolist(), ends, strict=True), recognise.LOOKED_AT + 1)
     try:
         titles, *records = (
-            split_record(run.data[start - run.first_byte : end - run.first_byte], delimiter) for start, end in spans
+            split_record(run.data[start - run.first_byte : end - run.first_byte], delimiter, quoting)
+            for start, end in spans
         )
     except ValueError as error:
         raise SourceInvalid(f"{path}: a record {error}") from None

@@ -14,7 +14,9 @@ one by one, in any order.
 A record ends with a line, unless the end of the line is quoted: behind an odd number of quotes. The
 count is right only if quotes are where RFC 4180 allows them, so every quote is checked: an opening
 one follows a delimiter or the end of a line, a closing one precedes one. All of this works on whole
-blocks, in numpy, and quotes cost time only where there are some.
+blocks, in numpy, and quotes cost time only where there are some. Two quotes that are text may look
+like that, too, and hide the records between them: so records of several lines are noted. Without
+quoting, each line is a record.
 
 Invariant: the scan finds all records, in order, and none is cut. It refuses a file that is no
 table, lacks a column, or is ambiguous. An error in one record makes one bad sample, when it is
@@ -52,6 +54,10 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 Places = NDArray[np.int64]
 
 
+class QuotesMisplaced(SourceInvalid):
+    """Quotes are not where RFC 4180 allows them, or one is never closed."""
+
+
 class RecordRun(NamedTuple):
     """Whole records of a file. ``starts``: their first bytes; ``end``: behind the last one."""
 
@@ -59,21 +65,23 @@ class RecordRun(NamedTuple):
     first_byte: int
     starts: Places
     end: int
+    broken: Places
+    """The numbers, among these, of the records with line ends in their cells."""
 
-    @property
-    def first(self) -> bytes:
-        """The first record."""
-        last = int(self.starts[1]) if len(self.starts) > 1 else self.end
-        return self.data[int(self.starts[0]) - self.first_byte : last - self.first_byte]
+    def record(self, number: int) -> bytes:
+        """One of the records."""
+        end = int(self.starts[number + 1]) if number + 1 < len(self.starts) else self.end
+        return self.data[int(self.starts[number]) - self.first_byte : end - self.first_byte]
 
 
 class RecordFinder:
     """Finds the records of one file. ``end`` and ``checksum`` (CRC-32) are of all bytes so far."""
 
-    def __init__(self, path: Path, delimiter: str) -> None:
+    def __init__(self, path: Path, delimiter: str, quoting: str) -> None:
         self.end = 0
         self.checksum = 0
         self._path = path
+        self._has_quotes = quoting != "none"
         self._found = 0
         self._may_stand_before = _table(delimiter, "\n", '"')
         self._may_stand_after = _table(delimiter, "\r", "\n", '"')
@@ -92,9 +100,10 @@ class RecordFinder:
             is_last = not block
             self._count(block)
             data = waiting + block
-            starts, used = self._records(data, first_byte, is_last=is_last)
+            starts, used, inside = self._records(data, first_byte, is_last=is_last)
             if len(starts):
-                yield RecordRun(data, first_byte, starts + first_byte, first_byte + used)
+                broken = np.unique(np.searchsorted(starts, inside, "right") - 1)
+                yield RecordRun(data, first_byte, starts + first_byte, first_byte + used, broken)
             self._found += len(starts)
             waiting, first_byte = data[used:], first_byte + used
             if len(waiting) > RECORD_BYTES_MAX:
@@ -110,15 +119,18 @@ class RecordFinder:
         self.end += len(block)
         self.checksum = crc32(block, self.checksum)
 
-    def _records(self, data: bytes, first_byte: int, *, is_last: bool) -> tuple[Places, int]:
-        """The starts of records in ``data``, and the bytes of all records that end in it."""
+    def _records(self, data: bytes, first_byte: int, *, is_last: bool) -> tuple[Places, int, Places]:
+        """The records that end in ``data``: their starts, their bytes, and line ends in cells."""
         characters = np.frombuffer(data, np.uint8)
         ends = np.flatnonzero(characters == _LINE_FEED)
-        if b'"' in data:
-            ends = self._outside_quotes(characters, ends, first_byte, is_last=is_last)
+        inside = ends[:0]
+        if self._has_quotes and b'"' in data:
+            lines, ends = ends, self._outside_quotes(characters, ends, first_byte, is_last=is_last)
+            inside = np.setdiff1d(lines, ends, assume_unique=True)
         if is_last and data and (not len(ends) or ends[-1] != len(data) - 1):
             ends = np.append(ends, len(data))
-        return record_starts(characters, ends), min(int(ends[-1]) + 1, len(data)) if len(ends) else 0
+        used = min(int(ends[-1]) + 1, len(data)) if len(ends) else 0
+        return record_starts(characters, ends), used, inside[inside < used]
 
     def _outside_quotes(self, characters: NDArray[np.uint8], ends: Places, first_byte: int, *, is_last: bool) -> Places:
         """The ends of lines that are ends of records."""
@@ -137,20 +149,23 @@ class RecordFinder:
             first = int(wrong.min())
             reason = (
                 f"has a quote at byte {first_byte + first} that neither begins nor ends a value; a value with quotes "
-                "in it stands in quotes, and those in it are doubled"
+                'in it stands in quotes, and those in it are doubled; where quotes are text, set quoting = "none"'
             )
             raise self._refusal(characters, outside[outside < first], first_byte, reason)
         if is_last and len(quotes) % 2:
-            reason = f"has a quote at byte {first_byte + int(quotes[-1])} that is never closed"
+            reason = (
+                f"has a quote at byte {first_byte + int(quotes[-1])} that is never closed; where quotes are text, set "
+                'quoting = "none"'
+            )
             raise self._refusal(characters, outside[outside < quotes[-1]], first_byte, reason)
         return outside
 
-    def _refusal(self, characters: NDArray[np.uint8], before: Places, first_byte: int, reason: str) -> SourceInvalid:
+    def _refusal(self, characters: NDArray[np.uint8], before: Places, first_byte: int, reason: str) -> QuotesMisplaced:
         """The error about the record after those that end at ``before``."""
         start = first_byte + (int(before[-1]) + 1 if len(before) else 0)
         number = self._found + len(record_starts(characters, before))
         record = f"record {number}" if number else "the header"
-        return SourceInvalid(f"{self._path}: {record}, which begins at byte {start}, {reason}")
+        return QuotesMisplaced(f"{self._path}: {record}, which begins at byte {start}, {reason}")
 
 
 def record_starts(characters: NDArray[np.uint8], ends: Places) -> Places:
@@ -182,13 +197,14 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
     titles: list[str] = []
     for path in files:
         found = len(starts)
-        finder = RecordFinder(path, source.delimiter)
+        finder = RecordFinder(path, source.delimiter, source.quoting)
         header: list[str] | None = None
         with survey.open(path) as stream:
             for piece in finder.pieces(stream):
                 records = piece.starts
+                _note_broken(path, piece, len(starts) - found + (header is not None), survey)
                 if header is None:
-                    header, records = _header(path, piece.first, source.delimiter), records[1:]
+                    header, records = _header(path, piece.record(0), source), records[1:]
                     titles = titles or header
                     _check_titles(source, path, header, titles)
                 starts.frombytes(records.astype(np.int64, copy=False).tobytes())
@@ -203,17 +219,28 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
         "cells": {name: titles.index(source.name_of(name)) for name in source.fields},
         "image": titles.index(source.image) if source.image else None,
         "delimiter": source.delimiter,
+        **({} if source.quoting == "double" else {"quoting": source.quoting}),
     }
     root = None if source.image_root is None else str(source.image_root.absolute())
     place = {"files": list(map(str, files)), "image_root": root, **survey.place()}
     return SourceIndex.build(len(starts), facts, {"starts": number_array(starts)}, place)
 
 
-def _header(path: Path, record: bytes, delimiter: str) -> list[str]:
+def _note_broken(path: Path, piece: RecordRun, before: int, survey: Survey) -> None:
+    """Note the records of several lines; ``before``: the records in front of the piece."""
+    if len(piece.broken):
+        first = int(piece.broken[0])
+        where = f"{path}: record {before + first}" if before + first else f"{path}: the header"
+        advice = 'if the quotes around them are text, set quoting = "none"'
+        place = f"{where} (byte {piece.starts[first]})"
+        survey.note("records with line ends inside a cell", place, advice, len(piece.broken))
+
+
+def _header(path: Path, record: bytes, source: CsvSource) -> list[str]:
     if b"\r" in record and b"\n" not in record:
         raise SourceInvalid(f"{path} ends its lines with CR alone; save it with LF, or CR and LF")
     try:
-        return split_record(record, delimiter)
+        return split_record(record, source.delimiter, source.quoting)
     except ValueError as error:
         raise SourceInvalid(f"{path}: the header {error}") from None
 
@@ -256,10 +283,10 @@ def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProbl
     path = source.path if source.root is None else file_to_look_at(source.root, source.files, "files")
     if path is not None:
         with quick_look(storage).open(path) as stream:
-            piece = next(RecordFinder(path, source.delimiter).pieces(stream), None)
+            piece = next(RecordFinder(path, source.delimiter, source.quoting).pieces(stream), None)
             if piece is None:
                 raise SourceInvalid(f"{path} is empty")
-            problems += _wrong_titles(source, path, _header(path, piece.first, source.delimiter))
+            problems += _wrong_titles(source, path, _header(path, piece.record(0), source))
     return problems
 
 

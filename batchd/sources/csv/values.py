@@ -32,10 +32,13 @@ _TRUTHS = {"0": False, "1": True, "false": False, "true": True}
 csv.field_size_limit(sys.maxsize)  # of the whole process; the length of a record has its own limit
 
 
-def split_record(record: bytes | memoryview, delimiter: str) -> list[str]:
+def split_record(record: bytes | memoryview, delimiter: str, quoting: str) -> list[str]:
     """The cells of one record. Raises ``ValueError`` with the reason."""
     try:
-        rows = [row for row in csv.reader([str(record, "utf-8")], delimiter=delimiter, strict=True) if row]
+        text = str(record, "utf-8")
+        if quoting == "none":
+            return text.partition("\n")[0].removesuffix("\r").split(delimiter)  # blank lines follow
+        rows = [row for row in csv.reader([text], delimiter=delimiter, strict=True) if row]
     except UnicodeDecodeError as error:
         raise ValueError(
             f"is not UTF-8: byte 0x{record[error.start]:02x} at byte {error.start} of the record"

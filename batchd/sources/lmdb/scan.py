@@ -91,7 +91,7 @@ def _index(source: LmdbSource, environment: Environment, survey: Survey) -> Sour
         "offsets": number_array(offsets),
         "keys": np.frombuffer(keys, np.uint8),
     }
-    return SourceIndex.build(len(offsets) - 1, facts, arrays, {"path": str(source.path.absolute())})
+    return SourceIndex.build(len(offsets) - 1, facts, arrays, {"path": str(source.path.absolute()), **survey.place()})
 
 
 def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator[tuple[bytes, memoryview]]:

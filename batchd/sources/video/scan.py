@@ -84,7 +84,7 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
         raise SourceInvalid(
             f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
         )
-    return growing.finish([folder for folder, _ in folders] if source.classes == "folder" else [b""])
+    return growing.finish([folder for folder, _ in folders] if source.classes == "folder" else [b""], survey)
 
 
 class _GrowingIndex:
@@ -128,7 +128,7 @@ class _GrowingIndex:
         self._labels.append(label)
         self._files.extend((len(self._names), self.samples, len(self._order), len(self._times)))
 
-    def finish(self, class_names: list[bytes]) -> SourceIndex:
+    def finish(self, class_names: list[bytes], survey: Survey) -> SourceIndex:
         """Make the index; nothing may be added afterwards."""
         arrays: dict[str, NDArray[Any]] = {
             "names": np.frombuffer(self._names, np.uint8),
@@ -145,7 +145,8 @@ class _GrowingIndex:
         source = self._source
         options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
         facts = {name: getattr(source, name) for name in options}
-        return SourceIndex.build(self.samples, facts, arrays, {"root": os.fsdecode(source.root.absolute())})
+        place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
+        return SourceIndex.build(self.samples, facts, arrays, place)
 
 
 @dataclass(slots=True)
