@@ -120,25 +120,16 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
         workers = counted(config.daemon.worker_count(), "worker")
         click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
         click.echo("\n".join(described(config, rings, width)))
-        places = decoding_places(config, rings)
-        if places:
-            click.echo(f"\nDecoded on, with worker hosts at {config.daemon.worker_address}:")
-        for line in facts(places, width):
-            click.echo(line)
         unused = [(name, stream.unused_by_cache) for name, stream in config.streams.items() if stream.unused_by_cache]
-        if unused:
-            click.echo("\nKeys of a cache that 'auto' does not use:")
-        for line in facts(unused, width):
-            click.echo(line)
-        common = common_samples(config)
-        if common:
-            click.echo("\nOver the same source:")
-        for line in facts(common, width):
-            click.echo(line)
-        if found.unseen:
-            click.echo("\nNot looked at, as only the daemon and its workers do:")
-        for line in facts(found.unseen, width):
-            click.echo(line)
+        for title, lines in (
+            (f"Decoded on, with worker hosts at {config.daemon.worker_address}:", decoding_places(config, rings)),
+            ("Keys of a cache that 'auto' does not use:", unused),
+            ("Over the same source:", common_samples(config)),
+            ("Notes on sources:", found.notes),
+            ("Not looked at, as only the daemon and its workers do:", found.unseen),
+        ):
+            if lines:
+                click.echo("\n".join(("", title, *facts(lines, width))))
         if explain:
             _explain(config, rings, storage)
 

@@ -61,7 +61,7 @@ from batchd.samples.sizes import format_bytes
 from batchd.sources.composed.options import parts_of, sources_in
 from batchd.sources.kinds import source_to_plain
 from batchd.sources.options import SourceOptions
-from batchd.sources.source_checks import SAMPLES_MAX, try_source
+from batchd.sources.source_checks import SAMPLES_MAX, Trial, try_source
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
@@ -115,7 +115,7 @@ def further_problems(reading: LoadedConfig, known: Sequence[Problem], storage: S
             if findings.columns is not None and not findings.problems:
                 layout = slot_layout(stream, findings.columns, has_checksums=stream.has_checksums)
                 ring = RingSize(findings.columns, layout, SLOTS_MIN)
-                problems += _stream(name, config, ring, storage, is_running=True)[0]
+                problems += _stream(name, config, ring, storage, _trial(name, config, storage))[0]
             continue
         parts = [((*key, *inner), part) for key, whole in draft.sources for inner, part in sources_in(whole)]
         for key, part in parts:
@@ -169,16 +169,20 @@ def _addresses(daemon: DaemonConfig) -> list[tuple[str, str]]:
 
 
 class Preview(NamedTuple):
-    """Findings of ``preview``. ``unseen``: parts that were not checked, each with its stream."""
+    """Findings of ``preview``. ``unseen``: parts that were not checked, each with its stream.
+
+    ``notes``: what the sources leave out, and what they take for granted, each with its stream.
+    """
 
     problems: list[Problem]
     shortage: Problem | None
     unseen: list[tuple[str, str]]
+    notes: list[tuple[str, str]]
 
 
 def preview_streams(config: Config, rings: dict[str, RingSize], storage: Storage) -> list[Problem]:
     """Check the streams alone, whatever directories and addresses of this machine a daemon has."""
-    found = (_stream(name, config, rings[name], storage, is_running=True) for name in config.streams)
+    found = (_stream(name, config, rings[name], storage, _trial(name, config, storage)) for name in config.streams)
     return [problem for problems, _unseen in found for problem in problems]
 
 
@@ -194,11 +198,13 @@ def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Pre
     else:
         problems += _machine_problems(config, rings)
         short = shortage(needed_bytes(config, rings), available_bytes())
-    for name in config.streams:
-        found, texts = _stream(name, config, rings[name], storage, is_running=is_running)
+    trials = {name: _trial(name, config, storage) for name in config.streams}
+    for name, trial in trials.items():
+        found, texts = _stream(name, config, rings[name], storage, trial, is_running=is_running)
         problems += found
         unseen += [(name, text) for text in texts]
-    return Preview(problems, memory_problem(config, short), unseen)
+    notes = [(name, text) for name, trial in trials.items() for text in trial.notes]
+    return Preview(problems, memory_problem(config, short), unseen, notes)
 
 
 def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Problem]:
@@ -322,19 +328,28 @@ def _room_for_hosts(name: str, daemon: DaemonConfig, ring: RingSize) -> str:
     return f"worker hosts, too; its ring keeps {remote:,} of {wanted} (pool_max) busy: {advice}"
 
 
-def _stream(
-    name: str, config: Config, ring: RingSize, storage: Storage, *, is_running: bool
+def _trial(name: str, config: Config, storage: Storage) -> Trial:
+    """Scan the source of a stream on trial; a kept index is as good as a whole scan."""
+    stream, python_path = config.streams[name], config.daemon.python_path or ()
+    trial = try_source(stream.source, python_path, storage, max(SAMPLES_MAX, stream.batch_size))
+    if trial.whole is not None or trial.problems:
+        return trial
+    cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
+    kept = cache.load(source_to_plain(stream.source), storage)
+    return trial if kept is None else trial._replace(whole=kept, notes=kept.notes)
+
+
+def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
+    name: str, config: Config, ring: RingSize, storage: Storage, trial: Trial, *, is_running: bool = True
 ) -> tuple[list[Problem], list[str]]:
     """Problems of a stream, and the parts of it that were not checked."""
     stream, python_path = config.streams[name], config.daemon.python_path or ()
-    trial = try_source(stream.source, python_path, storage, max(SAMPLES_MAX, stream.batch_size))
     functions = [f"what {step.function} makes of it" for step in stream.pipeline if isinstance(step, Call)]
     problems = [
         problem_at(("streams", name, "source", *one.key), ProblemKind.UNUSABLE_SOURCE, one.text)
         for one in trial.problems
     ]
-    cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
-    whole = trial.whole if trial.whole is not None else cache.load(source_to_plain(stream.source), storage)
+    whole = trial.whole
     if whole is None or problems:
         return problems, [*trial.unseen, *functions]
     kind = ProblemKind.STEP_MISFIT

@@ -805,3 +805,15 @@ def test_streams_over_different_sources_get_no_advice(check: Checker) -> None:
     with pytest.raises(SystemExit):
         main(["check", str(check.folder / "batchd.toml")])
     assert "Over the same source" not in check.capsys.readouterr().out
+
+
+def test_notes_on_sources_are_shown(check: Checker) -> None:
+    """What a scan leaves out or takes for granted does not keep a daemon away, and is not silent."""
+    (check.folder / "t.csv").write_text('a,b\n"x\ny",1\n')
+    (check.folder / "batchd.toml").write_text(
+        '[daemon]\nruntime_dir = "run"\n[streams.t]\nbatch_size = 1\n'
+        'source = { type = "csv", path = "t.csv", fields = { b = "int64" } }\n'
+    )
+    with pytest.raises(SystemExit):
+        main(["check", str(check.folder / "batchd.toml")])
+    assert "Notes on sources:\n  t  records with line ends inside a cell: " in check.capsys.readouterr().out

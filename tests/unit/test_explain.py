@@ -47,7 +47,9 @@ def explain_all(folder: Path, steps: str, source: str, keys: str, shuffle: str =
     result = CliRunner().invoke(cli, ["check", "--explain", str(file)])
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
-    parts = [place for place, line in enumerate(lines) if line.startswith(("stream source", "Not looked at", "Keys of"))]
+    parts = [
+        place for place, line in enumerate(lines) if line.startswith(("stream source", "Not looked at", "Keys of"))
+    ]
     return lines[lines.index("", parts[-1]) + 1 :]
 
 

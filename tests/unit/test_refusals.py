@@ -332,7 +332,7 @@ def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeyp
     (tmp_path / "1.tar").write_bytes(b"")
     wrong = try_source(source, (), Storage(), samples_max=3)
 
-    assert early == behind == (None, (), ("everything behind the first 4 samples",))
+    assert early == behind == (None, (), ("everything behind the first 4 samples",), ())
     assert [one.text for one in wrong.problems] == [f"{tmp_path}/1.tar is not a tar file, or is damaged: empty file"]
 
 
@@ -343,4 +343,4 @@ def test_a_slow_source_is_left_when_its_time_is_over(tmp_path: Path) -> None:
 
     left = try_source(FolderSource(path=tmp_path), (), Storage(), clock=lambda: next(clock))
 
-    assert left == (None, (), ("everything behind the first 0 samples",))
+    assert left == (None, (), ("everything behind the first 0 samples",), ())
