@@ -5,12 +5,17 @@ Workers import this, so it does not import pydantic: ``__pydantic_config__`` is 
 error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
+from contextlib import suppress
 from dataclasses import fields
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from batchd.samples.checks import Checks
 from batchd.samples.columns import Column, parse_column
 from batchd.samples.location import Url, as_location, check_written
+from batchd.storage.patterns import resolve_braces
+from batchd_wire.wording import counted
 
 PATH_BYTES_MAX = 4096
 
@@ -86,6 +91,26 @@ class DeclaredOptions(SourceOptions):
     def name_of(self, field: str) -> str:
         """The name of a field in the data."""
         return self.names.get(field, field)
+
+    def names_of(self, column: Column) -> tuple[str, ...]:
+        """The names of the numbers that are an array together: ``pixel{0..783}``; else one name."""
+        name = self.name_of(column.name)
+        if column.kind != "array" or not column.shape or None in column.shape or "{" not in name:
+            return (name,)
+        try:
+            return tuple(resolve_braces(name))
+        except ValueError:
+            return (name,)
+
+    def check_joined(self, checks: Checks) -> None:
+        """Add a problem for each field of several names that are not as many as its numbers."""
+        for name, text in (self.fields or {}).items():
+            with suppress(ValueError):
+                column = parse_column(name, text)
+                names, numbers = self.names_of(column), prod(length or 1 for length in column.shape)
+                if 1 < len(names) != numbers:
+                    problem = f"names.{name} stands for {len(names)} names, and {text} has {counted(numbers, 'number')}"
+                    checks.say(problem, "names", name)
 
 
 class FilesOptions(SourceOptions):

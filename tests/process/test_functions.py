@@ -235,18 +235,20 @@ def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(st
 
 
 def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, write, tmp_path):
-    """Only workers import the module, and the helper that asks for a length."""
+    """Only workers import the module, and the helpers that ask for a length, or try samples."""
     trace = tmp_path / "trace"
     write(
         "mine.py",
-        f"import os\nopen({str(trace)!r}, 'a').write(f'{{os.getpid()}}\\n')\ndef fn(sample, rng): return {{}}",
+        "import os, sys\nhelps = 'batchd.worker.lengths' in sys.orig_argv\n"
+        f"open({str(trace)!r}, 'a').write(f'{{0 if helps else os.getpid()}}\\n')\ndef fn(sample, rng): return {{}}",
     )
     streams = {"photos": called(photos, outputs={})}
     config = write_settings(
         tmp_path / "batchd.toml", streams, {"python_path": [str(code)], "runtime_dir": str(tmp_path / "run")}
     )
     batchd("check", config)
-    assert not trace.exists()
+    assert trace.read_text() == "0\n"
+    trace.unlink()
 
     daemon = start_daemon(streams, python_path=[str(code)])
     with batchd_client.connect(daemon.address) as connection:

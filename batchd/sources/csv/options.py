@@ -35,7 +35,9 @@ class CsvSource(DeclaredOptions, FilesOptions):
     are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """The titles of fields with other names in the table, such as { label = "Class Label" }."""
+    """The titles of fields with other names in the table, such as { label = "Class Label" }. Several
+    columns of numbers are one field of a shape, such as { x = "pixel{0..783}" } for x =
+    "float32[28,28]", or { x = "{width,height}" }."""
 
     image: str = ""
     """The title of a column of paths of image files, which become the field `image`, to be decoded;
@@ -77,4 +79,5 @@ class CsvSource(DeclaredOptions, FilesOptions):
         if self.image and "image" in self.fields:
             checks.say("image stands for two fields: the one in fields, and that of the files which image names")
         check_known(checks, self.fields, names=self.names)
+        self.check_joined(checks)
         checks.done()

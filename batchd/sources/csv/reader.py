@@ -6,11 +6,15 @@ the header, or with a cell that does not fit its column, is a bad sample as a wh
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
+import numpy as np
+
+from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
-from batchd.samples.values import Value
+from batchd.samples.values import Value, shaped
 from batchd.sources.csv.options import CsvSource
-from batchd.sources.csv.values import IMAGE, TOO_LONG, cell_reader, split_record
+from batchd.sources.csv.values import IMAGE, TOO_LONG, ReadCell, cell_reader, plain_numbers, split_record
 from batchd.sources.records import NamedImages, RecordsReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -24,7 +28,17 @@ class CsvReader(RecordsReader):
         super().__init__(index, max_bytes, storage)
         facts, root = index.facts, index.place["image_root"]
         self._titles: list[str] = facts["titles"]
-        self._cells = [(column.name, facts["cells"][column.name], cell_reader(column)) for column in source.columns]
+        places = facts["cells"]
+        self._cells = [
+            (column.name, places[column.name], cell_reader(column))
+            for column in source.columns
+            if isinstance(places[column.name], int)
+        ]
+        self._joined = [
+            (column, places[column.name], cell_reader(replace(column, shape=())))
+            for column in source.columns
+            if not isinstance(places[column.name], int)
+        ]
         self._image: int | None = facts["image"]
         self._form = source.delimiter, source.quoting
         self._images = NamedImages(self, root, storage, allow_outside_root=source.allow_outside_root)
@@ -40,7 +54,23 @@ class CsvReader(RecordsReader):
                 values[name] = read(row[cell])
             except ValueError as error:
                 raise SampleUnreadable(f"{self._titles[cell]!r} {error}") from None
+        for column, cells, read in self._joined:
+            values[column.name] = self._numbers(column, [row[cell] for cell in cells], cells, read)
         return values
+
+    def _numbers(self, column: Column, texts: Sequence[str], cells: Sequence[int], read: ReadCell) -> Value:
+        """The array of several cells, one number in each. Raises ``SampleUnreadable``."""
+        plain = plain_numbers(texts, np.dtype(column.dtype))
+        if plain is not None:
+            return shaped(column, plain)
+        numbers = np.empty(len(cells), column.dtype)
+        at = 0
+        try:
+            for at, text in enumerate(texts):
+                numbers[at] = read(text)
+        except ValueError as error:
+            raise SampleUnreadable(f"{self._titles[cells[at]]!r} {error}") from None
+        return shaped(column, numbers)
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request all these records from servers at once, and then the images that they name."""

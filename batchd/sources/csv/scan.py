@@ -216,7 +216,7 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
     facts = {
         "files": contents,
         "titles": titles,
-        "cells": {name: titles.index(source.name_of(name)) for name in source.fields},
+        "cells": {column.name: _cells_of(source, column, titles) for column in source.columns},
         "image": titles.index(source.image) if source.image else None,
         "delimiter": source.delimiter,
         **({} if source.quoting == "double" else {"quoting": source.quoting}),
@@ -234,6 +234,18 @@ def _note_broken(path: Path, piece: RecordRun, before: int, survey: Survey) -> N
         advice = 'if the quotes around them are text, set quoting = "none"'
         place = f"{where} (byte {piece.starts[first]})"
         survey.note("records with line ends inside a cell", place, advice, len(piece.broken))
+
+
+def titles_of(source: CsvSource, column: Column, header: Sequence[str]) -> tuple[str, ...]:
+    """The titles of a field: several if it has braces, and no column is called so."""
+    name = source.name_of(column.name)
+    return (name,) if name in header else source.names_of(column)
+
+
+def _cells_of(source: CsvSource, column: Column, header: Sequence[str]) -> int | list[int]:
+    """The number of the column of a field, or the numbers of several."""
+    places = [header.index(title) for title in titles_of(source, column, header)]
+    return places if len(places) > 1 else places[0]
 
 
 def _header(path: Path, record: bytes, source: CsvSource) -> list[str]:
@@ -256,7 +268,9 @@ def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: S
 def _wrong_titles(source: CsvSource, path: Path, header: Sequence[str]) -> list[SourceProblem]:
     """Each title that is not in the header exactly once, at the key that names it."""
     asked: list[tuple[KeyPath, str]] = [
-        (("names" if name in source.names else "fields", name), source.name_of(name)) for name in source.fields
+        (("names" if column.name in source.names else "fields", column.name), title)
+        for column in source.columns
+        for title in titles_of(source, column, header)
     ]
     if source.image:
         asked.append((("image",), source.image))

@@ -6,8 +6,9 @@ type.
 
 import csv
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +28,8 @@ TOO_LONG = "its cells are too long for a table: put them into files of their own
 ReadCell: TypeAlias = Callable[[str], Value]
 """Converts a cell's text. Raises ``ValueError``, which says what is wrong with the text."""
 _Number: TypeAlias = int | float | bool
+_PLAIN = re.compile(r"-?[0-9]+(\.[0-9]+)?(,-?[0-9]+(\.[0-9]+)?)*")
+"""Of numbers with commas between them, without what is rare."""
 _TRUTHS = {"0": False, "1": True, "false": False, "true": True}
 
 csv.field_size_limit(sys.maxsize)  # of the whole process; the length of a record has its own limit
@@ -60,6 +63,20 @@ def cell_reader(column: Column) -> ReadCell:
         number = dtype.type
         return lambda text: number(read(text.strip()))
     return lambda text: _array(column, np.array([read(word) for word in text.split()], dtype))
+
+
+def plain_numbers(texts: Sequence[str], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """The numbers of many cells, faster than one by one; None where a cell is not a plain one."""
+    if dtype.kind not in "iuf" or not _PLAIN.fullmatch(",".join(texts)):
+        return None
+    try:
+        numbers = np.array(list(map(float if dtype.kind == "f" else int, texts)))
+        with np.errstate(over="ignore"):
+            made = numbers.astype(dtype)
+    except (ValueError, OverflowError):
+        return None
+    is_kept = np.isfinite(made).all() if dtype.kind == "f" else numbers.dtype == np.int64 and (made == numbers).all()
+    return made if is_kept else None
 
 
 def shown(text: str) -> str:

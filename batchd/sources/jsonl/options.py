@@ -41,7 +41,7 @@ class JsonlSource(DeclaredOptions):
     names: dict[str, str] = field(default_factory=dict)
     """The keys of fields with other names, such as { label = "meta.label", second = "images.1" }.
     Behind a dot is a key of the object, the number of an element of the list, or # for the length
-    of the list."""
+    of the list. Several keys of numbers are one field of a shape: { x = "pixel{0..783}" }."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
     """The value of a field whose key is missing or null: a number for each element, a list of all
@@ -67,6 +67,7 @@ class JsonlSource(DeclaredOptions):
             if column.kind == "encoded" and default is not None and (not isinstance(default, str) or not default):
                 text = f"defaults: {column.name} is an image, so its default is the path of an image file"
                 checks.say(text, "defaults", column.name)
+        self.check_joined(checks)
         checks.done()
 
     @property

@@ -39,6 +39,8 @@ class _Field(NamedTuple):
     column: Column
     name: str
     default: Value | None
+    names: tuple[str, ...]
+    """The keys of its numbers; the same key alone for a field that is not several."""
 
 
 class JsonlReader(RecordsReader):
@@ -85,9 +87,26 @@ class JsonlReader(RecordsReader):
             raise SampleUnreadable(f"is not UTF-8: {what}") from None
         return _Line(record.file, text, json_object(text))
 
+    def _joined(self, field: _Field, line: _Line) -> list[object] | None:
+        """The numbers under several keys; None where all are missing. Raises ``SampleUnreadable``."""
+        found = [value_at(line.found, name) for name in field.names]
+        missing = [name for name, value in zip(field.names, found, strict=True) if value is None]
+        if len(missing) == len(found):
+            return None
+        if missing:
+            raise _missing(field._replace(name=missing[0]), line.found)
+        wrong = next(
+            (name for name, one in zip(field.names, found, strict=True) if isinstance(one, (list, str, dict))), None
+        )
+        if wrong is not None:
+            raise SampleUnreadable(f"{wrong!r} is {kind_of_json(value_at(line.found, wrong))} in JSON, not one number")
+        return found
+
     def _value(self, field: _Field, line: _Line) -> Value:
         """The value of a field, of an image its path. Raises ``SampleUnreadable``."""
         found = value_at(line.found, field.name)
+        if found is None and len(field.names) > 1:
+            found = self._joined(field, line)
         if found is None:
             if field.default is None:
                 raise _missing(field, line.found)
@@ -108,7 +127,7 @@ class JsonlReader(RecordsReader):
 def _field(source: JsonlSource, column: Column) -> _Field:
     default = source.defaults.get(column.name)
     value = None if default is None else default_value(column, default)
-    return _Field(column, source.name_of(column.name), value)
+    return _Field(column, source.name_of(column.name), value, source.names_of(column))
 
 
 def _missing(field: _Field, found: Mapping[str, object]) -> SampleUnreadable:

@@ -35,7 +35,8 @@ class ParquetSource(DeclaredOptions):
     hold them."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """The columns of fields with other names, such as { label = "class_id" }."""
+    """The columns of fields with other names, such as { label = "class_id" }. Several columns of
+    numbers are one field of a shape, such as { x = "pixel{0..783}" } for x = "float32[28,28]"."""
 
     cache_bytes: int = 128 << 20
     """How many bytes of decoded row groups each worker keeps. Only values that cannot be read one
@@ -53,6 +54,7 @@ class ParquetSource(DeclaredOptions):
             checks.say("shards must not be empty", "shards")
         check_declared(checks, self.fields)
         check_names(checks, self.fields, self.names)
+        self.check_joined(checks)
         if self.cache_bytes < 1:
             checks.say(f"cache_bytes must be 1 or more, not {self.cache_bytes}", "cache_bytes")
         checks.done()

@@ -182,11 +182,8 @@ class ParquetReader:
         self._outside = source.allow_outside_root
         self._max_bytes = max_bytes
         self._remote = RemoteBytes(storage, self._index.root, index.place)
-        self._numbers = {
-            column.name: index.arrays[f"numbers.{column.name}"]
-            for column in self._columns
-            if row_groups.is_single_number(column)
-        }
+        held = {column.name: index.arrays.get(f"numbers.{column.name}") for column in self._columns}
+        self._numbers = {name: numbers for name, numbers in held.items() if numbers is not None}
         self._bytes = {
             column.name: BytesReader(self._remote, max_bytes, "file")
             for column in self._columns
@@ -218,7 +215,7 @@ class ParquetReader:
         return values
 
     def reads_rows(self) -> bool:
-        """See ``interface.ReadsRows``: single numbers are in the index."""
+        """See ``interface.ReadsRows``: such numbers are in the index."""
         return len(self._numbers) == len(self._columns)
 
     def read_rows(

@@ -9,7 +9,7 @@
     files            int64 [f, 2]     size in bytes and CRC-32 of the footer of each
     groups           int64 [g, 3]     (file, row group in it, first sample)
     chunks           int64 [g, c]     decoded bytes of each field in a row group; 0 if not decoded
-    numbers.NAME     dtype [n]        fields that are one number for each sample
+    numbers.NAME     dtype [n, ...]   fields that are one number for each sample, or several columns
     extents.NAME     int64 [n, 2]     (first byte, bytes) of fields stored as they are; else (-1, 0)
 
 pyarrow gives one value only by reading the whole row group around it. But where a column chunk is
@@ -35,6 +35,7 @@ and looks at no row group: pyarrow ends its process for some wrong bytes of one 
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
@@ -101,17 +102,25 @@ def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> TableF
     except row_groups.Unreadable as error:
         raise _unreadable(path, stream, error) from None
     for column in source.columns:
-        title = source.name_of(column.name)
-        places = file.schema.get_all_field_indices(title)
-        if not places:
-            raise SourceInvalid(
-                f"{path} has no column {title!r} for the field {column.name}; {suggestion(title, file.schema.names)}"
-            )
-        if len(places) > 1:
-            raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
-        if problem := row_groups.problem_of(column, file.schema.field(places[0]).type):
-            raise SourceInvalid(f"{path}: column {title!r} {problem}")
+        titles = _titles_of(source, column, file)
+        for title in titles:
+            places = file.schema.get_all_field_indices(title)
+            if not places:
+                raise SourceInvalid(
+                    f"{path} has no column {title!r} for the field {column.name}; {suggestion(title, file.schema.names)}"
+                )
+            if len(places) > 1:
+                raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
+            one = column if len(titles) == 1 else replace(column, shape=())
+            if problem := row_groups.problem_of(one, file.schema.field(places[0]).type):
+                raise SourceInvalid(f"{path}: column {title!r} {problem}")
     return file
+
+
+def _titles_of(source: ParquetSource, column: Column, file: TableFile) -> tuple[str, ...]:
+    """The columns of a field: several if its name has braces, and no column is called so."""
+    name = source.name_of(column.name)
+    return (name,) if name in file.schema.names else source.names_of(column)
 
 
 def _unreadable(path: Path, stream: BinaryIO, error: row_groups.Unreadable) -> SourceInvalid:
@@ -128,8 +137,8 @@ class _Scan:
         self._samples = 0
         self._classes: tuple[str, ...] = ()
         self._files, self._groups, self._chunks = array("q"), array("q"), array("q")
-        self._numbers = {column.name: bytearray() for column in self._columns if row_groups.is_single_number(column)}
-        self._extents = {column.name: array("q") for column in self._columns if not row_groups.is_single_number(column)}
+        self._numbers: dict[str, bytearray] = {}
+        self._extents: dict[str, array[int]] = {}
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
@@ -138,6 +147,11 @@ class _Scan:
             groups = file.rows
         except row_groups.Unreadable as error:
             raise _unreadable(path, stream, error) from None
+        if not self._files:
+            joined = {one.name for one in self._columns if len(_titles_of(self._source, one, file)) > 1}
+            held = [one.name for one in self._columns if one.name in joined or row_groups.is_single_number(one)]
+            self._numbers = {name: bytearray() for name in held}
+            self._extents = {one.name: array("q") for one in self._columns if one.name not in held}
         self._files.extend((file.footer.size, file.footer.crc))
         self._add_classes(path, file)
         before = self._samples
@@ -164,8 +178,9 @@ class _Scan:
             "chunks": number_array(self._chunks).reshape(-1, len(self._columns)),
         }
         for column in self._columns:
-            if row_groups.is_single_number(column):
-                arrays[f"numbers.{column.name}"] = np.frombuffer(self._numbers[column.name], _stored(column))
+            if column.name in self._numbers:
+                numbers = np.frombuffer(self._numbers[column.name], _stored(column))
+                arrays[f"numbers.{column.name}"] = numbers.reshape(-1, *column.fixed_shape)
             elif (extents := number_array(self._extents[column.name]).reshape(-1, 2))[:, 0].max() > row_groups.NOWHERE:
                 arrays[f"extents.{column.name}"] = extents
         if self._classes:
@@ -194,8 +209,11 @@ class _Scan:
         """Record a column of a row group; return the bytes that one of its values decodes."""
         title = self._source.name_of(column.name)
         try:
-            if row_groups.is_single_number(column):
-                self._numbers[column.name] += _read_numbers(file, where, column, title).tobytes()
+            if column.name in self._numbers:
+                one = replace(column, shape=())
+                titles = _titles_of(self._source, column, file)
+                read = [_read_numbers(file, where, one, each) for each in titles]
+                self._numbers[column.name] += (np.stack(read, 1) if len(read) > 1 else read[0]).tobytes()
                 return 0
             extents = _find(file, stream, where.group, title)
             decoded_bytes = file.decoded_bytes(where.group, title)
