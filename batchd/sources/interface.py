@@ -190,6 +190,8 @@ class FoundFiles(NamedTuple):
 
     root: Path
     names: Sequence[bytes]
+    endings: Sequence[str]
+    """The ending of each file, as ``recognise.ending_of`` gives it."""
     folders: frozenset[bytes] = frozenset()
     """The folders below the root."""
     patterns: tuple[str, ...] = ()

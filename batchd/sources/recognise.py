@@ -15,6 +15,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from shlex import quote
@@ -74,10 +75,11 @@ def recognise(path: Path, survey: Survey) -> FoundSource:
         raise SourceInvalid(f"{path} has no files")
     found: list[Recognised] = []
     refused: list[tuple[int, SourceInvalid]] = []
+    there = set(files.endings)
     for kind in SOURCE_KINDS.values():
-        names = of_kind(files, kind)
-        if not names:
+        if there.isdisjoint(kind.endings):
             continue
+        names = of_kind(files, kind)
         try:
             found.append(recogniser_of(kind)(files, survey))
         except (SourceInvalid, ValueError) as error:  # invalid options, such as a URL
@@ -139,12 +141,12 @@ def find_files(path: Path, survey: Survey) -> FoundFiles:
         root, pattern = type(path)(*path.parts[:first]), "/".join(path.parts[first:])
         found = matching(Patterns(root, [pattern], "the pattern", allow_outside_root=False), survey)
         names = [below(folder, name) for folder, those in found for name in those]
-        return FoundFiles(root, names, patterns=(pattern,))
+        return FoundFiles(root, names, list(map(ending_of, names)), patterns=(pattern,))
     name, store = os.fsencode(path.name), survey.storage.at(path)
     if _is_known(name) if isinstance(path, Url) else path.is_file():
         if problems := store.file_problems(path, "the file"):
             raise SourceInvalid(problems[0])
-        return FoundFiles(path.parent, [name], patterns=(path.name,))
+        return FoundFiles(path.parent, [name], [ending_of(name)], patterns=(path.name,))
     if isinstance(path, Url) and ending_of(name) in PACKED:
         raise SourceInvalid(f"{path} is packed; download it, and unpack it:\n  {_unpack(Path(path.name))}")
     if isinstance(path, Url) and not path.can_list:
@@ -172,22 +174,28 @@ def _files_below(folder: Path, survey: Survey) -> FoundFiles:
 
     walked = walk(top, b"", list_folder, survey, None)
     files = [below(inner, name) for inner, names in walked for name in names]
-    return FoundFiles(folder, files, frozenset(inner for inner, _names in walked if inner))
+    return FoundFiles(folder, files, list(map(ending_of, files)), frozenset(inner for inner, _ in walked if inner))
 
 
 def of_kind(files: FoundFiles, kind: type[SourceOptions]) -> list[bytes]:
     """The files with an ending of this kind."""
-    return [name for name in files.names if ending_of(name) in kind.endings]
+    wanted = frozenset(kind.endings)
+    return [name for name, ending in zip(files.names, files.endings, strict=True) if ending in wanted]
 
 
 def ending_of(name: bytes) -> str:
     """The ending of a file's name with its dot, in lower case, without the numbers of a shard."""
-    last = name.rpartition(b"/")[2]
-    bare = _NUMBERS.sub(b"", last)
+    last = name[name.rfind(b"/") + 1 :]
+    bare = _NUMBERS.sub(b"", last) if last[-1:].isdigit() else last
     _stem, dot, ending = bare.rpartition(b".")
     if dot:
-        return "." + readable(ending).lower()
+        return _shown_ending(ending)
     return NUMBERED if bare != last else ""
+
+
+@lru_cache(maxsize=1024)
+def _shown_ending(ending: bytes) -> str:
+    return "." + readable(ending).lower()
 
 
 def _is_known(name: bytes) -> bool:

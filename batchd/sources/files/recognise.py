@@ -47,7 +47,8 @@ def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
-    lists = [name for name in of_kind(files, ListSource) if _is_list(files, name, survey)]
+    texts = sorted(of_kind(files, ListSource), key=lambda name: name.count(b"/"))  # a list is above its images
+    lists = [name for name in texts[:LOOKED_AT] if _is_list(files, name, survey)]
     if len(lists) != 1:
         many = f": {', '.join(map(readable, lists[:3]))}; name one of them" if lists else ""
         raise SourceInvalid(f"{files.root} has {counted(len(lists), 'list')} of images{many}")

@@ -17,9 +17,7 @@ def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
     has_classes = len({name.rpartition(b"/")[0] for name in below}) > 1 and all(b"/" in name for name in below)
     source = VideoSource(
         root=root,
-        files=patterns_of(
-            files._replace(names=[name[before:] for name in files.names if not part or name in names]), below
-        ),
+        files=patterns_of(files._replace(names=below if part else files.names), below),
         classes="folder" if has_classes else "none",
     )
     return Recognised(source, names, (note,) if note else ())
