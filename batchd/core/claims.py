@@ -78,16 +78,28 @@ class Claims:
         return max(ENTITLEMENT_SLOTS, self.ring.slots_max // max(1, len(self._subscriptions)))
 
     @property
-    def newcomer_finds_room(self) -> bool:
-        """True if a new subscription would be admitted even after another lease."""
-        return self.promised + 1 + ENTITLEMENT_SLOTS <= self.ring.slots_max
+    def trainers_to_come(self) -> int:
+        """How many more trainers find room, whatever those that are here got unasked: one at least.
 
-    def may_read_ahead(self, leases: int) -> bool:
-        """Return whether a trainer with ``leases`` may get a batch that it does not wait for.
-
-        A lease cannot be taken back, so it leaves a new trainer its fair share and two slots.
+        Two fifths of the slots are the most trainers, so a fifth of the ring is read ahead.
         """
-        return leases < self.ring.slots_max // (len(self._subscriptions) + 1) and self.newcomer_finds_room
+        return max(1, self.ring.slots_max * 2 // 5 - len(self._subscriptions))
+
+    @property
+    def newcomers_find_room(self) -> bool:
+        """True if the trainers to come would be admitted even after another lease."""
+        return self.promised + 1 + ENTITLEMENT_SLOTS * self.trainers_to_come <= self.ring.slots_max
+
+    def may_read_ahead(self, subscription: Subscription) -> bool:
+        """Return whether a trainer may get a batch that it does not wait for.
+
+        A lease cannot be taken back, and the trainer may stop here. So it leaves room for the
+        trainers to come, all get equal parts of the rest, and each one more for two that it read.
+        """
+        count = len(self._subscriptions)
+        spare = self.ring.slots_max - ENTITLEMENT_SLOTS * (count + self.trainers_to_come)
+        ahead = len(subscription.leases) - ENTITLEMENT_SLOTS
+        return ahead < min(spare // count, subscription.consumed // 2) and self.newcomers_find_room
 
     def _may_claim(self, subscription: Subscription) -> bool:
         """Return whether a slot can be promised that no trainer below its fair share wants."""

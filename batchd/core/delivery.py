@@ -270,11 +270,11 @@ class Delivery:
         for one in self._in_turn(short):
             if claims.has_room(1) or Blocked.NO_SLOT in one.blocked:
                 self._advance(one, actions)
-        if claims.newcomer_finds_room:
+        if claims.newcomers_find_room:
             reserved = blocked[Blocked.RESERVED].items()
-            readers = {number: one for number, one in reserved if claims.may_read_ahead(len(one.leases))}
+            readers = {number: one for number, one in reserved if claims.may_read_ahead(one)}
             for one in self._in_turn(readers):
-                if claims.may_read_ahead(len(one.leases)):
+                if claims.may_read_ahead(one):
                     self._advance(one, actions)
         while claims.pace.has_moved() or self.supply.has_changed():
             for one in self._in_turn(blocked[Blocked.AHEAD]):
@@ -310,7 +310,7 @@ class Delivery:
             return True
         if subscription.is_remote:
             return False
-        if subscription.waiting or self.claims.may_read_ahead(leases):
+        if subscription.waiting or self.claims.may_read_ahead(subscription):
             return True
         self.claims.block(subscription, Blocked.RESERVED)
         return False

@@ -234,7 +234,7 @@ def _check_none_forgotten(delivery: Delivery) -> None:
 
 
 def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
-    """Whether it has its share with one more trainer, or would leave a new trainer too little.
+    """Whether it has its part of what is read ahead, or would leave new trainers too little.
 
     Remote trainers have at most two batches in transit, so the next one is kept for them.
     """
@@ -242,9 +242,12 @@ def _is_kept_for_newcomers(delivery: Delivery, one: Subscription) -> bool:
         return len(one.leases) >= ENTITLEMENT_SLOTS
     held = [(len(other.leases), other.ended) for other in delivery.subscriptions.values()]
     promised = sum(leases if ended else max(ENTITLEMENT_SLOTS, leases) for leases, ended in held)
-    room = delivery.ring.slots_max - promised - ENTITLEMENT_SLOTS
-    has_its_share = len(one.leases) >= delivery.ring.slots_max // (len(held) + 1)
-    return not one.waiting and len(one.leases) >= ENTITLEMENT_SLOTS and (room < 1 or has_its_share)
+    slots_max, leases = delivery.ring.slots_max, len(one.leases)
+    to_come = max(1, slots_max * 2 // 5 - len(held))
+    room = slots_max - promised - ENTITLEMENT_SLOTS * to_come
+    part = (slots_max - ENTITLEMENT_SLOTS * (len(held) + to_come)) // len(held)
+    has_its_share = leases >= ENTITLEMENT_SLOTS + min(part, one.consumed // 2)
+    return not one.waiting and leases >= ENTITLEMENT_SLOTS and (room < 1 or has_its_share)
 
 
 def _wants_more(delivery: Delivery, one: Subscription) -> bool:

@@ -11,7 +11,7 @@ from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_TRAINER, Refused
 from support.core_invariants import CheckedWorld
-from support.core_world import make_spec, pick
+from support.core_world import World, make_spec, pick
 
 
 def world_of(**changes) -> CheckedWorld:
@@ -127,13 +127,62 @@ def test_a_batch_kept_for_a_newcomer_is_given_when_others_return_theirs():
     world = world_of(slots_max=8, window=6)
     world.subscribe(session=1)
     world.fill_all()
-    world.pull(1, release=0)
-    assert len(world.trainers[1].leases) == 5
+    for _ in range(2):
+        world.pull(1, release=0)
+        world.fill_all()
+    assert len(world.trainers[1].leases) == 4
     world.subscribe(session=2, epoch=1)
+    for _ in range(4):
+        world.fill_all()
+        world.pull(2, consume=1, waiting=False)
     world.fill_all()
     assert len(world.trainers[2].leases) == 2
     world.end_session(1)
+    world.fill_all()
     assert len(world.trainers[2].leases) == 4
+
+
+def read_and_stop(world, trainers, batches):
+    """Have so many trainers come in turn, take batches, and hold none; return the refused ones."""
+    refused = 0
+    for session in range(1, trainers + 1):
+        number = next((one.subscription for one in pick(act.AdmitSubscription, world.subscribe(session=session))), None)
+        refused += number is None
+        for _ in range(batches if number is not None else 0):
+            world.fill_all()
+            world.pull(number, consume=1, waiting=False)
+        world.fill_all()
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("slots_max", "trainers", "batches"), [(640, 256, 1), (640, 256, 12), (128, 64, 1), (128, 51, 12)]
+)
+def test_batches_that_nobody_asked_for_refuse_no_trainer(slots_max, trainers, batches):
+    """Trainers that read a few batches and stop keep no room from those that come after them.
+
+    Unread batches cannot be taken back, and as many are handed out as is left beside all of them.
+    """
+    world = World([make_spec(slots_max=slots_max, window=64, samples=60_000)])
+    world.start_workers()
+
+    assert read_and_stop(world, trainers, batches) == 0
+
+    assert len(world.trainers) == trainers
+
+
+def test_a_trainer_that_reads_on_has_its_whole_window():
+    """A message then carries many small batches; the first ones come two at a time."""
+    world = world_of(slots_max=640, window=64, samples=60_000)
+    world.subscribe(session=1)
+    depths = []
+    for _ in range(200):
+        world.fill_all()
+        depths.append(len(world.trainers[1].leases))
+        world.pull(1, consume=1, waiting=False)
+
+    assert depths[:2] == [2, 2]
+    assert depths[-1] == 64
 
 
 def test_a_free_slot_is_offered_to_those_alone_that_can_get_it(monkeypatch):

@@ -71,7 +71,7 @@ def test_workers_have_time_while_only_the_last_batch_of_each_window_lacks_rows()
     world.subscribe()
     assert not delivery.has_time_to_spare
     assert [filled() for _ in range(3)] == [False, True, True]
-    world.pull(1, consume=1, release=0, waiting=False)
+    world.pull(1, consume=1, waiting=False)
     assert delivery.has_time_to_spare
     world.subscribe(session=2, step=2)
     assert not delivery.has_time_to_spare
@@ -115,7 +115,7 @@ def test_no_more_batches_are_handed_out_than_the_window():
     world.subscribe()
     assert granted(world.fill_all()) == [(1, 0, 0), (1, 1, 1)]
     assert granted(world.fill_all()) == []
-    world.pull(1, consume=1, release=0, waiting=False)
+    world.pull(1, consume=1, waiting=False)
     assert granted(world.fill_all()) == [(1, 2, 2)]
 
 

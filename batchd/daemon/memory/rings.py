@@ -62,8 +62,8 @@ TCP_OVERSHOOT = 2_048
 """Connections that ZeroMQ may accept before the loop knows of them: so many events fit into its
 monitor, then it waits."""
 SLOTS_MIN = 2
-SLOTS_MAX = 512
-"""Two slots for each of 200 trainers on one stream of small batches, and some more. Each slot costs
+SLOTS_MAX = 640
+"""Two slots for each of 256 trainers on one stream of small batches, and some more. Each slot costs
 the daemon two descriptors and, on Python before 3.13, one more in each process that maps it (the
 daemon too, for TCP); a process may often have 1024."""
 WINDOW_BYTES = 16 << 20
