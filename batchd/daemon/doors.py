@@ -126,7 +126,7 @@ class SessionLog:
                 self._write("producer left", event.session, *entry)
 
     def _write(self, text: str, session: int, peer: Peer, stream: str, **further: object) -> None:
-        write = _log.info if self._lines_per_minute.allows(peer.owner) else _log.debug
+        write = _log.info if self._lines_per_minute.allows("sessions", peer.owner) else _log.debug
         write(text, stream=stream, name=peer.name, pid=peer.pid, session=session, **further)
 
 

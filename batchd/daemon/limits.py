@@ -5,16 +5,18 @@
 
 An IPv6 host is its network of 64 bits, since a host that has one address there has them all. A peer
 that sends invalid messages, or connects and leaves, as fast as it can must not fill the disk with
-log lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these.
+log lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these. Who a peer is may be its own choice
+(a process, an address), so each kind of line has a limit over all peers, too.
 
 Invariant: the table of buckets never has more than ``HOSTS_MAX`` hosts. A host that is forgotten
 was among those that had taken the fewest tokens.
+Invariant: in a minute there are at most ``together_max`` lines of a kind, whoever sends what.
 """
 
 from collections import deque
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from ipaddress import IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from time import monotonic
 from typing import TypeVar
 
@@ -38,8 +40,14 @@ loop: while the machine is paused no peer can greet."""
 PENDING_MIN = 256
 """Connections that may be pending, however few sessions are allowed: a whole job may start."""
 PERIOD_S = 60.0
-KINDS_MAX = 256
+SUBJECTS_MAX = 256
+LINES_TOGETHER = 480
+ONCE_TOGETHER = 20
+"""Log lines of one kind per minute about all peers: where each may have many, and one."""
 _HOST_BITS = 64
+_SITE_BITS = 48
+"""Of the network that a provider gives to one customer: 65,536 times that of a host."""
+_LOOPBACK = IPv4Network("127.0.0.0/8")
 
 _log = structlog.get_logger()
 
@@ -126,36 +134,73 @@ def peer_network(address: str) -> str:
     return str(IPv6Network((parsed, _HOST_BITS), strict=False))
 
 
+def peer_site(address: str) -> str:
+    """Return what counts as one peer in the log, which needs less care than one that is kept out.
+
+    That is the site of an IPv6 ``peer_network``, and this host with all its loopback addresses.
+    """
+    network = peer_network(address)
+    try:
+        parsed = ip_network(network)
+    except ValueError:
+        return network
+    if isinstance(parsed, IPv6Network):
+        return str(parsed.supernet(new_prefix=_SITE_BITS))
+    return str(_LOOPBACK) if parsed.subnet_of(_LOOPBACK) else network
+
+
 def printable(text: str, characters_max: int = SHOWN_CHARACTERS_MAX) -> str:
     """A peer's text, fit to be shown: short, and without anything that a terminal would obey."""
     return "".join(one if one.isprintable() else "?" for one in text[:characters_max])
 
 
 class LinesPerMinute:
-    """Limits log lines per minute about each peer or stream; a warning says if any are left out."""
+    """Limits log lines per minute: of a kind about one subject, and of a kind about all of them.
 
-    def __init__(self, lines_max: int, *, warns: bool = True) -> None:
+    A warning says what is left out, and another one how much that was, once its minute is over.
+    ``warns``: also where one subject has had its lines.
+    """
+
+    def __init__(self, lines_max: int, together_max: int = LINES_TOGETHER, *, warns: bool = True) -> None:
         self._lines_max = lines_max
+        self._together_max = together_max
         self._warns = warns
-        self._said: dict[str, tuple[float, int]] = {}
-        """By subject: when its minute began, and how many lines it has had since."""
+        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        """By kind and subject: when its minute began, and the lines since; the oldest is first."""
+        self._together: dict[str, tuple[float, int]] = {}
+        """By kind: the same, of all subjects."""
 
-    def allows(self, about: str) -> bool:
-        """True if another line about it may be logged in this minute."""
+    def allows(self, kind: str, subject: str = "") -> bool:
+        """True if another line of a kind may be logged in this minute. Kinds are few: our words."""
+        began_s, lines = self._minute(self._said.pop((kind, subject), None))
+        if len(self._said) >= SUBJECTS_MAX:
+            del self._said[next(iter(self._said))]
+        self._said[kind, subject] = began_s, lines + 1
+        if lines >= self._lines_max:
+            if lines == self._lines_max and self._warns:
+                self._warn(subject or kind, lines_per_minute=self._lines_max)
+            return False
+        before = self._together.get(kind)
+        began_s, lines = self._minute(before)
+        self._together[kind] = began_s, lines + 1
+        if before is not None and before[0] != began_s and (more := before[1] - self._together_max) > 0:
+            self._warn(f"{kind}, of all together", left_out=more)
+        if lines == self._together_max:
+            self._warn(f"{kind}, of all together", lines_per_minute=lines)
+        return lines < self._together_max
+
+    @staticmethod
+    def _minute(before: tuple[float, int] | None) -> tuple[float, int]:
         now = monotonic()
-        began_s, lines = self._said.get(about, (now, 0))
-        if now - began_s >= PERIOD_S:
-            began_s, lines = now, 0
-        if about not in self._said and len(self._said) >= KINDS_MAX:
-            self._said.clear()
-        self._said[about] = (began_s, lines + 1)
-        if lines == self._lines_max and self._warns:
-            _log.warning("log lines left out", about=about, lines_per_minute=self._lines_max)
-        return lines < self._lines_max
+        return before if before is not None and now - before[0] < PERIOD_S else (now, 0)
+
+    @staticmethod
+    def _warn(about: str, **number: int) -> None:
+        _log.warning("log lines left out", about=about, **number)
 
 
 class OncePerMinute(LinesPerMinute):
-    """Limits lines of each kind to one a minute; the others are left out in silence."""
+    """Limits lines of each kind to one a minute for each subject, and ``ONCE_TOGETHER`` for all."""
 
     def __init__(self) -> None:
-        super().__init__(1, warns=False)
+        super().__init__(1, ONCE_TOGETHER, warns=False)

@@ -269,7 +269,7 @@ class Loop:
             self._reports[number] = StreamReports(spec.plan, is_live=is_live, memory_bytes=spec.report_memory)
         peer = event.peer
         reason = self._reports[number].add(peer.name, course.rank, course.world_size, event.reports)
-        if reason and self._once_per_minute.allows(f"reports {peer.owner}"):
+        if reason and self._once_per_minute.allows("reports refused", peer.owner):
             _log.warning("report refused", stream=spec.name, name=peer.name, pid=peer.pid, reason=reason)
 
     # --- queries ----------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class Loop:
             failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
             self.lack = f"no memory for a slot of stream {stream.name!r}: {error}"
-            if self._once_per_minute.allows(f"no memory {action.stream}"):
+            if self._once_per_minute.allows("no memory", str(action.stream)):
                 advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)
             self.queue.append(SlotLost(action.stream, action.slot, str(error)))
@@ -573,11 +573,11 @@ class Loop:
 
     def _report_bad(self, action: act.ReportBad) -> None:
         stream = self.streams[action.stream]
-        write = _log.warning if self._lines_per_minute.allows(f"bad samples of {stream.name}") else _log.debug
+        write = _log.warning if self._lines_per_minute.allows("bad samples", stream.name) else _log.debug
         write("bad sample", stream=stream.name, path=action.path, reason=action.reason, treatment=stream.spec.on_error)
 
     def _report_mismatch(self, action: act.ReportMismatch) -> None:
-        if self._once_per_minute.allows(f"mismatch {action.session}"):
+        if self._once_per_minute.allows("batches that did not match", self.doors.peer(action.session).owner):
             _log.warning(
                 "batch did not match its checksums",
                 stream=self.streams[action.stream].name,

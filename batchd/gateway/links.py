@@ -24,7 +24,7 @@ import structlog
 import zmq
 
 from batchd import failpoints
-from batchd.daemon.limits import PENDING_MIN, HandshakeRate, peer_network, printable
+from batchd.daemon.limits import PENDING_MIN, HandshakeRate, peer_network, peer_site, printable
 from batchd.daemon.tcp.connection_guard import GuardLimits
 from batchd.daemon.tcp.connections import Connection, host_of
 from batchd.daemon.tcp.front import TcpFront
@@ -375,7 +375,7 @@ class WorkerHosts(TcpFront):
         """Refuse a worker host, and log it at most once a minute."""
         address = host_of(head)
         self._answer_stranger(routing, orders.Rejected(code, text, is_final).encode())
-        if self._once_per_minute.allows(f"reject {peer_network(address)}"):
+        if self._once_per_minute.allows("worker hosts refused", peer_site(address)):
             _log.warning("worker host refused", error=int(code), reason=text, host=address)
 
     def _ended(self, descriptor: int) -> None:

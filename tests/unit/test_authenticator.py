@@ -15,7 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 import batchd_client
-from batchd.daemon.limits import KINDS_MAX, HandshakeRate
+from batchd.daemon.limits import SUBJECTS_MAX, HandshakeRate
 from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.daemon.tcp.router import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd_client import opening
@@ -564,11 +564,11 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
 def test_a_network_of_addresses_is_logged_once_and_hides_no_other(context, keys, authenticator) -> None:
     """One IPv6 host has 2^64 addresses, so the log throttle drops its oldest entries."""
     unknown = stranger(keys).public
-    crowd = [f"2001:db8::{number:x}".encode() for number in range(KINDS_MAX + 1)]
+    crowd = [f"2001:db8::{number:x}".encode() for number in range(SUBJECTS_MAX + 1)]
     with capture_logs() as lines:
-        for address in (b"10.0.0.1", *crowd, b"10.0.0.1", b"2001:db8:0:1::1"):
+        for address in (b"10.0.0.1", *crowd, b"10.0.0.1", b"2001:db8:1::1"):
             ask(context, authenticator, request_with(unknown, address=address))
-    assert [line["address"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:0:1::1"]
+    assert [line["address"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:1::1"]
 
 
 def test_the_log_shortens_and_escapes_odd_frames(context, keys, authenticator) -> None:

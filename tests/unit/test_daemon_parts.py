@@ -11,7 +11,7 @@ import pytest
 
 from batchd.daemon import limits
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import KINDS_MAX, PERIOD_S, OncePerMinute
+from batchd.daemon.limits import SUBJECTS_MAX, PERIOD_S, OncePerMinute
 from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from support.waiting import PATIENCE_S
@@ -52,11 +52,11 @@ def test_different_messages_do_not_hide_each_other(clock) -> None:
 def test_an_endless_number_of_keys_takes_limited_memory() -> None:
     """A peer that chooses the keys cannot fill the memory; the price is a repeated line."""
     limit = OncePerMinute()
-    for number in range(10 * KINDS_MAX):
-        assert limit.allows(f"kind {number}")
+    for number in range(10 * SUBJECTS_MAX):
+        limit.allows("kind", f"peer {number}")
 
-    assert len(limit._said) <= KINDS_MAX
-    assert not limit.allows(f"kind {10 * KINDS_MAX - 1}")
+    assert len(limit._said) <= SUBJECTS_MAX
+    assert not limit.allows("kind", f"peer {10 * SUBJECTS_MAX - 1}")
 
 
 # --- Selector -------------------------------------------------------------------------------------

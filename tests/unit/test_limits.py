@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.daemon.limits import BURST, HOSTS_MAX, PER_S, HandshakeRate, SessionLimits, peer_network
+from batchd.daemon.limits import BURST, HOSTS_MAX, PER_S, HandshakeRate, SessionLimits, peer_network, peer_site
 
 
 def admitted(rate: HandshakeRate, host: str, now: float, times: int) -> int:
@@ -109,6 +109,23 @@ def test_the_complaint_names_host_limits_and_count() -> None:
 def test_one_peer_is_an_address_or_a_network_of_version_6(address, network) -> None:
     """A client with one IPv6 address usually has its whole network, so the network counts."""
     assert peer_network(address) == network
+
+
+@pytest.mark.parametrize(
+    ("address", "site"),
+    [
+        ("10.0.0.5", "10.0.0.5"),
+        ("127.3.2.1", "127.0.0.0/8"),
+        ("::ffff:127.0.0.9", "127.0.0.0/8"),
+        ("::1", "::/48"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/48"),
+        ("no address", "no address"),
+        ("", ""),
+    ],
+)
+def test_one_peer_of_the_log_is_all_that_one_customer_or_host_has(address, site) -> None:
+    """Addresses that cost nothing do not multiply log lines."""
+    assert peer_site(address) == site
 
 
 def test_a_whole_crowd_may_be_about_to_greet() -> None:

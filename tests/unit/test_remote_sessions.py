@@ -16,7 +16,7 @@ from batchd.core.actions import GrantLease
 from batchd.core.events import BatchSent, Event, SessionCutOff
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide, Doors, Queue
-from batchd.daemon.limits import KINDS_MAX, SessionLimits
+from batchd.daemon.limits import SUBJECTS_MAX, SessionLimits
 from batchd.daemon.loop import Loop
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.tcp.connection_guard import GuardLimits
@@ -302,10 +302,10 @@ def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_r
 
 def test_a_network_of_addresses_is_logged_once_and_silences_no_other_host(remote) -> None:
     """One IPv6 host has 2^64 addresses, so the log forgets its oldest complaints."""
-    crowd = [f"2001:db8::{number:x}" for number in range(KINDS_MAX + 1)]
+    crowd = [f"2001:db8::{number:x}" for number in range(SUBJECTS_MAX + 1)]
     with capture_logs() as lines:
-        for host in ("10.0.0.1", *crowd, "10.0.0.1", "2001:db8:0:1::1"):
+        for host in ("10.0.0.1", *crowd, "10.0.0.1", "2001:db8:1::1"):
             frame = cast("zmq.Frame", {"Peer-Address": host})
             remote._reject(b"nobody", frame, ErrorCode.MALFORMED_MESSAGE, "nonsense")
 
-    assert [line["host"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:0:1::1"]
+    assert [line["host"] for line in lines] == ["10.0.0.1", "2001:db8::0", "2001:db8:1::1"]

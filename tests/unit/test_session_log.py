@@ -9,7 +9,7 @@ from batchd.core.events import SessionCutOff, SessionEnded, SubscriptionEnded, T
 from batchd.core.plan import Plan
 from batchd.daemon import limits
 from batchd.daemon.doors import SESSION_LINES_PER_MINUTE, Peer, SessionLog
-from batchd.daemon.limits import PERIOD_S, LinesPerMinute
+from batchd.daemon.limits import PERIOD_S, LinesPerMinute, OncePerMinute
 
 HERE = Peer("resnet", 4711, "user 1000")
 THERE = Peer("resnet", 1, "host 10.0.0.5", is_remote=True)
@@ -121,10 +121,44 @@ def test_a_trainer_that_comes_and_goes_without_end_does_not_fill_the_log(log, cl
     assert come_and_go(1) == 2
 
 
-def test_peers_without_number_do_not_fill_the_memory():
-    """Each peer is new, and a limited number is remembered."""
-    lines = LinesPerMinute(2)
-    for number in range(10_000):
-        assert lines.allows(f"host {number}")
+def left_out(log):
+    return [
+        (line["about"], line.get("left_out", line.get("lines_per_minute")))
+        for line in log
+        if line["event"] == "log lines left out"
+    ]
 
-    assert len(lines._said) <= limits.KINDS_MAX
+
+@pytest.mark.parametrize("lines", [OncePerMinute(), LinesPerMinute(2, 20)], ids=["once", "twice"])
+def test_peers_without_number_fill_neither_log_nor_memory(lines, log, clock):
+    """Each line is of another peer; one line says when the limit is reached, and one by how much."""
+    for minute in range(3):
+        allowed = [lines.allows("refused", f"host {minute} {number}") for number in range(10_000)]
+        assert allowed == [number < 20 for number in range(10_000)]
+        clock[0] += PERIOD_S
+
+    assert len(lines._said) <= limits.SUBJECTS_MAX
+    about = "refused, of all together"
+    assert left_out(log) == [(about, 20), (about, 9_980), (about, 20), (about, 9_980), (about, 20)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_other_kinds_of_lines_have_limits_of_their_own():
+    """A flood of one kind does not hide what another one says."""
+    lines = OncePerMinute()
+    for number in range(100):
+        lines.allows("refused", f"host {number}")
+
+    assert lines.allows("disconnected", "user 1000")
+
+
+@pytest.mark.usefixtures("clock")
+def test_peers_that_come_later_do_not_let_an_earlier_one_begin_again():
+    """The oldest is forgotten, not all of them: a crowd cannot reset what was counted."""
+    lines = LinesPerMinute(1, 100_000)
+    for number in range(limits.SUBJECTS_MAX):
+        assert lines.allows("refused", f"host {number}")
+    lines.allows("refused", "one more")
+
+    assert lines.allows("refused", "host 0")
+    assert not any(lines.allows("refused", f"host {number}") for number in range(3, limits.SUBJECTS_MAX))

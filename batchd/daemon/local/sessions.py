@@ -295,7 +295,7 @@ class LocalDoor(Door):
 
     def _refuse(self, lifeline: socket.socket, credentials: PeerCredentials, error: ErrorCode, text: str) -> None:
         """Send a peer the reason of its refusal, and log it."""
-        if self._once_per_minute.allows(f"refused {credentials.user}"):
+        if self._once_per_minute.allows("trainers refused", f"user {credentials.user}"):
             _log.warning("trainer refused", pid=credentials.pid, user=credentials.user, reason=text)
         _send_last(lifeline, messages.Refused(0, 0, error, text))
 
@@ -362,7 +362,7 @@ class LocalDoor(Door):
         """Disconnect a trainer. Its leases last until its lifeline ends: it may still read."""
         if session.is_disconnected:
             return
-        if self._once_per_minute.allows(f"disconnected {session.pid}"):
+        if self._once_per_minute.allows("trainers disconnected", f"user {session.user}"):
             _log.warning("trainer disconnected", session=session.number, pid=session.pid, reason=f"it {fault}")
         self._forget_names(session)
         session.is_disconnected = True
@@ -473,7 +473,7 @@ class LocalDoor(Door):
         """Answer an invalid message with its error number, and log it at most once a minute."""
         if connection is not None:
             self._send_to(connection, messages.Refused(0, 0, error, text), session)
-        if self._once_per_minute.allows(f"reject {error}"):
+        if self._once_per_minute.allows("messages rejected", str(int(error))):
             _log.warning("message rejected", error=int(error), reason=text, pid=session.pid if session else None)
 
 

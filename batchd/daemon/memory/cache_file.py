@@ -86,7 +86,7 @@ class CacheOnDisk(SharedCache):
         self._notes_read += len(found)
         self.spoilt_samples += sum(one.number == 0 for one in found)
         for trouble in found:
-            if not self._once_per_minute.allows(f"trouble {trouble.number}"):
+            if not self._once_per_minute.allows("trouble", str(trouble.number)):
                 continue
             if trouble.number:
                 _log.warning(

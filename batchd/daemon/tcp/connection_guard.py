@@ -33,7 +33,7 @@ from time import monotonic
 
 import structlog
 
-from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds, peer_network
+from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds, peer_network, peer_site
 
 AUDIT_INTERVAL_S = 0.1
 HEARTBEAT_BYTES_PER_S = 1_024
@@ -305,7 +305,7 @@ class ConnectionGuard:
             with suppress(OSError):  # the other side was faster
                 held.shutdown(socket.SHUT_RDWR)
         self.closed += 1
-        if self._once_per_minute.allows(connection.host):
+        if self._once_per_minute.allows("remote connections closed", peer_site(connection.host)):
             _log.warning("remote connection closed", host=connection.host, reason=reason, closed=self.closed)
 
     def _is_ours(self, held: socket.socket) -> bool:

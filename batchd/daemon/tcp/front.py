@@ -16,7 +16,7 @@ from time import monotonic
 import structlog
 import zmq
 
-from batchd.daemon.limits import OncePerMinute, peer_network
+from batchd.daemon.limits import OncePerMinute, peer_network, peer_site
 from batchd.daemon.tcp.connection_guard import AUDIT_INTERVAL_S, ConnectionGuard, GuardLimits
 from batchd.daemon.tcp.connections import Connection, descriptor_of, host_of, wire_bytes
 from batchd.daemon.tcp.keys import AcceptedKey, RoleKeys
@@ -90,7 +90,7 @@ class TcpFront:
                 self.failed_handshakes += 1
                 host, advice = self._guard.host_of(descriptor), "it may have a key for another daemon, or none"
                 where = {"host": host} if host else {"reason": "it ended before its host could be read"}
-                if self._once_per_minute.allows(f"handshake {host}"):
+                if self._once_per_minute.allows("failed handshakes", peer_site(host)):
                     _log.warning("remote handshake failed", **where, advice=advice, failed=self.failed_handshakes)
             self._heard_of.discard(descriptor)
             self._guard.remove(descriptor)

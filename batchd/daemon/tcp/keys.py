@@ -216,7 +216,7 @@ class RoleKeys:
         return sorted(name for name in names if name.endswith(FILE_ENDING) and not name.startswith("."))
 
     def _complain(self, path: Path, reason: str) -> None:
-        if self._once_per_minute.allows(str(path)):
+        if self._once_per_minute.allows("invalid key files", str(path)):
             _log.error("key file is invalid", path=str(path), reason=reason)
 
 

@@ -25,7 +25,7 @@ import zmq
 from zmq.utils import z85
 
 from batchd.config.cpus import available_cpus
-from batchd.daemon.limits import HandshakeRate, OncePerMinute, peer_network, printable
+from batchd.daemon.limits import HandshakeRate, OncePerMinute, peer_network, peer_site, printable
 from batchd.daemon.tcp.keys import RoleKeys
 from batchd.errors import BatchdError
 from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
@@ -218,7 +218,7 @@ class Authenticator:
     def _refuse(self, request: list[bytes], verdict: _Verdict) -> None:
         self.refused += 1
         address = _shown(request[3]) if len(request) > 3 else "?"  # noqa: PLR2004  its place in the drawing
-        if self._once_per_minute.allows(f"{peer_network(address)} {verdict.text.decode()}"):
+        if self._once_per_minute.allows(f"peers refused: {verdict.text.decode()}", peer_site(address)):
             if verdict.fault:
                 _log.error("cannot check a peer's key", address=address, reason=verdict.reason)
             else:

@@ -24,13 +24,21 @@ from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
-from batchd.daemon.doors import SECRET_BYTES, SESSION_LINES_PER_MINUTE, DaemonSide, Door, Peer, refused_version
+from batchd.daemon.doors import (
+    SECRET_BYTES,
+    SESSION_LINES_PER_MINUTE,
+    DaemonSide,
+    Door,
+    Peer,
+    refused_version,
+)
 from batchd.daemon.limits import (
     MESSAGE_BYTES_MAX,
     HandshakeRate,
     LinesPerMinute,
     SessionLimits,
     peer_network,
+    peer_site,
     printable,
 )
 from batchd.daemon.tcp.connection_guard import GuardLimits
@@ -101,7 +109,7 @@ class TcpDoor(TcpFront, Door):
     def peer(self, number: int) -> Peer:
         """The session's trainer, for the log."""
         session = self._sessions.by_number[number]
-        return Peer(session.name, session.pid, f"host {peer_network(session.host)}", is_remote=True)
+        return Peer(session.name, session.pid, f"host {peer_site(session.host)}", is_remote=True)
 
     def trainers(self) -> list[RemoteSession]:
         """All sessions."""
@@ -321,7 +329,7 @@ class TcpDoor(TcpFront, Door):
         """Answer an invalid message with its error number, and log it at most once a minute."""
         host = host_of(frame)
         self._refuse(routing, messages.Refused(0, 0, error, text))
-        if self._once_per_minute.allows(f"reject {peer_network(host)}"):
+        if self._once_per_minute.allows("remote messages rejected", peer_site(host)):
             _log.warning("remote message rejected", error=int(error), reason=text, host=host)
 
     def _end(self, session: RemoteSession, fault: str) -> None:
@@ -332,5 +340,5 @@ class TcpDoor(TcpFront, Door):
             self._daemon.enqueue(SessionCutOff(session.number))
 
     def _log_session(self, text: str, session: RemoteSession, **facts: str) -> None:
-        write = _log.info if self._lines_per_minute.allows(peer_network(session.host)) else _log.debug
+        write = _log.info if self._lines_per_minute.allows("remote sessions", peer_site(session.host)) else _log.debug
         write(text, session=session.number, host=session.host, **facts)

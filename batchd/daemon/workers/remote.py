@@ -409,7 +409,7 @@ class RemoteWorkers:
         write(event, link=host.link, name=host.name, host=host.host, **facts)
 
     def _may_log(self, host: wire.LinkUp) -> bool:
-        return self._lines_per_minute.allows(f"worker hosts of key {host.key!r}")
+        return self._lines_per_minute.allows("worker hosts", f"key {host.key!r}")
 
 
 def _key(number: int) -> str:
