@@ -217,7 +217,7 @@ def test_images_of_shards_with_an_ending_in_capitals_are_found(data: Path) -> No
 
     text = batchd("init", data / "n01440764.tar", folder=data.parent).stdout
 
-    assert 'fields = { image = "image" }, names = { image = "JPEG" }' in text
+    assert 'shards = ["n01440764.tar"], label = "" }' in text
     assert "uint8[75, 75, 3]" in text
 
 

@@ -10,6 +10,8 @@ import pytest
 from batchd.errors import SourceInvalid
 from batchd.sources.webdataset import scan
 from batchd.sources.webdataset.headers import plain_member
+from batchd.storage.survey import Survey
+from support.source_files import nothing
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a/" * 60 + "file.jpg"
@@ -38,11 +40,13 @@ UNUSUAL = [
     member("a/old/", 0, type=tarfile.AREGTYPE),
     member("old.jpg", 9, type=tarfile.AREGTYPE),
     member("7.jpg", 100, type=tarfile.CONTTYPE),
+    member(LONG),
+]
+REFUSED = [
     member("8.jpg", 0, type=tarfile.SYMTYPE, linkname="1.jpg"),
     member("9.jpg", 0, type=tarfile.LNKTYPE, linkname="1.jpg"),
     member("10.jpg", 0, type=tarfile.FIFOTYPE),
     member("11.jpg", 600, type=b"?"),
-    member(LONG),
 ]
 EVERY_FORMAT_BUT_USTAR = [
     member("höhe.jpg"),
@@ -72,7 +76,7 @@ def found(path: Path) -> list[object]:
     members: list[object] = []
     try:
         with path.open("rb") as stream:
-            members.extend(scan._members(path, stream))
+            members.extend(scan._members(path, stream, Survey(nothing)))
     except SourceInvalid as error:
         members.append(str(error))
     return members
@@ -90,11 +94,13 @@ def test_members_are_those_of_tarfile(tmp_path: Path, kind: str, monkeypatch: py
     """Whatever is in a header, with members of all kinds in front of it and behind it."""
     members = USUAL + UNUSUAL + (EVERY_FORMAT_BUT_USTAR if kind != "ustar" else [])
     members = [one for other in members for one in (USUAL[0], other)]
-    for number, more in enumerate([{}, {"pax_headers": {"path": "the name of all"}}]):
-        path = tmp_path / f"{number}.tar"
-        archive(path, members, FORMATS[kind], **more)
+    for more in ({}, {"pax_headers": {"path": "the name of all"}}):
+        for refused in ([], *([one] for one in REFUSED)):
+            archive(tmp_path / "a.tar", [*members, *refused, USUAL[0]], FORMATS[kind], **more)
 
-        assert found(path) == found_by_tarfile(path, monkeypatch)
+            members_and_error = found(tmp_path / "a.tar")
+            assert members_and_error == found_by_tarfile(tmp_path / "a.tar", monkeypatch)
+            assert isinstance(members_and_error[-1], str) == bool(refused)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -246,6 +246,101 @@ def test_a_broken_header_is_no_end(tmp_path) -> None:
         scan(tmp_path, label="")
 
 
+SAMPLES = [("1.jpg", b"one"), ("1.cls", b"1"), ("2.jpg", b"two"), ("2.cls", b"2")]
+
+
+@pytest.mark.parametrize("count", [0, 1, 512, 1000, 100_000])
+def test_only_zeros_follow_the_end_of_a_shard(tmp_path: Path, count: int) -> None:
+    """What `cat` appended would be lost, so the error has the byte; zeros are padding."""
+    file = write_shard(tmp_path / "a.tar", SAMPLES)
+    whole = file.read_bytes()
+    file.write_bytes(whole + bytes(count))
+    assert read_all(scan(tmp_path)) == [b"one", b"two"]
+
+    for more in (b"x", whole, b"\0\0x"):
+        file.write_bytes(whole + bytes(count) + more)
+        place = len(whole) + count + len(more) - len(more.lstrip(b"\0"))
+        with pytest.raises(
+            SourceInvalid, match=rf"a\.tar ends at byte 4096, and has other bytes .* from byte {place} on"
+        ):
+            scan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "reason"),
+    [
+        (tarfile.LNKTYPE, "1.jpg", "is a hard link to 1.jpg"),
+        (tarfile.SYMTYPE, "../1.jpg", r"is a symbolic link to \.\./1\.jpg"),
+        (tarfile.FIFOTYPE, "", "is no file"),
+        (tarfile.CHRTYPE, "", "is no file"),
+        (b"M", "", "is no file"),
+    ],
+)
+def test_a_member_without_content_is_refused_by_name(tmp_path: Path, kind: bytes, target: str, reason: str) -> None:
+    """Otherwise its sample would lack it, or get what stands for a missing member."""
+    with tarfile.open(tmp_path / "a.tar", "w") as shard:
+        for name, data in [*SAMPLES, ("3.cls", b"3")]:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            shard.addfile(member, io.BytesIO(data))
+        member = tarfile.TarInfo("3.jpg")
+        member.type, member.linkname = kind, target
+        shard.addfile(member)
+
+    for fields in (None, {"label": "int64"}):
+        with pytest.raises(SourceInvalid, match=rf"a\.tar: 3\.jpg, whose header is at byte 5120, {reason}"):
+            KINDS[WebDatasetSource].scan(
+                WebDatasetSource(root=tmp_path, shards=("*.tar",), fields=fields), Survey(nothing)
+            )
+
+
+@pytest.mark.parametrize("fields", [None, {"image": "image", "label": "int64"}])
+def test_a_name_that_comes_back_is_refused(tmp_path: Path, fields: dict[str, str] | None) -> None:
+    """Its members would be two samples, each without the other's; in another shard it is another."""
+    source = WebDatasetSource(root=tmp_path, shards=("*.tar",), fields=fields)
+    for name in ("a.tar", "b.tar"):
+        write_shard(tmp_path / name, SAMPLES)
+    assert len(KINDS[WebDatasetSource].scan(source, Survey(nothing))) == 4
+
+    write_shard(tmp_path / "b.tar", [*SAMPLES, ("1.txt", b"more")])
+    with pytest.raises(
+        SourceInvalid, match=r"b\.tar: the members of 1 are apart: 1\.txt, whose bytes begin at 4608, .* --sort=name"
+    ):
+        KINDS[WebDatasetSource].scan(source, Survey(nothing))
+
+
+def test_hidden_members_are_noted(tmp_path: Path) -> None:
+    """Some systems add a file ``._NAME`` for each file; no sample has them."""
+    hidden = [(f"x/._{number}.jpg", b"?") for number in range(3)]
+    write_shard(tmp_path / "a.tar", [*hidden, *SAMPLES])
+    index = KINDS[WebDatasetSource].scan(WebDatasetSource(root=tmp_path, shards=("*.tar",)), Survey(nothing))
+
+    assert len(index) == 2
+    assert index.notes == (
+        f"hidden members of shards, which no sample has: {tmp_path}/a.tar: x/._0.jpg (byte 512) and 2 more",
+    )
+
+
+def test_endings_are_known_in_any_case(tmp_path: Path) -> None:
+    """As written they come first; so a source that names .JPEG takes .jpeg, and the other way round."""
+    write_shard(
+        tmp_path / "a.tar",
+        [
+            ("1.JPG", b"one"),
+            ("1.Cls", b"1"),
+            ("2.jpg", b"two"),
+            ("2.JPG", b"no"),
+            ("2.cls", b"2"),
+            ("3.PNG", b"three"),
+            ("3.CLS", b"3"),
+        ],
+    )
+    index = scan(tmp_path)
+    assert read_all(index) == [b"one", b"two", b"three"]
+    assert index.labels.tolist() == [1, 2, 3]
+    assert read_all(scan(tmp_path, image=("JPG", "png"), label="CLS")) == [b"one", b"no", b"three"]
+
+
 def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
     """Usual shards have two such blocks, and zeros up to a whole record."""
     shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])

@@ -22,7 +22,7 @@ from batchd.storage.survey import Survey
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     names, notes, path = training_files(files, options.WebDatasetSource)
     with survey.open(path) as stream:
-        samples = list(islice(samples_in(path, stream), LOOKED_AT))
+        samples = list(islice(samples_in(path, stream, survey), LOOKED_AT))
         if not samples:
             raise SourceInvalid(f"{path} has no samples")
         found, left_out = _members(samples, stream)
@@ -45,16 +45,13 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
     """The type and the member of each field, and the endings of other members."""
     found: dict[str, tuple[str, str]] = {}
     left_out = []
-    endings = dict.fromkeys(ending for sample in samples for ending in sample.members)
-    # in any case: ImageNet has .JPEG
-    images = [ending for ending in endings if ending.lower() in options.IMAGE_ENDINGS]
-    if all(any(ending in sample.members for ending in images) for sample in samples):
-        is_usual = set(images) <= set(options.IMAGE_ENDINGS)
-        found["image"] = "image", ";".join(options.IMAGE_ENDINGS if is_usual else images)
+    endings = dict.fromkeys(ending.lower() for sample in samples for ending in sample.members)
+    if all(sample.find(options.IMAGE_ENDINGS) for sample in samples):
+        found["image"] = "image", ";".join(options.IMAGE_ENDINGS)
     for ending in endings:
-        if ending in images and "image" in found:
+        if ending in options.IMAGE_ENDINGS and "image" in found:
             continue
-        members = [sample.members[ending] for sample in samples if ending in sample.members]
+        members = [member for _number, member in filter(None, (sample.find([ending]) for sample in samples))]
         whole = len(members) == len(samples) and all(member.size <= LABEL_BYTES_MAX for member in members)
         fields = _fields(ending, members, stream) if whole or ending.endswith(options.IMAGE_ENDINGS) else {}
         if not fields or len(members) < len(samples):

@@ -3,7 +3,8 @@
     train-0001.tar   | cat/0017.jpg | cat/0017.cls | cat/0018.jpg | cat/0018.cls | ...
                        key.ending     consecutive members with the same key are one sample
 
-The key of a member is its name up to the first dot of its last part, as in WebDataset.
+The key of a member is its name up to the first dot of its last part, as in WebDataset. An ending
+that differs only in case stands for one that a sample does not have: .JPG for .jpg.
 
 Without ``fields``, labels are read here, and the index is one of ``files.index``: of an image only
 the extent is noted, and workers read each with one ``pread``, in any order. With ``fields``, short
@@ -18,16 +19,18 @@ numbers, arrays and texts enter the digest with their content, everything else w
     shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
 
 A shard ends with at least one block of zeros, so a shard that was cut between two members is
-recognised.
+recognised. Behind it there are only zeros: what `cat` appended would be lost.
 
-Invariant: a damaged or truncated tar file, and a sample without image or label, are refused with
-the names of shard and member; so is a field that no sample has, because its name is misspelt.
+Invariants: a damaged or truncated tar file, and a sample without image or label, are refused with
+the names of shard and member; so is a field that no sample has, because its name is misspelt. Each
+member is in a sample, noted, or refused: a link has no content, and members of one sample that are
+apart would be two samples.
 """
 
 import os
 import tarfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
@@ -62,8 +65,11 @@ MAGIC, MAGIC_AT = b"ustar", 257
 CONTENT_BYTES_MAX = 4096
 """Of longer members, only the length enters the digest."""
 LABEL_BYTES_MAX = 1 << 20
+ZEROS_BYTES = 64 << 10
+"""Read at once behind the end of a shard."""
 _LABEL = Column("label", dtype="int64")
 _SHOWN_MEMBERS_MAX = 12
+_PACK_AGAIN = "mkdir DIR && tar -xif FILE -C DIR && tar --sort=name -cf NEW -C DIR ."
 
 
 class TarMember(NamedTuple):
@@ -80,16 +86,33 @@ class TarSample(NamedTuple):
     key: str
     members: dict[str, TarMember]
 
+    def find(self, endings: Sequence[str]) -> tuple[int, TarMember] | None:
+        """The first of some endings that the sample has, as written or else in any case."""
+        for number, ending in enumerate(endings):
+            if ending in self.members:
+                return number, self.members[ending]
+        in_any_case = {ending.lower(): member for ending, member in reversed(self.members.items())}
+        found = ((number, in_any_case.get(ending.lower())) for number, ending in enumerate(endings))
+        return next(((number, member) for number, member in found if member is not None), None)
 
-def samples_in(path: Path, stream: BinaryIO) -> Iterator[TarSample]:
+
+def samples_in(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarSample]:
     """The samples of a shard, each with at least one member. Raises ``SourceInvalid``."""
-    for key, members in groupby(_members(path, stream), _key_of):
+    hashes: set[int] = set()  # of the keys, which would take several times the memory
+    for key, members in groupby(_members(path, stream, survey), _key_of):
         sample: dict[str, TarMember] = {}
         for member in members:
+            if not sample and hash(key) in hashes:
+                raise SourceInvalid(
+                    f"{path}: the members of {readable(os.fsencode(key))} are apart: {readable(os.fsencode(member.name))}, "
+                    f"whose bytes begin at {member.start}, lies behind other samples, so it would be a sample of its own; "
+                    f"sort the shard: {_PACK_AGAIN}"
+                )
             ending = member.name[len(key) + 1 :]
             if ending in sample:
                 raise SourceInvalid(f"{path}: two members are called {readable(os.fsencode(member.name))}")
             sample[ending] = member
+        hashes.add(hash(key))
         yield TarSample(key, sample)
 
 
@@ -98,7 +121,7 @@ def _key_of(member: TarMember) -> str:
     return folder + slash + last.partition(".")[0]
 
 
-def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
+def _members(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
     """The files in a shard, in their order, without hidden ones."""
     start = stream.read(BLOCKSIZE)
     found = compression_of(start)
@@ -111,16 +134,9 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
     last = TarMember("", 0, 0)
     try:
         with tarfile.open(fileobj=_HeadersOnly(stream), mode="r:", errors="surrogateescape") as shard:  # type: ignore[call-overload]
-            for last in _files(path, shard, stream):
+            for last in _files(path, shard, stream, survey):
                 yield last
-            stream.seek(shard.offset)  # tarfile takes a broken header for the end
-            block = stream.read(BLOCKSIZE)
-            if len(block) < BLOCKSIZE:
-                raise SourceInvalid(
-                    f"{path}: no end-of-archive block at byte {shard.offset}: the shard is cut; copy it again"
-                )
-            if block.strip(b"\0"):
-                raise SourceInvalid(f"{path} is damaged: no header of a member at byte {shard.offset}")
+            _check_end(path, stream, shard.offset, survey)
     except (tarfile.TarError, ValueError, OverflowError) as error:
         size = size_of(stream)
         if size < last.start - -last.size // BLOCKSIZE * BLOCKSIZE:
@@ -129,14 +145,34 @@ def _members(path: Path, stream: BinaryIO) -> Iterator[TarMember]:
         raise SourceInvalid(f"{path} is not a tar file, or is damaged: {error}") from None
 
 
-def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO) -> Iterator[TarMember]:
+def _check_end(path: Path, stream: BinaryIO, offset: int, survey: Survey) -> None:
+    """Refuse a shard with anything but zeros from byte ``offset`` on."""
+    stream.seek(offset)
+    block, place = stream.read(BLOCKSIZE), offset
+    if len(block) < BLOCKSIZE:
+        raise SourceInvalid(f"{path}: no end-of-archive block at byte {offset}: the shard is cut; copy it again")
+    if block.strip(b"\0"):  # tarfile takes a broken header for the end
+        raise SourceInvalid(f"{path} is damaged: no header of a member at byte {offset}")
+    while block:
+        if rest := block.lstrip(b"\0"):
+            first = place + len(block) - len(rest)
+            raise SourceInvalid(
+                f"{path} ends at byte {offset}, and has other bytes behind its end, from byte {first} on, which no sample "
+                f"would have; if it is several shards that were joined, pack it again: {_PACK_AGAIN}"
+            )
+        place += len(block)
+        survey.looked()
+        block = stream.read(ZEROS_BYTES)
+
+
+def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
     """The files that tarfile finds. ``shard.offset`` is the first byte of the next header."""
     is_usual = False  # tarfile has read the first header
     while True:
         plain = plain_member(stream, shard.offset) if is_usual else None
         if plain is not None:
             shard.offset = plain.end
-            if not _is_hidden(plain.name):
+            if not _is_hidden(path, plain.name, plain.start, survey):
                 yield TarMember(plain.name, plain.start, plain.size)
             continue
         stream.seek(max(0, shard.offset - 1))  # tarfile looks for this byte, unless it has just read it
@@ -147,14 +183,34 @@ def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO) -> Iterator[Tar
             raise ValueError(f"{member.name} has {member.size} bytes")
         shard.members = []  # type: ignore[attr-defined]  # it would keep them all
         is_usual = not shard.pax_headers  # global ones apply to all members behind them
-        if member.isreg() and not _is_hidden(member.name):
-            if member.issparse():
-                raise SourceInvalid(f"{path}: {member.name} is sparse, which no sample can be")
-            yield TarMember(member.name, member.offset_data, member.size)
+        if member.isdir() or _is_hidden(path, member.name, member.offset_data, survey):
+            continue
+        _check_file(path, member)
+        yield TarMember(member.name, member.offset_data, member.size)
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".", name.rfind("/") + 1)
+def _is_hidden(path: Path, name: str, start: int, survey: Survey) -> bool:
+    """True for a file whose name begins with a dot, such as those that macOS adds; notes it."""
+    is_hidden = name.startswith(".", name.rfind("/") + 1)
+    if is_hidden:
+        where = f"{path}: {readable(os.fsencode(name))} (byte {start})"
+        survey.note("hidden members of shards, which no sample has", where)
+    return is_hidden
+
+
+def _check_file(path: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a member that is no file, or lacks a part of its content."""
+    where = f"{path}: {readable(os.fsencode(member.name))}, whose header is at byte {member.offset},"
+    if member.islnk() or member.issym():
+        kind, target = "hard" if member.islnk() else "symbolic", readable(os.fsencode(member.linkname))
+        raise SourceInvalid(
+            f"{where} is a {kind} link to {target}, so the shard has not its bytes; write it with the files themselves: tar -h "
+            "--hard-dereference"
+        )
+    if member.issparse():
+        raise SourceInvalid(f"{where} is sparse, which no sample can be; write the shard without tar's --sparse")
+    if not member.isreg():
+        raise SourceInvalid(f"{where} is no file (type {member.type!r}); leave it out of the shard")
 
 
 class _HeadersOnly:
@@ -179,7 +235,7 @@ def _samples(
     for number, shard in enumerate(shards):
         path, sample = source.root / os.fsdecode(shard), None
         with survey.open(path) as stream:
-            for sample in samples_in(path, stream):
+            for sample in samples_in(path, stream, survey):
                 survey.looked()
                 yield number, path, stream, sample
         if sample is None:
@@ -193,7 +249,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
         return _FoundMembers(source).scan(shards, survey)
     growing = files_index.GrowingIndex(survey.progress, source.path_bytes)
     for number, path, stream, sample in _samples(source, shards, survey):
-        image, label = _image(source, path, sample.members), _label(source, path, stream, sample.members)
+        image, label = _image(source, path, sample), _label(source, path, stream, sample)
         growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
     return growing.finish(source.root, [], survey, shards)
 
@@ -253,12 +309,13 @@ class _FoundMembers:
         self._keys += key
         self._offsets.append(len(self._keys))
         for slot, wanted in enumerate(self._wanted):
-            number = next((number for number, ending in enumerate(wanted) if ending in sample.members), MISSING)
-            self._endings.append(number)
-            if number == MISSING:
+            found = sample.find(wanted)
+            if found is None:
+                self._endings.append(MISSING)
                 self._extents.extend((0, 0))
                 continue
-            member = sample.members[wanted[number]]
+            number, member = found
+            self._endings.append(number)
             blocks = (member.start - start) // BLOCKSIZE
             if blocks > MEMBER_BYTES_MAX:
                 raise SourceInvalid(f"{path}: the members of {readable(key)} lie too far from each other")
@@ -288,35 +345,35 @@ def _listed(members: dict[str, TarMember]) -> str:
     return ", ".join(chain(shown, more))
 
 
-def _image(source: WebDatasetSource, path: Path, members: dict[str, TarMember]) -> TarMember:
-    for ending in source.image:
-        if ending in members:
-            return members[ending]
-    name = next(iter(members.values())).name
+def _image(source: WebDatasetSource, path: Path, sample: TarSample) -> TarMember:
+    if found := sample.find(source.image):
+        return found[1]
+    name = next(iter(sample.members.values())).name
     raise SourceInvalid(
-        f"{path}: the sample of {readable(os.fsencode(name))} has no image: its endings are {', '.join(members)}, and "
+        f"{path}: the sample of {readable(os.fsencode(name))} has no image: its endings are {', '.join(sample.members)}, and "
         f"image = {list(source.image)}"
     )
 
 
-def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, members: dict[str, TarMember]) -> int:
+def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, sample: TarSample) -> int:
     ending, _, key = source.label.partition(":")
     if not ending:
         return 0
-    member = members.get(ending)
-    if member is None:
-        name = next(iter(members.values())).name
+    found = sample.find([ending])
+    if found is None:
+        name = next(iter(sample.members.values())).name
         raise SourceInvalid(
             f"{path}: the sample of {readable(os.fsencode(name))} has no member .{ending} for its label; label = "
             f'"{source.label}" says that it has, and label = "" that there are no labels'
         )
+    member = found[1]
     shown = readable(os.fsencode(member.name))
     if member.size > LABEL_BYTES_MAX:
         raise SourceInvalid(f"{path}: {shown} has {member.size} bytes, too many for a label")
     text = content_of(stream, member)
     try:
-        found = value_at(json_object(text), key) if key else whole_number(text.decode("ascii").strip())
-        return int(from_plain(_LABEL, found)) if type(found) in {int, float, bool} else _no_label(path, shown, key)
+        value = value_at(json_object(text), key) if key else whole_number(text.decode("ascii").strip())
+        return int(from_plain(_LABEL, value)) if type(value) in {int, float, bool} else _no_label(path, shown, key)
     except (UnicodeDecodeError, SampleUnreadable):
         return _no_label(path, shown, key)
 
