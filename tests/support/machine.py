@@ -51,7 +51,8 @@ CONFIG_FILE = "/etc/batchd/batchd.toml"
 """The configuration that the daemon serves unless a test uses another one."""
 _NEEDED = {"systemd-nspawn": "systemd-container", "debootstrap": "debootstrap", "nsenter": "util-linux"}
 _SCRIPT = "#!/usr/bin/python3 -P\nfrom batchd.cli.main import main\n\nmain()\n"
-_TRAINER = 'exec env PYTHONPATH=/opt/tests /usr/bin/python3 /opt/tests/support/trainer_program.py "$3"'
+_TRAINER = '''for options; do :; done # the last word of the command that the tests' host would run
+exec env PYTHONPATH=/opt/tests /usr/bin/python3 /opt/tests/support/trainer_program.py "$options"'''
 
 
 class MachineUnavailable(Exception):  # noqa: N818  it is why tests are skipped
