@@ -26,7 +26,7 @@ CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queu
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
-.PHONY: install uninstall wheelhouse deb manifests test-packages test-image
+.PHONY: gates install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -136,6 +136,9 @@ exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, an
 
 test-systemd: wheels ## Run the unit under a real systemd, in a container (as root; needs systemd-container and debootstrap)
 	$(BIN)/python -m pytest -m systemd tests/systemd $(ARGS)
+
+gates: setup ## Run all targets that need root, packages or an environment of their own (hours); notes the results in CONTRIBUTING.md (ONLY=name,name)
+	@$(BIN)/python tools/gates.py $(if $(ONLY),--only '$(ONLY)')
 
 check: setup ## Lint, format check, types, import contracts
 	$(BIN)/ruff check .
