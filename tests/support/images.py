@@ -102,6 +102,32 @@ def jpeg_by_component(grey, scans=1):
     )
 
 
+def jpeg_of_components(components):
+    """Write a baseline JPEG of (plane, sampling) with a scan for each; 0x42 is 4 across, 2 down.
+
+    The first plane has the size of the image, and the others a part of it.
+    """
+    files = [jpeg(plane) for plane, _sampling in components]
+    first, (height, width) = files[0], components[0][0].shape
+    frame, scan = first.index(b"\xff\xc0"), first.index(b"\xff\xda")
+    tables = first[frame + 2 + unpack_from(">H", first, frame + 2)[0] : scan]
+    listed = b"".join(bytes([number, sampling, 0]) for number, (_plane, sampling) in enumerate(components))
+    head = pack(">BBHBHHB", 0xFF, 0xC0, 8 + len(listed), 8, height, width, len(components))
+    scans = (
+        b"\xff\xda\0\x08\1" + bytes([number]) + b"\0\0\x3f\0" + file[file.index(b"\xff\xda") + 10 : -2]
+        for number, file in enumerate(files)
+    )
+    return first[:frame] + head + listed + tables + b"".join(scans) + JPEG_END
+
+
+def jpeg_of_sampling(image, across, down):
+    """Write a colour JPEG, chroma ``across`` times ``down`` times smaller, by component."""
+    planes = cv2.cvtColor(image, cv2.COLOR_RGB2YCrCb)
+    size = -(-image.shape[1] // across), -(-image.shape[0] // down)
+    small = [cv2.resize(planes[..., place], size, interpolation=cv2.INTER_AREA) for place in (2, 1)]
+    return jpeg_of_components([(planes[..., 0], across << 4 | down), *((plane, 0x11) for plane in small)])
+
+
 def arithmetic_jpeg():
     """Return a JPEG of 37 x 20 pixels with arithmetic coding, which no installed encoder writes."""
     return b85decode(
@@ -146,9 +172,22 @@ def jpeg_with_exif(data, orientation, order="<"):
     return JPEG_START + b"\xff\xe1" + pack(">H", len(payload) + 2) + payload + data[2:]
 
 
+def png_with(data, kind, content):
+    """Put a chunk into a PNG, behind its header."""
+    return data[:33] + png_chunk(kind, content) + data[33:]
+
+
 def png_with_exif(data, orientation):
     """Put an eXIf chunk with ``orientation`` into a PNG, behind its header."""
-    return data[:33] + png_chunk(b"eXIf", exif_block(orientation)) + data[33:]
+    return png_with(data, b"eXIf", exif_block(orientation))
+
+
+def png_with_raw_profile(data, orientation, kind=b"tEXt", name=b"exif"):
+    """Put EXIF into a PNG as ImageMagick does: as text of hexadecimal digits, of any ``kind``."""
+    block = b"Exif\0\0" + exif_block(orientation)
+    text = b"\n%s\n%8d\n%s\n" % (name, len(block), block.hex().encode())
+    packed = {b"tEXt": text, b"zTXt": b"\0" + zlib.compress(text), b"iTXt": b"\1\0en\0\0" + zlib.compress(text)}
+    return png_with(data, kind, b"Raw profile type " + name + b"\0" + packed[kind])
 
 
 def webp_with_exif(data, orientation):
@@ -232,6 +271,62 @@ def huge_jpeg_header():
     scan = data.index(b"\xff\xda")
     scan_bytes = data[scan : scan + 2 + unpack_from(">H", data, scan + 2)[0]]
     return (JPEG_START + frame_bytes + scan_bytes).ljust(98, b"\0") + JPEG_END
+
+
+def gif(indices, palette, transparent=None):
+    """Write a GIF of up to 128 colors whose every pixel has a code of its own."""
+    height, width = indices.shape
+    colors = np.zeros((128, 3), np.uint8)
+    colors[: len(palette)] = palette
+    codes = b"".join(
+        b"\x80" + part.tobytes() for part in np.array_split(indices.astype(np.uint8).ravel(), indices.size // 100 + 1)
+    )
+    blocks = b"".join(bytes([len(codes[at : at + 255])]) + codes[at : at + 255] for at in range(0, len(codes), 255))
+    control = b"" if transparent is None else b"\x21\xf9\4\1\0\0" + bytes([transparent, 0])
+    size = pack("<HH", width, height)
+    screen = b"GIF89a" + size + b"\xf6\0\0" + colors.tobytes()
+    return screen + control + b"\x2c\0\0\0\0" + size + b"\0\x07" + blocks + b"\1\x81\0;"
+
+
+def alpha_chunk(alphas):
+    """Write the alpha of a lossy WebP, uint8 [height, width], of an even number of pixels."""
+    return b"ALPH" + pack("<I", 1 + alphas.size) + b"\0" + alphas.tobytes() + b"\0"
+
+
+def webp_with_alpha(data, alphas):
+    """Wrap a plain lossy WebP into the extended form, with alphas."""
+    height, width = alphas.shape
+    size = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    chunks = b"VP8X" + pack("<IB3x", 10, 0b10000) + size + alpha_chunk(alphas) + data[12:]
+    return b"RIFF" + pack("<I", len(chunks) + 4) + b"WEBP" + chunks
+
+
+def still_in_animated_webp(data, left=0, top=0, canvas=None, alphas=None):
+    """Make a plain WebP the only frame of an animated one, at an even place; ``alphas``: if it is lossy."""
+    height, width = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_BGR).shape[:2]
+    across, down = canvas or (width, height)
+
+    def number(value):
+        return value.to_bytes(3, "little")
+
+    frame = number(left // 2) + number(top // 2) + number(width - 1) + number(height - 1) + number(100) + b"\0"
+    frame += (b"" if alphas is None else alpha_chunk(alphas)) + data[12:]
+    chunks = b"VP8X" + pack("<IB3x", 10, 0b10010) + number(across - 1) + number(down - 1)
+    chunks += b"ANIM" + pack("<I4sH", 6, b"\xff\x80\0\xff", 0) + b"ANMF" + pack("<I", len(frame)) + frame
+    return b"RIFF" + pack("<I", len(chunks) + 4) + b"WEBP" + chunks
+
+
+def bitmap(pixels, masks, bits, *, is_top_down=False, header_bytes=40, gap=0):
+    """Write a BMP of the numbers [height, width], which have red, green and blue under ``masks``."""
+    height, width = pixels.shape
+    rows = pixels.astype(f"<u{bits // 8}")
+    rows = rows if is_top_down else rows[::-1]
+    padding = bytes(-width * bits // 8 % 4)
+    start = 14 + max(header_bytes, 52) + gap
+    header = pack("<IiiHHI", header_bytes, width, -height if is_top_down else height, 1, bits, 3) + bytes(20)
+    header += pack("<III", *masks) + bytes(max(header_bytes, 52) - 52 + gap)
+    body = b"".join(row.tobytes() + padding for row in rows)
+    return b"BM" + pack("<I4xI", start + len(body), start) + header + body
 
 
 def huge_png_header():

@@ -4,6 +4,7 @@ The image's colours show where each pixel comes from.
 """
 
 from dataclasses import replace
+from struct import pack
 
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ from support.images import (
     palette_png,
     photo,
     png16,
+    png_with,
     png_with_exif,
     stored_as,
     with_right_checksums,
@@ -394,6 +396,23 @@ def test_the_indices_of_a_palette_are_the_mask(bits):
     )
 
     assert np.array_equal(made["mask"], indices)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_grey_numbers_of_a_png_are_the_mask(bits):
+    """A file of 2 bits has the numbers 0 to 3, whatever black and white are to a viewer."""
+    numbers = np.random.default_rng(4).integers(0, 1 << bits, (8, 16)).astype(np.uint8)
+    per_byte = 8 // bits
+    packed = sum((numbers[:, place::per_byte] << (8 - bits * (place + 1)) for place in range(per_byte)), start=0)
+    narrow = encode(packed.astype(np.uint8), ".png")
+    mask = with_right_checksums(narrow[:16] + pack(">II", 16, 8) + bytes([bits]) + narrow[25:])
+
+    columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
+    for data in (mask, png_with(mask, b"gAMA", pack(">I", 100_000)), png_with(mask, b"tRNS", b"\0\1")):
+        values = {"image": where(8, 16), "mask": memoryview(data)}
+        made = run_fields(columns, [Follow(mask="mask"), Resize(size=(8, 16))], values)
+
+        assert np.array_equal(made["mask"], numbers)
 
 
 def packed_palette_png(indices, palette, bits):

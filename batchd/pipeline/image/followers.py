@@ -18,8 +18,8 @@ place.
 
 The bytes of a mask must be a file that keeps numbers as they are: a PNG of one channel, up to 8
 bits, or with a palette, whose indices count. (cv2 gives colours instead of indices, so it gets the
-file without its palette, as the grey one with the same bits.) Gamma, transparency and the EXIF tag
-are ignored. Grey of 1, 2 or 4 bits is stretched to 0 to 255, as every viewer does.
+file without its palette, as the grey one with the same bits; it stretches 1, 2 and 4 bits to 0 to
+255, which is undone.) Gamma, transparency and the EXIF tag are ignored.
 
 Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no
 random number is drawn.
@@ -209,9 +209,7 @@ def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
     if pixels is None or pixels.shape[:2] != size:
         raise SampleUndecodable("OpenCV cannot decode it")
     mask: Pixels = np.asarray(pixels, np.uint8).reshape(*size, 1)
-    if colors == _PALETTE and bits < _BITS_MAX:
-        mask = mask // np.uint8(255 // ((1 << bits) - 1))
-    return mask
+    return mask if bits == _BITS_MAX else mask // np.uint8(255 // ((1 << bits) - 1))
 
 
 def _plain(data: memoryview, colors: int) -> bytes:
