@@ -14,7 +14,7 @@ from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import CenterCrop, Decode, Resize
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.errors import SampleUndecodable
-from support.images import JPEG_END, jpeg, jpeg_of, photo, ycck_jpeg
+from support.images import JPEG_END, jpeg, jpeg_of, jpeg_of_sampling, photo, ycck_jpeg
 from support.pipelines import run_once
 
 HEIGHT, WIDTH = 120, 160
@@ -102,8 +102,7 @@ def test_bytes_that_belong_to_no_scan_are_harmless(path, kind, monkeypatch):
     assert outcome(data + b"\0garbage\xff" * 20) == whole
     assert outcome(data[:-2] + b"\xff" * 9 + JPEG_END) == whole
     assert outcome(filled) == whole
-    if path != "simplejpeg":
-        assert outcome(data[:table] + b"\0junk" + data[table:]) == whole
+    assert outcome(data[:table] + b"\0junk" + data[table:]) == whole
 
 
 PADDED = KINDS | {
@@ -133,7 +132,7 @@ def test_padding_after_the_last_block_is_harmless(path, kind, monkeypatch):
         assert outcome(padded[:2] + preview + padded[2:]) == whole
 
 
-@pytest.mark.parametrize("path", ["boxes", "simplejpeg"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_bytes_after_the_last_block_are_damage(path, kind, monkeypatch):
     """This holds with zeros around them, and if the last blocks were decoded from zeros."""
@@ -144,6 +143,38 @@ def test_other_bytes_after_the_last_block_are_damage(path, kind, monkeypatch):
     for left in (b"\x11" * 20 + bytes(20), bytes(20) + b"\x11", bytes(20) + b"\x11" + bytes(20), b"\x11" * 20):
         assert outcome(data[:-2] + left + JPEG_END) is None
     assert outcome(data[:-60] + bytes(5000) + JPEG_END) is None
+
+
+UNUSUAL = {
+    "4:1:0": jpeg_of_sampling(photo(HEIGHT, WIDTH), 4, 2),
+    "4:1:1": jpeg_of_sampling(photo(HEIGHT, WIDTH), 4, 1),
+    "4:4:0": jpeg_of_sampling(photo(HEIGHT, WIDTH), 1, 2),
+    "a fourth of the rows": jpeg_of_sampling(photo(HEIGHT, WIDTH), 1, 4),
+    "a third of the columns": jpeg_of_sampling(photo(HEIGHT, WIDTH), 3, 1),
+    "inks": ycck_jpeg(np.dstack([photo(HEIGHT, WIDTH), photo(HEIGHT, WIDTH)[..., :1]])),
+    "progressive 4:1:1": jpeg_of(photo(HEIGHT, WIDTH), "411", is_progressive=True),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_a_damaged_file_of_an_unusual_kind_is_a_bad_sample_on_every_path(path, kind, monkeypatch, capfd):
+    """Libjpeg invents what is missing, and tells so by a line on standard error alone.
+
+    None of its lines reaches the log.
+    """
+    data = UNUSUAL[kind]
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+    scan = data.rindex(b"\xff\xda")
+    middle = scan + (len(data) - scan) // 2
+
+    assert outcome(data) is not None
+    assert outcome(data[:middle] + JPEG_END) is None
+    assert outcome(data[:middle] + data[middle + (len(data) - middle) // 2 :]) is None
+    if data.count(b"\xff\xda") == 3:
+        assert outcome(data[:scan] + JPEG_END) is None, "a component has no scan"
+    assert capfd.readouterr().err == ""
 
 
 @needs_extension

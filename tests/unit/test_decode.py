@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from struct import pack as packed
 
 import cv2
 import numpy as np
@@ -12,24 +13,30 @@ from batchd.pipeline.image import decode, jpeg_box
 from batchd.pipeline.image.decode import Decoder
 from batchd.pipeline.image.geometry import Cut, Padding, Resampling
 from batchd.pipeline.image.opencv import Scratch
-from batchd.pipeline.image.options import Decode, Resize
+from batchd.pipeline.image.options import Decode, Gray, Resize
 from batchd.pipeline.image.probe import exif_orientation, probe_image
 from batchd.samples.kept_files import KeptFiles
 from batchd.sources.cache.record import pack, unpack
 from support.images import (
     animation,
+    bitmap,
     cmyk_jpeg,
     corners,
     encode,
     exif_block,
+    gif,
     jpeg,
     jpeg_with_exif,
     palette_png,
     photo,
     png16,
+    png_with,
     png_with_exif,
+    png_with_raw_profile,
     progressive_jpeg,
+    still_in_animated_webp,
     stored_as,
+    webp_with_alpha,
     webp_with_exif,
     ycck_jpeg,
 )
@@ -90,12 +97,114 @@ def test_a_gif_shows_its_first_frame(data):
     assert close(run_once(UPRIGHT_64_96, data), corners(), tolerance=60)
 
 
-def test_a_palette_with_alpha_gives_the_colours_of_the_palette():
-    """Transparency does not change the stored colours."""
-    palette = np.array([(220, 30, 30), (30, 200, 30), (30, 30, 220), (240, 240, 240)])
-    indices = np.repeat(np.repeat([[0, 1], [2, 3]], 32, axis=0), 48, axis=1)
+PALETTE = np.array([(220, 30, 30), (30, 200, 30), (30, 30, 220), (240, 240, 240)], np.uint8)
+INDICES = np.repeat(np.repeat([[0, 1], [2, 3]], 32, axis=0), 48, axis=1)
+ALPHAS = np.array([0, 1, 128, 255], np.uint8)[INDICES]
+WITH_ALPHA = np.dstack([PALETTE[INDICES], ALPHAS])
+LOSSY_WEBP = encode(PALETTE[INDICES], ".webp", cv2.IMWRITE_WEBP_QUALITY, 95)
+TRANSPARENT = {
+    "a palette": palette_png(INDICES, PALETTE, [0, 1, 128, 255]),
+    "a gif": gif(INDICES, PALETTE, transparent=1),
+    "a gif's background": gif(INDICES, PALETTE, transparent=0),
+    "png": encode(WITH_ALPHA, ".png"),
+    "16-bit png": encode(WITH_ALPHA.astype(np.uint16) * 257, ".png"),
+    "a transparent colour of a png": png_with(encode(PALETTE[INDICES], ".png"), b"tRNS", bytes([0, 30, 0, 200, 0, 30])),
+    "webp": webp_with_alpha(LOSSY_WEBP, ALPHAS),
+    "animated webp": still_in_animated_webp(LOSSY_WEBP, alphas=ALPHAS),
+    "bmp": encode(WITH_ALPHA, ".bmp"),
+}
 
-    assert np.array_equal(run_once(UPRIGHT_64_96, palette_png(indices, palette, [0, 1, 128, 255])), palette[indices])
+
+@pytest.mark.parametrize("name", TRANSPARENT)
+def test_transparent_pixels_have_the_colours_that_the_file_stores(name):
+    """It is one rule for all formats: alpha is dropped."""
+    assert close(run_once(UPRIGHT_64_96, TRANSPARENT[name]), PALETTE[INDICES])
+
+
+def test_what_the_first_frame_of_a_webp_leaves_out_is_black():
+    """The frame is in its place, whatever the background is."""
+    still = encode(corners(32, 48), ".webp")
+    made = run_once(UPRIGHT_64_96, still_in_animated_webp(still, 10, 20, canvas=(96, 64)))
+
+    expected = np.zeros((64, 96, 3), np.uint8)
+    expected[20:52, 10:58] = corners(32, 48)
+    assert np.array_equal(made, expected)
+
+
+def test_a_frame_larger_than_its_canvas_is_refused():
+    """The size of the canvas is what the limits were compared with."""
+    with pytest.raises(ValueError, match="a WebP with a frame larger than its canvas"):
+        run_once(UPRIGHT_64_96, still_in_animated_webp(encode(corners(), ".webp"), canvas=(8, 8)))
+
+
+MASKS = {
+    "5 bits": ((0x7C00, 0x3E0, 0x1F), 16),
+    "5, 6 and 5 bits": ((0xF800, 0x7E0, 0x1F), 16),
+    "4 bits": ((0xF00, 0xF0, 0xF), 16),
+    "no blue": ((0xFF00, 0xFF, 0), 16),
+    "usual": ((0xFF0000, 0xFF00, 0xFF), 32),
+    "reversed": ((0xFF, 0xFF00, 0xFF0000), 32),
+    "shifted": ((0xFF00000, 0xFF000, 0xFF0), 32),
+    "11, 11 and 10 bits": ((0xFFE00000, 0x1FFC00, 0x3FF), 32),
+    "20 bits": ((0xFFFFF000, 0xFC0, 0x3F), 32),
+}
+
+
+@pytest.mark.parametrize("is_top_down", [False, True])
+@pytest.mark.parametrize("header_bytes", [40, 56, 124])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_bitmap_has_the_colours_under_its_masks(name, header_bytes, is_top_down):
+    """The largest number is 255, in any colour order, wherever the pixels begin."""
+    masks, bits = MASKS[name]
+    colors = photo(31, 37).astype(np.int64)
+    colors[0, 0] = 255
+    pixels, expected = np.zeros((31, 37), np.int64), np.zeros((31, 37, 3), np.int64)
+    for channel, mask in enumerate(masks):
+        most, shift = mask // max(1, mask & -mask), (mask & -mask).bit_length() - 1
+        number = (colors[..., channel] * most + 127) // 255
+        pixels |= number << max(0, shift)
+        expected[..., channel] = np.rint(number * 255 / max(1, most))
+
+    data = bitmap(pixels, masks, bits, is_top_down=is_top_down, header_bytes=header_bytes, gap=6)
+
+    made = decoded(data)
+    assert np.abs(made - expected).max() <= (1 if name == "20 bits" else 0)
+    assert np.array_equal(decoded(data, color="bgr"), made[..., ::-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ((0x36, b"\x05"), "with the masks 00ff0005"),
+        ((0x36, bytes(12)), "with the masks 00000000, 00000000, 00000000"),
+        ((10, b"\x20\0\0\0"), "pixels begin at byte 32, inside of its header of 66 bytes"),
+        ((14, b"\x40"), "with the masks"),
+    ],
+)
+def test_a_bitmap_whose_masks_or_offset_make_no_sense_is_refused(change, reason):
+    """The masks have a gap, or no bits, or are another header's; pixels would be the header."""
+    data = bytearray(bitmap(np.zeros((40, 40)), (0xFF0000, 0xFF00, 0xFF), 32, gap=12))
+    data[change[0] : change[0] + len(change[1])] = change[1]
+
+    with pytest.raises(ValueError, match=reason):
+        decoded(bytes(data))
+
+
+def test_the_shortest_webp_is_decoded():
+    """Lossless, of one colour: 28 bytes, of which OpenCV alone would not look at the first."""
+    fields = [(0x2F, 8), (3 - 1, 14), (2 - 1, 14), (0, 1 + 3)]  # its mark, its sides, no alpha, its version
+    fields += [(0, 3)]  # nothing in front of the codes
+    # each of five codes has one symbol, of one bit: green 0, red 1, blue 1, alpha 0, distance 0
+    fields += [(0b0001 | symbol << 3, 4) for symbol in (0, 1, 1, 0, 0)]
+    bits, place = 0, 0
+    for value, length in fields:
+        bits |= value << place
+        place += length
+    image = bits.to_bytes(8, "little")
+    data = b"RIFF" + packed("<I", 20) + b"WEBPVP8L" + packed("<I", 8) + image
+
+    assert len(data) == 28
+    assert np.array_equal(decoded(data), np.full((2, 3, 3), (1, 0, 1)))
 
 
 def test_grey_images_become_grey_colours():
@@ -129,14 +238,51 @@ def test_the_colour_order_is_the_configured_one():
         assert np.abs(decoded(data, color="gray")[..., 0] - luma).mean() < 1.5
 
 
+GREY_FILES = {
+    "gAMA": png_with(encode(photo(), ".png"), b"gAMA", packed(">I", 45_455)),
+    "linear": png_with(encode(photo(), ".png"), b"gAMA", packed(">I", 100_000)),
+    "sRGB": png_with(encode(photo(), ".png"), b"sRGB", b"\0"),
+    "cHRM": png_with(
+        encode(photo(), ".png"), b"cHRM", packed(">8I", 31_270, 32_900, 64_000, 33_000, 21_000, 71_000, 15_000, 6_000)
+    ),
+    "png": encode(photo(), ".png"),
+    "16-bit png": png16(photo()),
+    "grey png": encode(photo()[..., 0], ".png"),
+    "grey with gAMA": png_with(encode(photo()[..., 0], ".png"), b"gAMA", packed(">I", 100_000)),
+    "palette": palette_png(INDICES, PALETTE, [255]),
+    "bmp": encode(photo(), ".bmp"),
+    "webp": encode(photo(), ".webp"),
+    "gif": gif(INDICES, PALETTE),
+}
+
+
+@pytest.mark.parametrize("name", GREY_FILES)
+def test_grey_by_decode_is_grey_by_the_step(name):
+    """This holds for each format that stores no luma, whatever the file says of its colours."""
+    size = run_once([Decode(), Resize(size=(75, 100))], GREY_FILES[name]).shape[:2]
+    resize = Resize(size=size, interpolation="nearest")
+
+    by_step = run_once([Decode(), Gray(channels=1), resize], GREY_FILES[name])
+
+    assert np.array_equal(run_once([Decode(color="gray"), resize], GREY_FILES[name]), by_step)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_every_orientation_becomes_upright_in_every_format(orientation):
-    """The formats are JPEG, PNG and WebP, with tags in either byte order."""
+    """The formats are JPEG, PNG and WebP, with tags in either byte order.
+
+    A PNG has EXIF as a chunk, with or without JPEG's prefix, or as text. Others have no EXIF.
+    """
     stored = stored_as(corners(), orientation)
     for data in (
         jpeg_with_exif(jpeg(stored), orientation),
         jpeg_with_exif(jpeg(stored), orientation, order=">"),
         png_with_exif(encode(stored, ".png"), orientation),
+        png_with_raw_profile(png_with_exif(encode(stored, ".png"), orientation), 1),
+        png_with_raw_profile(encode(stored, ".png"), orientation),
+        png_with_raw_profile(encode(stored, ".png"), orientation, name=b"APP1"),
+        png_with_raw_profile(encode(stored, ".png"), orientation, b"zTXt"),
+        png_with_raw_profile(encode(stored, ".png"), orientation, b"iTXt"),
         webp_with_exif(encode(stored, ".webp"), orientation),
     ):
         assert close(run_once(UPRIGHT_64_96, data), corners())

@@ -9,27 +9,39 @@ and tests hold them to it. cv2 is never asked to apply EXIF: ``geometry`` turns 
 Before that, a file is held to what its bytes can hold and to what decoding may take of memory
 (``check_limits``, ``probe``).
 
+Alpha is dropped, in all formats: a pixel has the colour that the file stores, however transparent
+it is. Grey is the luma of a JPEG, and of the others what the ``gray`` step makes of their colours.
+
 Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills
-with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. cv2 does not
-tell of its repairs, so with cv2 alone a JPEG with a hole in its middle passes, grey from there on;
-one that is cut off does not. Where a box is decoded, only what is in front of its last row was
-looked at (in a progressive file: everything), so only samples that reach a hole below it find it.
+with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. Of libjpeg in
+cv2, only the text that it prints tells. Where a box is decoded, only what is in front of its last
+row was looked at (in a progressive file: everything), so only samples that reach a hole below it
+find it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.containers import without_animation, without_padding
+from batchd.pipeline.image.containers import (
+    BitmapLayout,
+    bitmap_layout,
+    first_webp_frame,
+    without_animation,
+    without_bytes_between,
+    without_padding,
+    without_transparency,
+)
 from batchd.pipeline.image.geometry import Cut, Move, kept_sizes
 from batchd.pipeline.image.jpeg_box import EIGHTHS, BoxDecoder, FileMade, FileTask
-from batchd.pipeline.image.opencv import Pixels, Scratch, cv2
+from batchd.pipeline.image.opencv import Pixels, Scratch, cv2, decode_file
 from batchd.pipeline.image.options import Decode
-from batchd.pipeline.image.probe import ImageHeader
+from batchd.pipeline.image.probe import ImageHeader, probe_image
 from batchd.pipeline.image.resample import Scaling, cut_out
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
@@ -42,12 +54,17 @@ except ImportError:  # cv2 decodes JPEG too, in about 7 % more time
 BYTES_PER_PIXEL_MAX = 8
 """Memory for each pixel of ``max_pixels`` that decoding one image may take. Most kinds take 3 to 6,
 and GIF, WebP and progressive JPEGs without subsampling up to 10."""
+_COLORS = 3
 _CMYK_CHANNELS = 4
 _HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
-"""What libjpeg mentions and then decodes every pixel all the same. (The extension also accepts
-bytes between the segments of the header, which simplejpeg refuses in any case.) Bytes that are left
-of a scan say that its blocks were decoded from wrong ones, unless they pad the file."""
-_LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+"""What libjpeg mentions and then decodes every pixel all the same. Bytes that are left of a scan say
+that its blocks were decoded from wrong ones, unless they pad the file."""
+_LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
+_END_OF_IMAGE = "d9"
+_WEBP_BYTES_MIN = 32
+"""cv2 looks at no shorter file; the shortest image has 26 bytes."""
+_ROWS_AT_ONCE_PIXELS = 1 << 16
+_LEVEL_BITS_MAX = 16
 _UNUSUAL_SUBSAMPLING = "Could not determine subsampling"
 _SIMPLEJPEG_COLORS = {"rgb": "RGB", "bgr": "BGR", "gray": "GRAY"}
 _FACTORS = (1, 2, 4, 8)
@@ -208,7 +225,7 @@ class Decoder:
 
     def _check_memory(self, header: ImageHeader, pixels: int) -> None:
         """Raise ``SampleUndecodable`` for too much memory, the same whatever decodes a JPEG."""
-        needed = header.held_bytes + self._channels * pixels
+        needed = header.held_bytes + (self._channels if header.format == "JPEG" else _COLORS) * pixels
         if needed > BYTES_PER_PIXEL_MAX * self._step.max_pixels:
             raise SampleUndecodable(
                 f"a {header.format} of {header.width} x {header.height} pixels that takes {needed} bytes of memory to decode, "
@@ -218,12 +235,13 @@ class Decoder:
     def _decode_whole(self, data: memoryview, header: ImageHeader, factor: int) -> Pixels:
         height, width = -(-header.height // factor), -(-header.width // factor)
         self._check_memory(header, height * width)
-        if simplejpeg and header.format == "JPEG":
+        if header.format == "JPEG":
             pixels = self._decode_jpeg(data, header, (height, width, self._channels), factor)
-        elif header.format == "APNG":
-            pixels = self._decode_any(without_animation(data), factor)
+        elif self._step.color != "gray" or header.channels == 1:
+            pixels = _decode_any(data, header, self._step.color)
         else:
-            pixels = self._decode_any(data, factor)
+            color = _decode_any(data, header, "rgb")
+            pixels = np.asarray(cv2.cvtColor(color, cv2.COLOR_RGB2GRAY), np.uint8)[:, :, np.newaxis]
         if pixels.shape != (height, width, self._channels):
             raise SampleUndecodable(
                 f"a {header.format} whose header announces {header.width} x {header.height} pixels, "
@@ -232,42 +250,108 @@ class Decoder:
         return pixels
 
     def _decode_jpeg(self, data: memoryview, header: ImageHeader, shape: tuple[int, int, int], factor: int) -> Pixels:
-        try:
-            # simplejpeg would hand the inks out as if they were RGB
-            if header.channels == _CMYK_CHANNELS:
-                _decode_strictly(data, header.scan, "CMYK", {"min_height": 1, "min_width": 1, "min_factor": 8})
-                return self._decode_any(data, factor)
+        def by_simplejpeg(file: memoryview, *, is_strict: bool) -> Pixels:
             options: dict[str, Any] = {"buffer": self._scratch.bytes("decode", prod(shape))}
             if factor > 1:
                 options |= {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
-            return _decode_strictly(data, header.scan, self._color, options)
+            pixels: Pixels = simplejpeg.decode_jpeg(file, self._color, **options, strict=is_strict)
+            return pixels
+
+        def by_cv2(file: memoryview, *, is_strict: bool) -> Pixels:
+            pixels, said = decode_file(file, self._flags[factor])
+            if pixels is None or (said and is_strict):
+                raise ValueError(said or "OpenCV cannot decode it")
+            return pixels.reshape(*pixels.shape[:2], self._channels)
+
+        try:
+            # simplejpeg would hand the inks out as if they were RGB
+            if simplejpeg and header.channels != _CMYK_CHANNELS:
+                try:
+                    return _decode_strictly(data, header.scan, by_simplejpeg)
+                except ValueError as error:
+                    if _UNUSUAL_SUBSAMPLING not in str(error):
+                        raise
+            return _decode_strictly(data, header.scan, by_cv2)
         except ValueError as error:
-            if _UNUSUAL_SUBSAMPLING in str(error):
-                return self._decode_any(data, factor)
             raise SampleUndecodable(f"a broken JPEG: {error}") from None
 
-    def _decode_any(self, data: memoryview, factor: int) -> Pixels:
-        try:
-            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[factor])
-        except cv2.error as error:
-            raise SampleUndecodable(f"OpenCV cannot decode it: {error.err}") from None
-        if pixels is None:
-            raise SampleUndecodable("OpenCV cannot decode it")
-        return np.asarray(pixels, np.uint8).reshape(*pixels.shape[:2], self._channels)
+
+JpegDecoder: TypeAlias = Callable[..., Pixels]
+"""Decodes a file; with ``is_strict`` it raises ``ValueError`` for the first thing that libjpeg says."""
 
 
-def _decode_strictly(data: memoryview, scan: int, color: str, options: dict[str, Any]) -> Pixels:
-    """Decode with simplejpeg. Raises ``ValueError`` if libjpeg had to make pixels up."""
-    pixels: Pixels
+def _decode_strictly(data: memoryview, scan: int, decode: JpegDecoder) -> Pixels:
+    """Decode a JPEG. Raises ``ValueError`` if libjpeg had to make pixels up."""
     try:
-        pixels = simplejpeg.decode_jpeg(data, color, **options)
+        return decode(data, is_strict=True)
     except ValueError as error:
         left_over = _LEFT_OVER.search(str(error))
-        if left_over and (file := without_padding(data, scan, int(left_over[1]))):
-            # it may have read some zeros ahead; now it counts them
-            pixels = _decode_strictly(memoryview(file), scan, color, options)
-        elif any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
-            pixels = simplejpeg.decode_jpeg(data, color, **options, strict=False)
-        else:
-            raise
-    return pixels
+        if left_over:
+            is_end = left_over[2] == _END_OF_IMAGE
+            file = without_padding(data, scan, int(left_over[1])) if is_end else without_bytes_between(data, scan)
+            if file:  # of the padding it may have read some zeros ahead; now it counts them
+                return _decode_strictly(memoryview(file), scan if is_end else scan + len(file) - len(data), decode)
+        if any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
+            return decode(data, is_strict=False)
+        raise
+
+
+def _decode_any(data: memoryview, header: ImageHeader, color: str) -> Pixels:
+    """Decode a file of another format than JPEG. A colour file has to be decoded in colour."""
+    left = top = 0
+    if header.format == "APNG":
+        data = without_animation(data)
+    elif header.format == "GIF":
+        data = without_transparency(data)
+    elif header.format == "BMP" and (layout := bitmap_layout(data)):
+        return _decode_bitmap(data, header, layout)[:, :, :: -1 if color == "bgr" else 1]
+    elif header.format == "WebP":
+        left, top, data = _still(data, header)
+    pixels, said = decode_file(data, _CV2_FLAGS[color][0] | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise SampleUndecodable(f"OpenCV cannot decode it{': ' if said else ''}{said}")
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    if header.format != "WebP" or pixels.shape[:2] == (header.height, header.width):
+        return pixels
+    canvas = np.zeros((header.height, header.width, pixels.shape[2]), np.uint8)
+    canvas[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+    return canvas
+
+
+def _still(data: memoryview, header: ImageHeader) -> tuple[int, int, memoryview]:
+    """Where the image of a WebP, or the first one of an animation, is in its canvas; and its file.
+
+    libwebp makes transparent pixels of an animation black, and leaves those of a still one.
+    """
+    frame = first_webp_frame(data)
+    if frame is None:
+        return 0, 0, memoryview(bytes(data).ljust(_WEBP_BYTES_MIN, b"\0")) if len(data) < _WEBP_BYTES_MIN else data
+    still = probe_image(memoryview(frame.file))
+    if frame.top + still.height > header.height or frame.left + still.width > header.width:
+        raise SampleUndecodable("a WebP with a frame larger than its canvas")
+    return frame.left, frame.top, memoryview(frame.file.ljust(_WEBP_BYTES_MIN, b"\0"))
+
+
+def _decode_bitmap(data: memoryview, header: ImageHeader, layout: BitmapLayout) -> Pixels:
+    """Decode a BMP of 16 or 32 bits to RGB. cv2 knows few masks, and makes white of 5 bits 248."""
+    row_bytes = (header.width * layout.bits + 31) // 32 * 4
+    size, strides = (header.height, header.width), (row_bytes, layout.bits // 8)
+    stored = np.ndarray(size, f"<u{layout.bits // 8}", data, layout.pixels_at, strides)
+    if not layout.is_top_down:
+        stored = stored[::-1]
+    made = np.empty((*size, _COLORS), np.uint8)
+    portion = max(1, _ROWS_AT_ONCE_PIXELS // header.width)
+    for channel, mask in enumerate(layout.masks):
+        shift, levels = _levels(mask)
+        for row in range(0, header.height, portion):
+            made[row : row + portion, :, channel] = levels[(stored[row : row + portion] & mask) >> shift]
+    return made
+
+
+@lru_cache(maxsize=32)
+def _levels(mask: int) -> tuple[int, Pixels]:
+    """Where the number under a mask begins, without more than 16 bits; and each number's level."""
+    bits = min(mask.bit_count(), _LEVEL_BITS_MAX)
+    most = (1 << bits) - 1
+    numbers = np.arange(most + 1, dtype=np.int64)
+    return mask.bit_length() - bits, ((numbers * 255 + most // 2) // max(1, most)).astype(np.uint8)

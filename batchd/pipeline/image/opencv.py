@@ -15,7 +15,7 @@ content of an earlier image, so the caller overwrites all of it.
 import os
 from collections.abc import Hashable
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ import cv2
 
 cv2.setNumThreads(0)
 
-__all__ = ["Image", "Pixels", "Scratch", "cv2", "written"]
+__all__ = ["Image", "LibraryOutput", "Pixels", "Scratch", "cv2", "decode_file", "written"]
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """8 bits per channel, [height, width, channels]."""
@@ -44,6 +44,53 @@ def written(result: object, destination: object) -> None:
     For a ``dst=`` of another shape or dtype it returns a new array, without a word.
     """
     assert result is destination, "cv2 made a new array instead of writing into the one it was given"
+
+
+class LibraryOutput:
+    """What libjpeg and libpng write to standard error while they decode; they say it nowhere else.
+
+    libjpeg tells only there that it has invented pixels. In the log, such a line would name no
+    file, and come again in each epoch.
+    """
+
+    BYTES_MAX = 2_000
+
+    _place: tuple[int, int] | None = None
+
+    @classmethod
+    def use(cls, descriptor: int, begin: int) -> None:
+        """Write to this place of a file from now on, which tells others if this process dies."""
+        cls._place = descriptor, begin
+
+    def __enter__(self) -> Self:
+        self.text = ""
+        self._descriptor, self._begin = self._place or (os.memfd_create("batchd-decoder", os.MFD_CLOEXEC), 0)
+        os.lseek(self._descriptor, self._begin, os.SEEK_SET)
+        self._before = os.dup(2)
+        os.dup2(self._descriptor, 2)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.dup2(self._before, 2)
+        os.close(self._before)
+        written = min(os.lseek(self._descriptor, 0, os.SEEK_CUR) - self._begin, self.BYTES_MAX)
+        if written:
+            lines = os.pread(self._descriptor, written, self._begin).decode(errors="replace").splitlines()
+            # OpenCV's own begin with a level and a time
+            self.text = " ".join(line.strip() for line in lines if not line.startswith("["))
+            os.pwrite(self._descriptor, bytes(written), self._begin)
+        if self._place is None:
+            os.close(self._descriptor)
+
+
+def decode_file(data: memoryview, flags: int) -> tuple[Pixels | None, str]:
+    """Decode by cv2. Returns pixels, or None, and what its libraries said of the file."""
+    with LibraryOutput() as output:
+        try:
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        except cv2.error as error:
+            return None, str(error.err)
+    return (None if pixels is None else np.asarray(pixels, np.uint8)), output.text
 
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024

@@ -36,13 +36,14 @@ class CropStep(ImageStep):
 class Decode(ImageStep):
     """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel.
 
-    Always the first step. Alpha is dropped, 16 bits become 8, of an animation the first frame is
-    used.
+    Always the first step. Alpha is dropped: a pixel has the colour that the file stores. 16 bits
+    become 8, of an animation the first frame is used.
     """
 
     op: Literal["decode"] = "decode"
     color: Literal["rgb", "bgr", "gray"] = "rgb"
-    """Order of the channels: "rgb" and "bgr" give three, "gray" gives one."""
+    """Order of the channels: "rgb" and "bgr" give three, "gray" gives one: the luma of a JPEG, and
+    of other formats what the "gray" step makes of the colours."""
     exif: Literal["apply", "ignore"] = "apply"
     """Whether the camera's orientation tag turns the image upright ("apply") or is left alone
     ("ignore")."""

@@ -26,13 +26,24 @@ everything else is ``SampleUndecodable``. The budget refuses no JPEG with Huffma
 bits or of more than ``SMALL_FILE_BYTES``, no GIF whose first frame fills its screen.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from struct import unpack_from
 from typing import NamedTuple
 
-from batchd.pipeline.image.containers import ANIMATION, JPEG_SEGMENTS_MAX, png_chunks, scan_markers
+from batchd.pipeline.image.containers import (
+    ANIMATION,
+    CHUNKS_MAX,
+    GIF_EXTENSION,
+    JPEG_SEGMENTS_MAX,
+    bitmap_layout,
+    gif_color_bytes,
+    png_chunks,
+    scan_markers,
+    webp_chunks,
+)
 from batchd.pipeline.options import PIXELS_MAX
 from batchd.samples.errors import SampleUndecodable
 from batchd.samples.formats import MAGIC_BYTES, image_format
@@ -42,8 +53,6 @@ JPEG_FILL_BYTES_MAX = 4_096
 SIZES_KEPT = 1024
 JPEG_SCANS_MAX = 200
 """An ordinary progressive file has 10; thousands of empty ones would keep a processor busy."""
-CHUNKS_MAX = 1_000_000
-"""Chunks of a WebP file, blocks of a GIF file."""
 
 _START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
@@ -56,13 +65,14 @@ _JPEG_BITS = 8
 _BMP_CORE_HEADER_BYTES = 12
 _BMP_UNCOMPRESSED = frozenset({0, 3, 6})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_GREY = (0, 4)
 _PNG_BITS_AT, _PNG_INTERLACED_AT = 24, 28
 _WEBP_FLAGS_AT, _WEBP_IS_ANIMATED = 20, 2
 _AVIF_AND_HEIF = (b"ftypavif", b"ftypavis", b"ftypheic", b"ftypheix", b"ftypmif1")
 _HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 6, 7, 9
 """For each pixel, measured: what OpenCV holds beside the image; of PNG and BMP a second one."""
 _WHOLE_BYTE_BITS = 8
-_GIF_EXTENSION, _GIF_FRAME, _GIF_TRAILER = 0x21, 0x2C, 0x3B
+_GIF_FRAME, _GIF_TRAILER = 0x2C, 0x3B
 
 
 class ImageHeader(NamedTuple):
@@ -74,7 +84,7 @@ class ImageHeader(NamedTuple):
     width: int
     orientation: int
     channels: int
-    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK; 0 for other formats."""
+    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK; 1 for a grey PNG, 0 for others."""
     pixels_max: int = PIXELS_MAX
     """How many pixels are believed of a file of so many bytes."""
     held_bytes: int = 0
@@ -173,9 +183,7 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
         raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
     has_scans = frame.marker in _PROGRESSIVE or data[scan + 4] < frame.channels
     if has_scans:
-        scans = sum(marker == _START_OF_SCAN for _, marker in scan_markers(data, scan))
-        if scans > JPEG_SCANS_MAX:
-            raise SampleUndecodable(f"a JPEG with {scans} scans; {JPEG_SCANS_MAX} are allowed")
+        _check_scans(data, [place for place, marker in scan_markers(data, scan) if marker == _START_OF_SCAN], frame)
     pixels_max = free_pixels(len(data))
     if frame.marker not in _ARITHMETIC and frame.blocks:
         blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
@@ -184,16 +192,31 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
     return ImageHeader("JPEG", frame.height, frame.width, orientation, frame.channels, pixels_max, held_bytes, scan)
 
 
+def _check_scans(data: memoryview, scans: list[int], frame: Frame) -> None:
+    """Refuse too many scans, and a component of which there is none: libjpeg makes it grey."""
+    if len(scans) > JPEG_SCANS_MAX:
+        raise SampleUndecodable(f"a JPEG with {len(scans)} scans; {JPEG_SCANS_MAX} are allowed")
+    there: set[int] = set()
+    for place in scans:
+        components = data[place + 4]
+        if data[place + 5 + 2 * components] == 0:  # the first coefficient of each block
+            there.update(data[place + 5 : place + 5 + 2 * components : 2])
+    if len(there) < frame.channels:
+        raise SampleUndecodable(f"truncated: a JPEG with scans of {len(there)} of its {frame.channels} components")
+
+
 def _probe_png(data: memoryview) -> ImageHeader:
     length, kind, width, height = unpack_from(">I4sII", data, 8)
     if (length, kind) != (13, b"IHDR"):
         raise SampleUndecodable("a PNG that does not start with its dimensions")
-    orientation, name, deflated = 1, "PNG", 0
+    tagged, profile, name, deflated = 0, 0, "PNG", 0
     for chunk in png_chunks(data):
         if chunk.kind == b"IDAT":
             deflated += chunk.content_bytes
         elif chunk.kind == b"eXIf":
-            orientation = exif_orientation(data[chunk.start + 8 : chunk.end - 4])
+            tagged = tagged or block_orientation(data[chunk.start + 8 : chunk.end - 4])
+        elif chunk.kind in TEXTS:
+            profile = profile or raw_profile_orientation(chunk.kind, data[chunk.start + 8 : chunk.end - 4])
         elif chunk.kind in ANIMATION:
             name = "APNG"
     bits, colors = unpack_from("BB", data, _PNG_BITS_AT)
@@ -203,7 +226,8 @@ def _probe_png(data: memoryview) -> ImageHeader:
     if pixel_bits < _WHOLE_BYTE_BITS and len(data) <= SMALL_FILE_BYTES:
         free = free_pixels(len(data), PIXELS_PER_BYTE if is_interlaced else ROW_PIXELS_PER_BYTE)
         pixels_max = min(pixels_max, free)
-    return ImageHeader(name, height, width, orientation, 0, pixels_max, _HELD_BYTES * height * width)
+    channels = 1 if colors in _PNG_GREY else 0
+    return ImageHeader(name, height, width, tagged or profile or 1, channels, pixels_max, _HELD_BYTES * height * width)
 
 
 def _probe_webp(data: memoryview) -> ImageHeader:
@@ -226,16 +250,8 @@ def _probe_webp(data: memoryview) -> ImageHeader:
 
 
 def _webp_orientation(data: memoryview, end: int) -> int:
-    position = 12
-    for _ in range(CHUNKS_MAX):
-        if position + 8 > end:
-            break
-        kind, length = unpack_from("<4sI", data, position)
-        if kind == b"EXIF":
-            payload = data[position + 8 : position + 8 + length]
-            return exif_payload_orientation(payload) or exif_orientation(payload)
-        position += 8 + length + length % 2
-    return 1
+    blocks = (data[start:stop] for kind, start, stop in webp_chunks(data, 12, end) if kind == b"EXIF")
+    return next((block_orientation(block) for block in blocks), 1)
 
 
 def _number24(data: memoryview, position: int) -> int:
@@ -249,6 +265,7 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
         width, height, bits = unpack_from("<HH2xH", data, 18)
     else:
         width, height, bits, compression = unpack_from("<ii2xHI", data, 18)
+    bitmap_layout(data)
     height = abs(height)
     has_all = compression in _BMP_UNCOMPRESSED and bits > 0
     needed = pixels_at + (width * bits + 31) // 32 * 4 * height if has_all else pixels_at
@@ -261,19 +278,19 @@ def _probe_bmp(data: memoryview) -> ImageHeader:
 def _probe_gif(data: memoryview) -> ImageHeader:
     """The first frame's own size may not exceed the screen's, or decoders disagree."""
     width, height, flags = unpack_from("<HHB", data, 6)
-    position, pixels_max = 13 + _color_table_bytes(flags), None
+    position, pixels_max = 13 + gif_color_bytes(flags), None
     for _ in range(CHUNKS_MAX):
         introducer, frame_pixels = data[position], 0
         if introducer == _GIF_TRAILER:
             pixels_max = free_pixels(len(data)) if pixels_max is None else pixels_max
             return ImageHeader("GIF", height, width, 1, 0, pixels_max, _GIF_HELD_BYTES * height * width)
-        if introducer == _GIF_EXTENSION:  # its label, then data
+        if introducer == GIF_EXTENSION:  # its label, then data
             position += 2
         elif introducer == _GIF_FRAME:  # its place, a color table, the size of a code, then data
             left, top, frame_width, frame_height, flags = unpack_from("<HHHHB", data, position + 1)
             if left + frame_width > width or top + frame_height > height:
                 raise SampleUndecodable("a GIF with a frame larger than its screen")
-            position += 11 + _color_table_bytes(flags)
+            position += 11 + gif_color_bytes(flags)
             frame_pixels = frame_width * frame_height
         else:
             raise SampleUndecodable(f"a GIF with the unknown block 0x{introducer:02x} at byte {position}")
@@ -286,10 +303,6 @@ def _probe_gif(data: memoryview) -> ImageHeader:
             if frame_pixels < min(height * width, pixels_max + 1):  # around it there is the screen
                 pixels_max = free_pixels(len(data))
     raise SampleUndecodable(f"a GIF with more than {CHUNKS_MAX} blocks")
-
-
-def _color_table_bytes(flags: int) -> int:
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 _PROBES: Mapping[str, Callable[[memoryview], ImageHeader]] = {
@@ -370,6 +383,11 @@ def exif_payload_orientation(payload: memoryview) -> int:
     return exif_orientation(payload[len(EXIF_PREFIX) :]) if payload[: len(EXIF_PREFIX)] == EXIF_PREFIX else 0
 
 
+def block_orientation(block: memoryview) -> int:
+    """Read the orientation (1 to 8) of an EXIF block with or without the prefix of JPEG."""
+    return exif_payload_orientation(block) or exif_orientation(block)
+
+
 def exif_orientation(block: memoryview) -> int:
     """Read the orientation (1 to 8) of an EXIF block, which has the layout of a TIFF file.
 
@@ -389,3 +407,30 @@ def exif_orientation(block: memoryview) -> int:
     except StructError:
         return 1
     return 1
+
+
+TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+_RAW_PROFILES = (b"Raw profile type exif", b"Raw profile type APP1")
+_PROFILE_BYTES_MAX = 1 << 20
+"""Of the text of a profile: the first directory is near its beginning."""
+
+
+def raw_profile_orientation(kind: bytes, content: memoryview) -> int:
+    """Read the orientation (1 to 8) of an EXIF block that a PNG has as text; 0 if it is other text.
+
+    ImageMagick writes one as its name, its length and hexadecimal digits, in several lines.
+    """
+    keyword, _, rest = bytes(content[:_PROFILE_BYTES_MAX]).partition(b"\0")
+    if keyword not in _RAW_PROFILES:
+        return 0
+    is_packed = kind == b"zTXt"
+    if kind == b"iTXt":  # whether it is compressed, how, the language, the keyword once more
+        is_packed, rest = rest[:1] == b"\1", rest[2:].split(b"\0", 2)[-1]
+    elif is_packed:
+        rest = rest[1:]
+    try:
+        text = zlib.decompressobj().decompress(rest, _PROFILE_BYTES_MAX) if is_packed else rest
+        digits = b"".join(text.split()[2:])
+        return block_orientation(memoryview(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii"))))
+    except (zlib.error, ValueError):
+        return 1
