@@ -33,6 +33,7 @@ import structlog
 from batchd import __version__
 from batchd.storage.access import Storage
 from batchd.storage.index import IndexMalformed, SourceIndex, aligned, sealed_copy
+from batchd.storage.paths import open_own
 from batchd.storage.survey import Survey
 from batchd.storage.values import Witness
 
@@ -69,7 +70,7 @@ class IndexCache:
         try:
             if not self._is_ours(self._folder):
                 return None
-            with file.open("rb") as stream:
+            with os.fdopen(open_own(file, os.O_RDONLY), "rb") as stream:
                 index = _index_in(stream, storage)
             os.utime(file)  # it was used
         except FileNotFoundError:

@@ -32,6 +32,47 @@ SHARDS_MAX = 64
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
+_FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class FileForeign(OSError):  # noqa: N818  names what is wrong
+    """Another user may have written a file of our own folder; the text says why, and what to do."""
+
+
+def foreign(path: Path, status: os.stat_result) -> str | None:
+    """Text that other users own or may write a file; None if only this user may."""
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a link: remove it"
+    if status.st_uid != os.geteuid():
+        reason, advice = f"belongs to user {status.st_uid}", "run the daemon as that user, or remove it"
+    elif not stat.S_ISREG(status.st_mode):
+        reason, advice = "is no regular file", "remove it"
+    elif status.st_mode & _FOREIGN_WRITERS:
+        reason, advice = "can be written by other users", "remove it"
+    else:
+        return None
+    return f"{path} {reason}, so its content cannot be trusted: {advice}"
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of ``cache_dir``, which no other user may write.
+
+    Every file there that decides something is opened by this. Raises ``FileForeign``, ``OSError``.
+    """
+    safely = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        descriptor = os.open(path, flags | safely, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileForeign(f"{path} is a link: remove it") from None
+        raise
+    problem = foreign(path, os.fstat(descriptor))
+    if problem is not None:
+        os.close(descriptor)
+        raise FileForeign(problem)
+    return descriptor
+
+
 def unreachable(path: Path) -> str | None:
     """The reason why the system does not say whether a path exists; None if it does."""
     try:

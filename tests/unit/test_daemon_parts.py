@@ -11,7 +11,7 @@ import pytest
 
 from batchd.daemon import limits
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import SUBJECTS_MAX, PERIOD_S, OncePerMinute
+from batchd.daemon.limits import PERIOD_S, SUBJECTS_MAX, OncePerMinute
 from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from support.waiting import PATIENCE_S

@@ -1,16 +1,19 @@
 """The journal of a push stream: bounded, whole records only, one writer."""
 
+import itertools
+import json
 import os
 from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
+from zlib import crc32
 
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from batchd.daemon.memory.cache_file import CacheUnusable
-from batchd.daemon.memory.journal import HEADER_BYTES, Journal, JournalSpec, read_journal
+from batchd.daemon.memory.journal import HEADER_BYTES, MAGIC, Journal, JournalSpec, read_journal
 from batchd.errors import BatchdError
 from batchd_wire.fields import CHECKSUM, Field, place_fields
 from batchd_wire.position import Position
@@ -140,3 +143,141 @@ def test_a_disk_that_fails_costs_records_and_no_batch(open_journal, slot, monkey
         _fill(journal, slot, [1])
     assert _steps(journal) == [1]
     assert [(one["event"], one["missing"]) for one in logged] == [("a batch is missing in the journal", 1)]
+
+
+def test_what_a_batch_has_that_no_record_can_hold_costs_the_record_alone(open_journal, slot):
+    """A number beyond the field, another count of rows, a slot that is cut: the next one is there."""
+    with open_journal() as journal, capture_logs() as logged:
+        journal.add(Position(1 << 63, 0), (1, 2), slot)
+        journal.add(Position(0, 0), (1, 2, 3), slot)
+        journal.add(Position(0, 0), (1, 1 << 64), slot)
+        with Path(os.devnull).open("rb") as cut:
+            journal.add(Position(0, 0), (1, 2), cut.fileno())
+        _fill(journal, slot, [1])
+    assert _steps(journal) == [1]
+    assert journal._lost == 4
+    assert [one["event"] for one in logged] == ["a batch is missing in the journal"]
+
+
+def test_a_short_write_is_a_missing_record(open_journal, slot, monkeypatch):
+    """A full disk, or a limit of the file's size, takes a part of a record."""
+    with open_journal() as journal, capture_logs() as logged:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda _file, data, _at: len(data) - 1)
+            _fill(journal, slot, [0])
+        _fill(journal, slot, [1])
+    assert _steps(journal) == [1]
+    assert logged[0]["reason"] == "No space left on device"
+
+
+def _reread(content, path):
+    """Read bytes as a journal; None if they are damaged, as the error says."""
+    path.write_bytes(content)
+    try:
+        return read_journal(path)
+    except BatchdError as error:
+        assert "is damaged, or no journal: remove it" in str(error)  # noqa: PT017  either outcome is right
+        return None
+
+
+def test_each_cut_and_each_flipped_byte_is_damage_or_leaves_whole_records(open_journal, slot, tmp_path):
+    """No content of a file raises anything else."""
+    with open_journal() as journal:
+        _fill(journal, slot, range(3))
+    content = Path(journal.spec.path).read_bytes()
+    meaningful = [*range(content.index(b"\0")), *range(HEADER_BYTES, len(content))]
+    for at, value in itertools.product(meaningful, (1, 0xFF)):
+        flipped = bytearray(content)
+        flipped[at] ^= value
+        found = _reread(flipped, tmp_path / "damaged")
+        assert at < HEADER_BYTES or (found is not None and len(found.records) == 2)
+    for length in (*range(0, HEADER_BYTES, 7), *range(HEADER_BYTES, len(content))):
+        _reread(content[:length], tmp_path / "damaged")
+
+
+def _of_number(content, number):
+    """The journal with another number in its first record, and the right checksum."""
+    changed = bytearray(content)
+    record = changed[HEADER_BYTES : HEADER_BYTES + RECORD_BYTES]
+    record[4:12] = number.to_bytes(8, "little")
+    record[:4] = crc32(record[4:]).to_bytes(4, "little")
+    changed[HEADER_BYTES : HEADER_BYTES + RECORD_BYTES] = record
+    return changed
+
+
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+def test_a_number_beyond_all_others_is_damage_and_the_journal_goes_on(open_journal, slot, number):
+    """The next number would fit into no record, which must not end the daemon."""
+    with open_journal() as journal:
+        _fill(journal, slot, range(3))
+    path = Path(journal.spec.path)
+    path.write_bytes(_of_number(path.read_bytes(), number))
+    with open_journal() as journal:
+        _fill(journal, slot, [3])
+    assert 3 in _steps(journal)
+
+
+HEAD_JSON = [["crc", "<u4"], ["number", "<u8"], ["time_ns", "<i8"], ["epoch", "<i8"], ["step", "<i8"]]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 2_000 + "]" * 2_000,
+        "[[" + "[" * 2_000,
+        json.dumps([[], 1]),
+        json.dumps([[["number", "<u8"]], 1]),
+        json.dumps([[["number", "(2,"]], 1]),
+        json.dumps([[*HEAD_JSON, ["fingerprint", "|S64"], ["pushed", "<u8", [0]]], 1 << 70]),
+        json.dumps([[*HEAD_JSON, ["fingerprint", "|S64"], ["pushed", "<u8", [1 << 40]]], 1]),
+        json.dumps([[*HEAD_JSON, ["fingerprint", "|S64"], ["pushed", "<u8", [2]], ["row x", "|O8"]], 1]),
+        json.dumps([[*HEAD_JSON, ["fingerprint", "|S64"], ["pushed", "<u8", [2]], *[["row x", "<u4"]] * 2], 1]),
+        json.dumps([[["number", "<u8", 5]], 1]),
+        json.dumps({"a": 1}),
+        json.dumps([5, 5]),
+        "1" * 4_000,
+        "",
+    ],
+)
+def test_a_header_that_describes_no_records_is_damage(header, tmp_path):
+    """NumPy evaluates texts, divides by sizes and recurses; it sees what a journal has, or nothing."""
+    content = MAGIC + header.encode().ljust(HEADER_BYTES - len(MAGIC), b"\0") + bytes(1_000)
+
+    assert _reread(content, tmp_path / "damaged") is None
+
+
+def _linked(path):
+    path.rename(path.with_suffix(".other"))
+    path.symlink_to(path.with_suffix(".other"))
+
+
+def _piped(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.chmod(0o666), "can be written by other users, so its content cannot be trusted: remove it"),
+        (_linked, "is a link: remove it"),
+        (_piped, "is no regular file"),
+    ],
+    ids=["mode", "link", "pipe"],
+)
+def test_a_file_that_others_may_have_written_is_refused(open_journal, change, reason):
+    """As a cache: one rule for every file of the folder."""
+    with open_journal() as journal:
+        path = Path(journal.spec.path)
+    change(path)
+    with pytest.raises(CacheUnusable, match=reason):
+        open_journal()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_refused(open_journal):
+    """It names the user, and what to do."""
+    with open_journal() as journal:
+        os.chown(journal.spec.path, 1234, 1234)
+    with pytest.raises(CacheUnusable, match="belongs to user 1234, so its content cannot be trusted"):
+        open_journal()

@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from errno import EIO, ELOOP, ENODATA
+from errno import EIO, ENODATA
 from pathlib import Path
 from time import sleep
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from batchd.errors import Problem, ProblemKind
 from batchd.pipeline.cache_split import crop_problem, cut_problem, decoded_files
 from batchd.sources.cache.disk import FILE_HEADER, FILE_MAGIC, key_seed, records_start, troubles
 from batchd.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES
-from batchd.storage.paths import unreachable
+from batchd.storage.paths import FileForeign, foreign, open_own, unreachable
 
 _log = structlog.get_logger()
 
@@ -41,7 +41,6 @@ PREFIX = "batchd-"
 KEY_DIGITS = 32
 _ATTEMPTS = 10
 _PAUSE_S = 0.01
-_FOREIGN_WRITERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheUnusable(OSError):  # noqa: N818  names what is wrong
@@ -227,11 +226,9 @@ def _locked_file(path: Path, spec: CacheSpec) -> int:
     for _ in range(_ATTEMPTS):
         with ExitStack() as unless_ready:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            except OSError as error:
-                if error.errno == ELOOP:
-                    raise CacheUnusable(_is_link(path)) from None
-                raise
+                descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+            except FileForeign as error:
+                raise CacheUnusable(str(error)) from None
             unless_ready.callback(os.close, descriptor)
             try:
                 if _is_ready(descriptor, path, spec):
@@ -250,28 +247,11 @@ def file_problem(spec: CacheSpec) -> str | None:
         status = path.lstat()
     except FileNotFoundError:
         return None
-    if stat.S_ISLNK(status.st_mode):
-        return _is_link(path)
-    return _foreign(path, status) or (_in_use(path) if _is_locked(path) else None)
+    return foreign(path, status) or (_in_use(path) if _is_locked(path) else None)
 
 
 def _in_use(path: Path) -> str:
     return f"another daemon fills {path}: give one of them another cache_dir, or have one daemon serve both"
-
-
-def _is_link(path: Path) -> str:
-    return f"{path} is a link: remove it"
-
-
-def _foreign(path: Path, status: os.stat_result) -> str | None:
-    """Text that other users own or may write a file; None if only this user may."""
-    if status.st_uid != os.geteuid():
-        reason, advice = f"belongs to user {status.st_uid}", "run the daemon as that user, or remove it"
-    elif not stat.S_ISREG(status.st_mode) or status.st_mode & _FOREIGN_WRITERS:
-        reason, advice = "can be written by other users", "remove it"
-    else:
-        return None
-    return f"{path} {reason}, so its content cannot be trusted: {advice}"
 
 
 def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
@@ -281,9 +261,6 @@ def _is_ready(descriptor: int, path: Path, spec: CacheSpec) -> bool:
     """
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     opened = os.fstat(descriptor)
-    problem = _foreign(path, opened)
-    if problem is not None:
-        raise CacheUnusable(problem)
     try:
         if not os.path.samestat(opened, path.lstat()):
             return False

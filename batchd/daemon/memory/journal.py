@@ -14,14 +14,20 @@ The JSON is the dtype of a record, and the bytes of a row of the batch. A record
 call before any trainer gets the batch. There is no fsync: after a power failure the last records
 may be damaged, which their checksums detect. The disk has room for all of them from the start.
 
-Invariant: a record that ``read_journal`` returns was written whole. An error of the disk costs
-records, which are counted in the log, and no batch.
+Invariant: a record that ``read_journal`` returns was written whole, and what it says can be: any
+other content of a file is "damaged". What goes wrong costs records, which are counted in the log,
+and no batch.
 """
 
 import fcntl
 import json
 import os
+import re
+import stat
 from contextlib import ExitStack
+from errno import ENOSPC
+from io import FileIO
+from itertools import chain
 from pathlib import Path
 from struct import Struct
 from time import time_ns
@@ -37,6 +43,7 @@ from batchd.config.tree import Config
 from batchd.daemon.limits import OncePerMinute
 from batchd.daemon.memory.cache_file import CacheUnusable
 from batchd.errors import BatchdError
+from batchd.storage.paths import FileForeign, open_own
 from batchd_wire.fields import SlotLayout
 from batchd_wire.position import Position
 
@@ -49,6 +56,21 @@ SMALL_BYTES = 64
 """Fields with rows of at most this size are in the journal."""
 ROW = "row "
 """Before the names of a batch's fields."""
+HEAD = [
+    ("crc", "<u4"),
+    ("number", "<u8"),
+    ("time_ns", "<i8"),
+    ("epoch", "<i8"),
+    ("step", "<i8"),
+    ("fingerprint", "|S64"),
+    ("pushed", "<u8"),
+]
+"""The fields of a record before those of the batch; the last one has a number for each row."""
+NUMBER_MAX = 1 << 62
+ROW_BYTES_MAX = 1 << 31
+TIME_NS_MAX = 253_402_300_800 * 10**9
+"""The year 10,000."""
+_KIND = re.compile(r"[<|][biuf][1248]")
 _CRC_BYTES = 4
 
 
@@ -81,10 +103,10 @@ def journal_spec(config: Config, stream: str) -> JournalSpec | None:
 
 
 def _record_dtype(layout: SlotLayout) -> np.dtype[np.void]:
-    head = [("crc", "<u4"), ("number", "<u8"), ("time_ns", "<i8"), ("epoch", "<i8"), ("step", "<i8")]
     small = [one for one in layout.fields if one.varying is None and one.row_bytes <= SMALL_BYTES]
     fields = [(ROW + one.name, np.dtype(one.dtype).newbyteorder("<").str, (layout.rows, *one.shape)) for one in small]
-    return np.dtype([*head, ("fingerprint", "S64"), ("pushed", "<u8", (layout.rows,)), *fields])
+    *head, (pushed, kind) = HEAD
+    return np.dtype([*head, (pushed, kind, (layout.rows,)), *fields])
 
 
 class Journal:
@@ -108,8 +130,7 @@ class Journal:
         with ExitStack() as on_failure:
             try:
                 Path(spec.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                self.file = os.dup(before.file) if before else os.open(spec.path, flags, 0o600)
+                self.file = os.dup(before.file) if before else open_own(Path(spec.path), os.O_RDWR | os.O_CREAT)
                 on_failure.callback(self.close)
                 self._begin()
             except BlockingIOError:
@@ -117,6 +138,8 @@ class Journal:
                     f"another daemon writes {spec.path}: give one of them another cache_dir, or the stream another name"
                 )
                 raise CacheUnusable(text) from None
+            except FileForeign as error:
+                raise CacheUnusable(str(error)) from None
             except OSError as error:
                 raise CacheUnusable(
                     f"{spec.path} cannot be used: {error.strerror}; set cache_dir in [daemon]"
@@ -148,11 +171,11 @@ class Journal:
 
     def add(self, position: Position, pushed: tuple[int, ...], slot: int) -> None:
         """Write what is in a batch. ``pushed``: number of each row; ``slot``: its descriptor."""
-        record = np.zeros((), self._dtype)
-        record["number"], record["time_ns"] = self._number + 1, time_ns()
-        record["epoch"], record["step"] = position
-        record["fingerprint"], record["pushed"] = self._fingerprint, pushed
         try:
+            record = np.zeros((), self._dtype)
+            record["number"], record["time_ns"] = self._number + 1, time_ns()
+            record["epoch"], record["step"] = position
+            record["fingerprint"], record["pushed"] = self._fingerprint, pushed
             for field in self.layout.fields:
                 if (name := ROW + field.name) in (record.dtype.names or ()):
                     found = os.pread(slot, field.row_bytes * self.layout.rows, field.offset)
@@ -160,15 +183,16 @@ class Journal:
             record["crc"] = crc32(record.tobytes()[_CRC_BYTES:])
             self._write(self._number + 1, record.tobytes())
             self._number += 1
-        except OSError as error:
+        except (OSError, ValueError, TypeError, ArithmeticError, MemoryError) as error:  # no record is worth a batch
             self._lost += 1
             if self._once_per_minute.allows("lost"):
-                _log.error(
-                    "a batch is missing in the journal", file=self.spec.path, reason=error.strerror, missing=self._lost
-                )
+                reason = getattr(error, "strerror", None) or str(error)
+                _log.error("a batch is missing in the journal", file=self.spec.path, reason=reason, missing=self._lost)
 
     def _write(self, number: int, record: bytes) -> None:
-        os.pwrite(self.file, record, HEADER_BYTES + number % self._places * len(record))
+        written = os.pwrite(self.file, record, HEADER_BYTES + number % self._places * len(record))
+        if written != len(record):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
 
     def close(self) -> None:
         """Close the file, which ends the lock."""
@@ -181,23 +205,49 @@ def read_journal(path: str | Path) -> Records:
     Raises ``BatchdError``, naming the file.
     """
     try:
-        content = Path(path).read_bytes()
-        descr, row_bytes = json.loads(content[HEADER.size : HEADER_BYTES].rstrip(b"\0"))
-        dtype = np.dtype([(name, kind, *map(tuple, shape)) for name, kind, *shape in descr])
-        if content[: HEADER.size] != MAGIC or dtype.hasobject or dtype.names is None or "number" not in dtype.names:
-            raise ValueError("no journal")
-        count = (len(content) - HEADER_BYTES) // dtype.itemsize
-        records = np.frombuffer(content, dtype, count, HEADER_BYTES)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with FileIO(descriptor) as file:
+            content = file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     except OSError as error:
         raise BatchdError(
             f"{path} cannot be read: {error.strerror}; a daemon writes it when it serves the stream"
         ) from None
-    except (ValueError, TypeError):
+    try:
+        dtype, row_bytes = _form_in(content)
+        count = max(0, len(content) - HEADER_BYTES) // dtype.itemsize
+        records = np.frombuffer(content, dtype, count, HEADER_BYTES if count else 0)
+    except (ValueError, TypeError, RecursionError, OverflowError):
         raise BatchdError(f"{path} is damaged, or no journal: remove it, and restart the daemon") from None
-    whole = [
-        at
-        for at in np.flatnonzero(records["number"])
-        if crc32(records[at].tobytes()[_CRC_BYTES:]) == records["crc"][at]
-    ]
+    may_be = (records["number"] > 0) & (records["number"] <= NUMBER_MAX)
+    may_be &= (records["time_ns"] >= 0) & (records["time_ns"] < TIME_NS_MAX)
+    may_be &= (records["epoch"] >= 0) & (records["step"] >= 0)
+    whole = [at for at in np.flatnonzero(may_be) if _is_whole(records[at])]
     chosen = records[whole]
-    return Records(chosen[np.argsort(chosen["number"])], int(row_bytes))
+    return Records(chosen[np.argsort(chosen["number"])], row_bytes)
+
+
+def _is_whole(record: np.void) -> bool:
+    is_text = bool(record["fingerprint"].isascii())
+    return is_text and crc32(record.tobytes()[_CRC_BYTES:]) == record["crc"]
+
+
+def _form_in(content: bytes) -> tuple[np.dtype[np.void], int]:
+    """The form of the records of a file, and the bytes of a row. Raises as parsing does.
+
+    Only what ``_record_dtype`` makes is taken: NumPy would evaluate other texts.
+    """
+    described, row_bytes = json.loads(content[HEADER.size : HEADER_BYTES].rstrip(b"\0"))
+    fields = [(str(name), str(kind), tuple(chain(*shape))) for name, kind, *shape in described]
+    of_batch = fields[len(HEAD) :]
+    is_ours = (
+        content[: HEADER.size] == MAGIC
+        and [(name, kind) for name, kind, _shape in fields[: len(HEAD)]] == HEAD
+        and all(name.startswith(ROW) and _KIND.fullmatch(kind) for name, kind, _shape in of_batch)
+        and [shape for _name, _kind, shape in fields[: len(HEAD) - 1]] == [()] * (len(HEAD) - 1)
+        and all(type(length) is int and 0 <= length <= len(content) for *_, shape in fields for length in shape)
+        and type(row_bytes) is int
+        and 0 <= row_bytes <= ROW_BYTES_MAX
+    )
+    if not is_ours:
+        raise ValueError("no journal")
+    return np.dtype(fields), row_bytes
