@@ -33,7 +33,7 @@ from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.daemon.measuring import Pass, bad_ones
-from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.available import shortage
 from batchd.daemon.memory.cache_file import file_problem
 from batchd.daemon.memory.cache_memory import cache_spec
 from batchd.daemon.memory.rings import (
@@ -53,6 +53,7 @@ from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
+from batchd.free_memory import available_bytes
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
 from batchd.pipeline.options import StepOptions

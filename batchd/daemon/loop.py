@@ -34,7 +34,6 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.limits import LinesPerMinute, OncePerMinute
-from batchd.daemon.memory.available import available_bytes
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
@@ -43,6 +42,7 @@ from batchd.daemon.reports import StreamReports
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
+from batchd.free_memory import available_bytes
 from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders import worker as orders
 from batchd.orders.rows import runs_of

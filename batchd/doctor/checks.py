@@ -15,12 +15,13 @@ from math import floor
 from batchd.config.addresses import parse_tcp
 from batchd.config.cpus import control_groups, cpu_quotas
 from batchd.config.tree import Config, StreamConfig
-from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.available import shortage
 from batchd.daemon.memory.rings import DescriptorPlan, RingSize
 from batchd.daemon.memory.slots import MADV_POPULATE_WRITE
 from batchd.daemon.workers.wanted import interface_of
 from batchd.diagnosis.demand import NETWORK_SHARE
 from batchd.doctor.machine import NOTHING_RUNS, UNLIMITED, Finding, Machine, Running, note, ok, problem, warning
+from batchd.free_memory import available_bytes
 from batchd.pipeline.cache_split import cropped_files
 from batchd.pipeline.image.options import Normalize
 from batchd.samples.sizes import round_bytes

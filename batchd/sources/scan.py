@@ -14,6 +14,10 @@ The daemon's survey records each file that the other process saw. If the process
 names the last one. The caller of ``isolated_scan`` records files that a library opens itself. Both
 processes have the same environment, and with it the same credentials for servers.
 
+A scan may take half of the memory that is free when it begins, because an index is in memory twice
+while it is shared. The kernel keeps the other process to that, whatever a file announces; in this
+process, reports of progress compare it with the memory that the process has taken.
+
 A library may also hang in a file. Each line is progress: without one for longer than the caller
 allows, the process is ended. So a module has to report often, also within a long file. The process
 is ended as well if the survey ends the scan.
@@ -22,9 +26,11 @@ Invariants: the other process is gone when ``isolated_scan`` returns or raises. 
 gets into the log by itself.
 """
 
+import errno
 import json
 import mmap
 import os
+import resource
 import select
 import signal
 import sys
@@ -37,6 +43,8 @@ from typing import IO, Any, NamedTuple
 from batchd import children, failpoints
 from batchd.children import PIPE, Child, describe
 from batchd.errors import SourceInvalid
+from batchd.free_memory import available_bytes, numbers_in
+from batchd.samples.sizes import round_bytes
 from batchd.sources.interface import kind_of
 from batchd.sources.kinds import source_from_plain, source_to_plain
 from batchd.sources.options import SourceOptions
@@ -45,10 +53,15 @@ from batchd.storage.index import SourceIndex, readable, write_all
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import ReportProgress, Survey
 from batchd.storage.values import StorageLimits, Witness
+from batchd_wire.wording import counted
 
 READ_BYTES = 64 << 10
 LOOK_EVERY_S = 0.25
 """Longest delay between the end of a scan's time and the end of its process."""
+SCAN_BYTES_MIN = 256 << 20
+"""A scan may take so much, however little memory is free."""
+MEMORY_EVERY = 1 << 16
+"""Samples between two looks at the memory that a scan has taken: 20 us each."""
 WORDS_BYTES_MAX = 200
 """Of the last line that a library wrote before it ended its process."""
 
@@ -80,7 +93,8 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
         if known is not None:
             progress(len(known))
             return known
-        survey = Survey(progress, python_path, storage=storage)
+        memory = ScanMemory(source.place)
+        survey = Survey(memory.watched(progress), python_path, storage=storage)
         index = kind.scan(source, survey)
         if extension is not None:
             index = extension.extend(index)
@@ -88,6 +102,48 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
         return index
     finally:
         storage.close()  # no server is asked after the scan
+
+
+class ScanMemory:
+    """The memory that the scan of a source may take in this process, from now on."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+        self._free_bytes = available_bytes()
+        self.bytes_max = max(SCAN_BYTES_MIN, self._free_bytes // 2)
+        self._begun_bytes = _own_bytes()
+        self._look_at = MEMORY_EVERY
+
+    def watched(self, progress: ReportProgress) -> ReportProgress:
+        """``progress``, which raises ``SourceInvalid`` if the scan has taken more."""
+
+        def report(found: int) -> None:
+            if found >= self._look_at:
+                self._look_at = found + MEMORY_EVERY
+                if _own_bytes() - self._begun_bytes > self.bytes_max:
+                    raise self.refusal(found)
+            progress(found)
+
+        return report
+
+    def bound(self) -> None:
+        """Have the kernel refuse more to this process, which does nothing but this scan."""
+        _soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = self._begun_bytes + self.bytes_max
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+    def refusal(self, found: int) -> SourceInvalid:
+        """The error of a scan that needs more, and has found so many samples."""
+        return SourceInvalid(
+            f"{self._place}: the scan needs more than {round_bytes(self.bytes_max)} of memory, which is what it may take of the "
+            f"{round_bytes(self._free_bytes)} that are free; it has found {counted(found, 'sample')} until then: give the "
+            "machine or the container more memory, or serve fewer of the files; if they are small, one of them is damaged"
+        )
+
+
+def _own_bytes() -> int:
+    """The private memory that this process has, as RLIMIT_DATA counts it."""
+    return numbers_in(Path("/proc/self/status")).get("VmData", 0) * 1024
 
 
 def isolated_scan(
@@ -122,18 +178,26 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     say("found", 0)
     failpoints.passing("scan.isolated")
     plain, limits = json.load(sys.stdin)
+    source = source_from_plain(plain)
+    allowed = ScanMemory(source.place)
+    allowed.bound()
     with Storage(StorageLimits(*limits)) as storage:
+        survey = _TellingSurvey(say, storage)
         try:
-            index = scan(source_from_plain(plain), _TellingSurvey(say, storage))
+            index = scan(source, survey)
+            sections, size = index.sections()
+            memory = int(sys.argv[1])
+            os.ftruncate(memory, size)
+            for start, section in sections:
+                write_all(memory, section, start)
         except SourceInvalid as error:
             say("wrong", str(error))
-            return 0
-    sections, size = index.sections()
-    memory = int(sys.argv[1])
-    os.ftruncate(memory, size)
-    for start, section in sections:
-        write_all(memory, section, start)
-    say("done", size)
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                raise
+            say("wrong", str(allowed.refusal(survey.found)))
+        else:
+            say("done", size)
     return 0
 
 
@@ -141,8 +205,13 @@ class _TellingSurvey(Survey):
     """Reports everything to the daemon."""
 
     def __init__(self, say: Callable[..., None], storage: Storage) -> None:
-        super().__init__(lambda found: say("found", found), storage=storage)
+        super().__init__(self._found, storage=storage)
         self._say = say
+        self.found = 0
+
+    def _found(self, found: int) -> None:
+        self.found = found
+        self._say("found", found)
 
     def add(self, seen: Witness) -> None:
         """See ``Survey``; the daemon keeps it."""

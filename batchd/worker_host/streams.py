@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from batchd.core.state import TICK_S
-from batchd.daemon.memory.available import RESERVE_BYTES, available_bytes
+from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import (
     PIXELS_VERSION,
@@ -38,6 +38,7 @@ from batchd.daemon.memory.cache_memory import (
     points_budget,
 )
 from batchd.errors import SourceInvalid
+from batchd.free_memory import available_bytes
 from batchd.functions.find import ModuleNotFound, find_module
 from batchd.orders.link import HostServe
 from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, Work

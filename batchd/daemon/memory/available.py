@@ -10,7 +10,7 @@ Invariant: the daemon never waits for memory that cannot be freed: a need beyond
 the machine or the cgroup is refused at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from math import ceil, floor
 from pathlib import Path
@@ -19,15 +19,13 @@ from time import monotonic, sleep
 import structlog
 
 from batchd.daemon.limits import printable
+from batchd.free_memory import available_bytes, limit_bytes, numbers_in
 from batchd.samples.sizes import round_bytes
 
 _log = structlog.get_logger()
 
 MEMORY_NAME = "batchd-slot"
 """The name of a slot's memfd, which /proc shows."""
-KIBIBYTE = 1024
-UNLIMITED_BYTES = 1 << 60
-"""cgroup v1 writes "no limit" as a number near 2^63."""
 RESERVE_BYTES = 64 << 20
 """Left for other processes when a slot is made: below this the machine is about to swap or kill."""
 MEMORY_WAIT_S = 10.0
@@ -40,16 +38,6 @@ OOM_KILL_S = 5.0
 HOLDERS_MAX = 3
 _NAME_COLUMN = 5
 _SLOT_NAME = f"/memfd:{MEMORY_NAME}".encode()
-
-
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may still take: those of the machine, or of its cgroups if fewer."""
-    return min([_machine_bytes(proc), *(left for _limit, left in _cgroup_bytes(proc, cgroups))])
-
-
-def limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may have if no other process takes any."""
-    return min([_machine_bytes(proc, "MemTotal"), *(limit for limit, _left in _cgroup_bytes(proc, cgroups))])
 
 
 class OomKills:
@@ -81,7 +69,7 @@ class OomKills:
 
     def _count(self) -> int:
         with suppress(OSError):
-            return _numbers(self._proc / "vmstat").get("oom_kill", 0)
+            return numbers_in(self._proc / "vmstat").get("oom_kill", 0)
         return 0
 
 
@@ -93,60 +81,6 @@ def shortage(need_bytes: int, have_bytes: int) -> str | None:
         f"need {round_bytes(need_bytes, ceil)} of shared memory, have {round_bytes(max(0, have_bytes - RESERVE_BYTES), floor)}: "
         "set memory = to less, or use a machine (or a cgroup) with more"
     )
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """The number behind each name in a file of the kernel. Raises ``OSError``."""
-    lines = map(str.split, path.read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
-
-
-def _machine_bytes(proc: Path, name: str = "MemAvailable") -> int:
-    count = _numbers(proc / "meminfo").get(name)
-    return UNLIMITED_BYTES if count is None else count * KIBIBYTE
-
-
-def _cgroup_bytes(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
-    """Limit and remaining bytes of this process's cgroups and all above, in either cgroup version.
-
-    In a container the path of a group may be invisible.
-    """
-    for line in (proc / "self" / "cgroup").read_text().splitlines():
-        _number, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, limit_name, usage_name = cgroups, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root, limit_name, usage_name = cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            limit, usage = _read_number(folder / limit_name), _read_number(folder / usage_name)
-            if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
-                yield limit, max(0, limit - max(0, usage - _file_cache_bytes(folder)))
-            if folder == root:
-                break
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
-
-
-def _file_cache_bytes(group: Path) -> int:
-    """Bytes of file pages: they count as used, but are freed on demand, as MemAvailable assumes.
-
-    Without this a group that has read many images would seem full. Version 1 writes the sums over
-    all below as ``total_...``.
-    """
-    try:
-        numbers = _numbers(group / "memory.stat")
-    except OSError:
-        return 0
-    return sum(numbers.get(f"total_{name}", numbers.get(name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def wait_for_memory(need_bytes: int, tell: Callable[[str], None]) -> str | None:

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from batchd import __version__
 from batchd.config.tree import StreamConfig
-from batchd.daemon.memory.available import RESERVE_BYTES, limit_bytes
+from batchd.daemon.memory.available import RESERVE_BYTES
 from batchd.daemon.memory.slots import SEALS
 from batchd.daemon.stream_plan import StreamPlan
 from batchd.errors import SourceInvalid
+from batchd.free_memory import limit_bytes
 from batchd.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.pipeline.step_files import named_by_content

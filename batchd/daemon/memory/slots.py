@@ -37,8 +37,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple, Self
 
-from batchd.daemon.memory.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
+from batchd.daemon.memory.available import MEMORY_NAME, shortage
 from batchd.errors import MemoryTooSmall, Problem, ProblemKind
+from batchd.free_memory import UNLIMITED_BYTES, available_bytes
 from batchd_wire.slot import UNFINISHED_MARK, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -33,10 +33,11 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.child_log import log_over
 from batchd.daemon.config_checks import check_reading
-from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.available import shortage
 from batchd.daemon.memory.rings import RingSize, plan_descriptors
 from batchd.daemon.streams import ServedStream, open_stream
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, ProblemKind
+from batchd.free_memory import available_bytes
 from batchd.orders.rescan import SILENCE_MAX_S, ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
 from batchd.samples.sizes import round_bytes
 from batchd.sources.composed.options import sources_in

@@ -49,8 +49,9 @@ HEAD = struct.Struct("<4si")
 METADATA_BYTES_MAX = 64 << 20
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Kinds of messages."""
-MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
-"""The last one is MAP_NORESERVE, which `mmap` names since Python 3.13."""
+MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | 0x4000
+"""The last one is MAP_NORESERVE, which `mmap` names since Python 3.13. Shared, as the limit of a
+scan counts private memory, and most of a record batch is never read."""
 
 
 class _Message(NamedTuple):
@@ -190,6 +191,10 @@ class ArrowFile:
         found[:, 1] = sizes
         found[is_null] = NOWHERE, 0
         return array("q", found.tobytes())
+
+    def check_rows(self, group: int, title: str) -> None:
+        """Compare the rows of a record batch with the buffers of a column. Raises ``Unreadable``."""
+        self._column(group, title)
 
     def read(self, group: int, title: str, max_bytes: int) -> pa.ChunkedArray:
         """One column of a record batch.

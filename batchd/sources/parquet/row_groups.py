@@ -29,6 +29,7 @@ from pyarrow import parquet
 
 from batchd.samples.columns import Column
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.sources.parquet.pages import count_values
 from batchd.storage.index import readable
 from batchd_wire.wording import counted
 
@@ -74,6 +75,7 @@ class ParquetFile:
     fewer_rows = "write the file again with row_group_size = {rows}, or without compression, where any size will do"
 
     def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
         footer, size = _read_footer(stream)
         self.footer = Footer(size, zlib.crc32(footer))
         with reasons():
@@ -86,6 +88,7 @@ class ParquetFile:
                 page_checksum_verification=True,
             )
             self.schema: pa.Schema = self._file.schema_arrow
+            self._counted: set[tuple[int, int]] = set()
             self._leaves = [self._file.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
 
     @cached_property
@@ -117,6 +120,26 @@ class ParquetFile:
             ranges = [_range_of(row_group.column(leaf)) for leaf in self._leaves_of(title)]
         start, end = min(first for first, _ in ranges), min(max(last for _, last in ranges), self.footer.size)
         return start, max(0, end - start)
+
+    def check_rows(self, group: int, title: str) -> None:
+        """Compare the rows that the footer announces with the pages of a column, which stay encoded.
+
+        Only of a column with fewer bytes than rows, such as many nulls or one value repeated. Raises
+        ``Unreadable`` if its pages hold fewer values, or are also those of another row group.
+        """
+        for leaf in self._leaves_of(title):
+            with reasons():
+                start, end = _range_of(self._metadata.row_group(group).column(leaf))
+                if end - start >= self.rows[group]:
+                    continue
+                found = count_values(self._stream, start, min(end, self.footer.size))
+            if found < self.rows[group]:
+                raise Unreadable(
+                    f"its pages hold {counted(found, 'value')}, and the footer announces {counted(self.rows[group], 'row')}"
+                )
+            if (leaf, start) in self._counted:
+                raise Unreadable(f"it has its bytes, from {start} to {end}, in common with another row group")
+            self._counted.add((leaf, start))
 
     def _leaves_of(self, title: str) -> list[int]:
         """The numbers of the stored columns of a column of the schema, or of a field of one."""

@@ -138,7 +138,8 @@ class _Scan:
         self._classes: tuple[str, ...] = ()
         self._files, self._groups, self._chunks = array("q"), array("q"), array("q")
         self._numbers: dict[str, bytearray] = {}
-        self._extents: dict[str, array[int]] = {}
+        self._extents: dict[str, list[array[int] | int]] = {}
+        """Of each row group: places and bytes, or the number of rows that the file stores encoded."""
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""
@@ -151,7 +152,7 @@ class _Scan:
             joined = {one.name for one in self._columns if len(_titles_of(self._source, one, file)) > 1}
             held = [one.name for one in self._columns if one.name in joined or row_groups.is_single_number(one)]
             self._numbers = {name: bytearray() for name in held}
-            self._extents = {one.name: array("q") for one in self._columns if one.name not in held}
+            self._extents = {one.name: [] for one in self._columns if one.name not in held}
         self._files.extend((file.footer.size, file.footer.crc))
         self._add_classes(path, file)
         before = self._samples
@@ -181,7 +182,7 @@ class _Scan:
             if column.name in self._numbers:
                 numbers = np.frombuffer(self._numbers[column.name], _stored(column))
                 arrays[f"numbers.{column.name}"] = numbers.reshape(-1, *column.fixed_shape)
-            elif (extents := number_array(self._extents[column.name]).reshape(-1, 2))[:, 0].max() > row_groups.NOWHERE:
+            elif (extents := _joined(self._extents[column.name])) is not None:
                 arrays[f"extents.{column.name}"] = extents
         if self._classes:
             arrays["classes"] = blob([name.encode("utf-8", "surrogatepass") for name in self._classes])
@@ -216,15 +217,17 @@ class _Scan:
                 self._numbers[column.name] += (np.stack(read, 1) if len(read) > 1 else read[0]).tobytes()
                 return 0
             extents = _find(file, stream, where.group, title)
+            if extents is None:
+                file.check_rows(where.group, title)
             decoded_bytes = file.decoded_bytes(where.group, title)
         except row_groups.Unreadable as error:
             where.refuse(title, str(error))
         if extents is not None:
-            self._extents[column.name] += extents
+            self._extents[column.name].append(extents)
             if row_groups.NOWHERE not in extents[::2]:
                 return 0
         else:
-            self._extents[column.name].frombytes(np.tile(np.array([row_groups.NOWHERE, 0], np.int64), rows).tobytes())
+            self._extents[column.name].append(rows)
         return decoded_bytes
 
     def _check_size(self, file: TableFile, where: "_Where", rows: int) -> None:
@@ -238,6 +241,16 @@ class _Scan:
                 f"more than cache_bytes = {self._source.cache_bytes}, and one row cannot be read without the others: "
                 f"{file.fewer_rows.format(rows=min(fit, 10))}; or raise cache_bytes"
             )
+
+
+def _joined(found: Sequence["array[int] | int"]) -> NDArray[np.int64] | None:
+    """(place, bytes) of each value, int64 ``[rows, 2]``; None if all of them are stored encoded."""
+    nowhere = np.array([[row_groups.NOWHERE, 0]], "<i8")
+    parts = [nowhere if isinstance(one, int) else number_array(one).reshape(-1, 2) for one in found]
+    if all(part[:, 0].max() == row_groups.NOWHERE for part in parts):
+        return None
+    counts = [one if isinstance(one, int) else 1 for one in found]
+    return np.concatenate([part.repeat(count, 0) for part, count in zip(parts, counts, strict=True)])
 
 
 def _difference(before: Sequence[str], now: Sequence[str]) -> str:
