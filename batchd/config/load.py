@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -140,6 +140,7 @@ def parse_config(
     if isinstance(daemon := data.setdefault("daemon", {}), dict):
         daemon.setdefault("python_path", [str(file.absolute().parent)])
     changes, problems = _change(data, overrides, os.environ if environment is None else environment)
+    problems += _name_classes(data)
     config = None
     try:
         # JSON is the way in, because pydantic's strict mode takes a table for a dataclass only from
@@ -148,6 +149,60 @@ def parse_config(
     except ValidationError as error:
         problems += problems_from(error, data)
     return LoadedConfig(config, data, tuple(problems), tuple(changes), text)
+
+
+def _name_classes(data: Mapping[str, object]) -> list[Problem]:
+    """Put the classes of a stream, its names or its folder, where a source names the stream."""
+    streams = data.get("streams")
+    tables = streams if isinstance(streams, dict) else {}
+    problems = []
+    for key, source in [one for name, table in tables.items() for one in _sources_in(("streams", name), table)]:
+        other = source.get("classes")
+        if source.get("type") != "folder" or not isinstance(other, str):
+            continue
+        found = _classes_of(tables, other)
+        if found is not None:
+            source["classes"] = found
+            continue
+        problem = (
+            f"classes are those of stream {other!r}, which has no source of the type folder; write them as a list"
+            if other in tables
+            else f"there is no stream {other!r}, whose classes are meant; {suggestion(other, list(tables))}"
+        )
+        source["classes"] = []
+        problems.append(Problem(path_text((*key, "classes")), ProblemKind.WRONG_VALUE, problem))
+    return problems
+
+
+def _sources_in(key: KeyPath, table: object) -> Iterator[tuple[KeyPath, dict[str, object]]]:
+    """The tables of a source, and of those that it is made of, below a table."""
+    if isinstance(table, dict):
+        inner: list[tuple[KeyPath, object]] = [(("source",), table.get("source")), (("of",), table.get("of"))]
+        several = table.get("sources")
+        inner += [
+            (("sources", number), part) for number, part in enumerate(several if isinstance(several, list) else [])
+        ]
+        for more, source in inner:
+            if isinstance(source, dict):
+                yield (*key, *more), source
+            yield from _sources_in((*key, *more), source)
+
+
+def _classes_of(tables: Mapping[str, object], stream: str) -> object:
+    """The classes of a stream with a folder: its list, or the path of the folder; else None."""
+    seen = set[str]()
+    while stream not in seen:
+        seen.add(stream)
+        folders = [source for _key, source in _sources_in((), tables.get(stream)) if source.get("type") == "folder"]
+        if not folders:
+            return None
+        classes = folders[0].get("classes")
+        if not isinstance(classes, str):
+            return classes or folders[0].get("path")
+        if classes not in tables:
+            return classes
+        stream = classes
+    return None
 
 
 def _placed(problem: Problem, place: Place, text: str) -> Problem:

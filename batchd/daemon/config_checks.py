@@ -52,6 +52,7 @@ from batchd.daemon.memory.rings import (
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.daemon.service.observer import open_http
 from batchd.daemon.stream_plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
+from batchd.daemon.streams import differing_classes
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.free_memory import available_bytes
 from batchd.pipeline.cache_split import decoded_files
@@ -205,6 +206,7 @@ def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Pre
         problems += found
         unseen += [(name, text) for text in texts]
     notes = [(name, text) for name, trial in trials.items() for text in trial.notes]
+    notes += differing_classes({name: trial.whole.class_names for name, trial in trials.items() if trial.whole})
     return Preview(problems, memory_problem(config, short), unseen, notes)
 
 

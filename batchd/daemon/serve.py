@@ -54,7 +54,7 @@ from batchd.daemon.runtime import hold
 from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.signals import Signals
-from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.streams import ServedStream, differing_classes, open_stream
 from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
 from batchd.orders.worker import CHUNK_ROWS_MAX
@@ -252,6 +252,8 @@ def _open_streams(
         except CacheUnusable as error:
             path, _colon, text = str(error).partition(": ")
             raise ConfigInvalid([Problem(path, ProblemKind.UNUSABLE_CACHE, text)]) from None
+    for name, note in differing_classes({stream.name: stream.classes for stream in streams.values()}):
+        _log.warning("note on a source", stream=name, note=note)
     tell_unwanted({one.cache.path for one in streams.values() if isinstance(one.cache, CacheOnDisk)})
 
 

@@ -10,9 +10,10 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
+from itertools import combinations
 from typing import Any
 
 import structlog
@@ -46,6 +47,7 @@ from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout
 from batchd_wire.position import Position
 from batchd_wire.status import ContentPart, DeliveredRows, StreamCard, StreamDescription
+from batchd_wire.wording import classes_apart
 
 _log = structlog.get_logger()
 
@@ -259,6 +261,15 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         cache_spec=wanted_cache,
         journal_spec=journal_spec(whole, name),
     )
+
+
+def differing_classes(classes: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Streams whose labels mean other classes than those of one before them, and how."""
+    return [
+        (name, f'labels differ: {found}; set classes = "{other}" of its source, or the same list in both')
+        for (other, others), (name, own) in combinations(classes.items(), 2)
+        if (found := classes_apart(name, own, other, others))
+    ]
 
 
 def source_digest(index: SourceIndex) -> str:

@@ -22,6 +22,7 @@ rank is never guessed: half a pair, or an impossible one, is an error. Arrays fr
 memory of their own, which no other batch overwrites.
 """
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from batchd_client.errors import PrefetchInvalid, RankInvalid, StreamClosed, Ten
 from batchd_client.prefetch import Prefetcher
 from batchd_client.stream import EpochIterator, FieldSchema, Stream, StreamStatistics
 from batchd_client.subscription import StreamState
+from batchd_wire.wording import classes_apart
 
 PREFETCH = 2
 
@@ -72,6 +74,9 @@ INDEX = "index"
 ALIGNMENT_BYTES = 64
 """Alignment of arrays that TensorFlow and JAX take without another copy."""
 
+_CLASSES: dict[str, tuple[str, ...]] = {}
+"""The classes of each stream that loaders of this program have read."""
+_log = logging.getLogger("batchd_client")
 T = TypeVar("T")
 D = TypeVar("D", bound=np.generic)
 
@@ -126,6 +131,7 @@ class LoaderConnection(Generic[T]):
 
     def __init__(self, loader: "Loader[T]", prefetcher: Prefetcher[T], daemon: Daemon | None) -> None:
         """``daemon``: closed together with this connection."""
+        _compare_classes(loader._name, prefetcher.stream.classes)  # noqa: SLF001  of this module
         self.prefetcher = prefetcher
         self._end = partial(_end, prefetcher, daemon, os.getpid())
         self._finalizer = finalize(loader, self._end)
@@ -150,6 +156,19 @@ def _end(prefetcher: Prefetcher[T], daemon: Daemon | None, process: int) -> None
     finally:
         if daemon is not None:
             daemon.close()
+
+
+def _compare_classes(name: str, classes: Sequence[str]) -> None:
+    """Warn of a stream whose labels mean other classes than those of another one of this program.
+
+    Training and validation are such a pair, whichever adapter has them, and in one loader each.
+    """
+    if not classes or name in _CLASSES:
+        return
+    for other, others in _CLASSES.items():
+        if found := classes_apart(name, classes, other, others):
+            _log.warning('labels differ: %s; set classes = "%s" of the source of %s', found, other, name)
+    _CLASSES[name] = tuple(classes)
 
 
 class Loader(ABC, Generic[T]):

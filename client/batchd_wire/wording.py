@@ -1,4 +1,21 @@
-"""Numbers with nouns, for messages to users. Every process; standard library only."""
+"""Words for messages to users that several processes say. Every process; standard library only."""
+
+from collections.abc import Sequence
+
+
+def classes_apart(name: str, classes: Sequence[str], other: str, others: Sequence[str]) -> str:
+    """How the labels of two streams differ that have classes in common; "" if they do not."""
+    labels = {known: label for label, known in enumerate(others)}
+    if not labels.keys() & set(classes):
+        return ""
+    for label, known in enumerate(classes):
+        if labels.get(known, label) != label:
+            return f"{known!r} is label {label} in {name} and {labels[known]} in {other}"
+    for one, mine, another, theirs in ((name, classes, other, others), (other, others, name, classes)):
+        more = [known for known in mine if known not in set(theirs)]
+        if more:
+            return f"{more[0]!r} is a class of {one} and not of {another}"
+    return ""
 
 
 def counted(count: int, noun: str) -> str:

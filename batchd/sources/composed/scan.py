@@ -103,12 +103,12 @@ def _common_classes(parts: Sequence[SourceIndex]) -> tuple[bytes, ...]:
             if pair[0] != pair[1]:
                 raise SourceInvalid(
                     f"label {label} is {readable(pair[0])} in sources[{first}], but {readable(pair[1])} in sources[{number}]: "
-                    "give them the same classes, or name the files in list sources"
+                    "set the same classes = [...] in each, or name the files in list sources"
                 )
         if len(names) != len(others):
             raise SourceInvalid(
-                f"sources[{first}] has {len(names)} classes, but sources[{number}] has {len(others)}: give them the same "
-                "classes, or name the files in list sources"
+                f"sources[{first}] has {len(names)} classes, but sources[{number}] has {len(others)}: set the same "
+                "classes = [...] in each, or name the files in list sources"
             )
     return names
 

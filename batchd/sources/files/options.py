@@ -18,8 +18,13 @@ class FolderSource(SourceOptions):
     """Kind of source."""
 
     path: Annotated[Path, Example("/data/photos")]
-    """The folder. Each sub-folder is a class; classes are numbered in the order of their names.
-    Hidden files are skipped."""
+    """The folder. Each sub-folder is a class; classes are numbered in the order of their names,
+    also those without an image. Hidden files are skipped."""
+
+    classes: Annotated[tuple[str, ...] | str, Example(["cat", "dog", "owl"])] = ()
+    """The names of the sub-folders in the order of their numbers, such as ["cat", "dog"]; or the
+    name of another stream, such as "train", whose source is a folder: then classes have the numbers
+    that they have there. A class without a sub-folder keeps its number."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the folder."""
@@ -32,6 +37,7 @@ class FolderSource(SourceOptions):
     def __post_init__(self) -> None:
         self.settle_paths()
         check_path_bytes(self.path_bytes)
+        check_classes(self.classes)
 
 
 @options
@@ -83,9 +89,10 @@ class GlobSource(SourceOptions):
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""
 
-    classes: Literal["none", "folder"] = "none"
+    classes: Literal["none", "folder"] | tuple[str, ...] = "none"
     """Origin of the labels: "folder" numbers the names of the folders that files lie in, in their
-    order; "none" makes all 0."""
+    order; a list such as ["train/cat", "train/dog"] has their paths below the root in the order of
+    their numbers; "none" makes all 0."""
 
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the path of each sample, relative to the
@@ -97,3 +104,13 @@ class GlobSource(SourceOptions):
         check_path_bytes(self.path_bytes)
         if not self.patterns:
             raise ValueError("patterns must not be empty")
+        check_classes(self.classes)
+
+
+def check_classes(classes: tuple[str, ...] | str) -> None:
+    """Raise ``ValueError`` for names that no folder has, or that come back."""
+    if isinstance(classes, tuple) and not all(name and "\0" not in name for name in classes):
+        raise ValueError("classes must not hold an empty name")
+    if isinstance(classes, tuple) and len(set(classes)) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise ValueError(f"classes has {twice!r} more than once, so its number is unclear")

@@ -26,7 +26,7 @@ def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
     if files.patterns:
         return Recognised(GlobSource(root=files.root, patterns=patterns_of(files, names)), names)
     part, note = training_folder(names)
-    notes = [note] if note else []
+    notes = [f'{note}, with classes = "STREAM", the name of this one, so that labels are the same'] if note else []
     root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
     names = [name for name in names if name.startswith(before)]
     deep = [name for name in names if b"/" in name[len(before) :]]

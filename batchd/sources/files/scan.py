@@ -4,6 +4,8 @@
     folder/cat/more/2.jpg       order is that of torchvision's ImageFolder, folders by path and then
     folder/dog/3.jpg            files by name, so sample numbers agree
 
+    folder/emu                  without an image: a class, too, so that it shifts no label
+
     folder/1.jpg                flat: one class "", label 0
 
     list.txt: "a b/1.jpg 7"     the label is the last word of the line
@@ -16,10 +18,11 @@ the name of the file, or the list and the line.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from batchd.errors import SourceInvalid
+from batchd.samples.location import as_location
 from batchd.sources.csv.values import BYTE_ORDER_MARK
 from batchd.sources.files.index import GrowingIndex, files_neighbours, find_files, image_columns
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
@@ -34,6 +37,7 @@ PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
 LINE_BYTES_MAX = PATH_BYTES_MAX + 64
 _SUFFIXES = b" ".join(IMAGE_SUFFIXES).decode()
+_CLASSES_SHOWN = 8
 _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
 
@@ -57,19 +61,48 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
 
     for name in images:
         growing.add(name, 0)
-    for label, class_name in enumerate(folders):
+    class_names = _class_names(source, folders, survey)
+    labels = labels_of(class_names, folders, str(source.path), survey)
+    for class_name, label in zip(folders, labels, strict=True):
         found = len(growing)
         for folder, names in walk(top, class_name, list_folder, survey, bound):
             for name in names:
                 growing.add(below(folder, name), label)
         if len(growing) == found:
-            raise SourceInvalid(
-                f"the class folder {readable(os.path.join(top, class_name))} holds no image ({_SUFFIXES}); "  # noqa: PTH118
-                "fill it or remove it"
-            )
+            where = readable(os.path.join(top, class_name))  # noqa: PTH118  bytes
+            survey.note("class folders without an image, which keep their numbers", where)
     if not len(growing):
-        raise SourceInvalid(f"{source.path} holds no image ({_SUFFIXES}) and no class folder")
-    return growing.finish(source.path, folders or [b""], survey)
+        what = "no image in its class folders" if folders else "no image and no class folder"
+        raise SourceInvalid(f"{source.path} holds {what} ({_SUFFIXES})")
+    return growing.finish(source.path, class_names or [b""], survey)
+
+
+def _class_names(source: FolderSource, folders: list[bytes], survey: Survey) -> list[bytes]:
+    """The names of the classes, by their labels."""
+    if not source.classes:
+        return folders
+    if isinstance(source.classes, tuple):
+        return list(map(os.fsencode, source.classes))
+    other = os.fsencode(source.classes)  # the folder of another stream
+    survey.storage.at(other).look_at(other, survey)
+    bound = bound_of(as_location("classes", Path(source.classes)), allow_outside_root=source.allow_outside_root)
+    return survey.names_in(other, WantedNames(is_image, bound)).folders
+
+
+def labels_of(names: Sequence[bytes], folders: Sequence[bytes], place: str, survey: Survey) -> list[int]:
+    """The labels of class folders. Raises ``SourceInvalid`` for one that is none of the classes."""
+    labels = {name: label for label, name in enumerate(names)}
+    strange = [readable(folder) for folder in folders if folder not in labels]
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        known = ", ".join(map(readable, names[:_CLASSES_SHOWN])) + (", …" if len(names) > _CLASSES_SHOWN else "")
+        raise SourceInvalid(
+            f"{place} has the class folder {strange[0]!r}{more}, which is none of the classes {known}: add it behind them, "
+            "where it changes no label"
+        )
+    for name in sorted(labels.keys() - set(folders)):
+        survey.note("classes without a folder, which keep their numbers", f"{readable(name)} in {place}")
+    return [labels[folder] for folder in folders]
 
 
 def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
@@ -124,11 +157,21 @@ def _list_problems(source: ListSource, storage: Storage) -> list[str]:
 def _scan_glob(source: GlobSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     found = matching(Patterns(source.root, source.patterns, "patterns", source.allow_outside_root), survey)
-    for label, (folder, names) in enumerate(found):
+    labels, classes = folder_labels(source.classes, [folder for folder, _names in found], str(source.root), survey)
+    for label, (folder, names) in zip(labels, found, strict=True):
         for name in names:
-            growing.add(below(folder, name), label if source.classes == "folder" else 0)
-    classes = [folder for folder, _ in found] if source.classes == "folder" else [b""]
+            growing.add(below(folder, name), label)
     return growing.finish(source.root, classes, survey)
+
+
+def folder_labels(
+    classes: str | tuple[str, ...], folders: list[bytes], place: str, survey: Survey
+) -> tuple[list[int], list[bytes]]:
+    """The label of each folder with files, and the names of the labels."""
+    if classes == "none":
+        return [0] * len(folders), [b""]
+    names = folders if isinstance(classes, str) else list(map(os.fsencode, classes))
+    return labels_of(names, folders, place, survey), names
 
 
 KINDS = {

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from batchd.samples.checks import Example, Range
 from batchd.samples.location import check_path
+from batchd.sources.files.options import check_classes
 from batchd.sources.options import SourceOptions, check_path_bytes
 from batchd_wire.record import options
 
@@ -63,9 +64,10 @@ class VideoSource(SourceOptions):
     """Whether the display matrix of a file turns its frames upright ("apply") or is ignored
     ("ignore")."""
 
-    classes: Literal["none", "folder"] = "none"
+    classes: Literal["none", "folder"] | tuple[str, ...] = "none"
     """Source of the labels: "folder" numbers the folders of the files in the order of their
-    names; "none" makes all 0."""
+    names; a list has their paths below the root in the order of their numbers; "none" makes all
+    0."""
 
     path_bytes: int = 0
     """Length in bytes of the field `path`: the path of each sample's file, relative to the root,
@@ -83,6 +85,7 @@ class VideoSource(SourceOptions):
     def __post_init__(self) -> None:
         check_path("root", self.root, NO_URL)
         check_path_bytes(self.path_bytes)
+        check_classes(self.classes)
         if not self.files or not all(self.files):
             raise ValueError("files must not be empty")
         for name in ("every", "stride", "max_pixels"):

@@ -48,6 +48,7 @@ from batchd.errors import SourceInvalid
 from batchd.samples.columns import Column
 from batchd.sources.arrays.index import fingerprint
 from batchd.sources.files.index import check_path_length, path_columns
+from batchd.sources.files.scan import folder_labels
 from batchd.sources.files.walk import Patterns, matching, shards_problems
 from batchd.sources.finding import FilePattern, NamedSamples
 from batchd.sources.interface import BuiltInKind
@@ -73,18 +74,20 @@ def scan(source: VideoSource, survey: Survey) -> SourceIndex:
     """Find the frames of all files, by path, in the scanning process. Raises ``SourceInvalid``."""
     folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
     growing = _GrowingIndex(source)
-    for label, (folder, names) in enumerate(folders):
+    found = [folder for folder, _names in folders]
+    labels, class_names = folder_labels(source.classes, found, str(source.root), survey)
+    for label, (folder, names) in zip(labels, folders, strict=True):
         for name in names:
             path = source.root / os.fsdecode(folder) / os.fsdecode(name)
             with survey.open(path) as stream:
                 failpoints.passing("scan.video.opening")
-                growing.add(path, stream, label if source.classes == "folder" else 0, survey)
+                growing.add(path, stream, label, survey)
             survey.progress(growing.samples)
     if growing.samples == 0:
         raise SourceInvalid(
             f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
         )
-    return growing.finish([folder for folder, _ in folders] if source.classes == "folder" else [b""], survey)
+    return growing.finish(class_names, survey)
 
 
 class _GrowingIndex:
