@@ -13,6 +13,7 @@ and its exit code is the class's. A bad sample is no error but data (``SampleUnr
 ``SampleUndecodable``).
 """
 
+import errno
 import json
 import re
 from collections.abc import Sequence
@@ -55,6 +56,29 @@ class BatchdError(Exception):
     """Something outside of batchd is wrong; the text says what, where, and what helps."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+DESCRIPTORS_ADVICE = "raise the limit (LimitNOFILE= in the unit, ulimit -Hn, --ulimit nofile= of docker)"
+_REMEDIES = {
+    errno.EMFILE: f"this process needs more file descriptors: {DESCRIPTORS_ADVICE}",
+    errno.ENFILE: "this machine needs more file descriptors: raise fs.file-max",
+    errno.ENOMEM: "more memory is needed: give the machine or the cgroup more, or set memory = to less",
+    errno.ENOBUFS: "the kernel needs more memory: give the machine or the cgroup more",
+    errno.ENOSPC: "see df, df -i, /dev/shm and fs.epoll.max_user_watches for what is full",
+    errno.EDQUOT: "free some of this user's files, or raise its quota",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f, LimitFSIZE= in the unit)",
+    errno.EROFS: "write to another place, or mount this one for writing",
+    errno.EIO: "check the device: the kernel's log (dmesg) says more",
+}
+
+
+def scarcity(error: OSError) -> str | None:
+    """Say what the system lacks, and what helps; None for an error that is a bug of ours."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return None
+    where = f" ({error.filename})" if error.filename is not None else ""
+    return f"{error.strerror}{where}; {remedy}"
 
 
 def path_text(path: KeyPath) -> str:

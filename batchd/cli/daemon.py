@@ -50,7 +50,7 @@ def run_daemon(
     fork_server = start_early()
     try:
         with imports_for_a_daemon():  # imported here for the reasons above
-            from batchd.cli.log_lines import log_place, set_up_logs  # noqa: PLC0415
+            from batchd.cli.log_lines import log_place, print_line, set_up_logs  # noqa: PLC0415
             from batchd.config.load import load_config  # noqa: PLC0415
             from batchd.daemon.kept_log import KeptLog  # noqa: PLC0415
             from batchd.daemon.reload.requests import Origin  # noqa: PLC0415
@@ -64,7 +64,7 @@ def run_daemon(
         options = ServeOptions(
             lifeline=lifeline,
             progress=_ScanProgress(),
-            ready=_print_address,
+            ready=print_line,
             origin=Origin(config_file.absolute(), overrides),
             log=kept,
             launched=fork_server,
@@ -78,10 +78,6 @@ def run_daemon(
             fork_server.channel.close()
 
 
-def _print_address(address: str) -> None:
-    print(address, flush=True)  # noqa: T201  the one line of standard output
-
-
 class _ScanProgress:
     """Counts samples on a line of the terminal while a source is scanned."""
 
@@ -90,8 +86,9 @@ class _ScanProgress:
 
     def __call__(self, stream: str, found: int) -> None:
         if self._shows:
-            sys.stderr.write(f"\rscanning {stream}: {counted(found, 'sample')}\x1b[K\r")
-            sys.stderr.flush()
+            with suppress(OSError):  # the terminal is gone
+                sys.stderr.write(f"\rscanning {stream}: {counted(found, 'sample')}\x1b[K\r")
+                sys.stderr.flush()
 
 
 @contextmanager
@@ -145,7 +142,7 @@ def main() -> None:
     try:
         run_daemon(Path(config), overrides, "warning", "text", int(sys.argv[2]))
     except BatchdError as error:
-        with suppress(BrokenPipeError):  # the script has ended meanwhile
+        with suppress(OSError):  # the script has ended meanwhile
             print(error, flush=True)  # noqa: T201  the script reads it
         sys.exit(error.exit_code)
 

@@ -46,7 +46,7 @@ VALUE_CHARACTERS_MAX = 4_000
 PORTION_BYTES = select.PIPE_BUF
 """A pipe that has any room has room for so much."""
 PATIENCE_MS = 100
-STANDARD_ERROR = 2
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
 
 class LogLines:
@@ -88,6 +88,11 @@ class LogLines:
     def mention_lost(self, _logger: object, _method: str, event: EventDict) -> EventDict:
         """A processor: add the number of dropped lines to the event."""
         return {**event, "lost_lines": self.lost} if self.lost else event
+
+
+def print_line(line: str) -> None:
+    """Print a line of a process that serves, which goes on if nobody reads or can write it."""
+    LogLines(STANDARD_OUTPUT).write(line)
 
 
 def set_up_logs(level: str, log_format: LogFormat = "auto", keep: Keep | None = None) -> None:

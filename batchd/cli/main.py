@@ -5,16 +5,21 @@ so ``batchd --help`` does not wait for pydantic or ZeroMQ. The overview's line f
 here for the same reason.
 
 Invariant: a ``BatchdError`` becomes one message on standard error and its own exit code; any other
-exception is a bug in batchd and keeps its traceback.
+exception is a bug in batchd and keeps its traceback. What the system lacks (space, descriptors,
+memory, a reader of the output) becomes a sentence, too.
 """
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 
 import click
 
 from batchd import __version__
-from batchd.errors import EXIT_CODE_MEANINGS, BatchdError
+from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode, scarcity
 from batchd.suggestions import suggestion
 
 COMMANDS = {
@@ -102,9 +107,47 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit; the entry point of the console script."""
     try:
-        cli.main(args=arguments, prog_name="batchd")
+        with _output_guarded():
+            cli.main(args=arguments, prog_name="batchd")
     except BatchdError as error:
         from batchd.cli.problems import echo_error  # noqa: PLC0415  errors only
 
-        echo_error(error)
+        with suppress(OSError):  # the exit code says it, too
+            echo_error(error)
         sys.exit(error.exit_code)
+
+
+@contextmanager
+def _output_guarded() -> Iterator[None]:
+    """Write all of the output, and make a sentence of what keeps a command from writing.
+
+    Raises ``BatchdError``. A reader that is gone, such as `head`, ends a command in silence.
+    """
+    if sys.stdout is None:  # it was closed
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  it lasts as long as the process
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        is_output = _is_stuck()
+        if isinstance(error, BrokenPipeError) and is_output:
+            sys.exit(ExitCode.FAILED)
+        text = scarcity(error)
+        if text is None:
+            raise
+        raise BatchdError(f"standard output cannot be written: {text}" if is_output else text) from None
+
+
+def _is_stuck() -> bool:
+    """Whether standard output takes nothing; what it has not taken is dropped, not tried at exit."""
+    try:
+        sys.stdout.write("\n")  # where nothing is buffered, only another write tells
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False

@@ -131,7 +131,7 @@ def command(
     try:
         key = _key(key_file, place)  # no worker has it
         with imports_for_a_daemon():  # imported here for the reasons in ``daemon``
-            from batchd.cli.log_lines import set_up_logs  # noqa: PLC0415
+            from batchd.cli.log_lines import print_line, set_up_logs  # noqa: PLC0415
             from batchd.config.directories import default_cache_dir  # noqa: PLC0415
             from batchd.worker_host.connection import GatewayAddress  # noqa: PLC0415
             from batchd.worker_host.host import HostOptions, run_host  # noqa: PLC0415
@@ -150,7 +150,7 @@ def command(
             index_folder=index_dir or (cache / "worker-host" if cache is not None else None),
             launched=fork_server,
             progress=_show_progress if sys.stderr is not None and sys.stderr.isatty() else None,
-            serving=_print_line,
+            serving=print_line,
         )
         run_host(options)
     finally:
@@ -182,11 +182,6 @@ def _key(file: Path | None, address: TcpAddress) -> ConnectionKey | None:
     except (OSError, ValueError) as error:
         text = str(error) if isinstance(error, ValueError) else f"{file} cannot be read: {error.strerror}"
         raise KeysInvalid(text) from None
-
-
-def _print_line(text: str) -> None:
-    click.echo(text)
-    sys.stdout.flush()
 
 
 def _show_progress(streams: str, received: int, size: int) -> None:

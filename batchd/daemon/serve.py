@@ -17,7 +17,6 @@ processes end with their channels, memory with its descriptors, and sockets are 
 lock is held.
 """
 
-import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ from batchd.daemon.loop import Loop
 from batchd.daemon.memory.available import wait_for_memory
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
 from batchd.daemon.memory.rings import RingSize, memory_problem, needed_bytes, plan_descriptors, plan_rings
-from batchd.daemon.memory.slots import ADVICE, BlankSlots, SlotPool
+from batchd.daemon.memory.slots import BlankSlots, SlotPool
 from batchd.daemon.reload.apply import ReloadApplier, code_in
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.runtime import hold
@@ -56,7 +55,7 @@ from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.signals import Signals
 from batchd.daemon.streams import ServedStream, differing_classes, open_stream
 from batchd.daemon.workers.local import WorkerProcesses
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, scarcity
 from batchd.orders.worker import CHUNK_ROWS_MAX
 from batchd.storage.access import Storage
 from batchd.storage.index_cache import IndexCache
@@ -96,24 +95,16 @@ class ServeOptions:
     """The workers' fork server, if it was started already."""
 
 
-_LACKING = {
-    errno.EMFILE: f"file descriptors: {ADVICE}",
-    errno.ENFILE: "file descriptors on this machine: raise fs.file-max",
-    errno.ENOMEM: "memory: give the machine or the cgroup more, or set memory = to less",
-    errno.ENOBUFS: "memory of the kernel: give the machine or the cgroup more",
-    errno.ENOSPC: "space: see df, df -i, /dev/shm and fs.epoll.max_user_watches",
-}
-
-
 def serve(config: Config, options: ServeOptions) -> None:
     """Serve until SIGTERM, SIGINT or the end of the lifeline. Raises ``BatchdError``."""
     try:
         _serve(config, options)
     except OSError as error:
-        if error.errno not in _LACKING:
+        text = scarcity(error)
+        if text is None:
             raise
         _log.debug("out of a resource", exc_info=True)
-        raise BatchdError(f"{error.strerror}; there is no more of {_LACKING[error.errno]}") from None
+        raise BatchdError(text) from None
 
 
 def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a sequence: each part needs earlier ones

@@ -1,4 +1,4 @@
-"""The log has no reader, or cannot be written: the daemon serves."""
+"""The log or the output has no reader, or cannot be written: the daemon serves, commands say so."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from contextlib import closing, suppress
 import pytest
 
 import batchd_client
-from support.daemon_process import DaemonProcess
+from support.commands import batchd
+from support.daemon_process import DaemonProcess, clean_environment
 from support.expected import Expected
 from support.seen import see
 from support.settings import folder_stream
@@ -16,12 +17,12 @@ from support.waiting import PATIENCE_S, wait_until
 
 
 class UnloggedDaemon(DaemonProcess):
-    """A daemon with another standard error, which a redirection of the shell gives."""
+    """A daemon with other standard streams, which a redirection of the shell gives."""
 
-    def logging_to(self, redirection):
-        """Start the daemon with this redirection."""
+    def logging_to(self, redirection, *, ready=True):
+        """Start the daemon with this redirection; ``ready``: wait for its address."""
         self.through = ["sh", "-c", f'exec "$@" {redirection}', "sh"]
-        return self.start()
+        return self.start(ready=ready)
 
 
 @pytest.fixture
@@ -45,6 +46,72 @@ def test_a_log_that_cannot_be_written_stops_no_process(unlogged, redirection):
 
     assert not unlogged.log
     assert unlogged.terminate() == 0
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-", "| true"], ids=["full", "closed", "no reader"])
+def test_an_address_that_cannot_be_printed_ends_no_daemon(unlogged, redirection):
+    """``batchd serve | head -1`` serves on: trainers find the address in the runtime directory."""
+    unlogged.logging_to(redirection, ready=False)
+    with (
+        batchd_client.connect(unlogged.address, connect_timeout_s=PATIENCE_S) as connection,
+        connection.stream("photos", epochs=1) as stream,
+    ):
+        assert see(stream) == Expected(unlogged.config).epoch(0)
+
+    assert batchd("stop", address=unlogged.address)
+    assert unlogged.wait() == 0
+    assert unlogged.log_lines("stopped")
+
+
+COMMANDS = ["--version", "--help", "config", "explain", "doctor", "check", "keys list", "status"]
+
+
+@pytest.fixture(scope="module")
+def asked(start_shared_daemon):
+    """Return the environment and the folder in which every command has something to say."""
+    daemon = start_shared_daemon()
+    return {**clean_environment(), "BATCHD_ADDRESS": daemon.address, "BATCHD_CONFIG": str(daemon.config)}, daemon.config
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_output_that_cannot_be_written_is_one_sentence(asked, command):
+    """No command shows a traceback, and none ends as if it had been read."""
+    environment, config = asked
+    words = [*command.split(), *([str(config)] if command == "check" else [])]
+    for redirection, status, said in ((">/dev/full", 1, "No space left on device"), ("| true", 0, "")):
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-m", "batchd", *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment,
+            cwd=config.parent,
+            check=False,
+        )
+        assert done.returncode == status
+        assert done.stderr.count("\n") <= 1
+        assert done.stderr.startswith(f"batchd: standard output cannot be written: {said}" if said else "")
+        assert said in done.stderr
+
+
+def test_a_limit_of_file_sizes_is_one_sentence(asked, tmp_path):
+    """As a full disk is: the text says which limit."""
+    environment, config = asked
+    with (tmp_path / "output").open("wb") as output:
+        done = subprocess.run(
+            ["prlimit", "--fsize=0", sys.executable, "-m", "batchd", "check", str(config)],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE_S,
+            env=environment,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "batchd: standard output cannot be written: File too large; raise the limit of file sizes (ulimit -f, "
+        "LimitFSIZE= in the unit)\n"
+    )
 
 
 @pytest.mark.parametrize("ending", ["sleeps", "goes"])

@@ -22,7 +22,7 @@ from support.kernel import descriptors_of
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.EMFILE, "there is no more of file descriptors: raise the limit"),
+        (errno.EMFILE, "Too many open files; this process needs more file descriptors: raise the limit"),
         (errno.ENFILE, "raise fs.file-max"),
         (errno.ENOMEM, "give the machine or the cgroup more"),
         (errno.ENOSPC, "fs.epoll.max_user_watches"),

@@ -38,7 +38,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple, Self
 
 from batchd.daemon.memory.available import MEMORY_NAME, shortage
-from batchd.errors import MemoryTooSmall, Problem, ProblemKind
+from batchd.errors import DESCRIPTORS_ADVICE, MemoryTooSmall, Problem, ProblemKind
 from batchd.free_memory import UNLIMITED_BYTES, available_bytes
 from batchd_wire.slot import UNFINISHED_MARK, SlotHeader
 
@@ -54,7 +54,7 @@ MADV_POPULATE_WRITE = 23
 """Of madvise(2), since Linux 5.14; the standard library has no name for it."""
 MADE_AT_ONCE = 16
 """While the daemon serves: so few that the loop is not held up."""
-ADVICE = "raise the limit (LimitNOFILE= in the unit, ulimit -Hn, --ulimit nofile= of docker)"
+ADVICE = DESCRIPTORS_ADVICE
 
 
 class Blank(NamedTuple):
