@@ -9,7 +9,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from subprocess import STDOUT
 from typing import Any, NoReturn
 
 from batchd import failpoints
@@ -24,7 +26,7 @@ class Forked:
         reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            os.dup2(errors, 2)
+            os.dup2(writing if errors == STDOUT else errors, 2)
             _run(act, arguments, given, writing)
         os.close(writing)
         self.stdout = os.fdopen(reading, "rb")
@@ -38,9 +40,10 @@ class Forked:
 
 
 def start_scan(module: str, *arguments: str, given: bytes, stderr: int, **_how: Any) -> Child:
-    """Fork for a separate scan. Replaces ``children.start``."""
-    scan = import_module(module).scan
-    return Child(Forked(lambda: answer(scan), arguments, given, stderr))  # type: ignore[arg-type]
+    """Fork for a separate scan, or for samples that are measured. Replaces ``children.start``."""
+    program = import_module(module)
+    act = partial(answer, program.scan) if hasattr(program, "scan") else program.main
+    return Child(Forked(act, arguments, given, stderr))  # type: ignore[arg-type]
 
 
 def _run(act: Callable[[], int], arguments: Sequence[str], given: bytes, output: int) -> NoReturn:
