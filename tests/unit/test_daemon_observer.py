@@ -33,17 +33,46 @@ def by_default(http: str) -> DaemonConfig:
     return DaemonConfig.model_construct(_fields_set=set(), http=http)
 
 
-def test_a_default_address_in_use_is_skipped(taken):
+def test_a_default_address_in_use_is_skipped_without_waiting(taken, monkeypatch):
     """Two daemons of two users on one machine both start; one log line names the remedy."""
+    monkeypatch.setattr(observer, "sleep", lambda _seconds: pytest.fail("HTTP delays the daemon's own address"))
     with capture_logs() as lines:
         door = open_http(by_default(taken), is_embedded=False)
 
-    assert door == HttpSocket()
     assert door.address is None
     (line,) = lines
     assert line["log_level"] == "warning"
     assert line["reason"] == f"cannot listen on {taken}: address already in use"
     assert "http in [daemon]" in line["advice"]
+
+
+def test_a_default_address_that_becomes_free_is_used(monkeypatch):
+    """The daemon that had it ends: the other one then answers there, for its first visitor."""
+    now = [1000.0]
+    monkeypatch.setattr(observer, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ObserverProcess, "_start", lambda process: starts.append(process.address))
+    starts: list[str | None] = []
+    selector = Selector()
+    with socket.create_server(("127.0.0.1", 0)) as holder, capture_logs() as lines:
+        http = f"127.0.0.1:{holder.getsockname()[1]}"
+        door = open_http(by_default(http), is_embedded=False)
+        with ObserverProcess(selector, door, RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+            process.start(lambda _lifeline, _pid: None)
+            for _ in range(10):
+                now[0] += PAUSE_MAX_S
+                process.tick()
+            assert process.address is None
+            holder.close()
+            now[0] += PAUSE_MAX_S
+            process.tick()
+            assert process.address == f"http://{http}"
+            host, port = http.split(":")
+            with socket.create_connection((host, int(port))):
+                selector.dispatch()
+            assert starts == [process.address]
+    assert [line["event"] for line in lines] == ["HTTP disabled", "observing"]
+    assert not selector._callbacks
+    selector.close()
 
 
 def test_a_configured_address_in_use_is_an_error(taken):

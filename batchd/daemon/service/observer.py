@@ -4,7 +4,8 @@
     start [-> first visitor] -> observer -> it ends -> growing pause -> observer -> ... -> close
 
 At the default address the observer is started for its first visitor, since most daemons have none
-there; where an address was set, from the beginning.
+there; where an address was set, from the beginning. If another program has the default address, the
+daemon starts without HTTP, and listens as soon as the address is free.
 
 Invariant: the observer has exactly its listening socket and its lifeline. The daemon keeps the
 socket open, so the next observer answers requests that arrive without one.
@@ -15,6 +16,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from time import monotonic, sleep
 from typing import Self
 
@@ -52,6 +54,8 @@ class HttpSocket:
     details_for_all: bool = False
     is_asked_for: bool = False
     """Whether the configuration sets the address."""
+    later: tuple[str, int] | None = None
+    """The host and port to listen on once another program does not."""
 
     @property
     def address(self) -> str | None:
@@ -70,15 +74,17 @@ class HttpSocket:
 def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
     """Bind the configured address. Raises ``ConfigInvalid`` if one was set and cannot be bound.
 
-    The result has no socket if HTTP is disabled, or if the default address is taken (logged).
+    The result has no socket if HTTP is disabled. If the default address is taken, which is logged,
+    nothing waits for it: ``ObserverProcess`` tries it again.
     """
     is_asked_for = "http" in daemon.model_fields_set
     place = parse_http(daemon.http) if is_asked_for or not is_embedded else None
     if place is None:
         return HttpSocket()
+    names = place[0], *(daemon.http_names or ())
     try:
-        names = place[0], *(daemon.http_names or ())
-        return HttpSocket(_bind_soon(*place), names, daemon.http_details, is_asked_for)
+        listener = _bind_soon(*place) if is_asked_for else _bind(*place)
+        return HttpSocket(listener, names, daemon.http_details, is_asked_for)
     except OSError as error:
         reason = f"cannot listen on {daemon.http}: {(error.strerror or str(error)).lower()}"
         advice = 'set http in [daemon] to another address, or to "off"'
@@ -86,8 +92,8 @@ def open_http(daemon: DaemonConfig, *, is_embedded: bool) -> HttpSocket:
             raise ConfigInvalid(
                 [problem_at(("daemon", "http"), ProblemKind.UNUSABLE_ADDRESS, f"{reason}; {advice}")]
             ) from None
-        _log.warning("HTTP disabled", reason=reason, advice=advice)
-        return HttpSocket()
+        _log.warning("HTTP disabled", reason=reason, advice=f"it is tried again; to use both, {advice}")
+        return HttpSocket(None, names, daemon.http_details, later=place)
 
 
 def _bind_soon(host: str, port: int) -> socket.socket:
@@ -153,14 +159,30 @@ class ObserverProcess:
 
     def start(self, adopt: Adopt) -> None:
         """Answer HTTP from now on: start the first observer, or wait for its first visitor."""
-        if self._door.listener is None:
-            return
         self._adopt = adopt
+        if self._door.listener is not None:
+            self._await_visitors(self._door.listener)
+        elif self._door.later is not None:
+            self._due_s = monotonic() + self._pause_s
+
+    def _await_visitors(self, listener: socket.socket) -> None:
         if self._door.is_asked_for:
             self._spawn()
         else:
-            self._selector.add(self._door.listener.fileno(), self._on_first_visitor)
+            self._selector.add(listener.fileno(), self._on_first_visitor)
         _log.info("observing", http=self.address)
+
+    def _listen_again(self, host: str, port: int) -> None:
+        """Listen on the address that was taken, or try it later."""
+        try:
+            listener = _bind(host, port)
+        except OSError:
+            self._due_s = monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+            return
+        self._pause_s = PAUSE_FIRST_S
+        self._door = replace(self._door, listener=listener, later=None)
+        self._await_visitors(listener)
 
     def _on_first_visitor(self) -> None:
         """Start the observer, which accepts the connection."""
@@ -169,10 +191,13 @@ class ObserverProcess:
         self._spawn()
 
     def tick(self) -> None:
-        """Start another observer when it is due."""
+        """Start another observer when it is due, or listen again."""
         if self._due_s is not None and monotonic() >= self._due_s:
             self._due_s = None
-            self._spawn()
+            if self._door.later is not None:
+                self._listen_again(*self._door.later)
+            else:
+                self._spawn()
 
     def _spawn(self) -> None:
         self._started_s = monotonic()
