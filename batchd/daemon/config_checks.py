@@ -57,6 +57,7 @@ from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, P
 from batchd.free_memory import available_bytes
 from batchd.pipeline.cache_split import decoded_files
 from batchd.pipeline.call.options import Call
+from batchd.pipeline.image.options import Follow
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.sample_fields import pack_of
 from batchd.samples.sizes import format_bytes
@@ -173,7 +174,7 @@ def _addresses(daemon: DaemonConfig) -> list[tuple[str, str]]:
 class Preview(NamedTuple):
     """Findings of ``preview``. ``unseen``: parts that were not checked, each with its stream.
 
-    ``notes``: what the sources leave out, and what they take for granted, each with its stream.
+    ``notes``: what sources and steps leave out, and take for granted, each with its stream.
     """
 
     problems: list[Problem]
@@ -207,7 +208,18 @@ def preview(config: Config, rings: dict[str, RingSize], storage: Storage) -> Pre
         unseen += [(name, text) for text in texts]
     notes = [(name, text) for name, trial in trials.items() for text in trial.notes]
     notes += differing_classes({name: trial.whole.class_names for name, trial in trials.items() if trial.whole})
+    notes += [(name, text) for name, stream in config.streams.items() for text in _kept_boxes(stream.pipeline)]
     return Preview(problems, memory_problem(config, short), unseen, notes)
+
+
+def _kept_boxes(steps: Sequence[StepOptions]) -> list[str]:
+    """What happens to boxes that vanish, where the configuration does not say it."""
+    return [
+        f"a box that vanishes from {step.field!r} becomes four zeros in {step.boxes!r}, and what belongs to it stays; "
+        "labels = [...] of follow drops their rows together, and keep_empty = true says that this is meant"
+        for step in steps
+        if isinstance(step, Follow) and step.boxes is not None and not step.drops_boxes and step.keep_empty is None
+    ]
 
 
 def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Problem]:

@@ -34,6 +34,12 @@ class StepOptions:
     later: ClassVar[frozenset[str]] = frozenset()
     """Options that an older version did not have: at its default, one is in no fingerprint."""
 
+    @property
+    def unsaid(self) -> frozenset[str]:
+        """The ``later`` options that change no bytes as they are."""
+        options = (option for option in fields(self) if option.name in self.later)
+        return frozenset(option.name for option in options if getattr(self, option.name) == option.default)
+
     keeps_length: ClassVar[bool] = False
     """Whether the first dimension of its field stays as long as it is."""
 

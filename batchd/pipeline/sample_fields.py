@@ -13,6 +13,7 @@ from typing import Any
 
 from batchd.errors import KeyPath
 from batchd.pipeline import effects
+from batchd.pipeline.image.options import CropStep, Follow, Rotate
 from batchd.pipeline.options import StepOptions
 from batchd.pipeline.shapes.options import Pack
 from batchd.pipeline.step_files import check_files
@@ -188,10 +189,16 @@ def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
     """The name of the step that makes a field differ between epochs; None if none does.
 
     What reads a field that differs makes fields that differ. A function reads all fields, but its
-    promise (``random = false``) covers what other steps have drawn.
+    promise (``random = false``) covers what other steps have drawn. What cuts boxes off at random
+    makes the rows differ that follow their image.
     """
     drawn: dict[str, str] = {}
+    followed: dict[str, frozenset[str]] = {}
     for step in steps:
+        if isinstance(step, Follow) and step.drops_boxes:
+            followed[step.field] = frozenset(name for role, name in step.followers if role in ("boxes", "label"))
+        elif step.is_random and isinstance(step, CropStep | Rotate):
+            drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
         read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
         op = step.op if step.is_random else next((drawn[name] for name in sorted(read & drawn.keys())), None)
         if op is not None and step.changes is None:

@@ -16,7 +16,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import singledispatch
 from io import BufferedReader
 from pathlib import Path
@@ -87,8 +86,7 @@ def digests_of(steps: Iterable[StepOptions]) -> Digests:
 
 def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
     """The options of a step, with the digest of each file in the place of its path."""
-    defaults = {option.name: option.default for option in fields(type(step)) if option.name in step.later}
-    plain = {name: value for name, value in step_to_plain(step).items() if defaults.get(name, ...) != value}
+    plain = {name: value for name, value in step_to_plain(step).items() if name not in step.unsaid}
     return {**plain, **{name: digests[path] for name, path in step.files.items()}}
 
 

@@ -59,7 +59,12 @@ class Column:
     pixels_max: int = 0
     """The most pixels that an image may have, height times width; 0 if no step limits them."""
     followers: tuple[tuple[str, str], ...] = ()
-    """The columns that follow the image: ("mask", "boxes" or "points", name of the column)."""
+    """The columns that follow the image: ("mask", "boxes", "points" or "label", name of the
+    column)."""
+    drops_boxes: bool = False
+    """Whether the rows of boxes that vanish leave the boxes and labels that follow the image."""
+    min_visible: float = 0.0
+    """The fraction of a box that has to be left by each step, or it vanishes."""
     made_by: str = ""
     """The step that made it; "" for a column of the source."""
     varying: Varying | None = None

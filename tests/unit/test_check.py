@@ -807,6 +807,21 @@ def test_streams_over_different_sources_get_no_advice(check: Checker) -> None:
     assert "Over the same source" not in check.capsys.readouterr().out
 
 
+def test_boxes_that_vanish_without_their_labels_are_a_note(check: Checker) -> None:
+    """It says what happens until the configuration does."""
+    np.savez(check.folder / "d.npz", image=np.zeros((4, 8, 8, 3), np.uint8), boxes=np.zeros((4, 2, 4), np.float32))
+    told = []
+    for options in ("", ", keep_empty = true"):
+        (check.folder / "batchd.toml").write_text(
+            '[daemon]\nruntime_dir = "run"\n[streams.t]\nbatch_size = 1\nsource = { type = "npz", path = "d.npz" }\n'
+            f'pipeline = [{{ op = "follow", boxes = "boxes"{options} }}, {{ op = "random_flip" }}]\n'
+        )
+        with pytest.raises(SystemExit):
+            main(["check", str(check.folder / "batchd.toml")])
+        told.append("becomes four zeros in 'boxes', and what belongs to it stays" in check.capsys.readouterr().out)
+    assert told == [True, False]
+
+
 def test_notes_on_sources_are_shown(check: Checker) -> None:
     """What a scan leaves out or takes for granted does not keep a daemon away, and is not silent."""
     (check.folder / "t.csv").write_text('a,b\n"x\ny",1\n')
@@ -816,4 +831,4 @@ def test_notes_on_sources_are_shown(check: Checker) -> None:
     )
     with pytest.raises(SystemExit):
         main(["check", str(check.folder / "batchd.toml")])
-    assert "Notes on sources:\n  t  records with line ends inside a cell: " in check.capsys.readouterr().out
+    assert "Notes on sources and steps:\n  t  records with line ends inside a cell: " in check.capsys.readouterr().out

@@ -65,7 +65,7 @@ STEPS = (
     PadBatch(max_shape=(32, 32, 3)),
     Ragged(max_shape=(32, 32, 3)),
     Patches(size=14),
-    Follow(mask="mask"),
+    Follow(mask="mask", boxes="some"),
     RandomCrop(size=(32, 32)),
     Pad(border=(0, 0, 0, 0)),
     Rotate(degrees=(-5.0, 5.0)),
@@ -122,7 +122,15 @@ OTHER_OPTIONS = {
     },
     "patches": {"size": 15},
     "ragged": {"max_shape": (32, 31, 3), "too_large": "crop"},
-    "follow": {"mask": "other mask", "mask_fill": 255, "boxes": "boxes", "points": "points"},
+    "follow": {
+        "mask": "other mask",
+        "mask_fill": 255,
+        "boxes": "boxes",
+        "points": "points",
+        "labels": ("classes",),
+        "keep_empty": False,
+        "min_visible": 0.5,
+    },
     "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,)},
     "pad": {"border": (0, 0, 0, 1), "place": "top_left", "fill": (1,)},
     "rotate": {"degrees": (-6.0, 5.0), "interpolation": "nearest", "fill": (1,)},
@@ -172,6 +180,15 @@ def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     assert OTHER_OPTIONS.keys() == STEP_KINDS.keys()
     with_field = len(OTHER_OPTIONS.keys() - WITHOUT_FIELD)
     assert len(seen) == 1 + with_field + sum(map(len, OTHER_OPTIONS.values()))
+
+
+def test_saying_what_holds_anyway_changes_no_fingerprint() -> None:
+    """Boxes keep their places without labels, and leave with them."""
+    for usual, said in (
+        (Follow(boxes="b"), Follow(boxes="b", keep_empty=True)),
+        (Follow(boxes="b", labels=("c",)), Follow(boxes="b", labels=("c",), keep_empty=False)),
+    ):
+        assert fingerprint_with(pipeline=(Decode(), usual)) == fingerprint_with(pipeline=(Decode(), said))
 
 
 def test_the_order_and_the_number_of_steps_change_the_fingerprint() -> None:

@@ -29,6 +29,7 @@ from batchd.pipeline.image.options import (
     Rotate,
 )
 from batchd.pipeline.numbers.options import Cast
+from batchd.pipeline.sample_fields import drawing_step
 from batchd.pipeline.shapes.options import PadBatch
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUndecodable
@@ -353,6 +354,89 @@ def test_boxes_are_clipped_and_lost_ones_become_zeros():
     expected[1] = [20, 15, 60, 45]
     assert np.array_equal(made, expected)
     assert np.array_equal(boxes[0], [0, 0, 10, 10]), "the source's own boxes were changed"
+
+
+LABELLED = [
+    Column("image", "encoded"),
+    Column("boxes", dtype="float32", shape=(None, 4)),
+    Column("classes", dtype="int64", shape=(None,)),
+    Column("scores", dtype="float16", shape=(None, 2)),
+]
+CROPPED = np.array(
+    [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [50, 9, 40, 20], [10, 15, 30, 25]],
+    np.float32,
+)
+"""Of these boxes the crop of 30 x 40 in the middle leaves the second, and half of the last one."""
+
+
+def run_labelled(steps, boxes=CROPPED):
+    """Return boxes, classes and scores of an image whose boxes have the classes 0, 1, 2, ..."""
+    numbers = np.arange(len(CROPPED))
+    values = {"image": memoryview(encode(where(), ".png")), "boxes": boxes, "classes": numbers}
+    columns = [*LABELLED, Column("n", dtype="int64")]
+    made = Pipeline(columns, steps, 0, has_rows=False).make(
+        {**values, "scores": np.stack([numbers, -numbers], 1).astype(np.float16), "n": 1}, 0, 0, 0
+    )
+    return made["boxes"], made["classes"], made["scores"]
+
+
+@pytest.mark.parametrize("between", [[], [ColorJitter(brightness=0.5)], [Rename(field="n", to="m")]])
+@pytest.mark.parametrize("turn", [Rotate(degrees=(0, 0)), RandomFlip(probability=0)])
+def test_labels_of_boxes_that_vanish_go_with_them(between, turn):
+    """This holds in one stage and in several; the rows that stay keep their order."""
+    follow = Follow(boxes="boxes", labels=("classes", "scores"))
+    steps = [Decode(), follow, CenterCrop(size=(30, 40)), *between, Pad(size=(60, 80)), turn]
+
+    boxes, classes, scores = run_labelled(steps)
+
+    assert np.array_equal(boxes, [[20, 15, 60, 45], [20, 15, 30, 25]])
+    assert classes.tolist() == [1, 5]
+    assert scores.tolist() == [[1, -1], [5, -5]]
+    assert classes.dtype == np.int64
+    assert scores.dtype == np.float16
+
+
+@pytest.mark.parametrize("between", [[], [ColorJitter(brightness=0.5)]])
+@pytest.mark.parametrize(
+    ("min_visible", "left"), [(0.0, [1, 5]), (0.49, [1, 5]), (0.5, [1, 5]), (0.51, [1]), (1.0, [])]
+)
+def test_a_box_of_which_too_little_is_visible_vanishes(between, min_visible, left):
+    """It is what a step leaves of what it found; scaling, padding and turning leave all."""
+    follow = Follow(boxes="boxes", labels=("classes",), min_visible=min_visible)
+    boxes = CROPPED.copy()
+    boxes[1] = [21, 16, 59, 44.5]
+    boxes[1, 2] = 61
+    steps = [Decode(), follow, CenterCrop(size=(30, 40)), *between, Resize(size=(60, 80)), Rotate(quarter_turns=(1,))]
+
+    assert run_labelled(steps, boxes)[1].tolist() == left
+
+
+def test_boxes_alone_may_vanish_or_keep_their_places():
+    """Without labels they stay as zeros, and with keep_empty = true, too; the labels are untouched."""
+    crop = CenterCrop(size=(30, 40))
+
+    for follow in (Follow(boxes="boxes"), Follow(boxes="boxes", keep_empty=True)):
+        boxes, classes, _scores = run_labelled([Decode(), follow, crop])
+        assert boxes.any(axis=1).tolist() == [False, True, False, False, False, True]
+        assert len(classes) == len(CROPPED)
+    assert len(run_labelled([Decode(), Follow(boxes="boxes", keep_empty=False), crop])[0]) == 2
+    assert not run_labelled([Decode(), Follow(boxes="boxes", min_visible=0.6), crop])[0].any()
+
+
+def test_rows_that_leave_at_random_have_no_length_to_measure():
+    """Buckets and packs ask which step draws the length of a field."""
+    crop, flip = RandomCrop(size=(30, 40)), RandomFlip()
+    drops, keeps = Follow(boxes="boxes", labels=("classes",)), Follow(boxes="boxes")
+
+    assert [drawing_step([Decode(), drops, crop], name) for name in ("boxes", "classes")] == ["random_crop"] * 2
+    assert drawing_step([Decode(), keeps, crop], "boxes") is None
+    assert drawing_step([Decode(), drops, flip], "classes") is None
+
+
+def test_labels_of_another_number_than_boxes_are_a_bad_sample():
+    """The reason has both numbers."""
+    with pytest.raises(SampleUndecodable, match="its 'classes' has 6 rows, and its 'boxes' 5"):
+        run_labelled([Decode(), Follow(boxes="boxes", labels=("classes",)), FINAL], CROPPED[:5])
 
 
 def test_a_rotated_box_encloses_its_corners():

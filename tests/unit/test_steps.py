@@ -154,6 +154,11 @@ def test_plain_data_that_is_no_step_is_refused(plain, message):
         ({"op": "follow"}, ("follow",)),
         ({"op": "follow", "mask": "image"}, ("follow",)),
         ({"op": "follow", "mask": "m", "mask_fill": 256}, ("follow", "mask_fill")),
+        ({"op": "follow", "mask": "m", "labels": ["a"]}, ("follow",)),
+        ({"op": "follow", "mask": "m", "min_visible": 0.5}, ("follow",)),
+        ({"op": "follow", "boxes": "b", "labels": ["a"], "keep_empty": True}, ("follow",)),
+        ({"op": "follow", "boxes": "b", "labels": ["a", "a"]}, ("follow",)),
+        ({"op": "follow", "boxes": "b", "min_visible": 1.5}, ("follow", "min_visible")),
         ({"op": "zoom"}, ()),
         ({"op": "one_hot"}, ("one_hot", "classes")),
         ({"op": "one_hot", "classes": 0}, ("one_hot", "classes")),
@@ -304,6 +309,11 @@ FOLLOW = Follow(mask="mask", boxes="boxes")
         ([Decode(), Follow(mask="label"), CROP], "mask = 'label', which is int64; a mask is the bytes of a PNG"),
         ([Decode(), Follow(boxes="mask"), CROP], "boxes = 'mask', which is image; boxes are float32[?,4]"),
         ([Decode(), Follow(points="boxes"), CROP], "points = 'boxes', which is float32[5,4]; points are float32[?,2]"),
+        (
+            [Decode(), Follow(boxes="boxes", labels=("label",)), CROP],
+            "labels = 'label', which is int64; labels have a row for each box",
+        ),
+        ([Decode(), Follow(boxes="boxes", labels=("nothing",)), CROP], "labels = 'nothing', and a sample has 'image'"),
         ([Decode(), Follow(points="nothing"), CROP], "points = 'nothing', and a sample has 'image', 'label'"),
         (
             [Decode(), FOLLOW, CROP, Rename(field="image", to="a"), Follow(field="one", mask="mask")],

@@ -35,6 +35,7 @@ _FOLLOWERS = {
     "mask": 'a mask is the bytes of a PNG ("image"), without a "decode" of its own, or uint8[?,?]',
     "boxes": "boxes are float32[?,4]",
     "points": "points are float32[?,2]",
+    "label": "labels have a row for each box, such as int64[?]",
 }
 _COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
 
@@ -59,23 +60,31 @@ def _follow(step: options.Follow, columns: Columns) -> Columns:
             f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
             f'what "{lead.made_by}" did would not be done to those who follow'
         )
-    made = dict(changed(step, columns, shape=lead.shape, followers=step.followers))
+    facts = {"drops_boxes": step.drops_boxes, "min_visible": step.min_visible}
+    made = dict(changed(step, columns, shape=lead.shape, followers=step.followers, **facts))
     following = {name for column in columns.values() for _role, name in column.followers}
     missing = [(role, name) for role, name in step.followers if name not in columns]
     if missing:
-        said = " and ".join(f"{role} = {name!r}" for role, name in missing)
-        raise NoSuchField(f'"follow" has {said}', missing[0][:1], [name for _role, name in missing], columns)
+        said = " and ".join(f"{_KEYS.get(role, role)} = {name!r}" for role, name in missing)
+        key = _KEYS.get(missing[0][0], missing[0][0])
+        raise NoSuchField(f'"follow" has {said}', (key,), [name for _role, name in missing], columns)
     for role, name in step.followers:
+        key, column = _KEYS.get(role, role), columns[name]
         if name in following:
-            raise StepInvalid(f'"follow" has {role} = {name!r}, which follows another image already', (role,))
-        column = columns[name]
+            raise StepInvalid(f'"follow" has {key} = {name!r}, which follows another image already', (key,))
         if not (_can_follow(role, column) or (role == "mask" and column.kind == "encoded")):
-            raise StepInvalid(f'"follow" has {role} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}', (role,))
+            raise StepInvalid(f'"follow" has {key} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}', (key,))
         shape = lead.shape[:2] if role == "mask" else column.shape
+        if step.drops_boxes and role in ("boxes", "label"):
+            shape = (None, *column.shape[1:])
         dtype = "uint8" if role == "mask" else column.dtype
         fill = step.mask_fill if role == "mask" else 0
         made[name] = replace(column, kind="array", dtype=dtype, shape=shape, made_by=step.op, fill=fill)
     return made
+
+
+_KEYS = {"label": "labels"}
+"""The option that names a follower, where it is not called as its role."""
 
 
 def _can_follow(role: str, column: Column) -> bool:
@@ -83,6 +92,8 @@ def _can_follow(role: str, column: Column) -> bool:
         return False
     if role == "mask":
         return column.dtype == "uint8" and len(column.shape) == GRAY_DIMENSIONS
+    if role == "label":
+        return len(column.shape) > 0 and column.varying is None
     return column.dtype == "float32" and (None, *column.shape[1:]) == _COORDINATES[role]
 
 

@@ -5,6 +5,7 @@ Worker process.
     source                            here
     a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``follow_trail``
     float32 [n, 4]                  -> boxes   left, top, right, bottom
+    any [n, ...]                    -> labels  the rows of the boxes that are left
     float32 [n, 2]                  -> points  x, y
 
 Coordinates are those of the upright image in pixels, x to the right and y down; the first pixel
@@ -13,8 +14,9 @@ They are computed in float64, and rounded to float32 behind each stage.
 
 A box is cut off at the image's edge after each step, so that a later padding does not bring back
 what a crop removed. A box that is rotated by an angle becomes the smallest upright one around it.
-A box without area, from the start or because nothing of it is left, becomes four zeros, in its
-place.
+A box without area, from the start or because too little of it is left, vanishes: it becomes four
+zeros in its place, or its row leaves the boxes and all labels. Too little is what one step leaves of
+the area that it found; so it makes no difference in how many stages the steps are done.
 
 The bytes of a mask must be a file that keeps numbers as they are: a PNG of one channel, up to 8
 bits, or with a palette, whose indices count. (cv2 gives colours instead of indices, so it gets the
@@ -67,13 +69,15 @@ class Followers:
 
     def __init__(
         self,
-        followers: Sequence[tuple[str, str]],
+        lead: Column,
         before: Mapping[str, Column],
         after: Mapping[str, Column],
         writes: frozenset[str],
     ) -> None:
-        names = dict(followers)
+        names = dict(lead.followers)
         self._mask_name, self._boxes, self._points = (names.get(role) for role in ("mask", "boxes", "points"))
+        self._labels = [name for role, name in lead.followers if role == "label"]
+        self._drops_boxes, self._min_visible = lead.drops_boxes, lead.min_visible
         if self._mask_name is not None:
             self._mask_is_encoded = before[self._mask_name].kind == "encoded"
             self._mask_fill = int(after[self._mask_name].fill)
@@ -97,12 +101,23 @@ class Followers:
         if self._boxes is not None or self._points is not None:
             maps = coordinate_maps(geometry.trail, *size)
             if self._boxes is not None:
-                values[self._boxes] = moved_boxes(_numbers(values, self._boxes), maps, size)
+                self._move_boxes(values, self._boxes, maps, size)
             if self._points is not None:
                 points = _numbers(values, self._points).astype(np.float64)
                 for step in maps:
                     points = step.moved(points)
                 values[self._points] = points.astype(np.float32)
+
+    def _move_boxes(
+        self, values: dict[str, Value], name: str, maps: Sequence[CoordinateMap], size: tuple[int, int]
+    ) -> None:
+        boxes, is_left = moved_boxes(_numbers(values, name), maps, size, self._min_visible)
+        values[name] = boxes[is_left] if self._drops_boxes else boxes
+        for label in self._labels:
+            rows = np.asarray(values[label])
+            if len(rows) != len(boxes):
+                raise SampleUndecodable(f"its {label!r} has {len(rows)} rows, and its {name!r} {len(boxes)}")
+            values[label] = rows[is_left] if self._drops_boxes else rows
 
     def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
         """Return the mask of the source, uint8 [height, width, 1]."""
@@ -131,23 +146,32 @@ def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int
 
 
 def moved_boxes(
-    boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int]
-) -> npt.NDArray[np.float32]:
-    """Move boxes, float32 [n, 4], of an image of ``size``. A box without area becomes zeros."""
-    moved, is_left = _cut_off(boxes.astype(np.float64), *size)
+    boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int], min_visible: float = 0.0
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Move boxes, float32 [n, 4], of an image of ``size``.
+
+    Gives them, zeros for each that has vanished, and which of them have not.
+    """
+    moved, is_left = _cut_off(boxes.astype(np.float64), *size, min_visible)
     for step in maps:
         corners = step.moved(moved[:, _CORNERS])
         moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-        moved, is_still_left = _cut_off(moved, step.height, step.width)
+        moved, is_still_left = _cut_off(moved, step.height, step.width, min_visible)
         is_left &= is_still_left
     moved[~is_left] = 0
-    return moved.astype(np.float32)
+    return moved.astype(np.float32), is_left
 
 
-def _cut_off(boxes: Coordinates, height: int, width: int) -> tuple[Coordinates, npt.NDArray[np.bool_]]:
-    """Cut boxes off at the edge of an image. Gives them, and which of them have an area."""
+def _cut_off(
+    boxes: Coordinates, height: int, width: int, min_visible: float
+) -> tuple[Coordinates, npt.NDArray[np.bool_]]:
+    """Cut boxes off at the edge of an image. Gives them, and which of them have enough area."""
     inside = np.clip(boxes, 0, [width, height, width, height])
-    return inside, (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
+    is_left = (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
+    if min_visible:
+        area, whole = ((sides[:, 2] - sides[:, 0]) * (sides[:, 3] - sides[:, 1]) for sides in (inside, boxes))
+        is_left &= area >= min_visible * whole
+    return inside, is_left
 
 
 def _coordinate_map(move: Move | Orientation, height: int, width: int) -> CoordinateMap:

@@ -270,6 +270,7 @@ class Follow(ImageStep):
     """
 
     keeps_pixels: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"labels", "keep_empty", "min_visible"})
     op: Literal["follow"] = "follow"
     field: str = "image"
     """The image that is followed."""
@@ -280,8 +281,17 @@ class Follow(ImageStep):
     mask_fill: Level = 0
     """The value of the mask outside of the image; 255 is a common "ignore"."""
     boxes: str | None = None
-    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge; an empty box
-    becomes four zeros, in its place."""
+    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge. A box of which
+    nothing is left vanishes: see "labels"."""
+    labels: Annotated[tuple[str, ...], Example(["classes"])] = ()
+    """Fields with a row for each box, such as its class: when a box vanishes, its row leaves them and
+    "boxes" together."""
+    keep_empty: bool | None = None
+    """Whether a box that vanishes becomes four zeros in its place, and keeps its rows. When not set:
+    false with "labels", and true without."""
+    min_visible: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """A box also vanishes when a step cuts off so much that less than this fraction of its area is
+    left."""
     points: str | None = None
     """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say
     so."""
@@ -290,13 +300,30 @@ class Follow(ImageStep):
         if not self.followers:
             raise ValueError('follow needs a field that follows: mask = "…", boxes = "…" or points = "…"')
         if len(self.touches) != len(self.followers) + 1:
-            raise ValueError("follow names one field twice; image, mask, boxes and points are different fields")
+            raise ValueError("follow names one field twice; image, mask, boxes, labels and points are different fields")
+        if self.boxes is None and (self.labels or self.keep_empty is not None or self.min_visible):
+            raise ValueError('labels, keep_empty and min_visible are of boxes: name their field, as in boxes = "boxes"')
+        if self.labels and self.keep_empty:
+            raise ValueError("keep_empty = true keeps all rows of labels = […]; leave one of the two out")
+
+    @property
+    def drops_boxes(self) -> bool:
+        """Whether the rows of boxes that vanish leave the sample."""
+        return self.boxes is not None and not (not self.labels if self.keep_empty is None else self.keep_empty)
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        """``keep_empty`` changes nothing where it says what holds without it."""
+        is_usual = self.drops_boxes == bool(self.labels)
+        usual = super(Follow, self).unsaid  # noqa: UP008  slots make the class anew
+        return usual | ({"keep_empty"} if is_usual else set())
 
     @property
     def followers(self) -> tuple[tuple[str, str], ...]:
         """The kinds of fields that follow the image, and their names."""
         named = (("mask", self.mask), ("boxes", self.boxes), ("points", self.points))
-        return tuple((role, name) for role, name in named if name is not None)
+        labels = (("label", name) for name in self.labels)
+        return (*((role, name) for role, name in named if name is not None), *labels)
 
     @property
     def touches(self) -> frozenset[str]:

@@ -139,7 +139,7 @@ class ImageStage:
         moves_followers = bool(made.followers) and (
             bool(self._planners) or any(isinstance(step, Follow) for step in steps)
         )
-        self._followers = Followers(made.followers, before, after, writes) if moves_followers else None
+        self._followers = Followers(made, before, after, writes) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
         (self._decoding, self._moving, self._converting), recoloring = _parts_of(steps, timings)
         self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
