@@ -31,7 +31,7 @@ from batchd.sources.options import SourceOptions
 from batchd.storage.access import WantedNames
 from batchd.storage.index import readable
 from batchd.storage.paths import absent, unreachable
-from batchd.storage.patterns import Pattern, resolve_braces
+from batchd.storage.patterns import NameRule, Pattern, resolve_braces
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
@@ -167,7 +167,7 @@ def _files_below(folder: Path, survey: Survey) -> FoundFiles:
     count = Counter[str]()
 
     def list_folder(below_top: bytes) -> tuple[list[bytes], list[bytes]]:
-        folders, names = survey.names_in(os.path.join(top, below_top), WantedNames(lambda _name: True))  # noqa: PTH118  bytes
+        folders, names = survey.names_in(os.path.join(top, below_top), WantedNames(NameRule()))  # noqa: PTH118  bytes
         count["files"] += len(names)
         survey.progress(count["files"])
         return folders, names

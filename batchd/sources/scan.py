@@ -93,7 +93,7 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
         if known is not None:
             progress(len(known))
             return known
-        memory = ScanMemory(source.place)
+        memory = ScanMemory()
         survey = Survey(memory.watched(progress), python_path, storage=storage)
         index = kind.scan(source, survey)
         if extension is not None:
@@ -107,8 +107,7 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
 class ScanMemory:
     """The memory that the scan of a source may take in this process, from now on."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self) -> None:
         self._free_bytes = available_bytes()
         self.bytes_max = max(SCAN_BYTES_MIN, self._free_bytes // 2)
         self._begun_bytes = _own_bytes()
@@ -135,7 +134,7 @@ class ScanMemory:
     def refusal(self, found: int) -> SourceInvalid:
         """The error of a scan that needs more, and has found so many samples."""
         return SourceInvalid(
-            f"{self._place}: the scan needs more than {round_bytes(self.bytes_max)} of memory, which is what it may take of the "
+            f"the scan needs more than {round_bytes(self.bytes_max)} of memory, which is what it may take of the "
             f"{round_bytes(self._free_bytes)} that are free; it has found {counted(found, 'sample')} until then: give the "
             "machine or the container more memory, or serve fewer of the files; if they are small, one of them is damaged"
         )
@@ -179,7 +178,7 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     failpoints.passing("scan.isolated")
     plain, limits = json.load(sys.stdin)
     source = source_from_plain(plain)
-    allowed = ScanMemory(source.place)
+    allowed = ScanMemory()
     allowed.bound()
     with Storage(StorageLimits(*limits)) as storage:
         survey = _TellingSurvey(say, storage)

@@ -13,6 +13,7 @@ names a path or URL as the user wrote it, and what is wrong with it.
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from hashlib import sha256
@@ -28,6 +29,7 @@ from batchd.storage import values
 from batchd.storage.ahead import RequestBudget, Requested
 from batchd.storage.index import readable
 from batchd.storage.paths import absent, check_bound, open_regular, status_of, unreachable, unreadable
+from batchd.storage.patterns import NameRule, rule_of
 from batchd.storage.remote_stream import ObjectStream
 from batchd.suggestions import pip_command
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 FETCHED_BYTES_MAX = 32 << 20
 """Bytes that are read ahead for the orders of a worker."""
+RULE_BYTES_MAX = 4096
+"""A longer rule for names is not kept with each folder, so each change of a folder counts."""
 BLOCKS_BYTES_MAX = 512 << 20
 """Bytes of the blocks of shuffles that a worker has open, or requests ahead."""
 
@@ -116,15 +120,13 @@ class Storage:
 
 
 class WantedNames(NamedTuple):
-    """Filter for the names in a folder: all folders, and files for which ``is_wanted`` is true.
+    """Filter for the names in a folder.
 
-    ``hidden``: also take names that begin with a dot. ``bound``: a real path; a link to a wanted
-    file must not lead out of it. None allows any place.
+    ``bound``: a real path; a link to a wanted file must not lead out of it. None allows any place.
     """
 
-    is_wanted: Callable[[bytes], bool]
+    rule: NameRule
     bound: bytes | None = None
-    hidden: bool = False
 
 
 class FoundNames(NamedTuple):
@@ -132,6 +134,10 @@ class FoundNames(NamedTuple):
 
     folders: list[bytes]
     files: list[bytes]
+
+    def digest(self) -> str:
+        """The digest of all of them."""
+        return sha256(b"\0".join([*self.folders, b"", *self.files])).hexdigest()
 
 
 class LocalFiles:
@@ -176,8 +182,8 @@ class LocalFiles:
 
     def look_at(self, folder: bytes, survey: Survey) -> tuple[int, int] | None:
         """The device and inode of a folder, behind all links. Raises ``SourceInvalid``."""
+        survey.looked()
         status = status_of(folder)
-        survey.saw(folder, status)
         return status.st_dev, status.st_ino
 
     def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
@@ -185,16 +191,25 @@ class LocalFiles:
 
         Every wanted name that is no folder counts as a file here: the reader checks its kind.
         """
+        seen = values.witness(folder, status_of(folder))  # before it is listed
+        found = self._list(folder, wanted, survey.looked)
+        is_short = sum(map(len, wanted.rule.patterns)) <= RULE_BYTES_MAX
+        survey.add(seen._replace(names=json.dumps([found.digest(), *wanted.rule])) if is_short else seen)
+        return found
+
+    def _list(self, folder: bytes, wanted: WantedNames, looked: Callable[[], None]) -> FoundNames:
+        rule, is_wanted, enters = wanted.rule, wanted.rule.takes(), wanted.rule.enters()
         folders, files = [], []
         try:
             with os.scandir(folder) as found:
                 for entry in found:
-                    survey.looked()
-                    if entry.name.startswith(b".") and not wanted.hidden:
+                    looked()
+                    if entry.name.startswith(b".") and not rule.hidden:
                         continue
-                    is_file = wanted.is_wanted(entry.name)
-                    if _is_folder(entry, or_else=is_file or wanted.hidden):
-                        folders.append(entry.name)
+                    is_file = is_wanted(entry.name)
+                    if _is_folder(entry, or_else=is_file or rule.hidden):
+                        if enters(entry.name):
+                            folders.append(entry.name)
                     elif is_file:
                         if entry.is_symlink():
                             check_bound(entry.path, wanted.bound)
@@ -205,8 +220,21 @@ class LocalFiles:
 
     def first_changed(self, witnesses: Sequence[values.Witness]) -> str:
         """The first path that has changed; "" if none has. Raises ``OSError``."""
-        changed = (one.path for one in witnesses if values.witness(os.fsencode(one.path), os.stat(one.path)) != one)  # noqa: PTH116
-        return next(changed, "")
+        return next((one.path for one in witnesses if not self._is_unchanged(one)), "")
+
+    def _is_unchanged(self, seen: values.Witness) -> bool:
+        """True if a file is as it was, or a folder has the same names that a scan would take."""
+        path = os.fsencode(seen.path)
+        if values.witness(path, os.stat(path)) == seen._replace(names=""):  # noqa: PTH116  bytes
+            return True
+        if not seen.names:
+            return False
+        digest, *rule = json.loads(seen.names)
+        try:
+            found = self._list(path, WantedNames(rule_of(rule)), lambda: None)
+        except SourceInvalid:
+            return False
+        return bool(found.digest() == digest)
 
 
 def _is_folder(entry: os.DirEntry[bytes], *, or_else: bool) -> bool:
@@ -272,12 +300,10 @@ class RemoteFiles:
             found = self._storage.client.list_folder(url)
         except values.ObjectUnreadable as reason:
             raise _unreadable(url, reason) from None
-        survey.add(_listed(url, found))
-        folders, files = (
-            [name for name in map(os.fsencode, names) if name and (wanted.hidden or not name.startswith(b"."))]
-            for names in (found.folders, [name for name, _version in found.files])
-        )
-        return FoundNames(sorted(folders), sorted(filter(wanted.is_wanted, files)))
+        taken = _taken(found, wanted.rule)
+        survey.add(_listed(url, taken, wanted.rule))
+        files = [os.fsencode(name) for name, _version in taken.files]
+        return FoundNames(sorted(map(os.fsencode, taken.folders)), sorted(files))
 
     def first_changed(self, witnesses: Sequence[values.Witness]) -> str:
         """See ``LocalFiles``."""
@@ -296,9 +322,11 @@ class RemoteFiles:
             survey.add(values.object_witness(url, version))
 
     def _is_same_listing(self, one: values.Witness) -> bool:
-        url = one.path.removesuffix("/")
+        if not one.names:
+            return False
+        url, rule = one.path.removesuffix("/"), rule_of(json.loads(one.names))
         try:
-            return _listed(url, self._storage.client.list_folder(url)) == one
+            return _listed(url, _taken(self._storage.client.list_folder(url), rule), rule) == one
         except values.ObjectUnreadable:
             return False
 
@@ -325,9 +353,20 @@ def _unreadable(url: str, reason: values.ObjectUnreadable) -> SourceInvalid:
     return SourceInvalid(f"{readable(os.fsencode(url))} cannot be read: {reason}")
 
 
-def _listed(url: str, found: values.Listing) -> values.Witness:
+def _taken(found: values.Listing, rule: NameRule) -> values.Listing:
+    """The folders and files of a bucket's folder that a scan takes."""
+    is_wanted, enters = rule.takes(), rule.enters()
+
+    def passes(name: str, test: Callable[[bytes], bool]) -> bool:
+        return bool(name) and (rule.hidden or not name.startswith(".")) and test(os.fsencode(name))
+
+    folders = [name for name in found.folders if passes(name, enters)]
+    return values.Listing(folders, [file for file in found.files if passes(file[0], is_wanted)])
+
+
+def _listed(url: str, found: values.Listing, rule: NameRule) -> values.Witness:
     files: list[tuple[str, values.Version]] = sorted(found.files, key=lambda file: file[0])
     digest = sha256()
     for one in [*sorted(found.folders), None, *files]:
         digest.update(repr(one).encode("utf-8", "backslashreplace") + b"\0")
-    return values.listing_witness(url, digest.hexdigest())
+    return values.listing_witness(url, digest.hexdigest(), json.dumps(rule))

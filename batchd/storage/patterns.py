@@ -21,10 +21,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import translate
+from functools import lru_cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ALTERNATIVES_MAX = 4_096
 """Into how many plain ones the braces of a pattern may be resolved."""
@@ -111,6 +112,46 @@ class Pattern:
                 place += 1  # noqa: PLW2901  on to the next part
                 found.add(place)
         return found
+
+
+class NameRule(NamedTuple):
+    """Which names of a folder a scan takes, as plain data: an index is kept with it.
+
+    ``endings``: of files, in any case. ``patterns``: of paths from a place of which this is the
+    ``folder``. Without both, all names are taken. ``hidden``: also names that begin with a dot.
+    """
+
+    endings: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    folder: str = ""
+    hidden: bool = False
+
+    def takes(self) -> Callable[[bytes], bool]:
+        """The function that says which names are those of files that are taken."""
+        endings = tuple(map(os.fsencode, self.endings))
+        if self.patterns:
+            patterns, around = _resolved(self.patterns), self._around()
+            return lambda name: any(one.matches([*around, name]) for one in patterns)
+        return (lambda name: name.lower().endswith(endings)) if endings else lambda _name: True
+
+    def enters(self) -> Callable[[bytes], bool]:
+        """The function that says which names are those of folders that are searched, too."""
+        patterns, around = _resolved(self.patterns), self._around()
+        return lambda name: not patterns or any(one.may_match_below([*around, name]) for one in patterns)
+
+    def _around(self) -> list[bytes]:
+        return os.fsencode(self.folder).split(b"/") if self.folder else []
+
+
+def rule_of(fields: Sequence[Any]) -> NameRule:
+    """A rule from its fields, as JSON has them."""
+    endings, patterns, folder, hidden = fields
+    return NameRule(tuple(endings), tuple(patterns), folder, hidden)
+
+
+@lru_cache(maxsize=16)
+def _resolved(texts: tuple[str, ...]) -> list[Pattern]:
+    return [Pattern(plain) for text in texts for plain in resolve_braces(text)]
 
 
 def _name_pattern(name: str) -> Callable[[bytes], bool]:

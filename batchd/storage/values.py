@@ -72,6 +72,9 @@ class Witness(NamedTuple):
     changed_ns: int
     identity: int | str
     """The inode of a file or folder."""
+    names: str = ""
+    """Of a folder, in JSON: a digest of the names that the scan took, and its rule for names. While
+    these are the same, a change of the folder is one of other files."""
 
     @property
     def is_remote(self) -> bool:
@@ -110,9 +113,9 @@ def object_witness(url: str, version: Version) -> Witness:
     return Witness(url, version.size, version.modified_ns, 0, version.etag or "")
 
 
-def listing_witness(url: str, digest: str) -> Witness:
-    """The witness of a folder of a bucket; ``digest`` is of its listing."""
-    return Witness(f"{url.rstrip('/')}/", 0, 0, 0, digest)
+def listing_witness(url: str, digest: str, names: str) -> Witness:
+    """The witness of a folder of a bucket; ``digest`` is of the objects that a scan took."""
+    return Witness(f"{url.rstrip('/')}/", 0, 0, 0, digest, names)
 
 
 class ObjectUnreadable(Exception):  # noqa: N818  names what is wrong

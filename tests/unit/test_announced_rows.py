@@ -117,6 +117,6 @@ def test_a_scan_in_the_daemons_process_has_a_limit_of_memory(tmp_path: Path, mon
     source = CsvSource(path=tmp_path / "a.csv", fields={"a": "int64"})
 
     with pytest.raises(
-        SourceInvalid, match=rf"more than {round_bytes(1 << 20)} of memory.* found .* samples until then"
+        SourceInvalid, match=rf"the scan needs more than {round_bytes(1 << 20)} of memory.* found .* samples until then"
     ):
         scan_source(source, nothing, IndexCache(None), Storage())

@@ -1,6 +1,7 @@
 """Index cache on disk: when an index is valid, and when the source is scanned again."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from batchd.config.directories import default_cache_dir
+from batchd.errors import SourceInvalid
 from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.sources.csv.options import CsvSource
 from batchd.sources.files.index import FilesIndex
@@ -316,3 +318,53 @@ def test_what_a_stream_adds_to_an_index_is_kept_with_it(cache, scans, tmp_path):
     assert len(set(digests)) == 1
     assert "added" not in scanned().arrays
     assert scanned("a").arrays["added"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("patterns", [("a/1.jpg", "b/2.jpg"), ("**/*.jpg",), ("?/[12].jpg",)])
+def test_files_that_no_pattern_matches_cost_no_scan(
+    tmp_path: Path, cache: IndexCache, scans: list[str], patterns: tuple[str, ...]
+) -> None:
+    """Nor do folders in which none can match; a file that matches does."""
+    root = make(tmp_path / "photos", "a/1.jpg", "b/2.jpg", "b/old.txt")
+    source = GlobSource(root=root, patterns=patterns)
+    first = scan_source(source, nothing, cache, Storage())
+
+    make(root, "README", "b/notes.txt", "b/.hidden.jpg", ".git/1")
+    (root / "b/old.txt").unlink()
+    again = scan_source(source, nothing, cache, Storage())
+
+    assert len(scans) == 1
+    assert again.digest == first.digest
+    (root / "b/2.jpg").rename(root / "b/1.jpg")
+    with suppress(SourceInvalid):  # if it is named
+        scan_source(source, nothing, cache, Storage())
+    assert len(scans) == 2
+
+
+def test_files_beside_the_images_of_a_folder_cost_no_scan(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """They are not read; a new class is, even without an image."""
+    root = make(tmp_path / "photos", "a/1.jpg", "b/2.jpg")
+    source = FolderSource(path=root)
+    scan_source(source, nothing, cache, Storage())
+
+    make(root, "README", "a/notes.txt", "b/.3.jpg")
+    scan_source(source, nothing, cache, Storage())
+
+    assert len(scans) == 1
+    (root / "c").mkdir()
+    with suppress(SourceInvalid):
+        scan_source(source, nothing, cache, Storage())
+    assert len(scans) == 2
+
+
+def test_a_long_rule_is_not_kept_with_each_folder(tmp_path: Path, cache: IndexCache, scans: list[str]) -> None:
+    """Then every change of a folder costs a scan."""
+    root = make(tmp_path / "photos", "1.jpg")
+    source = GlobSource(root=root, patterns=("1.jpg", *(f"{number:0100}*" for number in range(100))))
+    scan_source(source, nothing, cache, Storage())
+    assert sum(file.stat().st_size for file in (tmp_path / "cache").iterdir()) < 2_000
+
+    make(root, "README")
+    scan_source(source, nothing, cache, Storage())
+
+    assert len(scans) == 2

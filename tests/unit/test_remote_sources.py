@@ -547,6 +547,9 @@ class TestKeptIndexes:
             assert len(scan_source(source, nothing, cache, storage)) == 2
         assert scans == ["glob"]
 
+        bucket.put({"d/e/README": b"3", "d/.git/1": b"1"})
+        assert len(scan_source(source, nothing, cache, storage)) == 2
+        assert scans == ["glob"]
         bucket.put({"d/e/3.jpg": b"3"})
         assert len(scan_source(source, nothing, cache, storage)) == 3
         assert scans == ["glob", "glob"]

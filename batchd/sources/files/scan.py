@@ -26,11 +26,12 @@ from batchd.samples.location import as_location
 from batchd.sources.csv.values import BYTE_ORDER_MARK
 from batchd.sources.files.index import GrowingIndex, files_neighbours, find_files, image_columns
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, is_image, matching, shards_problems, walk
+from batchd.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, matching, shards_problems, walk
 from batchd.sources.interface import BuiltInKind
 from batchd.storage.access import Storage, WantedNames
 from batchd.storage.index import SourceIndex, readable
 from batchd.storage.paths import bound_of, check_inside
+from batchd.storage.patterns import NameRule
 from batchd.storage.survey import Survey
 
 PATH_BYTES_MAX = 4095
@@ -47,7 +48,7 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
     top = os.fsencode(source.path)
     survey.storage.at(top).look_at(top, survey)
     bound = bound_of(source.path, allow_outside_root=source.allow_outside_root)
-    images_only = WantedNames(is_image, bound)
+    images_only = WantedNames(NameRule(FolderSource.endings), bound)
     folders, images = survey.names_in(top, images_only)
     if folders and images:
         raise SourceInvalid(

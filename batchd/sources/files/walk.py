@@ -13,10 +13,10 @@ from batchd.errors import SourceInvalid
 from batchd.samples.location import Url
 from batchd.sources.files.options import FolderSource
 from batchd.sources.options import FilesOptions
-from batchd.storage.access import Storage, WantedNames
+from batchd.storage.access import FoundNames, Storage, WantedNames
 from batchd.storage.index import readable
 from batchd.storage.paths import bound_of, check_bound
-from batchd.storage.patterns import Pattern, absence_problems, first_file, no_file, no_match, resolve_braces
+from batchd.storage.patterns import NameRule, Pattern, absence_problems, first_file, no_file, no_match, resolve_braces
 from batchd.storage.survey import Survey
 
 IMAGE_SUFFIXES = tuple(map(str.encode, FolderSource.endings))
@@ -55,11 +55,6 @@ def below(folder: bytes, name: bytes) -> bytes:
     return folder + b"/" + name if folder else name
 
 
-def is_image(name: bytes) -> bool:
-    """True if the name ends like that of an image."""
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
 class Patterns(NamedTuple):
     """Patterns of files below ``root``, under ``key``. ``allow_outside_root`` is about links."""
 
@@ -84,15 +79,9 @@ def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]
         if problem := _wild_problem(root, patterns, wanted.key):
             raise SourceInvalid(problem)
 
-    def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-        around = folder.split(b"/") if folder else []
-
-        def is_wanted(name: bytes) -> bool:
-            return any(one.matches([*around, name]) for one in patterns)
-
-        found = survey.names_in(os.path.join(top, folder), WantedNames(is_wanted, bound, hidden=True))  # noqa: PTH118
-        into = [name for name in found.folders if any(one.may_match_below([*around, name]) for one in patterns)]
-        return into, found.files
+    def list_folder(folder: bytes) -> FoundNames:
+        rule = NameRule(patterns=tuple(wanted.texts), folder=os.fsdecode(folder), hidden=True)
+        return survey.names_in(os.path.join(top, folder), WantedNames(rule, bound))  # noqa: PTH118  bytes
 
     found = [(folder, names) for folder, names in walk(top, b"", list_folder, survey, bound) if names]
     named = [one.text for one in patterns if one.is_plain]
