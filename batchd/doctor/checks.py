@@ -222,6 +222,7 @@ def check_files(machine: Machine, plan: DescriptorPlan | None, streams: int) -> 
     found = f"up to {limit:,}"
     if plan is None:
         return ok("open files", found) if limit >= USUAL_FILES else note("open files", found)
+    found += f", {plan.need:,} needed if all rings are full and all sessions are used"
     refusal, shortage = plan.refusal(streams), plan.shortage()
     if refusal is not None:
         return problem("open files", found, refusal.message)

@@ -192,7 +192,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
     slots = sum(ring.slots_max for ring in rings.values())
 
     own = OWN_DESCRIPTORS + 3 * WORKER_DESCRIPTORS + 2
-    assert plans[0] == DescriptorPlan(limit=5000, own=own, slots=2 * slots, connections=600)
+    assert plans[0] == DescriptorPlan(limit=5000, own=own, slots=2 * slots, connections=600, strangers=600)
     assert plans[1].connections == 600 + 2 * 300 + 300 + 2048
     assert plans[1].per_slot == 2 + MAPPING_DESCRIPTORS
     assert plans[1].slots == plans[1].per_slot * slots
@@ -200,7 +200,7 @@ def test_the_plan_counts_everything_that_may_be_wanted(monkeypatch) -> None:
 
 def test_slots_that_take_three_descriptors_are_counted_so() -> None:
     """The test covers the reserved number and the number that is required to start."""
-    plan = DescriptorPlan(limit=10_000, own=100, slots=1500, connections=500, per_slot=3)
+    plan = DescriptorPlan(limit=2_500, own=100, slots=1500, connections=500, per_slot=3, strangers=500)
 
     assert plan.reserved == 500
     assert DescriptorPlan(limit=1000, own=100, slots=1500, connections=500, per_slot=3).reserved == 150
@@ -210,11 +210,20 @@ def test_slots_that_take_three_descriptors_are_counted_so() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "reserved", "is_short"),
-    [(10_000, 500, False), (1600, 500, False), (1599, 499, True), (1000, 225, True), (200, 25, True), (50, 0, True)],
+    [
+        (10_000, 0, False),
+        (2100, 0, False),
+        (2099, 500, False),
+        (1600, 500, False),
+        (1599, 499, True),
+        (1000, 225, True),
+        (200, 25, True),
+        (50, 0, True),
+    ],
 )
 def test_where_there_are_too_few_slots_have_what_connections_leave_and_half_at_least(limit, reserved, is_short) -> None:
     """So neither slots nor connections can use all descriptors."""
-    plan = DescriptorPlan(limit=limit, own=100, slots=1000, connections=500)
+    plan = DescriptorPlan(limit=limit, own=100, slots=1000, connections=500, strangers=500)
 
     assert plan.reserved == reserved
     assert (plan.shortage() is not None) is is_short
@@ -269,3 +278,13 @@ def is_awake(selector: Selector) -> bool:
     poll = select.poll()
     poll.register(selector.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+def test_a_limit_that_is_enough_for_everything_needs_no_blanks() -> None:
+    """Slots are then made as trainers need them: small streams hold no descriptors for rings of 640."""
+    plan = DescriptorPlan(limit=20_000, own=100, slots=11_520, connections=2_048, strangers=2_048)
+    assert plan.need == 13_668
+
+    assert plan.reserved == 0
+    assert replace(plan, limit=plan.need + plan.strangers - 1).reserved == 11_520 // SLOT_DESCRIPTORS
+    assert plan.shortage() is None

@@ -58,6 +58,8 @@ DISK_CACHE_DESCRIPTORS = 2 + CACHE_DESCRIPTORS
 """A cache on disk has its file and its lock, too."""
 LOCAL_SESSION_DESCRIPTORS = 2
 """Its lifeline, and its connection to ZeroMQ."""
+LOCAL_SOCKETS = 2
+"""Each has pending connections of its own."""
 TCP_OVERSHOOT = 2_048
 """Connections that ZeroMQ may accept before the loop knows of them: so many events fit into its
 monitor, then it waits."""
@@ -268,21 +270,34 @@ class DescriptorPlan:
     slots: int
     connections: int
     per_slot: int = SLOT_DESCRIPTORS
+    strangers: int = 0
+    """Local connections that may be pending beside those of sessions."""
+
+    @property
+    def need(self) -> int:
+        """The descriptors that streams and trainers can take together."""
+        return self.own + self.slots + self.connections
 
     @property
     def reserved(self) -> int:
-        """Slots with held descriptors; if short, what connections leave, but at least half."""
+        """Slots with held descriptors; if short, what connections leave, but at least half.
+
+        None where the limit is enough for all slots and whoever connects: then a ring has those of
+        the slots that its trainers need.
+        """
+        if self.need + self.strangers <= self.limit:
+            return 0
         free = max(0, self.limit - self.own)
         return min(self.slots, max(free - self.connections, free // 2)) // self.per_slot
 
     def shortage(self) -> str | None:
         """Say what is short if streams and trainers take everything; None if there is enough."""
-        need = self.own + self.slots + self.connections
-        if need <= self.limit:
+        if self.need <= self.limit:
             return None
         return (
-            f"need up to {need} descriptors ({self.slots} for slots, {self.connections} for connections, {self.own} others), "
-            f"have {self.limit}: rings stay smaller, or trainers wait to be let in; {ADVICE}, or lower sessions_max in [daemon]"
+            f"need up to {self.need} descriptors ({self.slots} for slots, {self.connections} for connections, {self.own} "
+            f"others), have {self.limit}: rings stay smaller, or trainers wait to be let in; {ADVICE}, or lower sessions_max "
+            "in [daemon]"
         )
 
     def refusal(self, streams: int) -> Problem | None:
@@ -297,11 +312,11 @@ class DescriptorPlan:
 def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPlan:
     """Count the descriptors of a configuration. The limit is the hard one."""
     daemon = config.daemon
+    limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
     per_slot = SLOT_DESCRIPTORS
     if daemon.tcp is not None:
         per_slot += MAPPING_DESCRIPTORS
-        limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
         # as many may join sessions
         connections += 2 * limits.sessions_max + limits.pending_max + TCP_OVERSHOOT
     return DescriptorPlan(
@@ -317,4 +332,5 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
         slots=per_slot * sum(ring.slots_max for ring in rings.values()),
         connections=connections,
         per_slot=per_slot,
+        strangers=LOCAL_SOCKETS * limits.pending_max,
     )
