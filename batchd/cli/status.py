@@ -68,11 +68,14 @@ def whole(status: wire.DaemonStatus, width: int) -> Iterator[RenderableType]:
         how = "the last reload was refused" if last.failed else "last reload"
         yield f"{how}, {when}: {last.text}"
     yield _streams(status, width)
+    yield from _more(status.left_out.streams, "stream")
     if any(stream.subscriptions for stream in status.streams):
         yield _trainers(status, width)
+    yield from _more(sum(one.subscriptions_left_out for one in status.streams), "subscription")
     yield _workers(status, width)
+    yield from _more(status.left_out.workers, "worker")
     if status.pool is not None:
-        yield from _pool(status.pool, width)
+        yield from _pool(status.pool, width, status.left_out.links)
     for stream in status.streams:
         for text, style in _remarks(stream):
             yield Text(f"stream {stream.name}{text}", style)
@@ -111,8 +114,15 @@ def detail(status: wire.DaemonStatus, stream: wire.StreamStatistics, width: int)
     yield ""
     if stream.subscriptions:
         yield _trainers(replace(status, streams=(stream,)), width)
+        yield from _more(stream.subscriptions_left_out, "subscription")
     else:
         yield "no trainer reads it"
+
+
+def _more(left_out: int, what: str) -> Iterator[str]:
+    """Say what a list lacks, since the status would be too long with it."""
+    if left_out:
+        yield f"and {counted(left_out, what)} more, for which a status has no room"
 
 
 def _headline(status: wire.DaemonStatus) -> str:
@@ -209,7 +219,7 @@ def _workers(status: wire.DaemonStatus, width: int) -> Table:
     return table(columns, status.workers, width)
 
 
-def _pool(pool: wire.PoolStatistics, width: int) -> Iterator[RenderableType]:
+def _pool(pool: wire.PoolStatistics, width: int, left_out: int) -> Iterator[RenderableType]:
     """The worker hosts, what is wanted of them, and what is wrong."""
     view = pool_view(pool, None)
     yield f"worker hosts come to {pool.address}: {summary(view)}"
@@ -231,6 +241,7 @@ def _pool(pool: wire.PoolStatistics, width: int) -> Iterator[RenderableType]:
         yield table(columns, sorted(pool.links, key=lambda one: (one.name, one.link))[:HOSTS_MAX], width)
     if len(pool.links) > HOSTS_MAX:
         yield f"and {counted(len(pool.links) - HOSTS_MAX, 'worker host')} more: batchd status --json has all"
+    yield from _more(left_out, "worker host")
     for note in view.notes:
         yield Text(f"worker hosts: {escaped(note)}", "yellow")
 

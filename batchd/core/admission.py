@@ -16,6 +16,8 @@ from batchd_wire.wording import counted
 WINDOW_MAX = 64
 WORLD_SIZE_MAX = 1 << 20
 EPOCH_MAX = 1 << 40
+SUBSCRIPTIONS_MAX = 64
+"""Subscriptions of one session at a time; one that has ended counts while it holds a batch."""
 NAME_SHOWN_CHARACTERS_MAX = 64
 """The longest name that a stream can have."""
 STREAMS_SHOWN_MAX = 32
@@ -38,6 +40,13 @@ def unknown_stream(name: str, served: Iterable[str]) -> Refusal:
     return ErrorCode.UNKNOWN_STREAM, (
         f"there is no stream {name[:NAME_SHOWN_CHARACTERS_MAX]!r}; this daemon serves: "
         f"{', '.join(names[:STREAMS_SHOWN_MAX])}" + (f" and {more} more" if more > 0 else "")
+    )
+
+
+def too_many_subscriptions() -> Refusal:
+    """Return the refusal of a session that has as many subscriptions as it may have."""
+    return ErrorCode.NOT_ALLOWED, (
+        f"this trainer has {SUBSCRIPTIONS_MAX} subscriptions already; close one first, or open another connection"
     )
 
 

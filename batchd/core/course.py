@@ -66,6 +66,20 @@ class Course:
             return None
         return self._share(epoch, base, turn)
 
+    def is_before(self, position: Position) -> bool:
+        """Return whether a position lies before the course: an earlier session may have had it."""
+        return position < (self.epoch, self.base)
+
+    def sequence_of(self, position: Position) -> int | None:
+        """Return where in the course a position is read; None if it is not. Looks at no plan."""
+        later = position.epoch - self.epoch
+        if later < 0 or position.step >= self.plan.steps:
+            return None
+        read = readers_of(self.plan, self.world_size, 0 if later else self.base, position.step)
+        if read is None or self.rank not in read[1]:
+            return None
+        return read[0] + (self.first_rounds + (later - 1) * self.rounds if later else 0)
+
     def _share(self, epoch: int, base: int, turn: int) -> Share:
         start = base + turn * self.world_size
         left = self.plan.steps - start

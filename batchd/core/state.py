@@ -20,7 +20,7 @@ from batchd.core.actions import (
     ReportServing,
     WithdrawOrder,
 )
-from batchd.core.admission import Refusal, not_live, unknown_stream
+from batchd.core.admission import SUBSCRIPTIONS_MAX, Refusal, not_live, too_many_subscriptions, unknown_stream
 from batchd.core.course import Course
 from batchd.core.delivery import Delivery
 from batchd.core.fleet import SMOOTHING, Fleet, Order, Worker, WorkerKind
@@ -33,6 +33,8 @@ from batchd.core.stream import Stream
 from batchd_wire.codes import ErrorCode
 from batchd_wire.status import DaemonStatistics
 
+SUBSCRIPTIONS_SHOWN_MAX = 1_024
+"""In a status, of all streams together: each takes some 40 us."""
 TICK_S = 0.5
 """The interval of ``Ticked``."""
 GAP_S = 2.0
@@ -48,6 +50,15 @@ NO_SLOT = Slot(0)
 """The slot of an order that only compares rows, when these have been copied."""
 
 DRAINING: Refusal = (ErrorCode.DRAINING, "the daemon is shutting down")
+
+
+def _parts_of(counts: list[int], most: int) -> list[int]:
+    """Return how many of each can be shown, so that those with few of them are shown whole."""
+    parts = list(counts)
+    for left, number in zip(range(len(counts), 0, -1), sorted(range(len(counts)), key=counts.__getitem__), strict=True):
+        parts[number] = min(counts[number], most // left)
+        most -= parts[number]
+    return parts
 
 
 def _removed(name: str) -> Refusal:
@@ -91,6 +102,8 @@ class DaemonState:
         """The numbers of the streams that are served, by name."""
         self._stream_of: dict[int, Stream] = {}
         """By subscription."""
+        self._subscriptions_of: dict[int, set[int]] = {}
+        """By session: what it has in ``_stream_of``."""
         self._last_slot = 0
         self._last_tick_s: float | None = None
         self._handlers: dict[type, Callable[[Any, list[Action]], None]] = {
@@ -162,20 +175,31 @@ class DaemonState:
         """Return all counters up to ``now``; None: up to the last event."""
         if now is not None:
             self._moment.now_s = now
+        served = [self.streams[number] for number in self.numbers.values()]
+        parts = _parts_of([len(stream.delivery.subscriptions) for stream in served], SUBSCRIPTIONS_SHOWN_MAX)
         return DaemonStatistics(
             workers=self.fleet.statistics(),
-            streams=tuple(self.streams[number].statistics() for number in self.numbers.values()),
+            streams=tuple(stream.statistics(part) for stream, part in zip(served, parts, strict=True)),
             worker_deaths=self.fleet.deaths,
             draining=self.draining,
-            ending_slots=sum(self.streams[number].delivery.ring.made for number in self._retired),
+            ending_slots=self.ending_slots,
         )
+
+    @property
+    def ending_slots(self) -> int:
+        """Slots of ended streams, but still read or written."""
+        return sum(self.streams[number].delivery.ring.made for number in self._retired)
 
     # --- trainers ---------------------------------------------------------------------------------
 
     def _subscribe(self, event: ev.SubscriptionAsked, actions: list[Action]) -> None:
+        if len(self._subscriptions_of.get(event.session, ())) >= SUBSCRIPTIONS_MAX:
+            actions.append(Refuse(event.session, event.request, 0, *too_many_subscriptions()))
+            return
         stream = self._served(event, actions)
         if stream is not None and stream.delivery.subscribe(event, actions) is not None:
             self._stream_of[event.subscription] = stream
+            self._subscriptions_of.setdefault(event.session, set()).add(event.subscription)
 
     def _served(self, event: ev.SubscriptionAsked | ev.ProducerAsked, actions: list[Action]) -> Stream | None:
         """Return the stream that a session asks for, or refuse the request."""
@@ -193,12 +217,12 @@ class DaemonState:
             actions.append(Refuse(event.session, 0, event.subscription, ErrorCode.UNKNOWN_SUBSCRIPTION, text))
             return
         delivery.pull(event, actions)
-        self._forget_if_over(event.subscription)
+        self._forget_if_over(event.session, event.subscription)
 
     def _sent(self, event: ev.BatchSent, actions: list[Action]) -> None:
         if delivery := self._delivery(event.session, event.subscription):
             delivery.sent(event, actions)
-            self._forget_if_over(event.subscription)
+            self._forget_if_over(event.session, event.subscription)
 
     def _mismatched(self, event: ev.BatchMismatched, actions: list[Action]) -> None:
         if delivery := self._delivery(event.session, event.subscription):
@@ -208,7 +232,7 @@ class DaemonState:
         if delivery := self._delivery(event.session, event.subscription):
             subscription = delivery.subscriptions[event.subscription]
             delivery.end([subscription], actions, leases_from=event.consumed)
-            self._forget_if_over(event.subscription)
+            self._forget_if_over(event.session, event.subscription)
 
     def _end_session(self, event: ev.SessionEnded | ev.SessionCutOff, actions: list[Action]) -> None:
         leases_from = 0 if isinstance(event, ev.SessionEnded) else None
@@ -217,17 +241,23 @@ class DaemonState:
             if ended:
                 stream.delivery.end(ended, actions, leases_from=leases_from)
             for subscription in ended:
-                self._forget_if_over(subscription.number)
+                self._forget_if_over(event.session, subscription.number)
             mailbox = stream.delivery.supply.mailbox
             if leases_from is None:
                 mailbox.dismiss(event.session)
             else:
                 mailbox.end(event.session, actions)
 
-    def course_of(self, session: int, number: int) -> tuple[int, Course] | None:
-        """The stream's number and the course of a subscription; None if the session has none."""
+    def course_of(self, session: int, number: int) -> tuple[int, Course, int] | None:
+        """The stream's number, the course of a subscription, and how much of it was granted.
+
+        None if the session has no such subscription.
+        """
         delivery = self._delivery(session, number)
-        return (delivery.spec.number, delivery.subscriptions[number].course) if delivery is not None else None
+        if delivery is None:
+            return None
+        subscription = delivery.subscriptions[number]
+        return delivery.spec.number, subscription.course, subscription.granted
 
     def _delivery(self, session: int, number: int) -> Delivery | None:
         """Return the delivery of a subscription; None where another session made it."""
@@ -236,9 +266,12 @@ class DaemonState:
             return None
         return stream.delivery
 
-    def _forget_if_over(self, number: int) -> None:
+    def _forget_if_over(self, session: int, number: int) -> None:
         if number not in self._stream_of[number].delivery.subscriptions:
             del self._stream_of[number]
+            self._subscriptions_of[session].discard(number)
+            if not self._subscriptions_of[session]:
+                del self._subscriptions_of[session]
 
     # --- producers --------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """One stream: its delivery, its bad samples, and the size of its orders. Pure code."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 
@@ -257,8 +258,8 @@ class Stream:
             actions.append(EndStream(self.spec.number))
         return self._is_empty and not self.delivery.subscriptions and not self.delivery.supply.mailbox.producers
 
-    def statistics(self) -> StreamStatistics:
-        """Return the counters of the stream."""
+    def statistics(self, subscriptions_max: int | None = None) -> StreamStatistics:
+        """Return the counters of the stream, and of so many subscriptions; None: of all."""
         delivery, plan, kept = self.delivery, self.spec.plan, self.delivery.ring.idle.kept()
         slots = [slot for slot in delivery.ring.slots.values() if slot.is_made]
         return StreamStatistics(
@@ -289,8 +290,12 @@ class Stream:
             bgr_fields=self.spec.bgr_fields,
             live=delivery.supply.statistics(),
             subscriptions=tuple(
-                _subscription_statistics(one, kept[one.number]) for one in delivery.subscriptions.values()
+                _subscription_statistics(one, kept[one.number])
+                for one in islice(delivery.subscriptions.values(), subscriptions_max)
             ),
+            subscriptions_left_out=max(0, len(delivery.subscriptions) - subscriptions_max)
+            if subscriptions_max is not None
+            else 0,
             filling_slots=sum(slot.fill is not None and slot.is_awaited for slot in slots),
             partial_slots=sum(slot.fill is not None and not slot.is_awaited for slot in slots),
         )

@@ -46,7 +46,7 @@ from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import LinesPerMinute, OncePerMinute, SessionLimits
 from batchd.daemon.memory.slots import MailboxMemory, SlotPool
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
-from batchd_wire.codec import Message
+from batchd_wire.codec import MESSAGE_BYTES_MAX, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import SlotLayout
 from batchd_wire.messages import (
@@ -185,8 +185,11 @@ class Door(ABC):
         return inf
 
     @abstractmethod
-    def receive(self, ready: Container[object]) -> bool:
-        """Read a bounded portion; true where there may be more. ``ready``: of ``sockets``."""
+    def receive(self, ready: Container[object], is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Read a portion; true where there may be more. ``ready``: of ``sockets``.
+
+        ``is_over`` is called after each message: it has it handled, and ends the portion.
+        """
 
     @abstractmethod
     def tick(self) -> None:
@@ -284,6 +287,15 @@ class Door(ABC):
         # The daemon itself ends the leases of batches that were sent as bytes.
         released = [] if self.is_remote else [(sequence, generation) for sequence, generation in message.released]
         return Pulled(session, message.subscription, message.consumed, message.waiting, message.wait_us, released)
+
+
+def encode_answer(message: Message, version: int) -> bytes:
+    """Encode a message for a peer; one that is longer than any that is read becomes a refusal."""
+    data = message.encode(version)
+    if len(data) <= MESSAGE_BYTES_MAX:
+        return data
+    text = f"{type(message).__name__} would have {len(data)} bytes, and a message has {MESSAGE_BYTES_MAX} at most"
+    return Refused(getattr(message, "request", 0), 0, ErrorCode.NOT_ALLOWED, text).encode(version)
 
 
 def refused_version(theirs: int) -> Refused | None:

@@ -34,6 +34,9 @@ MESSAGE_BYTES_MAX = 64 * 1024
 """Longest message from a trainer that is read."""
 UNREAD_MAX = 4_096
 """Unread messages after which a local trainer is disconnected; a correct one stays far below."""
+QUESTIONS_PER_TICK = 10
+"""Questions of one session, such as for the status, in half a second: their answers are long.
+Further ones over TCP are refused; those of this host wait."""
 PENDING_TICKS = 20
 """Half seconds that a connection may be pending (ZeroMQ gives a handshake 5 s), in ticks of the
 loop: while the machine is paused no peer can greet."""

@@ -3,8 +3,10 @@
     zmq.Poller( ROUTER over TCP | epoll( local trainers, worker channels, pidfds, signals ) )
          |                                     |
          +------- callbacks only enqueue ------+--> queue -> DaemonState.handle -> actions, in order
+                                                      +----> side work: questions, reports
 
-Queries (status, bad samples) pass through the same queue, and the loop answers them.
+A portion of messages ends after ``PORTION_S`` of work for them, so that peers with messages that
+take long get no more of a round than others.
 
 Single-threaded: there is nothing to lock. Invariant: an action is performed after all actions that
 were decided before it, and only ``DaemonState`` decides.
@@ -15,6 +17,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +34,16 @@ from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGo
 from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.doors import Doors, Query, Queue, Reported, SessionLog
+from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
-from batchd.daemon.limits import LinesPerMinute, OncePerMinute
+from batchd.daemon.limits import QUESTIONS_PER_TICK, LinesPerMinute, OncePerMinute
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.reload.requests import Reloader
-from batchd.daemon.reports import StreamReports
+from batchd.daemon.reports import StreamReports, granted_part
 from batchd.daemon.service.observer import ObserverProcess
+from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.free_memory import available_bytes
@@ -48,9 +52,21 @@ from batchd.orders import worker as orders
 from batchd.orders.rows import runs_of
 from batchd_wire import messages
 from batchd_wire.codec import Message
+from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import CHECKSUM
+from batchd_wire.reports import PULL_REPORTS
 from batchd_wire.slot import SlotHeader
-from batchd_wire.status import DaemonFacts, DaemonStatus, LocalCounts, PoolStatistics, TcpCounts, plain_status
+from batchd_wire.status import (
+    STATUS_BYTES_MAX,
+    DaemonFacts,
+    DaemonStatus,
+    LocalCounts,
+    PoolStatistics,
+    TcpCounts,
+    first_that_fit,
+    plain_status,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from batchd.daemon.workers.gateway_child import GatewayChild
@@ -61,6 +77,8 @@ _log = structlog.get_logger()
 BAD_SAMPLE_LINES_PER_MINUTE = 120
 """Lines about bad samples of one stream; `batchd bad` has all of them."""
 BAD_SHOWN_MAX = 1_000
+PORTION_S = 0.005
+"""Of each door in a round: messages, and what follows from them, after which the rest waits."""
 UNMAPPING_TICK = 2
 """The first one is before the first trainer, which shall not wait; the second one behind the first
 batch, or a second later."""
@@ -95,6 +113,9 @@ class Loop:
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
     _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
+    _side_work: SideWork = field(init=False)
+    _status: tuple[float, dict[str, Any]] = (-inf, {})
+    """When the last status was made, which several may have asked for, and the status."""
     _reports: dict[int, StreamReports] = field(default_factory=dict)
     """By the stream's number, from its first report on."""
     _fills: dict[int, orders.FillChunks] = field(default_factory=dict)
@@ -108,6 +129,7 @@ class Loop:
     _performers: dict[type, Callable[[Any], None]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._side_work = SideWork(self._answer, self._refuse_question, self._keep_reports)
         self._poller.register(self.selector.fileno(), zmq.POLLIN)
         for zmq_socket in (zmq_socket for door in self.doors for zmq_socket in door.sockets):
             self._poller.register(zmq_socket, zmq.POLLIN)
@@ -160,39 +182,55 @@ class Loop:
             ready = dict(self._poller.poll(0 if more or self.queue else self._patience_ms()))
             if self.selector.fileno() in ready:
                 self.selector.dispatch()
-            heard = [door.receive(ready) for door in self.doors]
+            heard = [door.receive(ready, self._begin_portion()) for door in self.doors]
             self._tick()
             self._handle_queue()
+            self._side_work.run()
             more = self.memory.free_some() or any(heard)
             after_round()
             for door in self.doors:
                 door.flush()
 
+    def _begin_portion(self) -> Callable[[], bool]:
+        """Return what handles the messages read so far, and tells whether the portion is over."""
+        end_s = monotonic() + PORTION_S
+
+        def is_over() -> bool:
+            self._handle_events()
+            return monotonic() >= end_s
+
+        return is_over
+
     def _handle_queue(self) -> None:
+        """Handle all events, and send what workers get by them."""
+        self._handle_events()
+        for worker in list(self._fills):
+            self._send_orders(worker)
+        if self.remote is not None:
+            self.remote.flush()
+
+    def _handle_events(self) -> None:
         while self.queue:
             event = self.queue.popleft()
             if isinstance(event, Query):
-                self._answer(event)
+                self._take_query(event)
                 continue
             if isinstance(event, Reported):
-                self._keep_reports(event)
+                self._take_reports(event)
                 continue
             self._session_log.observe(event)
             if isinstance(event, WorkerGone):
                 self._book.drop_worker(event.worker)
             for action in self.state.handle(event, monotonic()):
                 self._performers[type(action)](action)
-        for worker in list(self._fills):
-            self._send_orders(worker)
-        if self.remote is not None:
-            self.remote.flush()
 
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
 
     def _patience_ms(self) -> int:
         """Milliseconds in which nothing has to be done unless something happens."""
-        due_s = min(self._next_tick_s, *(monotonic() + door.patience_s for door in self.doors))
+        waits_s = (self._side_work.patience_s, *(door.patience_s for door in self.doors))
+        due_s = min(self._next_tick_s, monotonic() + min(waits_s))
         spawn_s = self.state.fleet.next_spawn_s
         if spawn_s is not None:
             due_s = min(due_s, spawn_s)
@@ -210,6 +248,7 @@ class Loop:
             unmap_loaded_pages()
         for door in self.doors:
             door.tick()
+        self._side_work.tick()
         self.observer.tick()
         if self.remote is not None:
             self._tell_gateways(self.remote)
@@ -257,80 +296,138 @@ class Loop:
         is_kept = bool(begun) and isinstance(cache, CacheOnDisk)
         return is_kept and all(stream.delivery.has_time_to_spare for stream in known.values())
 
-    def _keep_reports(self, event: Reported) -> None:
-        """Keep what a trainer reports of its batches, if the subscription is its own."""
+    # --- reports ----------------------------------------------------------------------------------
+
+    def _take_reports(self, event: Reported) -> None:
+        """Take what a trainer reports of its batches, if the subscription is its own."""
         found = self.state.course_of(event.session, event.subscription)
         if found is None:
             return
-        number, course = found
-        spec = self.streams[number].spec
+        reports = GrantedReports(*found, event.peer, event.reports)
+        refused = self._side_work.report(event, reports)
+        if refused:
+            reason = f"more than {PULL_REPORTS} in a message, or more at once than are kept for later"
+            self._refuse_reports(reports, refused, reason)
+
+    def _keep_reports(self, part: GrantedReports) -> None:
+        if part.stream not in self.streams:  # a reload has ended it
+            return
+        peer, course = part.peer, part.course
+        allowed = granted_part(course, part.granted, part.reports)
+        if len(allowed) < len(part.reports):
+            reason = "they are of batches that the trainer was not granted"
+            self._refuse_reports(part, len(part.reports) - len(allowed), reason)
+        reason = self._reports_of(part.stream).add(peer.name, course.rank, course.world_size, allowed)
+        if reason:
+            self._refuse_reports(part, 0, reason)
+
+    def _refuse_reports(self, whose: GrantedReports, count: int, reason: str) -> None:
+        """Count reports that are refused, and log that."""
+        self._reports_of(whose.stream).refuse(count)
+        if self._once_per_minute.allows("reports refused", whose.peer.owner):
+            name, pid = whose.peer.name, whose.peer.pid
+            _log.warning("report refused", stream=self.streams[whose.stream].name, name=name, pid=pid, reason=reason)
+
+    def _reports_of(self, number: int) -> StreamReports:
         if number not in self._reports:
+            spec = self.streams[number].spec
             is_live = spec.live is not None
             self._reports[number] = StreamReports(spec.plan, is_live=is_live, memory_bytes=spec.report_memory)
-        peer = event.peer
-        reason = self._reports[number].add(peer.name, course.rank, course.world_size, event.reports)
-        if reason and self._once_per_minute.allows("reports refused", peer.owner):
-            _log.warning("report refused", stream=spec.name, name=peer.name, pid=peer.pid, reason=reason)
+        return self._reports[number]
 
     # --- queries ----------------------------------------------------------------------------------
 
-    def _answer(self, query: Query) -> None:
-        """Begin a reload, which is answered at its end; answer any other query at once."""
-        message, door = query.message, self.doors.of(query.session)
-        if isinstance(message, messages.AskReload):
-            self.reloader.ask(query.session, message.request)
-        elif door is not None and isinstance(message, messages.AskBad):
-            door.answer(query.session, self._bad_samples(message))
-        elif door is not None and isinstance(message, messages.AskStatus):
-            status = self._status(monotonic())
-            shown = tuple(stream for stream in status.streams if door.may_read(query.session, stream.name))
-            # links name streams, too
-            pool = status.pool if len(shown) == len(status.streams) else None
-            status = replace(status, streams=shown, pool=pool)
-            if not door.is_remote:  # lines name files, and other hosts
-                status = replace(status, warnings=self.log.warnings)
-            if not door.is_remote and message.card_of is not None:  # its door has checked the user
-                number = self.state.numbers.get(message.card_of)
-                card = self.streams[number].dated_card() if number is not None else None
-                status = DaemonStatus(status.daemon, (), (), (), card=card)
-            elif not door.is_remote and message.log_after is not None:  # the message lacks one
-                status = DaemonStatus(status.daemon, (), (), (), log=self.log.after(message.log_after))
-            elif message.reports_of is not None and status.stream(message.reports_of) is not None:
-                reports = self._reports.get(self.state.numbers[message.reports_of])
-                page = None
-                if reports is not None:
-                    last = message.reports_last
-                    page = reports.last(last) if last else reports.page(message.reports_after)
-                status = DaemonStatus(status.daemon, (), (), (), reports=page)
-            door.answer(query.session, messages.Status(message.request, plain_status(status)))
+    def _take_query(self, query: Query) -> None:
+        """Begin a reload, which is answered at its end; leave any other query to the side work."""
+        if isinstance(query.message, messages.AskReload):
+            self.reloader.ask(query.session, query.message.request)
+        else:
+            self._side_work.ask(query)
 
-    def _status(self, now: float) -> DaemonStatus:
+    def _refuse_question(self, query: Query) -> None:
+        text = f"a session may ask {QUESTIONS_PER_TICK} questions in half a second, and have {QUESTIONS_WAITING_MAX} more wait"
+        door = self.doors.of(query.session)
+        if door is not None:
+            door.answer(query.session, messages.Refused(query.message.request, 0, ErrorCode.TOO_OFTEN, text))
+
+    def _answer(self, query: Query, asked_s: float) -> None:
+        message, door = query.message, self.doors.of(query.session)
+        if door is None:
+            return
+        if isinstance(message, messages.AskBad):
+            door.answer(query.session, self._bad_samples(message))
+        elif isinstance(message, messages.AskStatus):
+            status = self._part_of_status(message, query.session, door)
+            plain = self._whole_status(query.session, door, asked_s) if status is None else plain_status(status)
+            door.answer(query.session, messages.Status(message.request, plain))
+
+    def _part_of_status(self, asked: messages.AskStatus, session: int, door: Door) -> DaemonStatus | None:
+        """The part of a status that was asked for; None for all of it."""
+        now = monotonic()
+        if asked.is_brief:
+            return DaemonStatus(self._facts(now), (), (), ())
+        if not door.is_remote and asked.card_of is not None:  # its door has checked the user
+            number = self.state.numbers.get(asked.card_of)
+            card = self.streams[number].dated_card() if number is not None else None
+            return DaemonStatus(self._facts(now), (), (), (), card=card)
+        if not door.is_remote and asked.log_after is not None:  # the message lacks one
+            return DaemonStatus(self._facts(now), (), (), (), log=self.log.after(asked.log_after))
+        number = self.state.numbers.get(asked.reports_of or "")
+        if number is None or not door.may_read(session, asked.reports_of or ""):
+            return None
+        reports, last = self._reports.get(number), asked.reports_last
+        page = None
+        if reports is not None:
+            page = reports.last(last) if last else reports.page(asked.reports_after)
+        return DaemonStatus(self._facts(now), (), (), (), reports=page)
+
+    def _whole_status(self, session: int, door: Door, asked_s: float) -> dict[str, Any]:
+        """The status as far as a session may see it, as it was when or after it was asked for."""
+        made_s, plain = self._status
+        if made_s < asked_s:
+            made_s = monotonic()
+            plain = plain_status(self._make_status(made_s))
+            shorten(plain)
+            self._status = made_s, plain
+        if not door.is_remote:
+            return plain
+        shown = [stream for stream in plain["streams"] if door.may_read(session, stream["name"])]
+        hidden = {"warnings"}  # lines name files, and other hosts
+        if len(shown) < len(plain["streams"]):
+            hidden.add("pool")  # links name streams, too
+        return {name: value for name, value in plain.items() if name not in hidden} | {"streams": shown}
+
+    def _facts(self, now: float) -> DaemonFacts:
+        """What the daemon knows of itself as a process."""
+        doors = [door.counts() for door in self.doors]
+        return DaemonFacts(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=now - self.started_s,
+            memory_bytes=self.memory.total_bytes,
+            cpus=self._cpus,
+            decoders=self.workers.decoders,
+            reloading=self.reloader.is_reading,
+            reload=self.reloader.outcome,
+            http=self.observer.address,
+            local=next(counts for counts in doors if isinstance(counts, LocalCounts)),
+            tcp=next((counts for counts in doors if isinstance(counts, TcpCounts)), None),
+            worker_deaths=self.state.fleet.deaths,
+            draining=self.state.draining,
+            ending_slots=self.state.ending_slots,
+            host=socket.gethostname(),
+            address=self.address,
+            log=self.log.place,
+        )
+
+    def _make_status(self, now: float) -> DaemonStatus:
         """Join what the core counts and what the daemon knows of its processes and connections."""
         counts, pids = self.state.statistics(now), self.workers.pids()
         caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
         described = {number: one.description for number, one in self.streams.items()}
         reported = {number: one.statistics() for number, one in self._reports.items()}
-        doors = [door.counts() for door in self.doors]
         return DaemonStatus(
-            daemon=DaemonFacts(
-                version=__version__,
-                pid=os.getpid(),
-                uptime_s=now - self.started_s,
-                memory_bytes=self.memory.total_bytes,
-                cpus=self._cpus,
-                decoders=self.workers.decoders,
-                reloading=self.reloader.is_reading,
-                reload=self.reloader.outcome,
-                http=self.observer.address,
-                local=next(counts for counts in doors if isinstance(counts, LocalCounts)),
-                tcp=next((counts for counts in doors if isinstance(counts, TcpCounts)), None),
-                worker_deaths=counts.worker_deaths,
-                draining=counts.draining,
-                ending_slots=counts.ending_slots,
-                host=socket.gethostname(),
-                address=self.address,
-                log=self.log.place,
-            ),
+            daemon=self._facts(now),
             workers=tuple(replace(worker, pid=pids.get(worker.number)) for worker in counts.workers),
             trainers=tuple(trainer for door in self.doors for trainer in door.statistics(now)),
             streams=tuple(
@@ -343,6 +440,7 @@ class Loop:
                 for stream in counts.streams
             ),
             pool=self._pool(now),
+            warnings=self.log.warnings,
         )
 
     def _pool(self, now: float) -> PoolStatistics | None:
@@ -356,10 +454,8 @@ class Loop:
         if number is None:
             return messages.Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
         listed = self.state.streams[number].bad.listed
-        shown = sorted(listed.items())[:BAD_SHOWN_MAX]
-        return messages.BadSamples(
-            question.request, len(listed), [(sample, bad.path, bad.reason, bad.times) for sample, bad in shown]
-        )
+        shown = [(one, bad.path, bad.reason, bad.times) for one, bad in sorted(listed.items())[:BAD_SHOWN_MAX]]
+        return messages.BadSamples(question.request, len(listed), list(first_that_fit(shown, STATUS_BYTES_MAX)[0]))
 
     # --- actions ----------------------------------------------------------------------------------
 

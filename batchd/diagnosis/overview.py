@@ -235,7 +235,7 @@ def _stream(
         ready_slots=max(0, one.ready_slots - one.leased_slots),
         filling_slots=max(0, one.slots - one.ready_slots) if one.filling_slots is None else one.filling_slots,
         partial_slots=one.partial_slots or 0,
-        trainers=len(one.subscriptions),
+        trainers=len(one.subscriptions) + one.subscriptions_left_out,
         bad_samples=one.bad_samples,
         decoded_per_s=work.samples / seconds if work is not None and seconds else None,
         delivered_per_s=delivered,

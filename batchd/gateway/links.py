@@ -13,6 +13,7 @@ Invariant: the gateway acts on a message only if it names the link of the connec
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -256,7 +257,7 @@ class WorkerHosts(TcpFront):
 
     # --- receiving --------------------------------------------------------------------------------
 
-    def _read(self) -> bool:
+    def _read(self, is_over: Callable[[], bool]) -> bool:
         """Read a few messages, or a single long one; true if there may be more."""
         read_bytes = 0
         for _ in range(MESSAGES_AT_ONCE):
@@ -267,7 +268,7 @@ class WorkerHosts(TcpFront):
             received = self._receive(self.links.by_routing.get(routing))
             self._take(routing, received)
             read_bytes += received.wire_bytes
-            if read_bytes >= BYTES_AT_ONCE:
+            if read_bytes >= BYTES_AT_ONCE or is_over():
                 break
         return True
 

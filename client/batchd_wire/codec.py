@@ -52,6 +52,11 @@ _unpack_options: dict[str, Any] = {
 _pack = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
 
+def packed_bytes(value: object) -> int:
+    """Return how many bytes of a message a value takes."""
+    return len(_pack(value))
+
+
 class MalformedMessage(ValueError):  # noqa: N818  named by what is wrong, as all errors here
     """Bytes that are not a message of the expected vocabulary."""
 

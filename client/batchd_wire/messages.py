@@ -198,7 +198,7 @@ class AskStatus(Message):
     in the same place; only for root and the daemon's own user, as it has the configuration.
     ``reports_of``: for a page of the reports about this stream, in the same place: those after
     number ``reports_after``; or, if ``reports_last`` is not 0, so many of the last ones, each with
-    the mean of its values alone.
+    the mean of its values alone. ``is_brief``: for nothing but the daemon as a process.
     """
 
     request: int
@@ -207,6 +207,7 @@ class AskStatus(Message):
     reports_of: str | None = None
     reports_after: int = 0
     reports_last: int = 0
+    is_brief: bool = False
 
 
 @message(15)

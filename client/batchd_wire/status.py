@@ -11,13 +11,16 @@ sent.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache, partial
 from types import UnionType
-from typing import get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from batchd_wire.codec import packed_bytes
 from batchd_wire.record import record
+
+T = TypeVar("T")
 
 
 @record
@@ -237,7 +240,8 @@ class StreamStatistics:
     ``source``: equal for streams that read the same samples; "" if it is live, or not known.
     ``filling_slots``: batches that workers fill for a trainer; ``partial_slots``: partly filled
     ones that no trainer waits for any more (both None from an older daemon). ``description``: see
-    ``StreamDescription``. ``reports``: None before the first.
+    ``StreamDescription``. ``reports``: None before the first. ``subscriptions_left_out``: how many
+    are not in ``subscriptions``, since a status would be too long with them.
     """
 
     number: int
@@ -272,6 +276,7 @@ class StreamStatistics:
     partial_slots: int | None = None
     description: StreamDescription | None = None
     reports: ReportStatistics | None = None
+    subscriptions_left_out: int = 0
 
 
 @record
@@ -481,13 +486,23 @@ class StreamCard:
 
 
 @record
+class LeftOut:
+    """How many of each list are not in a status, since it would be too long with them."""
+
+    streams: int = 0
+    workers: int = 0
+    trainers: int = 0
+    links: int = 0
+
+
+@record
 class DaemonStatus:
     """The answer to ``AskStatus``. ``pool``: None if no worker hosts may come.
 
     ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for, with
     nothing but ``daemon``. Both have the newest last, and are empty for other hosts. ``card``: of a
     stream, if it was asked for and there is one, with nothing but ``daemon``; ``reports``: a page
-    of those about a stream, likewise.
+    of those about a stream, likewise. ``left_out``: see ``LeftOut``.
     """
 
     daemon: DaemonFacts
@@ -499,6 +514,7 @@ class DaemonStatus:
     log: tuple[LogLine, ...] = ()
     card: StreamCard | None = None
     reports: ReportPage | None = None
+    left_out: LeftOut = LeftOut()
 
     def stream(self, name: str) -> StreamStatistics | None:
         """Find a stream by its name."""
@@ -507,7 +523,7 @@ class DaemonStatus:
 
 def plain_status(status: DaemonStatus) -> dict[str, object]:
     """Make the maps of the wire and of ``batchd status --json``, without absent values."""
-    plain = asdict(status)
+    plain: dict[str, Any] = _plain(status)
     if status.daemon.tcp is None:
         del plain["daemon"]["tcp"]
     if status.pool is None:
@@ -518,7 +534,58 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
         del plain["card"]
     if status.reports is None:
         del plain["reports"]
+    if status.left_out == LeftOut():
+        del plain["left_out"]
     return plain
+
+
+def _plain(value: Any) -> Any:
+    """As ``dataclasses.asdict``, in a seventh of its time: a status may have a thousand trainers."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_plain(one) for one in value])
+    names = getattr(kind, "field_names", None)
+    return value if names is None else {name: _plain(getattr(value, name)) for name in names}
+
+
+STATUS_BYTES_MAX = 896 << 10
+"""Of the maps of a status, which are nearly the whole of a message."""
+_LIST_BYTES_MAX = {"streams": 512 << 10, "workers": 96 << 10, "trainers": 160 << 10, "links": 128 << 10}
+"""Of each list; subscriptions have the rest."""
+
+
+def shorten(plain: dict[str, Any]) -> None:
+    """End the lists of a status where it would be longer than a message, and say how many are missing."""
+    streams = plain["streams"]
+    subscriptions = [stream.pop("subscriptions") for stream in streams]
+    lists = {name: plain[name] for name in ("streams", "workers", "trainers")}
+    if "pool" in plain:
+        lists["links"] = plain["pool"]["links"]
+    left_out, listed_bytes = {}, 0
+    for name, values in lists.items():
+        kept, kept_bytes = first_that_fit(values, _LIST_BYTES_MAX[name])
+        left_out[name] = len(values) - len(kept)
+        (plain["pool"] if name == "links" else plain)[name] = kept
+        listed_bytes += kept_bytes
+    others = {**plain, "streams": (), "workers": (), "trainers": (), "pool": {**plain.get("pool", {}), "links": ()}}
+    room = STATUS_BYTES_MAX - listed_bytes - packed_bytes(others)
+    for stream, values in zip(plain["streams"], subscriptions, strict=False):
+        stream["subscriptions"], kept_bytes = first_that_fit(values, room)
+        stream["subscriptions_left_out"] += len(values) - len(stream["subscriptions"])
+        room -= kept_bytes
+    if any(left_out.values()):
+        plain["left_out"] = {"links": 0, **left_out}
+
+
+def first_that_fit(values: Sequence[T], bytes_max: int) -> tuple[Sequence[T], int]:
+    """Return the first values that take at most ``bytes_max``, and how much they take."""
+    taken = 0
+    for count, value in enumerate(values):
+        value_bytes = packed_bytes(value)
+        if taken + value_bytes > bytes_max:
+            return values[:count], taken
+        taken += value_bytes
+    return values, taken
 
 
 def read_status(plain: Mapping[str, object]) -> DaemonStatus:

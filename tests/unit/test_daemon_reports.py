@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from batchd.core.course import Course
 from batchd.core.plan import Plan
 from batchd.daemon import reports as module
-from batchd.daemon.reports import REPORT_BYTES, RUNS_MAX, StreamReports
+from batchd.daemon.reports import REPORT_BYTES, RUNS_MAX, StreamReports, granted_part
+from batchd_wire.position import Position
 from batchd_wire.reports import HEAD
 from batchd_wire.status import REPORT_BOUNDS, ReportPage
 
@@ -141,3 +143,62 @@ def test_live_stream_has_no_plan_to_compare_with() -> None:
     reports = StreamReports(PLAN, is_live=True, memory_bytes=1 << 20)
     assert not reports.add("a", 0, 1, [(0, 1 << 35, 0, 4, packed(1))])
     assert reports.add("a", 0, 1, [(0, 0, 0, 5, packed(1))])
+
+
+def test_page_costs_what_is_kept_and_not_what_was_replaced() -> None:
+    """A trainer may replace its reports for hours: numbers grow, and nothing else."""
+    reports = StreamReports(PLAN, is_live=False, memory_bytes=1 << 20)
+    reports.add("a", 0, 1, [(0, 0, 0, 4, packed(1))])
+    looks = []
+
+    class Counting(dict):
+        def __getitem__(self, key):
+            looks.append(key)
+            return super().__getitem__(key)
+
+        get = __getitem__
+
+    reports._last = 1 << 60
+    reports.add("a", 0, 1, [(0, 1, 0, 4, packed(2))])
+    reports._kept = Counting(reports._kept)
+
+    assert [key[2] for key in kept(reports.page(0))] == [0, 1]
+    assert len(looks) == 2
+
+
+def test_runs_that_make_room_are_not_seen_again(reports, monkeypatch) -> None:
+    """Their reports are forgotten a few at a time, as there may be very many."""
+    monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 1)
+    reports.add("old", 0, 1, [(epoch, 0, 0, 4, packed(epoch)) for epoch in range(3)])
+    for run in range(RUNS_MAX):
+        reports.add(str(run), 0, 1, [(0, 0, 0, 4, packed(run))])
+    assert reports.statistics().kept == RUNS_MAX
+    assert {key[0] for key in kept(reports.page(0))} == set(map(str, range(RUNS_MAX)))
+    for last in (1, 2, 3):
+        reports.add("0", 0, 1, [(0, 0, 0, 4, packed(-last))])
+        assert reports.statistics().kept == RUNS_MAX
+    assert not reports._gone
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_trainer_reports_what_it_was_granted_or_had_before(world_size) -> None:
+    """Every rank, in the middle of an epoch and across its end, also where ranks share a batch."""
+    for rank in range(world_size):
+        course = Course(PLAN, rank, world_size, 5, 1, None)
+        for granted in range(6):
+            had = {course.at(sequence).position for sequence in range(granted)}
+            there = [Position(epoch, step) for epoch in range(4, 12) for step in range(5)]
+            asked = [(*position, 0, 1, packed(0)) for position in there]
+
+            allowed = {Position(*one[:2]) for one in granted_part(course, granted, asked)}
+
+            assert allowed == had | {one for one in there if one < Position(5, 1)}
+
+
+def test_trainer_names_few_epochs_of_before_its_beginning() -> None:
+    """With a budget, a look at another epoch takes as long as a hundred at the same one."""
+    course = Course(PLAN, 0, 1, 1 << 40, 0, None)
+    asked = [(epoch, step, 0, 4, packed(0)) for epoch in range(100) for step in range(2)]
+    assert [one[0] for one in granted_part(course, 0, asked)] == [
+        epoch for epoch in range(module.EARLIER_EPOCHS_MAX) for _ in range(2)
+    ]

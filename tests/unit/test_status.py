@@ -7,6 +7,7 @@ import msgpack
 import pytest
 
 from batchd_wire.status import (
+    STATUS_BYTES_MAX,
     CacheStatistics,
     DaemonFacts,
     ReloadOutcome,
@@ -15,6 +16,7 @@ from batchd_wire.status import (
     WaitStatistics,
     plain_status,
     read_status,
+    shorten,
 )
 from support.statuses import link, two_looks, with_pool
 
@@ -85,3 +87,31 @@ def test_nonsense_reads_as_nothing(nonsense) -> None:
     assert isinstance(read.daemon, DaemonFacts)
     assert all(worker == read_status({"workers": [{}]}).workers[0] for worker in read.workers)
     assert not any(isinstance(one, SubscriptionStatistics) for one in read.streams)
+
+
+def test_lists_end_where_a_status_would_be_longer_than_a_message(status) -> None:
+    """Streams come before their trainers; each list says how much it lacks."""
+    (stream,), (trainer,) = status.streams, status.trainers
+    many = replace(stream, subscriptions=stream.subscriptions * 2_000, subscriptions_left_out=7)
+    crowd = replace(status, streams=(many,) * 3, trainers=(trainer,) * 5_000, workers=status.workers * 5_000)
+    plain = plain_status(replace(crowd, pool=replace(status.pool, links=status.pool.links * 3_000)))
+    shorten(plain)
+
+    assert STATUS_BYTES_MAX * 0.9 < len(msgpack.packb(plain)) <= STATUS_BYTES_MAX + 64
+    short = read_status(plain)
+    assert len(short.streams) == 3
+    for one in short.streams:
+        assert len(one.subscriptions) + one.subscriptions_left_out == len(many.subscriptions) + 7
+    assert len(short.streams[0].subscriptions) > 0
+    assert len(short.trainers) + short.left_out.trainers == 5_000
+    assert len(short.workers) + short.left_out.workers == len(crowd.workers)
+    assert len(short.pool.links) + short.left_out.links == 3_000 * len(status.pool.links)
+    assert short.left_out.streams == 0
+
+
+def test_status_that_fits_is_whole(status) -> None:
+    """Nothing says that something is missing."""
+    plain = plain_status(status)
+    shorten(plain)
+    assert read_status(plain) == status
+    assert "left_out" not in plain

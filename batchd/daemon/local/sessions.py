@@ -12,7 +12,7 @@ gone.
 
 import os
 import socket
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from batchd import __version__, failpoints
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.descriptors import DescriptorSent, PeerSockets
-from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, refused_version
+from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, encode_answer, refused_version
 from batchd.daemon.limits import UNREAD_MAX, SessionLimits, printable
 from batchd.daemon.local.listener import (
     Listener,
@@ -252,7 +252,7 @@ class LocalDoor(Door):
 
     def _send_to(self, connection: ZmtpConnection, message: Message, session: Session | None) -> None:
         version = OLDEST_VERSION if session is None else session.version
-        if not connection.send(message.encode(version)) and session is not None:
+        if not connection.send(encode_answer(message, version)) and session is not None:
             self._disconnect(session, f"left {UNREAD_MAX} messages or {UNSENT_BYTES_MAX >> 20} MiB unread")
 
     # --- the lifeline -----------------------------------------------------------------------------
@@ -390,13 +390,19 @@ class LocalDoor(Door):
 
     # --- ZeroMQ -----------------------------------------------------------------------------------
 
-    def receive(self, ready: Container[object]) -> bool:  # noqa: ARG002  ``Selector`` has its descriptors
+    def receive(
+        self,
+        ready: Container[object],  # noqa: ARG002  ``Selector`` has its descriptors
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
         for _ in range(MESSAGES_AT_ONCE):
             heard = self._connections.hear()
             if heard is None:
                 return False
             self._take(*heard)
+            if is_over():
+                break
         return True
 
     def flush(self) -> None:

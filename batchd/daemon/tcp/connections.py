@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 import zmq
 
-from batchd.daemon.limits import SessionLimits, peer_network
+from batchd.daemon.limits import QUESTIONS_PER_TICK, SessionLimits, peer_network
 from batchd.daemon.tcp.keys import AcceptedKey
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.status import TrainerStatistics
 from batchd_wire.tcp import CURVE_BYTES
 from batchd_wire.wording import counted
 
-QUESTIONS_PER_TICK = 10
-"""Queries, such as for the status, whose answers are long; ticks are half a second apart."""
 RATE_MARKS = 10
 """Ticks of the loop over which a rate is taken."""
 SHORT_FRAME_BYTES, LONG_FRAME_BYTES, LONG_FRAME_FROM = 2, 9, 256

@@ -8,7 +8,7 @@ have the same connections.
 
 import os
 from abc import abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from math import inf
 from time import monotonic
@@ -67,8 +67,8 @@ class TcpFront:
         self._zeromq.close()
         self._guard.close()
 
-    def receive(self, ready: Container[object]) -> bool:
-        """Read what peers say, a bounded portion at a time; true where there may be more."""
+    def receive(self, ready: Container[object], is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Read what peers say, a portion at a time; true where there may be more. See ``Door``."""
         now = monotonic()
         if now >= self._next_audit_s:  # are there peers that send too much?
             self._next_audit_s = now + AUDIT_INTERVAL_S
@@ -76,7 +76,7 @@ class TcpFront:
         self._zeromq.answer_questions(ready)
         if self.router in ready or self._zeromq.monitor in ready:
             self.note_ends()
-        return self.router in ready and self._read()
+        return self.router in ready and self._read(is_over)
 
     def note_ends(self) -> None:
         """Take note of the connections that have begun and ended."""
@@ -97,7 +97,7 @@ class TcpFront:
         self._guard.limit_pending()
 
     @abstractmethod
-    def _read(self) -> bool:
+    def _read(self, is_over: Callable[[], bool]) -> bool:
         """Read a portion of what peers say; true where there may be more."""
 
     @abstractmethod

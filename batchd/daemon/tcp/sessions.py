@@ -12,7 +12,7 @@ Invariant: a slot that is being sent is not written: its lease ends only by ``Ba
 a message of the trainer. Each batch gets exactly one, when ZeroMQ has released the memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from secrets import token_bytes
 from time import monotonic
@@ -30,10 +30,12 @@ from batchd.daemon.doors import (
     DaemonSide,
     Door,
     Peer,
+    encode_answer,
     refused_version,
 )
 from batchd.daemon.limits import (
     MESSAGE_BYTES_MAX,
+    QUESTIONS_PER_TICK,
     HandshakeRate,
     LinesPerMinute,
     SessionLimits,
@@ -43,7 +45,6 @@ from batchd.daemon.limits import (
 )
 from batchd.daemon.tcp.connection_guard import GuardLimits
 from batchd.daemon.tcp.connections import (
-    QUESTIONS_PER_TICK,
     Connection,
     OpenSubscription,
     RemoteSession,
@@ -66,8 +67,6 @@ _log = structlog.get_logger()
 
 REMOTE_UNREAD_MAX = 512
 """Unread messages after which a trainer is disconnected: two batches of each claim, and answers."""
-SUBSCRIPTIONS_MAX = 64
-"""Claims that one trainer may have at a time."""
 REMOTE_MESSAGES_AT_ONCE = 16
 """Messages read in one round of the loop: a quarter of those of local trainers."""
 
@@ -188,7 +187,7 @@ class TcpDoor(TcpFront, Door):
         """Send a message, then pieces of rows, over ``over`` or the first connection."""
         routing = (over or session.connections[0]).routing
         try:
-            frames = [routing, message.encode(session.version), *pieces]
+            frames = [routing, encode_answer(message, session.version), *pieces]
             self.router.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             self._end(session, f"it left {REMOTE_UNREAD_MAX} messages unread")
@@ -199,7 +198,7 @@ class TcpDoor(TcpFront, Door):
 
     # --- receiving --------------------------------------------------------------------------------
 
-    def _read(self) -> bool:
+    def _read(self, is_over: Callable[[], bool]) -> bool:
         """Read up to ``REMOTE_MESSAGES_AT_ONCE`` messages."""
         for _ in range(REMOTE_MESSAGES_AT_ONCE):
             try:
@@ -207,6 +206,8 @@ class TcpDoor(TcpFront, Door):
             except zmq.Again:
                 return False
             self._take(frames)
+            if is_over():
+                break
         return True
 
     def _ended(self, descriptor: int) -> None:
@@ -298,10 +299,6 @@ class TcpDoor(TcpFront, Door):
         if isinstance(message, messages.Subscribe | messages.AskBad) and not session.may_read(message.stream):
             text = f"the key does not open stream {message.stream[:NAME_SHOWN_CHARACTERS_MAX]!r}"
             self._send(session, messages.Refused(message.request, 0, ErrorCode.KEY_REFUSED, text))
-            return
-        if isinstance(message, messages.Subscribe) and len(session.claims) >= SUBSCRIPTIONS_MAX:
-            text = f"this trainer has {SUBSCRIPTIONS_MAX} claims already; close one first"
-            self._send(session, messages.Refused(message.request, 0, ErrorCode.NOT_ALLOWED, text))
             return
         if isinstance(message, messages.AskStatus | messages.AskBad) and not session.may_ask():
             text = f"a trainer may ask {QUESTIONS_PER_TICK} questions in half a second"
