@@ -30,7 +30,7 @@ from batchd.cli.tables import NAME_CHARACTERS_MAX, own_console
 from batchd.cli.text import duration
 from batchd.diagnosis.overview import StatusWindow
 from batchd.errors import BatchdError, DaemonUnreachable
-from batchd_client.asking import ask_status
+from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_wire.messages import AskStatus, Status
@@ -83,6 +83,7 @@ class Source:
         self._stack = ExitStack()
         self._session: Session | None = None
         self._asked_s: float | None = None
+        self._repeats = 1
         self.window = StatusWindow()
         self.notice = ""
 
@@ -101,11 +102,15 @@ class Source:
             except BatchdError as error:
                 self.notice = str(error)
         elif self._asked_s is None:
-            self._asked_s = monotonic()
+            self._asked_s, self._repeats = monotonic(), 1
             with suppress(SessionLost):  # which `take` meets again
                 self._session.begin(AskStatus)
-        elif monotonic() - self._asked_s >= SILENT_S:
-            self.notice = f"no answer for {duration(monotonic() - self._asked_s)}: these are its last numbers"
+        elif (silent_s := monotonic() - self._asked_s) >= SILENT_S:
+            self.notice = f"no answer for {duration(silent_s)}: these are its last numbers"
+            if silent_s >= self._repeats * ANSWER_TIMEOUT_S:  # the answer may be lost
+                self._repeats += 1
+                with suppress(SessionLost):
+                    self._session.begin(AskStatus)
 
     @property
     def descriptors(self) -> list[int]:

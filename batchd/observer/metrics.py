@@ -278,6 +278,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("stream_bad_rows_total", _C, STREAM, "bad_rows", "Rows whose sample was bad, each occurrence."),
     Metric("stream_bad_samples", _G, STREAM, "bad_samples", "Different samples found bad so far."),
     Metric("stream_quarantined_samples", _G, STREAM, "quarantined_samples", "Samples skipped because they crash workers."),
+    Metric(
+        "stream_subscriptions_left_out",
+        _G,
+        STREAM,
+        "subscriptions_left_out",
+        "Trainers without metrics of their own, as there are too many.",
+    ),
     Metric("stream_sample_seconds", _G, STREAM, "sample_s", "Worker time for one sample at present."),
     Metric("stream_stopped", _G, STREAM, "stopped", "1 if the stream has stopped; `batchd status` shows the reason."),
     # --- the workers' time for a stream

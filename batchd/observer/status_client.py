@@ -3,13 +3,15 @@
     every INTERVAL_S, or for a scrape that wants a new one --> AskStatus --> Answer
     for a request about bad samples                        --> AskBad    --> BadSamples
     for a request about reported losses                    --> AskStatus --> their page
+    after a question without an answer in DEADLINE_S       --> AskStatus, brief --> the loop answers
 
     answers --> StatusRecorder --> StatusWindow: the present
                      +-----------> History: the past, a number of each series every STEP_S,
                                    and of the last minute every FINE_STEP_S
 
-Invariant: one question at a time, and two are at least ``SPACING_S`` apart; one answer serves every
-thread that asked before its question was sent. Invariant: memory is bounded: there are at most
+Invariant: one question at a time, each with a deadline, and two are at least ``SPACING_S`` apart;
+one answer serves every thread that asked before its question was sent. Whether the loop answers
+does not depend on whether a status can be had. Invariant: memory is bounded: there are at most
 ``STREAMS_MAX`` streams with ``PARTS_MAX`` parts each and ``TRAINERS_MAX`` trainers at a time;
 further ones count as ``OTHER``. A series without a remaining point is dropped.
 """
@@ -44,6 +46,10 @@ ASIDE_S = 5.0
 ASIDES_KEPT_MAX = 8
 REPORTS_SHOWN = 1_000
 """The last reports of a stream that are shown."""
+DEADLINE_S = 3.0
+"""Of a question: after it, the loop is asked for the shortest answer that it has."""
+LOST_S = 60.0
+"""Without any answer for so long the session is given up: the daemon starts another observer."""
 STALL_S = 5.0
 """Time without an answer after which the loop counts as hung; usual are milliseconds."""
 STEP_S, POINTS = 5.0, 180
@@ -104,8 +110,12 @@ class StatusClient:
         self._was_aside = False
         """True if that was not for the status."""
         self._wanted_s = 0.0
+        self._pending_s: float | None = None
+        """When the question was asked that has no answer yet."""
+        self._is_brief = False
+        """True if that was for a brief answer, as another one had been given up."""
         self._waiting_since_s: float | None = monotonic()
-        """Since when an answer is due; at first since the start, until the session is open."""
+        """Since when no question was answered; at first since the start, until the session is open."""
 
     # --- any thread -------------------------------------------------------------------------------
 
@@ -154,13 +164,13 @@ class StatusClient:
     # --- the thread that asks ---------------------------------------------------------------------
 
     def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
-        """Ask until the daemon is gone. Raises ``BatchdClientError`` if it refuses the session."""
+        """Ask until the daemon is gone, or silent. Raises ``BatchdClientError`` if it refuses."""
         with suppress(SessionLost), asking_parent(directory, lifeline, OPENING_S) as session:
             self._waiting_since_s = None
             poll = select.poll()
             for descriptor in (*session.descriptors, self._wake):
                 poll.register(descriptor, select.POLLIN)
-            while True:
+            while self.silent_s() < LOST_S:
                 self._ask_if_due(session)
                 self._take(session)
                 poll.poll(self._patience_ms())
@@ -176,12 +186,19 @@ class StatusClient:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
 
     def _ask_if_due(self, session: Session) -> None:
-        """Ask one question that is due. The two kinds take turns."""
+        """Ask one question that is due. The two kinds take turns; one too late is given up."""
         now = monotonic()
-        if self._waiting_since_s is not None or now < self._due_s():
+        is_late = self._pending_s is not None and now - self._pending_s >= DEADLINE_S
+        if not is_late and (self._pending_s is not None or now < self._due_s()):
+            return
+        self._last_s = self._pending_s = now
+        self._waiting_since_s = self._waiting_since_s or now
+        self._is_brief = is_late
+        if is_late:
+            self._aside_asked = None
+            session.begin(lambda request: AskStatus(request, is_brief=True))
             return
         self._was_aside = bool(self._asides_wanted) and (now < self._status_due_s() or not self._was_aside)
-        self._last_s = self._waiting_since_s = now
         if self._was_aside:
             with self._changed:
                 aside, _wanted_s = self._asides_wanted.popitem()
@@ -191,10 +208,9 @@ class StatusClient:
             self._asked_s = now
             session.begin(AskStatus)
 
-    def _patience_ms(self) -> int | None:
-        if self._waiting_since_s is not None:
-            return None
-        return max(0, int((self._due_s() - monotonic()) * 1000) + 1)
+    def _patience_ms(self) -> int:
+        due_s = self._due_s() if self._pending_s is None else self._pending_s + DEADLINE_S
+        return max(0, int((due_s - monotonic()) * 1000) + 1)
 
     def _take(self, session: Session) -> None:
         """Take the answer, if it has arrived."""
@@ -204,10 +220,13 @@ class StatusClient:
         except BatchdClientError:
             if aside_asked is None:
                 raise
-            self._waiting_since_s = None  # the stream has ended
+            self._waiting_since_s = self._pending_s = None  # the stream has ended
             return
         if reply is None:
             self._aside_asked = aside_asked
+            return
+        if self._is_brief and isinstance(reply, Status):
+            self._waiting_since_s = self._pending_s = None
             return
         answer = None
         if isinstance(reply, Status) and aside_asked is None:
@@ -224,7 +243,7 @@ class StatusClient:
                     del self._asides[next(iter(self._asides))]
             else:
                 raise ProtocolError(f"the daemon answered AskStatus with {type(reply).__name__}")
-            self._waiting_since_s = None
+            self._waiting_since_s = self._pending_s = None
             self._changed.notify_all()
 
 

@@ -8,8 +8,16 @@ import sys
 import pytest
 
 from batchd.observer import status_client
-from batchd.observer.status_client import INTERVAL_S, SPACING_S, Aside, StatusClient
-from batchd_wire.messages import AskBad, AskStatus
+from batchd.observer.status_client import (
+    DEADLINE_S,
+    INTERVAL_S,
+    LOST_S,
+    SPACING_S,
+    STALL_S,
+    Aside,
+    StatusClient,
+)
+from batchd_wire.messages import AskBad, AskStatus, Status
 
 
 class Clock:
@@ -27,10 +35,16 @@ class Session:
 
     def __init__(self, clock: Clock) -> None:
         self.asked: list[tuple[float, type]] = []
+        self.last = None
         self._clock = clock
 
     def begin(self, make) -> None:
-        self.asked.append((self._clock.now, type(make(1))))
+        self.last = make(1)
+        self.asked.append((self._clock.now, type(self.last)))
+
+    def answer(self) -> Status | None:
+        """Answer what is brief, and lose all else."""
+        return Status(1, {}) if self.last.is_brief else None
 
 
 @pytest.fixture
@@ -56,7 +70,7 @@ def run(asking, clock, want, seconds=10.0) -> list[tuple[float, type]]:
     for _ in range(int(seconds * 100)):
         want()
         asking._ask_if_due(session)
-        asking._waiting_since_s = None
+        asking._waiting_since_s = asking._pending_s = None
         clock.now += 0.01
     return session.asked
 
@@ -92,6 +106,33 @@ def test_bad_samples_do_not_delay_the_status(asking, clock):
     asked = run(asking, clock, lambda: asking._asides_wanted.update({Aside("one"): clock.now}))
 
     assert 9 <= sum(kind is AskStatus for _when, kind in asked) <= 11
+
+
+def test_status_that_is_never_answered_does_not_look_like_a_loop_that_hangs(asking, clock):
+    """The loop is asked for the least that it can answer, and for another status after that."""
+    session = Session(clock)
+    briefs = 0
+    for _ in range(3_000):
+        asking._ask_if_due(session)
+        asking._take(session)
+        assert asking._patience_ms() <= 1000 * max(DEADLINE_S, INTERVAL_S) + 1
+        assert asking.is_answered
+        briefs += session.last.is_brief and asking._pending_s is None
+        clock.now += 0.01
+    assert briefs >= 5
+    assert asking.latest() is None
+
+
+def test_session_without_any_answer_is_given_up(asking, clock, monkeypatch):
+    """Its connection may be broken: the daemon starts another observer."""
+    session = Session(clock)
+    monkeypatch.setattr(session, "answer", lambda: None)
+    while asking.silent_s() < LOST_S:
+        asking._ask_if_due(session)
+        asking._take(session)
+        assert asking.is_answered == (asking.silent_s() < STALL_S)
+        clock.now += 0.1
+    assert len(session.asked) <= 1 + LOST_S / DEADLINE_S
 
 
 def test_the_observer_loads_no_numpy():
