@@ -302,6 +302,118 @@ def test_the_pages_have_commands():
     assert found > 60
 
 
+# --- names of code --------------------------------------------------------------------------------
+
+PACKAGES = [ROOT / "batchd", ROOT / "client" / "batchd_client", ROOT / "client" / "batchd_wire"]
+FOLDERS = [ROOT, ROOT / "batchd", ROOT / "client", ROOT / "benchmarks"]
+"""Paths on pages begin at one of these."""
+FIRST_FOLDERS = {path.name for path in (*ROOT.iterdir(), *PACKAGES[0].iterdir(), *PACKAGES) if path.is_dir()}
+INVENTED = ("batchd/sources/squares/", "batchd/sources/KIND/", "batchd/pipeline/FAMILY/")
+"""Paths of examples, and of what a reader is going to make."""
+OWN_FILES = {"batchd.toml", "batchd.toml.new", "batchd.sock", "daemon.yaml", "config.yaml"}
+
+
+def defined(tree):
+    """The names of all functions, classes and variables in a part of a program, at any depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+
+
+@pytest.fixture(scope="module")
+def code():
+    """The names of every module, by its dotted name; those of every class, by its name alone."""
+    modules, classes = {}, {}
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            tree = ast.parse(path.read_text())
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = set(defined(tree))
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    classes.setdefault(node.name, set()).update(defined(node))
+    return modules, classes
+
+
+def is_defined(name, code):
+    """Whether a dotted name is that of a module, of a class, or of what one of them defines."""
+    modules, classes = code
+    for full in (name, f"batchd.{name}", f"batchd_client.{name}", f"batchd_wire.{name}"):
+        owner, _, inner = full.rpartition(".")
+        if full in modules or inner in modules.get(owner, ()):
+            return True
+    owner, _, inner = name.partition(".")
+    return owner in classes and (not inner or inner in classes[owner])
+
+
+def named_code(name):
+    """Every dotted name of code on a page, with its line; in a last column "where in the code", every name."""
+    in_column = False
+    for number, line, is_code in stage.numbered((ROOT / name).read_text()):
+        in_column = not is_code and (line.endswith("| where in the code |") or (in_column and line.startswith("|")))
+        if in_column:
+            yield from ((number, span) for span in SPAN.findall(line.removesuffix(" |").rpartition(" | ")[2]))
+        elif not is_code:
+            for span in set(SPAN.findall(line)) - OWN_FILES:
+                if re.fullmatch(r"\w+(\.\w+)+", span) and span.partition(".")[0] in FIRST_FOLDERS:
+                    yield number, span
+
+
+def named_files(name):
+    """Every path of this repository in the text of a page, with its line; alternatives one by one."""
+    for number, line, is_code in stage.numbered((ROOT / name).read_text()):
+        for span in [] if is_code else SPAN.findall(line):
+            is_path = re.fullmatch(r"[\w./*{},-]+", span) and span.partition("/")[0] in FIRST_FOLDERS and "/" in span
+            if is_path and not span.startswith(INVENTED):
+                yield from ((number, path) for path in braces(span))
+
+
+def braces(path):
+    """The paths that a path with alternatives, as in ``{a,b}.py``, stands for."""
+    before, found, after = re.match(r"([^{]*)(?:\{([^}]*)\})?(.*)", path).groups()
+    return [path] if found is None else [before + one + after for one in found.split(",")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_name_of_code_on_a_page_exists(name, code):
+    """A reader who looks it up finds it."""
+    for number, span in named_code(name):
+        assert is_defined(span, code), f"{name}:{number}: there is no {span}"
+    for number, path in named_files(name):
+        assert any(any(folder.glob(path.rstrip("/"))) for folder in FOLDERS), f"{name}:{number}: there is no {path}"
+
+
+def test_the_pages_have_names_of_code():
+    """The test above would pass without any, or if it skipped names that do not exist."""
+    names = {span for page in PAGES for _number, span in named_code(page)}
+    files = {path for page in PAGES for _number, path in named_files(page)}
+
+    assert {"worker.loop", "Delivery.lose", "batchd_wire.slot", "core.fleet"} <= names
+    assert {"batchd/daemon/serve.py", "tests/faults/test_fuzz.py", "core/fleet.py", "batchd/core/"} <= files
+
+
+@pytest.mark.parametrize(
+    ("name", "exists"),
+    [
+        ("core.stream.chunk_lost", True),
+        ("Delivery.lose", True),
+        ("WorkerProcesses", True),
+        ("batchd.replay", True),
+        ("core.streams", False),
+        ("core.stream.chunk_found", False),
+        ("Delivery.win", False),
+        (".switch", False),
+    ],
+)
+def test_names_that_do_not_exist_are_found(name, exists, code):
+    """Each kind of name has to exist: modules, classes and what they define."""
+    assert is_defined(name, code) == exists
+
+
 # --- configurations and programs ------------------------------------------------------------------
 
 
