@@ -9,8 +9,9 @@ One file for each configured source:
     +-------+---------------+------------+-------+------------------------------+--------------+
 
 A kept index is reused while no witness has changed: each folder that was listed, by the names that
-the scan took, each file that was read; servers give the ETags of objects, and listings of buckets. As with git's index, a file that
-changed within a moment of the scan may have changed once more unseen, so such a scan is not kept.
+the scan took, each file that was read; servers give the ETags of objects, and listings of buckets.
+As with git's index, a file that changed within a moment of the scan may have changed once more
+unseen, so such a scan is not kept.
 
 Invariant: a cache that is missing, damaged, full, out of date or another user's costs a scan and
 nothing else.

@@ -87,7 +87,7 @@ def _class_names(source: FolderSource, folders: list[bytes], survey: Survey) -> 
     other = os.fsencode(source.classes)  # the folder of another stream
     survey.storage.at(other).look_at(other, survey)
     bound = bound_of(as_location("classes", Path(source.classes)), allow_outside_root=source.allow_outside_root)
-    return survey.names_in(other, WantedNames(is_image, bound)).folders
+    return survey.names_in(other, WantedNames(NameRule(FolderSource.endings), bound)).folders
 
 
 def labels_of(names: Sequence[bytes], folders: Sequence[bytes], place: str, survey: Survey) -> list[int]:
