@@ -258,8 +258,11 @@ def _shown(seen: Seen, lookup: SampleLookup, bad: _Bad, replayer: Replayer | Non
 
 
 def _place_text(place: SeenPlace) -> str:
-    ranks = " and ".join(map(str, place.ranks))
-    text = f"  epoch {place.epoch}, step {place.step}, row {place.row}, rank {ranks}: sample {place.sample}"
+    ranks = " and ".join(
+        f"rank {rank}" + (f" (row {row} of its batch)" if row != place.row else "")
+        for rank, row in zip(place.ranks, place.rank_rows, strict=True)
+    )
+    text = f"  epoch {place.epoch}, step {place.step}, row {place.row}, {ranks}: sample {place.sample}"
     if place.stands_in_for is not None:
         text += f", in the place of {place.stands_in_for}, which is bad"
     return text + (f", from its element {place.element}" if place.element else "")

@@ -60,7 +60,9 @@ class Leg(NamedTuple):
 class SeenPlace(NamedTuple):
     """A row in which the model saw a sample.
 
-    ``ranks``: those that read the row: several only where a batch has fewer rows than ranks.
+    ``row``: of the batch at the position, as `batchd replay` counts. ``ranks``: those that read the
+    row: several only where a batch has fewer rows than ranks. ``rank_rows``: the row in the batch
+    of each of these, another number only where ranks share a batch, in the last round of an epoch.
     ``stands_in_for``: the bad sample in whose place it was. ``element``: of a packed stream, the
     first element of the document in this row.
     """
@@ -72,6 +74,7 @@ class SeenPlace(NamedTuple):
     ranks: tuple[int, ...]
     stands_in_for: int | None = None
     element: int | None = None
+    rank_rows: tuple[int, ...] = ()
 
 
 class _SeenRows(NamedTuple):
@@ -124,17 +127,18 @@ class _Stretches:
         found = np.searchsorted(self._starts, keys, "right") - 1
         return (found >= 0) & (keys < self._ends[found]) & (steps < self._plan.steps)
 
-    def ranks(self, position: Position, row: int) -> tuple[int, ...]:
-        """The ranks that read a row of a step that was read."""
+    def ranks(self, position: Position, row: int) -> dict[int, int]:
+        """The ranks that read a row of a step that was read, and the row in the batch of each."""
         key = self._plan.place_of(position)
         base, world_size = self._legs[int(np.searchsorted(self._starts, key, "right")) - 1]
         read = readers_of(self._plan, world_size, base, position.step)
         assert read is not None, "it was read"
         turn, ranks = read
         if len(ranks) == 1:
-            return tuple(ranks)
+            return dict.fromkeys(ranks, row)
         courses = {rank: Course(self._plan, rank, world_size, position.epoch, base, None).at(turn) for rank in ranks}
-        return tuple(rank for rank, share in courses.items() if share and share.first <= row < share.first + share.rows)
+        shares = [(rank, share) for rank, share in courses.items() if share is not None]
+        return {rank: row - share.first for rank, share in shares if share.first <= row < share.first + share.rows}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,14 +171,16 @@ class Seen:
             for which, epoch, place, planned, element in zip(*(part[order].tolist() for part in found), strict=True):
                 sample = int(self.samples[which])
                 step, row = divmod(place, self._lookup.plan.batch_size)
+                ranks = self._stretches.ranks(Position(epoch, step), row)
                 yield SeenPlace(
                     sample,
                     epoch,
                     step,
                     row,
-                    self._stretches.ranks(Position(epoch, step), row),
+                    tuple(ranks),
                     None if planned == sample else planned,
                     None if self._lookup.packs is None else element,
+                    tuple(ranks.values()),
                 )
 
 

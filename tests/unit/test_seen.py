@@ -98,7 +98,7 @@ def _contents(plan, packs, bad, position):
 
 
 def _read(plan, packs, bad, legs, until):
-    """Return what ranks read from their courses: {(sample, epoch, step, row, …): ranks}."""
+    """Return what ranks read from their courses: {(sample, epoch, step, row, …): (ranks, their rows)}."""
     read = defaultdict(list)
     for leg, stop in zip(legs, [*(leg.begin for leg in legs[1:]), until], strict=True):
         for rank in range(leg.world_size):
@@ -109,8 +109,8 @@ def _read(plan, packs, bad, legs, until):
                     continue
                 for row, *what in _contents(plan, packs, bad, share.position):
                     if share.first <= row < share.first + share.rows:
-                        read[(what[0], *share.position, row, *what[1:])].append(rank)
-    return {key: tuple(sorted(ranks)) for key, ranks in read.items()}
+                        read[(what[0], *share.position, row, *what[1:])].append((rank, row - share.first))
+    return {key: tuple(zip(*sorted(ranks), strict=True)) for key, ranks in read.items()}
 
 
 @given(
@@ -137,7 +137,7 @@ def test_the_places_of_all_samples_are_the_rows_that_ranks_read(lookup, kind, ba
         places = list(seen.places())
 
     expected = _read(plan, packs, bad, legs, until)
-    assert {(*place[:4], *place[5:]): place.ranks for place in places} == expected
+    assert {(*place[:4], *place[5:7]): (place.ranks, place.rank_rows) for place in places} == expected
     assert seen.times == len(expected)
     assert {epoch: times for epoch, times in seen.by_epoch.items() if times} == {
         epoch: sum(key[1] == epoch for key in expected) for epoch in {key[1] for key in expected}
@@ -340,6 +340,20 @@ def _seen(capsys, *words):
     with pytest.raises(SystemExit) as ended:
         main(["seen", *map(str, words)])
     return ended.value.code, capsys.readouterr()
+
+
+def test_a_row_of_a_shared_batch_has_its_number_in_the_batch_of_its_rank_too(classes, capsys):
+    """Two ranks share the last of three batches: each of them has counted its own rows from 0."""
+    _folder, config = classes
+    words = "photos", "*", "--config", config, "--epochs", 1, "--world-size", 2, "--set", "streams.photos.batch_size=3"
+
+    places = json.loads(_seen(capsys, *words, "--json")[1].out)["places"]
+    shared = [(place["row"], place["ranks"], place["rank_rows"]) for place in places if place["step"] == 2]
+    assert sorted(shared) == [(0, [0], [0]), (1, [1], [0]), (2, [1], [1])]
+    assert all([place["row"]] == place["rank_rows"] for place in places if place["step"] < 2)
+    printed = _seen(capsys, *words)[1].out
+    assert "  epoch 0, step 2, row 2, rank 1 (row 1 of its batch): sample " in printed
+    assert "  epoch 0, step 2, row 0, rank 0: sample " in printed
 
 
 def test_the_command_lists_places_of_few_samples_and_counts_many(classes, capsys, tmp_path):
