@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,8 @@ NEIGHBOURS_MAX = 10_000
 """Entries of a folder among which a name with a typo is looked for."""
 SHARDS_MAX = 64
 """Shards that one worker keeps open for one stream."""
+ZEROS_BYTES = 64 << 10
+"""Read at once behind the end of a container."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -115,6 +117,18 @@ def size_of(stream: BinaryIO) -> int:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return size
+
+
+def behind_the_end(stream: BinaryIO, end: int, looked: Callable[[], None] = lambda: None) -> str:
+    """What is wrong with the bytes of a container behind its end; "" for zeros, which pad it."""
+    place = stream.seek(end)
+    while block := stream.read(ZEROS_BYTES):
+        if rest := block.lstrip(b"\0"):
+            first = place + len(block) - len(rest)
+            return f"ends at byte {end}, and has other bytes behind its end, from byte {first} on, which no sample would have"
+        place += len(block)
+        looked()
+    return ""
 
 
 def open_regular(path: str, flags: int) -> int:

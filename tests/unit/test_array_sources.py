@@ -328,6 +328,23 @@ def test_an_archive_of_something_else_is_refused(tmp_path, members, message) -> 
     assert message in refused(write_zip(tmp_path / "a.npz", members))
 
 
+def test_bytes_around_an_archive_are_refused(tmp_path) -> None:
+    """Two archives that were joined would be the last one alone; zeros are padding."""
+    source = npz(tmp_path, x=np.arange(5))
+    file = tmp_path / "a.npz"
+    whole = file.read_bytes()
+    assert len(read_samples(source)) == 5
+    file.write_bytes(whole + bytes(600))
+    assert len(read_samples(source)) == 5
+
+    file.write_bytes(whole + whole)
+    assert f"has {len(whole)} bytes in front of its first array, which no sample would have" in refused(source)
+    file.write_bytes(whole + b"\0x")
+    assert f"ends at byte {len(whole)}, and has other bytes behind its end, from byte {len(whole) + 1} on" in refused(
+        source
+    )
+
+
 def test_an_archive_whose_bytes_have_changed_is_refused(tmp_path) -> None:
     """The archive's checksum shows it."""
     source = npz(tmp_path, x=np.zeros((5, 100)))

@@ -1,6 +1,7 @@
 """Arrow files, as `save_to_disk` of Hugging Face's `datasets` writes them, in a parquet source."""
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -238,3 +239,62 @@ def test_files_of_a_server_are_read_by_ranges(tmp_path, web: FileServer, storage
     assert [bytes(reader.read(sample)["image"]) for sample in range(9)] == IMAGES[:9]
     assert [reader.read(sample)["ids"].tolist() for sample in range(9)] == [[n, n + 1] for n in range(9)]
     reader.close()
+
+
+def file_with_footer(file: Path, columns: dict[str, object], rows: int = 2) -> bytes:
+    return write_arrow(file, columns, rows=rows, new=pa.ipc.new_file).read_bytes()
+
+
+def test_a_file_is_read_by_its_footer(tmp_path) -> None:
+    """Polars writes no message in front of its record batches that pyarrow would read as a schema."""
+    data = file_with_footer(tmp_path / "a.arrow", {"x": pa.array([1, 2, 3])})
+    (tmp_path / "a.arrow").write_bytes(data[:8] + b"\4\0\0\0" + data[12:])
+
+    reader = open_arrow(tmp_path, {"x": "int64"})
+    assert [int(reader.known(sample)["x"]) for sample in range(3)] == [1, 2, 3]
+    reader.close()
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_values_of_views_are_read_at_their_places(tmp_path, new) -> None:
+    """Short ones are in the view, long ones in one of several buffers; a null is a bad sample."""
+    texts = ["short", "longer than the view of it", None, "", "x" * 70_000, "y" * 70_000]
+    raw = [None if text is None else text.encode() for text in texts]
+    columns = {"text": pa.array(texts, pa.string_view()), "raw": pa.array(raw, pa.binary_view())}
+    write_arrow(tmp_path / "a.arrow", columns, rows=4, new=new)
+
+    reader = open_arrow(tmp_path, {"text": "text", "raw": "uint8[?]"})
+    for sample, text in enumerate(texts):
+        if text is None:
+            with pytest.raises(SampleUnreadable, match="there is no text"):
+                reader.read(sample)
+        else:
+            values = reader.read(sample)
+            assert (values["text"], bytes(values["raw"])) == (text, text.encode())
+    reader.close()
+
+
+def test_bytes_that_no_record_batch_has_are_refused(tmp_path) -> None:
+    """Behind the end of a stream, or between the record batches of a footer: `cat` appends them."""
+    stream = write_arrow(tmp_path / "a.arrow", {"x": pa.array([1, 2, 3])}).read_bytes()
+    for padding in (b"", bytes(100)):
+        (tmp_path / "a.arrow").write_bytes(stream + padding)
+        assert len(scan_arrow(tmp_path, {"x": "int64"})[1]) == 3
+        (tmp_path / "a.arrow").write_bytes(stream + padding + stream)
+        reason = f"ends at byte {len(stream)}, and has other bytes behind its end, from byte {len(stream + padding)} on"
+        with pytest.raises(SourceInvalid, match=reason):
+            scan_arrow(tmp_path, {"x": "int64"})
+
+    file = file_with_footer(tmp_path / "a.arrow", {"x": pa.array([1, 2, 3])})
+    (tmp_path / "a.arrow").write_bytes(file + file)
+    with pytest.raises(SourceInvalid, match="has other bytes behind the record batch that ends at byte"):
+        scan_arrow(tmp_path, {"x": "int64"})
+
+
+def test_numbers_in_the_other_byte_order_are_refused(tmp_path) -> None:
+    """They would be valid numbers, and other ones; pyarrow turns them, and does not say so."""
+    footer = struct.pack("<IHHHHiIHHHxxih", 12, 8, 8, 0, 4, 8, 12, 6, 6, 4, 8, 1)
+    tail = struct.pack("<i6s", len(footer), b"ARROW1")
+    (tmp_path / "a.arrow").write_bytes(b"ARROW1\0\0" + footer + tail)
+    with pytest.raises(SourceInvalid, match=r"a\.arrow .*has big-endian numbers"):
+        scan_arrow(tmp_path, {"x": "int64"})

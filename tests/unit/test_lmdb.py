@@ -1,5 +1,6 @@
 """Records of LMDB databases: their samples, and the error for each kind of damage."""
 
+import mmap
 import os
 import pickle
 import random
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import msgpack
 import numpy as np
 import pytest
@@ -382,3 +384,31 @@ def test_settings_that_cannot_be_are_refused(changes, text) -> None:
     """The error names the key."""
     with pytest.raises(ValueError, match=text):
         LmdbSource(**{"path": Path("/a"), "fields": {"x": "image"}} | changes)
+
+
+def test_keys_that_no_sample_has_are_noted(tmp_path) -> None:
+    """They are skipped, as the pattern says, and counted."""
+    write_lmdb(tmp_path / "db", {**OCR, b"about": b"x"})
+
+    _source, index = scan_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
+    assert index.notes == (f"keys that do not look like key, which no sample has: {tmp_path}/db: 'about' and 1 more",)
+    assert scan_lmdb(tmp_path / "db", {"x": "text"})[1].notes == ()
+
+
+def test_what_is_no_record_of_its_own_is_refused(tmp_path) -> None:
+    """A name of another database, and a key with several records, of which one would be read."""
+    with lmdb.open(str(tmp_path / "named"), max_dbs=1) as environment:
+        inner = environment.open_db(b"train")
+        with environment.begin(write=True) as writing:
+            writing.put(b"a", b"1" * 48)
+            writing.put(b"1", b"one", db=inner)
+    with pytest.raises(SourceInvalid, match="has databases with names in it, such as 'train'"):
+        scan_lmdb(tmp_path / "named", {"x": "text"})
+
+    file = write_lmdb(tmp_path / "twice", {b"a": b"1"})
+    data, page = bytearray(file.read_bytes()), mmap.PAGESIZE
+    for meta in (0, page):
+        data[meta + 92] |= 4  # the library lets only programs in C set it
+    file.write_bytes(data)
+    with pytest.raises(SourceInvalid, match="has keys with several records"):
+        scan_lmdb(tmp_path / "twice", {"x": "text"})

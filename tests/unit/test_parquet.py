@@ -557,3 +557,18 @@ def test_settings_that_cannot_be_are_refused(changes, text) -> None:
     """The error names the key."""
     with pytest.raises(ValueError, match=text):
         ParquetSource(**{"root": Path("/a"), "shards": ("*",), "fields": {"x": "int64"}} | changes)
+
+
+def test_partition_columns_are_named(tmp_path) -> None:
+    """They stand in names of folders, which no row has: noted, or refused for a field."""
+    for name in ("cat", "dog"):
+        (tmp_path / f"label={name}").mkdir()
+        write_parquet(tmp_path / f"label={name}/0.parquet", {"x": [1]})
+
+    _source, index = scan_parquet(tmp_path, {"x": "int64"}, "*/*.parquet")
+    file = f"{tmp_path}/label=cat/0.parquet"
+    assert index.notes == (
+        f"partition column label, which stands in names of folders and is not read: {file} and 1 more",
+    )
+    with pytest.raises(SourceInvalid, match="has no column 'label' for the field label; it is a partition column"):
+        scan_parquet(tmp_path, {"label": "text"}, "*/*.parquet")

@@ -261,7 +261,7 @@ def test_only_zeros_follow_the_end_of_a_shard(tmp_path: Path, count: int) -> Non
         file.write_bytes(whole + bytes(count) + more)
         place = len(whole) + count + len(more) - len(more.lstrip(b"\0"))
         with pytest.raises(
-            SourceInvalid, match=rf"a\.tar ends at byte 4096, and has other bytes .* from byte {place} on"
+            SourceInvalid, match=rf"a\.tar ends at byte 4608, and has other bytes .* from byte {place} on"
         ):
             scan(tmp_path)
 

@@ -34,7 +34,7 @@ from batchd.sources.interface import BuiltInKind
 from batchd.sources.neighbours import Neighbours, in_files
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
-from batchd.storage.paths import size_of
+from batchd.storage.paths import behind_the_end, size_of
 from batchd.storage.survey import Survey, quick_look
 from batchd.suggestions import suggestion
 
@@ -44,6 +44,9 @@ _LOCAL_MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = Struct("<26xHH")
 """The lengths of a member's name and of its extra field, which are behind the header."""
 _ENCRYPTED = 1
+_END_MAGIC, _END_BYTES = b"PK\x05\x06", 22
+_END_BYTES_MAX = _END_BYTES + (1 << 16) - 1
+"""The record at the end of an archive, with its comment."""
 _DAMAGED = (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, StructError, EOFError, RuntimeError)
 """Errors of the standard library for a damaged archive."""
 
@@ -129,8 +132,11 @@ def _npz_opened(source: NpzSource, survey: Survey) -> Iterator[tuple[str, Stored
         try:
             with zipfile.ZipFile(stream) as archive:
                 found = archive.infolist()
+            problem = _bytes_around(stream, found)
         except _DAMAGED as error:
             raise SourceInvalid(f"{source.path} is not a .npz file, or is cut or damaged: {error}") from None
+        if problem:
+            raise SourceInvalid(f"{source.path} {problem}; write it again with numpy.savez")
         members = {member.filename.removesuffix(_SUFFIX): member for member in found}
         if len(members) != len(found):
             raise SourceInvalid(f"{source.path} holds two arrays of the same name")
@@ -148,6 +154,20 @@ def _npz_opened(source: NpzSource, survey: Survey) -> Iterator[tuple[str, Stored
                 raise SourceInvalid(f"{source.path} has no array {name!r}; {suggestion(name, list(members))}")
         for field, name in (source.arrays or {name: name for name in members}).items():
             yield field, _member_array(source, stream, members[name]), stream, members[name]
+
+
+def _bytes_around(stream: BinaryIO, members: Sequence[zipfile.ZipInfo]) -> str:
+    """What is wrong with the bytes around an archive, such as another one; "" if there are none."""
+    size = size_of(stream)
+    before = max(0, size - _END_BYTES_MAX)
+    stream.seek(before)
+    tail = stream.read(_END_BYTES_MAX)
+    end = tail.rfind(_END_MAGIC)
+    comment = int.from_bytes(tail[end + _END_BYTES - 2 : end + _END_BYTES], "little")
+    if problem := behind_the_end(stream, min(size, before + end + _END_BYTES + comment)):
+        return problem
+    first = min((member.header_offset for member in members), default=0)
+    return f"has {first} bytes in front of its first array, which no sample would have" if first else ""
 
 
 def _member_array(source: NpzSource, stream: BinaryIO, member: zipfile.ZipInfo) -> StoredArray:

@@ -33,12 +33,14 @@ class Environment:
             self._descriptor = os.open(data_file(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             where_it_fails.callback(os.close, self._descriptor)
             self._env = lmdb.open(
-                str(path), subdir=path.is_dir(), readonly=True, create=False, lock=False, readahead=False, max_dbs=0
+                str(path), subdir=path.is_dir(), readonly=True, create=False, lock=False, readahead=False, max_dbs=1
             )
             where_it_fails.callback(self._env.close)
             self.bytes_needed = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
             self._check_length()
             self.transaction: Any = self._env.begin(buffers=True)
+            if self._env.open_db(None, txn=self.transaction).flags()["dupsort"]:
+                raise SampleUnreadable("has keys with several records (dupsort), of which only one could be read")
             where_it_fails.pop_all()
 
     @classmethod
@@ -70,6 +72,14 @@ class Environment:
         except lmdb.Error as error:
             raise SampleUnreadable(f"the database is damaged: {error}") from None
         return value
+
+    def is_database(self, key: bytes) -> bool:
+        """True if a key is the name of a database in this one, and has no record."""
+        try:
+            self._env.open_db(key, txn=self.transaction, create=False)
+        except lmdb.Error:
+            return False
+        return True
 
     def close(self) -> None:
         """Close it, where this was the last user."""

@@ -12,7 +12,7 @@ made.
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from struct import Struct
@@ -37,6 +37,8 @@ PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""
 SHOWN_KEYS = 3
 """Keys that are named where none is one of a sample."""
+DATABASE_BYTES = 48
+"""The bytes under a key that is the name of a database."""
 _LENGTH = Struct("<Q")
 
 
@@ -64,6 +66,11 @@ def _index(source: LmdbSource, environment: Environment, survey: Survey) -> Sour
     keys, offsets, lengths = bytearray(), array("q", [0]), sha256()
     first, *others = [source.key_of(field) for field in (source.fields if FIELD_MARK in source.key else ["*"])]
     for part, value in _records(environment, *first):
+        if value.nbytes == DATABASE_BYTES and environment.is_database(name := first[0] + part + first[1]):
+            raise SourceInvalid(
+                f"{source.path} has databases with names in it, such as {readable(name)!r}, and batchd reads the one without "
+                "a name; copy the records into a database of their own"
+            )
         lengths.update(_LENGTH.pack(value.nbytes))
         for before, behind in others:
             other = environment.get(before + part + behind)
@@ -78,6 +85,12 @@ def _index(source: LmdbSource, environment: Environment, survey: Survey) -> Sour
         if len(offsets) % PROGRESS_EVERY == 0:
             survey.progress(len(offsets) - 1)
     survey.progress(len(offsets) - 1)
+    skipped = environment.transaction.stat()["entries"] - (len(offsets) - 1) * (1 + len(others))
+    if len(offsets) > 1 and skipped:
+        other_key = readable(_other_key(environment, [first, *others]))
+        survey.note(
+            "keys that do not look like key, which no sample has", f"{source.path}: {other_key!r}", count=skipped
+        )
     if len(offsets) == 1:
         raise SourceInvalid(_nothing(source, environment, *first))
     facts = {
@@ -103,8 +116,18 @@ def _records(environment: Environment, before: bytes, behind: bytes) -> Iterator
         key = bytes(found)
         if not key.startswith(before):
             return
-        if key.endswith(behind) and len(key) > len(before) + len(behind):
+        if _fits(key, before, behind):
             yield key[len(before) : len(key) - len(behind)], value
+
+
+def _other_key(environment: Environment, parts: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The first key that fits none of some parts; b"" if each fits one."""
+    keys = map(bytes, environment.transaction.cursor().iternext(values=False))
+    return next((key for key in keys if not any(_fits(key, *around) for around in parts)), b"")
+
+
+def _fits(key: bytes, before: bytes, behind: bytes) -> bool:
+    return key.startswith(before) and key.endswith(behind) and len(key) > len(before) + len(behind)
 
 
 def _nothing(source: LmdbSource, environment: Environment, before: bytes, behind: bytes) -> str:

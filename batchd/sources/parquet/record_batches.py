@@ -7,8 +7,12 @@ Daemon and workers. An Arrow stream is messages, one after the other:
     schema          the columns
     record batch    some rows; its body has the buffers of each column, as they are in memory
 
-The other form, a file with a footer, has such a stream behind its first 8 bytes. A record batch
-counts as a row group. pyarrow wants the whole body of a record batch to find its buffers, so it
+The other form is a file with a footer, which has the columns, and where each record batch is:
+
+    | ARROW1 0 0 | messages | FF FF FF FF | 0 | footer | bytes of the footer | ARROW1 |
+
+What lies between may be such a stream, or only have the record batches (as of polars). A record
+batch counts as a row group. pyarrow wants the whole body of a record batch to find its buffers, so it
 gets anonymous memory of this size, and only the needed buffers are read into it. All other pages
 stay untouched and take no memory.
 
@@ -27,6 +31,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import ipc
 
 from batchd.sources.parquet.row_groups import (
@@ -41,14 +46,26 @@ from batchd.sources.parquet.row_groups import (
     reasons,
     too_large,
 )
+from batchd.storage.paths import behind_the_end
 
 FILE_MAGIC = b"ARROW1\0\0"
 MESSAGE_MAGIC = b"\xff\xff\xff\xff"
 HEAD = struct.Struct("<4si")
 """In front of a message: the magic, and the bytes of the metadata."""
 METADATA_BYTES_MAX = 64 << 20
+TAIL = struct.Struct("<i6s")
+"""Behind a footer: its bytes, and the magic."""
+BLOCK = struct.Struct("<qi4xq")
+"""In a footer: the first byte of a message, the bytes of its head, and those of its body."""
+ZEROS_MAX = 64 << 10
+"""The longest padding between two record batches."""
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Kinds of messages."""
+END = HEAD.pack(MESSAGE_MAGIC, 0)
+"""The end of a stream."""
+_DICTIONARIES = "has dictionary-encoded columns; cast them to plain ones, or write Parquet"
+INLINE_BYTES_MAX = 12
+"""The longest value that is in its view."""
 MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | 0x4000
 """The last one is MAP_NORESERVE, which `mmap` names since Python 3.13. Shared, as the limit of a
 scan counts private memory, and most of a record batch is never read."""
@@ -61,6 +78,18 @@ class _Message(NamedTuple):
     head_bytes: int
     body_bytes: int
     rows: int
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.start + self.head_bytes + self.body_bytes
+
+
+class _FileFooter(NamedTuple):
+    """Where a footer begins, and the message of each record batch: ``BLOCK``."""
+
+    start: int
+    blocks: list[tuple[int, ...]]
 
 
 class _Column(NamedTuple):
@@ -85,13 +114,35 @@ class ArrowFile:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._size = stream.seek(0, os.SEEK_END)
-        self._start = len(FILE_MAGIC) if read_at(stream, 0, len(FILE_MAGIC)) == FILE_MAGIC else 0
+        self._footer = self._footer_in_file() if read_at(stream, 0, len(FILE_MAGIC)) == FILE_MAGIC else None
         with reasons():
-            self._first, head, kind = self._message(self._start)
-            if kind != SCHEMA:
-                raise Unreadable("does not begin with a schema")
-            self.schema: pa.Schema = ipc.read_schema(pa.BufferReader(head))
+            self.schema: pa.Schema = ipc.open_file(stream).schema if self._footer else self._schema_in_stream()
             _names = self.schema.names, list(map(str, self.schema.types))  # raises unless UTF-8
+
+    def _schema_in_stream(self) -> pa.Schema:
+        _first, head, kind = self._message(0)
+        if kind != SCHEMA:
+            raise Unreadable("does not begin with a schema")
+        _check_endianness(head[HEAD.size :], 2)
+        return ipc.read_schema(pa.BufferReader(head))
+
+    def _footer_in_file(self) -> "_FileFooter":
+        """The place of the footer, and the blocks of record batches in it."""
+        tail = read_at(self._stream, max(0, self._size - TAIL.size), TAIL.size)
+        size, magic = TAIL.unpack(tail) if len(tail) == TAIL.size else (0, b"")
+        start = self._size - TAIL.size - size
+        if magic != FILE_MAGIC[: TAIL.size - 4] or size <= 0 or start < len(FILE_MAGIC):
+            raise Unreadable(f"is cut: it ends at byte {self._size} without the footer of an Arrow file; copy it again")
+        _check_endianness(footer := read_at(self._stream, start, size), 1)
+        try:
+            table = _FlatTable.root(footer)
+            has_dictionaries = bool(table.items(2, BLOCK))
+            blocks = table.items(3, BLOCK)
+        except (struct.error, ValueError):
+            raise Unreadable("is damaged: its footer cannot be read") from None
+        if has_dictionaries:
+            raise Unreadable(_DICTIONARIES)
+        return _FileFooter(start, blocks)
 
     @property
     def footer(self) -> Footer:
@@ -107,20 +158,46 @@ class ArrowFile:
     def _messages(self) -> tuple[list[_Message], int]:
         """All record batches, and the CRC-32 of all heads."""
         found: list[_Message] = []
-        message, crc = self._first, 0
-        while True:
-            place = message.start + message.head_bytes + message.body_bytes
-            if read_at(self._stream, place, HEAD.size) == HEAD.pack(MESSAGE_MAGIC, 0):
-                return found, crc
-            message, head, kind = self._message(place)
+        crc = 0
+        for message, head, kind in self._in_stream() if self._footer is None else self._in_file(self._footer):
             if kind == DICTIONARY:
-                raise Unreadable("has dictionary-encoded columns; cast them to plain ones, or write Parquet")
+                raise Unreadable(_DICTIONARIES)
             if kind != RECORD_BATCH:
-                raise Unreadable(f"has at byte {place} a message that is no record batch")
+                raise Unreadable(f"has at byte {message.start} a message that is no record batch")
             crc = zlib.crc32(head, crc)
             found.append(message)
             if message.rows <= 0:
                 self._batch(message)  # compares the rows with those of the columns
+        return found, crc
+
+    def _in_stream(self) -> Iterator[tuple[_Message, bytes, int]]:
+        """The messages of a stream behind its schema, up to its end, behind which is nothing."""
+        message = self._message(0)[0]
+        while read_at(self._stream, message.end, HEAD.size) != END:
+            yield (read := self._message(message.end))
+            message = read[0]
+        if problem := behind_the_end(self._stream, message.end + HEAD.size):
+            raise Unreadable(f"{problem}; write the tables into one stream, or into files of their own")
+
+    def _in_file(self, footer: "_FileFooter") -> Iterator[tuple[_Message, bytes, int]]:
+        """The messages of a file, by its footer; nothing but padding and an end lies between."""
+        end = None
+        for start, _head_bytes, _body_bytes in footer.blocks:
+            self._check_between(end, start)
+            yield (read := self._message(start))
+            end = read[0].end
+        self._check_between(end, footer.start)
+
+    def _check_between(self, end: int | None, start: int) -> None:
+        """Refuse bytes from the ``end`` of a record batch to the next one, or to the footer."""
+        if end is None or start == end:
+            return
+        is_near = end < start <= end + ZEROS_MAX
+        if not is_near or read_at(self._stream, end, start - end).removeprefix(END).strip(b"\0"):
+            raise Unreadable(
+                f"has other bytes behind the record batch that ends at byte {end}, which its footer does not name, so no sample "
+                "would have them; write it again"
+            )
 
     def _message(self, start: int) -> tuple[_Message, bytes, int]:
         """The message at a byte, its head, and its kind."""
@@ -175,6 +252,8 @@ class ArrowFile:
                 self._read(column, values.buffers()[:1])
                 is_null |= values.is_null().to_numpy(zero_copy_only=False)
                 values = values.field(kind.get_field_index(BYTES))
+            if pa.types.is_binary_view(values.type) or pa.types.is_string_view(values.type):
+                return self._extents_of_views(column, values, is_null)
             *others, data = values.buffers()
             self._read(column, others)
             is_null |= values.is_null().to_numpy(zero_copy_only=False)
@@ -195,6 +274,27 @@ class ArrowFile:
     def check_rows(self, group: int, title: str) -> None:
         """Compare the rows of a record batch with the buffers of a column. Raises ``Unreadable``."""
         self._column(group, title)
+
+    def _extents_of_views(self, column: _Column, values: pa.Array, is_null: NDArray[np.bool_]) -> "array[int]":
+        """The extents of values of which each has a view: its length, and itself or where it is."""
+        validity, views, *data = values.buffers()
+        self._read(column, [validity, views])
+        is_null |= values.is_null().to_numpy(zero_copy_only=False)
+        fields = np.frombuffer(views, np.int32)[: 4 * len(values)].reshape(-1, 4).astype(np.int64)
+        fields[is_null] = 0
+        sizes, _prefix, numbers, offsets = fields.T
+        is_inline = sizes <= INLINE_BYTES_MAX
+        numbers = np.where(is_inline, len(data), numbers)
+        if sizes.min() < 0 or numbers.min() < 0 or numbers[~is_inline].max(initial=-1) >= len(data):
+            raise Unreadable("the lengths of its values are damaged")
+        starts = np.array([*map(column.place, data), 0], np.int64)
+        ends = np.array([*(buffer.size for buffer in data), 0], np.int64)
+        if (~is_inline & ((offsets < 0) | (offsets + sizes > ends[numbers]))).any():
+            raise Unreadable("the places of its values are damaged")
+        inline = column.place(views) + 16 * np.arange(len(values)) + 4
+        found = np.stack([np.where(is_inline, inline, starts[numbers] + offsets), sizes], 1)
+        found[is_null] = NOWHERE, 0
+        return array("q", found.astype(np.int64).tobytes())
 
     def read(self, group: int, title: str, max_bytes: int) -> pa.ChunkedArray:
         """One column of a record batch.
@@ -272,6 +372,16 @@ def open_table(stream: BinaryIO) -> TableFile:
         return ArrowFile(stream)
 
 
+def _check_endianness(data: bytes, field: int) -> None:
+    """Refuse numbers whose bytes are in the other order; the schema is a field of a table."""
+    try:
+        is_big = _FlatTable.root(data).below(field).number(0, "<h")
+    except (struct.error, ValueError):
+        raise Unreadable("is damaged: its schema cannot be read") from None
+    if is_big:
+        raise Unreadable("has big-endian numbers; read it with pyarrow.ipc, which turns them, and write it again")
+
+
 def _buffers(values: pa.Array) -> Iterator[pa.Buffer]:
     return (buffer for buffer in values.buffers() if buffer is not None and buffer.size)
 
@@ -305,6 +415,17 @@ class _FlatTable:
         """A field that is a table."""
         place = self._place + self._offset(field)
         return _FlatTable(self._data, place + self._at("<I", place))
+
+    def items(self, field: int, form: struct.Struct) -> list[tuple[int, ...]]:
+        """A field that is a list of structures; empty if it is not set."""
+        if not self.has(field):
+            return []
+        place = self._place + self._offset(field)
+        place += self._at("<I", place)
+        end = place + 4 + self._at("<I", place) * form.size
+        if end > len(self._data):
+            raise ValueError("behind the last byte")
+        return list(form.iter_unpack(self._data[place + 4 : end]))
 
     def _offset(self, field: int) -> int:
         place = 4 + 2 * field

@@ -262,7 +262,13 @@ def problem_of(column: Column, kind: pa.DataType) -> str:
 
 def is_bytes(kind: pa.DataType) -> bool:
     """True if each value is a run of bytes."""
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+        or types.is_binary_view(kind)
+    )
 
 
 def is_image(kind: pa.DataType) -> bool:
@@ -302,7 +308,7 @@ def _undictionary(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:

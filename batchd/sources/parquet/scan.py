@@ -55,7 +55,7 @@ from batchd.sources.parquet.options import ParquetSource
 from batchd.sources.parquet.record_batches import ArrowFile, TableFile, is_arrow, open_table
 from batchd.sources.scan import answer, isolated_scan
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex, blob, number_array
+from batchd.storage.index import SourceIndex, blob, number_array, readable
 from batchd.storage.paths import size_of
 from batchd.storage.remote_stream import ObjectStream
 from batchd.storage.survey import Survey, quick_look
@@ -87,6 +87,10 @@ def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     scanning = _Scan(source, survey)
     for number, shard in enumerate(shards):
         path = source.root / shard.decode("utf-8", "surrogateescape")
+        for folder in shard.split(b"/")[:-1]:
+            if b"=" in folder:
+                title = readable(folder.partition(b"=")[0])
+                survey.note(f"partition column {title}, which stands in names of folders and is not read", str(path))
         with survey.open(path) as stream:
             failpoints.passing("scan.parquet.opening")
             scanning.add(number, path, stream)
@@ -106,9 +110,11 @@ def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> TableF
         for title in titles:
             places = file.schema.get_all_field_indices(title)
             if not places:
-                raise SourceInvalid(
-                    f"{path} has no column {title!r} for the field {column.name}; {suggestion(title, file.schema.names)}"
-                )
+                is_partition = any(part.startswith(f"{title}=") for part in path.parts[:-1])
+                advice = suggestion(title, file.schema.names)
+                if is_partition:
+                    advice = "it is a partition column, which stands in names of folders; write it into the files, too"
+                raise SourceInvalid(f"{path} has no column {title!r} for the field {column.name}; {advice}")
             if len(places) > 1:
                 raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
             one = column if len(titles) == 1 else replace(column, shape=())

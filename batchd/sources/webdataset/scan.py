@@ -55,7 +55,7 @@ from batchd.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberF
 from batchd.storage.access import Storage
 from batchd.storage.compression import compression_of
 from batchd.storage.index import SourceIndex, blob, number_array, readable
-from batchd.storage.paths import size_of
+from batchd.storage.paths import behind_the_end, size_of
 from batchd.storage.survey import Survey
 
 HEADER_BYTES_MAX = 1 << 20
@@ -65,8 +65,6 @@ MAGIC, MAGIC_AT = b"ustar", 257
 CONTENT_BYTES_MAX = 4096
 """Of longer members, only the length enters the digest."""
 LABEL_BYTES_MAX = 1 << 20
-ZEROS_BYTES = 64 << 10
-"""Read at once behind the end of a shard."""
 _LABEL = Column("label", dtype="int64")
 _SHOWN_MEMBERS_MAX = 12
 _PACK_AGAIN = "mkdir DIR && tar -xif FILE -C DIR && tar --sort=name -cf NEW -C DIR ."
@@ -148,21 +146,13 @@ def _members(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarMember
 def _check_end(path: Path, stream: BinaryIO, offset: int, survey: Survey) -> None:
     """Refuse a shard with anything but zeros from byte ``offset`` on."""
     stream.seek(offset)
-    block, place = stream.read(BLOCKSIZE), offset
+    block = stream.read(BLOCKSIZE)
     if len(block) < BLOCKSIZE:
         raise SourceInvalid(f"{path}: no end-of-archive block at byte {offset}: the shard is cut; copy it again")
     if block.strip(b"\0"):  # tarfile takes a broken header for the end
         raise SourceInvalid(f"{path} is damaged: no header of a member at byte {offset}")
-    while block:
-        if rest := block.lstrip(b"\0"):
-            first = place + len(block) - len(rest)
-            raise SourceInvalid(
-                f"{path} ends at byte {offset}, and has other bytes behind its end, from byte {first} on, which no sample "
-                f"would have; if it is several shards that were joined, pack it again: {_PACK_AGAIN}"
-            )
-        place += len(block)
-        survey.looked()
-        block = stream.read(ZEROS_BYTES)
+    if problem := behind_the_end(stream, offset + BLOCKSIZE, survey.looked):
+        raise SourceInvalid(f"{path} {problem}; if several shards were joined, pack it again: {_PACK_AGAIN}")
 
 
 def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
