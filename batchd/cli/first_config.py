@@ -6,18 +6,21 @@ sample and from a few samples:
     one image file         decode, random_resized_crop, random_flip
     several image files    decode and resize each: random crops would not match
     frames of a video      random_resized_crop, random_flip
-    text                   text_bytes, with room for the longest text that was read
-    arrays, lengths vary   pad_batch, with room for the largest array that was read
+    text                   text_bytes, with room for the longest text; a longer one is bad
+    arrays, lengths vary   pad_batch, with room for the largest array; a larger one is bad
+    tokens                 cast to int64
     other arrays           no step
 
 Invariant: the comments state every fact on which the configuration relies.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import Field, dataclass, fields
-from statistics import median_low
+from itertools import chain
+from textwrap import wrap
+from time import monotonic
 
 import numpy as np
 
@@ -37,7 +40,13 @@ from batchd.storage.index import SourceIndex
 from batchd_wire.wording import counted
 
 LOOKED_AT = 32
-"""Number of samples that are read."""
+"""Number of samples that are read, whatever time it takes."""
+TOKENS = "tokens"
+BOXES = "boxes"
+"""The field of boxes that follow the image: left, top, right, bottom, in pixels."""
+LOOK_S = 3.0
+"""How long the others are read."""
+UNREADABLE_SHOWN_MAX = 100
 BATCH_SIZE = 64
 SIDE_PIXELS = 224
 """Height and width of a crop; less if images are smaller."""
@@ -53,8 +62,8 @@ _CHANNELS = (1, 3)
 class ImageFacts:
     """Facts from the headers of a few image files of one field.
 
-    ``widths`` and ``heights``: the smallest and the largest, in pixels. ``shorter_side``: its
-    median, in pixels.
+    ``widths`` and ``heights``: the smallest and the largest, in pixels. ``shorter_side``: the
+    largest one, in pixels, so that one small image shrinks no other.
     """
 
     looked_at: int
@@ -70,8 +79,8 @@ class Facts:
 
     ``classes``: the number of samples by class name, None if the index does not have it.
     ``images``: by field. ``longest``: by field whose length varies, the largest shape among the
-    samples that were read; of texts, in bytes. ``unreadable``: why samples that were read are bad.
-    ``notes``: of the scan.
+    samples that were read; of texts, in bytes. ``unreadable``: why the first bad samples are bad.
+    ``read`` samples were read, and ``bad`` of them are bad. ``notes``: of the scan.
     """
 
     samples: int
@@ -80,19 +89,31 @@ class Facts:
     images: dict[str, ImageFacts]
     longest: dict[str, tuple[int, ...]]
     unreadable: tuple[str, ...]
+    read: int
+    bad: int
     notes: tuple[str, ...] = ()
 
 
-def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Facts:
-    """Read a few samples, evenly spread. Raises ``SourceInvalid`` if none of them can be used."""
+def look_at(
+    source: SourceOptions, index: SourceIndex, storage: Storage, clock: Callable[[], float] = monotonic
+) -> Facts:
+    """Read a few samples, evenly spread, and then all others as far as time allows.
+
+    Servers are asked for the few alone. Raises ``SourceInvalid`` if none of the few can be used.
+    """
     columns = kind_of(source).columns(source, storage)
-    values: dict[str, list[Value]] = {column.name: [] for column in columns}
-    unreadable = []
+    longest: dict[str, tuple[int, ...]] = {}
+    unreadable: list[str] = []
     images: dict[str, list[tuple[str, int, int]]] = {}
+    read = bad = 0
     count = min(LOOKED_AT, len(index))
+    few = [number * len(index) // count for number in range(count)]
+    end_s = clock() + LOOK_S
     with closing(open_reader(source, index, RECORD_BYTES_MAX, storage)) as reader:
-        for number in range(count):
-            sample = number * len(index) // count
+        for sample in chain(few, () if source.reads_urls else _others(few, len(index))):
+            if read >= count and (bad == read or clock() > end_s):
+                break
+            read += 1
             try:
                 found = reader.read(sample)
                 for column in columns:
@@ -101,21 +122,29 @@ def look_at(source: SourceOptions, index: SourceIndex, storage: Storage) -> Fact
                         header = probe_image(value)
                         images.setdefault(column.name, []).append((header.format, header.width, header.height))
                     elif not column.is_fixed:
-                        values[column.name].append(value)
+                        longest[column.name] = _larger(longest.get(column.name), value)
             except (SampleUnreadable, SampleUndecodable) as error:
-                unreadable.append(f"{reader.name(sample)}: {error}")
-    if len(unreadable) == count:
+                bad += 1
+                if len(unreadable) < UNREADABLE_SHOWN_MAX:
+                    unreadable.append(f"{reader.name(sample)}: {error}")
+    if bad == read:
         raise SourceInvalid(
             f"{source.place}: none of {counted(count, 'sample')} can be used, for example {unreadable[0]}"
         )
-    longest = {name: _largest(those) for name, those in values.items() if those}
     facts = {name: _image_facts(headers) for name, headers in images.items()}
-    return Facts(len(index), columns, _classes(index), facts, longest, tuple(unreadable), index.notes)
+    return Facts(len(index), columns, _classes(index), facts, longest, tuple(unreadable), read, bad, index.notes)
 
 
-def _largest(values: Sequence[Value]) -> tuple[int, ...]:
-    shapes = [(len(value.encode()),) if isinstance(value, str) else np.asarray(value).shape for value in values]
-    return tuple(max(lengths) for lengths in zip(*shapes, strict=True))
+def _others(few: Sequence[int], samples: int) -> Iterator[int]:
+    """The samples that are not among the ``few``, in order."""
+    done = set(few)
+    return (sample for sample in range(samples) if sample not in done)
+
+
+def _larger(before: tuple[int, ...] | None, value: Value) -> tuple[int, ...]:
+    """The largest lengths so far; of a text, in bytes."""
+    shape = (len(value.encode()),) if isinstance(value, str) else np.asarray(value).shape
+    return shape if before is None else tuple(map(max, before, shape))
 
 
 def _image_facts(headers: Sequence[tuple[str, int, int]]) -> ImageFacts:
@@ -126,7 +155,7 @@ def _image_facts(headers: Sequence[tuple[str, int, int]]) -> ImageFacts:
         list(dict.fromkeys(formats)),
         (min(widths), max(widths)),
         (min(heights), max(heights)),
-        median_low(sides),
+        max(sides),
     )
 
 
@@ -178,17 +207,30 @@ def steps_for(facts: Facts) -> list[dict[str, object]]:
     for name in encoded:
         side = min(SIDE_PIXELS, facts.images[name].shorter_side) if name in facts.images else SIDE_PIXELS
         steps.append(_step("decode", name))
-        if len(encoded) == 1:
+        if name_of_boxes(facts) is not None:
+            steps.append(_step("follow", name, boxes=BOXES))
+        if name_of_boxes(facts) is not None:  # a crop would lose boxes
+            steps += [_step("resize", name, size=[side, side]), _step("random_flip", name)]
+        elif len(encoded) == 1:
             steps += _augment(name, side)
         else:
             steps.append(_step("resize", name, size=[side, side]))
     for column in facts.columns:
+        if column.name == TOKENS and column.dtype != "int64":
+            steps.append({"op": "cast", "field": column.name, "dtype": "int64"})
         if column.kind == "text":
             length = _room(facts.longest.get(column.name, (1,))[0])
-            steps.append({"op": "text_bytes", "field": column.name, "length": length})
+            steps.append({"op": "text_bytes", "field": column.name, "length": length, "truncation": False})
         elif column.kind == "array" and not column.is_fixed:
             steps += _steps_for_array(column, facts.longest.get(column.name))
     return steps
+
+
+def name_of_boxes(facts: Facts) -> str | None:
+    """The field of boxes that the only image of a sample has; None if there is none."""
+    images = [column for column in facts.columns if column.kind == "encoded"]
+    has_boxes = any((one.name, one.dtype, one.shape) == (BOXES, "float32", (None, 4)) for one in facts.columns)
+    return BOXES if has_boxes and len(images) == 1 else None
 
 
 def _steps_for_array(column: Column, largest: tuple[int, ...] | None) -> list[dict[str, object]]:
@@ -196,7 +238,7 @@ def _steps_for_array(column: Column, largest: tuple[int, ...] | None) -> list[di
     if len(largest) == _PIXEL_DIMENSIONS and column.dtype == "uint8" and largest[2] in _CHANNELS:
         return _augment(column.name, min(SIDE_PIXELS, *largest[:2]))
     shape = [length or _room(most) for length, most in zip(column.shape, largest, strict=True)]
-    return [{"op": "pad_batch", "field": column.name, "max_shape": shape, "too_large": "crop"}]
+    return [{"op": "pad_batch", "field": column.name, "max_shape": shape}]
 
 
 def _augment(field: str, side: int) -> list[dict[str, object]]:
@@ -216,14 +258,13 @@ def _room(length: int) -> int:
 
 
 def config_text(name: str, table: Mapping[str, object], comments: Sequence[str]) -> str:
-    """The text of batchd.toml: ``comments``, one on each line, and the stream's ``table``."""
-    lines = [f"# {_short(escaped(comment))}" for comment in comments]
+    """The text of batchd.toml: ``comments``, each on as many lines as it takes, and the stream."""
+    lines = []
+    for comment in comments:
+        first, *others = wrap(escaped(comment), COMMENT_CHARACTERS, break_long_words=False, break_on_hyphens=False)
+        lines += [f"# {first}", *(f"#   {other}" for other in others)]
     lines += [f"[streams.{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= COMMENT_CHARACTERS else text[: COMMENT_CHARACTERS - 1] + "…"
 
 
 def comments_on(found: FoundSource, facts: Facts) -> list[str]:
@@ -239,15 +280,24 @@ def comments_on(found: FoundSource, facts: Facts) -> list[str]:
     lines += [_images_text(name, images) for name, images in facts.images.items()]
     for name, shape in facts.longest.items():
         unit = " bytes" if len(shape) == 1 and _is_text(facts, name) else ""
-        lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}")
+        larger = "" if facts.read == facts.samples else "; what is larger than its room is a bad sample"
+        lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}{larger}")
+    if any(column.kind == "encoded" for column in facts.columns):
+        places = [one.name for one in facts.columns if one.shape in ((None, 4), (None, 2), (4,))]
+        lines += [_places_text(name, is_followed=name == name_of_boxes(facts)) for name in places]
     lines += [*found.recognised.notes, *facts.notes]
-    if found.left_out:
-        share = f"{len(found.left_out):,} of {counted(len(found.files.names), 'file')} left out"
-        lines.append(f"{share}: {endings_text(found.left_out)}")
+    for reason, names in found.left_out_by_reason().items():
+        share = f"{len(names):,} of {counted(len(found.files.names), 'file')} left out"
+        lines.append(f"{share}, {reason}: {endings_text(names)}")
     if facts.unreadable:
-        bad = f"{len(facts.unreadable)} of {_looked_at(facts)}"
-        lines.append(f"{bad} cannot be used: {facts.unreadable[0]}")
+        lines.append(f"{facts.bad:,} of {_looked_at(facts)} cannot be used: {facts.unreadable[0]}")
     return lines
+
+
+def _places_text(name: str, *, is_followed: bool) -> str:
+    if is_followed:
+        return f"{name}: taken as left, top, right, bottom in pixels of the upright image, which they follow"
+    return f"{name}: not changed with the image; boxes and points follow its crops by the step follow"
 
 
 def _is_text(facts: Facts, name: str) -> bool:
@@ -255,7 +305,7 @@ def _is_text(facts: Facts, name: str) -> bool:
 
 
 def _looked_at(facts: Facts) -> str:
-    return f"the {counted(min(LOOKED_AT, facts.samples), 'sample')} read"
+    return f"the {counted(facts.read, 'sample')} read"
 
 
 def _classes_text(classes: Mapping[str, int | None]) -> str:

@@ -24,13 +24,16 @@ from batchd.config.directories import default_cache_dir
 from batchd.config.load import parse_config
 from batchd.config.schema import toml_value
 from batchd.config.tree import Config
-from batchd.daemon.config_checks import check_reading, preview
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.daemon.config_checks import preview_streams
+from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.rings import memory_problem, needed_bytes, plan_rings
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
 from batchd.samples.location import Url, as_location
-from batchd.sources.recognise import FoundSource, recognise
+from batchd.sources.options import SourceOptions
+from batchd.sources.recognise import FoundSource, recognise, recognise_files, without_blamed
 from batchd.sources.scan import scan_source
 from batchd.storage.access import Storage
-from batchd.storage.index import readable
+from batchd.storage.index import SourceIndex, readable
 from batchd.storage.index_cache import IndexCache
 from batchd.storage.survey import ReportProgress, Survey
 
@@ -103,11 +106,7 @@ def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
     if not isinstance(place, Url):
         place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
     with Storage() as storage, _progress() as progress:
-        finding = recognise(place, Survey(progress("files"), storage=storage))
-        source = finding.recognised.source
-        if allow_outside_root and hasattr(source, "allow_outside_root"):
-            source = replace(source, allow_outside_root=True)
-        index = scan_source(source, progress("samples"), IndexCache(default_cache_dir()), storage)
+        finding, source, index = _scanned(place, storage, progress, allow_outside_root=allow_outside_root)
         facts = first_config.look_at(source, index, storage)
         name, batch_size = first_config.stream_name(str(place)), first_config.first_batch_size(len(index))
         comments = first_config.comments_on(finding, facts)
@@ -122,16 +121,43 @@ def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
                 batch_size //= 2
 
 
+def _scanned(
+    place: Path, storage: Storage, progress: Callable[[str], ReportProgress], *, allow_outside_root: bool
+) -> tuple[FoundSource, SourceOptions, SourceIndex]:
+    """Recognise the data and scan it, without files that cannot be read. Raises ``BatchdError``."""
+    survey = Survey(progress("files"), storage=storage)
+    count = progress("samples")
+    finding = recognise(place, survey)
+    while True:
+        source = finding.recognised.source
+        if allow_outside_root and hasattr(source, "allow_outside_root"):
+            source = replace(source, allow_outside_root=True)
+        try:
+            return finding, source, scan_source(source, count, IndexCache(default_cache_dir()), storage)
+        except SourceInvalid as error:
+            files, is_other = without_blamed(finding.files, type(source), str(error))
+            if not is_other:
+                raise
+            finding = recognise_files(place, files, survey)
+
+
 def _checked(text: str, file: Path, storage: Storage) -> Config:
-    """Parse a configuration and check it as ``batchd check`` does. Raises ``BatchdError``."""
+    """Parse a configuration and check its stream as ``batchd check`` does. Raises ``BatchdError``.
+
+    Of this machine, only the memory counts: where the daemon will run is not known.
+    """
     reading = parse_config(text, file)
-    config, rings = check_reading(reading, file, storage)
-    found = preview(config, rings, storage)
-    if found.problems:
-        raise ConfigInvalid(reading.located(found.problems), str(file))
-    if found.shortage is not None:
-        raise MemoryTooSmall(reading.located([found.shortage]), str(file))
-    return config
+    assert reading.config is not None, reading.problems
+    try:
+        rings = plan_rings(reading.config, storage, thoroughly=True)
+    except (ConfigInvalid, MemoryTooSmall) as error:
+        raise type(error)(reading.located(error.problems), str(file)) from None
+    if problems := preview_streams(reading.config, rings, storage):
+        raise ConfigInvalid(reading.located(problems), str(file))
+    short = shortage(needed_bytes(reading.config, rings), available_bytes())
+    if (problem := memory_problem(reading.config, short)) is not None:
+        raise MemoryTooSmall(reading.located([problem]), str(file))
+    return reading.config
 
 
 @contextmanager
@@ -187,6 +213,7 @@ def _found(draft: Draft, written: Path | None) -> dict[str, object]:
         "files": len(finding.files.names),
         "left_out": [readable(name) for name in finding.left_out[:LEFT_OUT_MAX]],
         "left_out_files": len(finding.left_out),
+        "left_out_reasons": {why: len(names) for why, names in finding.left_out_by_reason().items()},
         "notes": [*finding.recognised.notes, *facts.notes],
         "unreadable": list(facts.unreadable),
         **draft.table,

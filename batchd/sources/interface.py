@@ -24,7 +24,7 @@ from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -196,6 +196,8 @@ class FoundFiles(NamedTuple):
     """The folders below the root."""
     patterns: tuple[str, ...] = ()
     """The user's selection of the files: a pattern, or the name of one file; or empty."""
+    unusable: Mapping[bytes, str] = MappingProxyType({})
+    """Files that no source may read, as they are damaged, or do not fit the others: why."""
 
 
 class Recognised(NamedTuple):
@@ -206,6 +208,8 @@ class Recognised(NamedTuple):
     """The files that it reads."""
     notes: tuple[str, ...] = ()
     """The content that it leaves out, and assumptions."""
+    left_out: Mapping[bytes, str] = MappingProxyType({})
+    """Why it leaves files out."""
 
 
 Recognise: TypeAlias = Callable[[FoundFiles, Survey], Recognised]

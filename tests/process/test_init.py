@@ -131,7 +131,8 @@ def test_a_mixture_is_used_as_far_as_it_goes(data: Path) -> None:
     assert whole["samples"] == 7
     assert whole["classes"] == {"cat": 3, "dog": 4}
     assert sorted(whole["left_out"]) == ["00000.jpg", "cat/Thumbs.db", "notes.md"]
-    assert "# 3 of 10 files left out: 1 .jpg (00000.jpg), " in whole["toml"]
+    assert "# 1 of 10 files left out, outside of the class folders: 1 .jpg (00000.jpg)" in whole["toml"]
+    assert "# 2 of 10 files left out, which no source reads: 1 ." in whole["toml"]
     assert "# 1 of the 7 samples read cannot be used: " in whole["toml"]
 
 
@@ -142,7 +143,7 @@ def test_more_images_at_the_top_than_below_are_a_flat_folder(data: Path) -> None
     whole = found(data)
 
     assert (whole["source"]["patterns"], whole["samples"]) == (["*.jpg"], 3)
-    assert whole["notes"][0].startswith("2 images in folders left out: more/")
+    assert "2 of 5 files left out, in folders beside more images without one" in whole["toml"]
 
 
 def test_a_list_of_images_has_the_labels(data: Path) -> None:
@@ -182,9 +183,9 @@ def test_a_table_names_images_and_their_labels(data: Path) -> None:
     assert (source["image"], source["image_root"], source["delimiter"]) == ("file", str(data / "images"), ";")
     assert source["fields"] == {"label": "int64", "What_is_it": "text", "weight": "float32"}
     assert source["names"] == {"label": "Class", "What_is_it": "What is it"}
-    assert whole["notes"] == ["1 column left out: odd"]
+    assert whole["notes"] == ["1 column left out, empty in 4 of 4 records: odd"]
     assert [step["op"] for step in whole["pipeline"]] == [*AUGMENTED, "text_bytes"]
-    assert whole["pipeline"][-1]["length"] == 16
+    assert (whole["pipeline"][-1]["length"], whole["pipeline"][-1]["truncation"]) == (16, False)
 
 
 def test_a_table_of_numbers_needs_no_steps(data: Path) -> None:
@@ -241,7 +242,10 @@ def test_shards_with_captions_masks_and_json_have_fields(data: Path) -> None:
         "id": "text",
     }
     assert whole["source"]["names"] == {"seg": "seg.png", "text": "txt", "id": "json:id"}
-    assert whole["notes"] == ["1 member left out: .bin"]
+    assert whole["notes"] == [
+        "1 member left out, missing or null in 3 of 3 samples: .json:none",
+        "1 member left out, absent from 2 of the first 3 samples: .bin",
+    ]
     assert [step["op"] for step in whole["pipeline"]] == [
         "decode",
         "resize",
@@ -262,7 +266,7 @@ def test_parquet_with_hugging_faces_metadata_has_images_and_classes(data: Path) 
     assert whole["source"]["fields"] == {"image": "image", "label": "int64"}
     assert whole["source"]["names"] == {"image": "picture", "label": "animal"}
     assert whole["classes"] == {"cat": 2, "dog": 2}
-    assert whole["notes"] == ["1 column left out: odd"]
+    assert whole["notes"] == ["1 column left out, no type reads struct<a: int64>: odd"]
 
 
 def test_parquet_of_tokens_gets_room_for_the_longest(data: Path) -> None:
@@ -307,7 +311,7 @@ def test_files_of_tokens_are_cut_into_windows(data: Path) -> None:
     path = str(data / "train.bin")
     assert whole["source"] == {"type": "tokens", "path": path, "dtype": "uint16", "length": 1025, "overlap": 1}
     assert whole["samples"] == 4
-    assert "pipeline" not in whole
+    assert whole["pipeline"] == [{"op": "cast", "field": "tokens", "dtype": "int64"}]
     assert whole["notes"] == [
         "the training part; make streams of their own of val",
         "windows of 1,024 tokens and the one behind them, as uint16",
@@ -587,12 +591,15 @@ def test_broken_files_of_every_kind_are_refused(data: Path, content: bytes) -> N
         assert str(data) in text
 
 
-def test_two_lists_and_two_tables_are_not_guessed_at(data: Path) -> None:
-    """The message asks the user to name one."""
-    (data / "a.csv").write_text("x\n1\n")
-    (data / "b.csv").write_text("y\n1\n")
+def test_a_table_with_other_titles_is_left_out(data: Path) -> None:
+    """The tables with the most common titles are the source; the file says why others are not."""
+    for name, title in (("a", "x"), ("b", "y"), ("c", "x")):
+        (data / f"{name}.csv").write_text(f"{title}\n1\n")
 
-    assert "have different titles, so they are not one table; name one of them" in refused(data)
+    whole = found(data)
+
+    assert (whole["source"]["files"], whole["samples"]) == (["a.csv", "c.csv"], 2)
+    assert "1 of 3 files left out, its titles are not those of a.csv: 1 .csv (b.csv)" in whole["toml"]
     assert found(data / "b.csv")["source"]["path"] == str(data / "b.csv")
 
 

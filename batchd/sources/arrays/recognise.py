@@ -12,7 +12,7 @@ from batchd.sources.arrays.index import StoredArray
 from batchd.sources.arrays.options import NpySource, NpzSource
 from batchd.sources.arrays.scan import npy_arrays, npz_arrays
 from batchd.sources.interface import FoundFiles, Recognised
-from batchd.sources.recognise import field_name, left_out_note, of_kind, training_part
+from batchd.sources.recognise import field_name, left_out_notes, of_kind, training_part
 from batchd.storage.index import readable
 from batchd.storage.survey import Survey
 
@@ -34,8 +34,8 @@ def _recognise_npy(files: FoundFiles, survey: Survey) -> Recognised:
         return Recognised(NpySource(path=files.root / os.fsdecode(names[0]), field=field), names, notes)
     same = _same_length(arrays)
     fields = _fields({readable(name): arrays[name] for name in same})
-    left_out = [readable(name) for name in names if name not in same]
-    return Recognised(NpySource(root=files.root, arrays=fields), same, (*notes, *left_out_note("array", left_out)))
+    reasons = {readable(name): _why_other(arrays[name], arrays[same[0]]) for name in names if name not in same}
+    return Recognised(NpySource(root=files.root, arrays=fields), same, (*notes, *left_out_notes("array", reasons)))
 
 
 def _recognise_npz(files: FoundFiles, survey: Survey) -> Recognised:
@@ -47,11 +47,17 @@ def _recognise_npz(files: FoundFiles, survey: Survey) -> Recognised:
     path = files.root / os.fsdecode(names[0])
     arrays = npz_arrays(NpzSource(path=path), survey.storage)
     training, notes = training_part([os.fsencode(name) for name in arrays])
-    same = _same_length({os.fsdecode(name): arrays[os.fsdecode(name)] for name in training})
+    training_names = list(map(os.fsdecode, training))
+    same = _same_length({name: arrays[name] for name in training_names})
     fields = _fields({name: arrays[name] for name in same})
-    left_out = [name for name in arrays if name not in same]
+    reasons = {name: _why_other(arrays[name], arrays[same[0]]) for name in training_names if name not in same}
+    reasons |= dict.fromkeys([name for name in arrays if name not in training_names], "another part of the data set")
     source = NpzSource(path=path, arrays={} if fields == {name: name for name in arrays} else fields)
-    return Recognised(source, names, (*notes, *left_out_note("array", left_out)))
+    return Recognised(source, names, (*notes, *left_out_notes("array", reasons)))
+
+
+def _why_other(array: StoredArray, first: StoredArray) -> str:
+    return f"{array.shape[0] if array.shape else 'no'} rows, and not {first.shape[0]}"
 
 
 def _same_length(arrays: Mapping[_Name, StoredArray]) -> list[_Name]:

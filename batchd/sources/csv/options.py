@@ -1,5 +1,6 @@
 """Sources of lines of text tables. Daemon, workers and CLI; standard library only."""
 
+import re
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -8,6 +9,8 @@ from batchd.samples.checks import Checks, Example
 from batchd.samples.columns import check_known, check_types
 from batchd.sources.options import DeclaredOptions, FilesOptions
 from batchd_wire.record import options
+
+LABEL = "label"
 
 
 @options
@@ -59,6 +62,10 @@ class CsvSource(DeclaredOptions, FilesOptions):
     with each quote in them doubled; "none", not at all: each line is a record, and a quote is a
     character as any other, as in tables of GLUE."""
 
+    classes: tuple[str, ...] = ()
+    """The names of the classes, if the cells of the field `label` are such names: each becomes its
+    number, from 0. A cell with another text is a bad sample."""
+
     def __post_init__(self) -> None:
         checks = Checks()
         with checks.at():
@@ -80,4 +87,10 @@ class CsvSource(DeclaredOptions, FilesOptions):
             checks.say("image stands for two fields: the one in fields, and that of the files which image names")
         check_known(checks, self.fields, names=self.names)
         self.check_joined(checks)
+        if self.classes:
+            twice = next((name for name in self.classes if self.classes.count(name) > 1 or not name), None)
+            if twice is not None:
+                checks.say(f"classes has {twice!r} twice" if twice else "classes has an empty name", "classes")
+            if not re.fullmatch("u?int[0-9]+", self.fields.get(LABEL, "")):
+                checks.say('classes needs a whole number that they become: fields = { label = "int64" }', "classes")
         checks.done()

@@ -13,8 +13,8 @@ import numpy as np
 from batchd.samples.columns import Column
 from batchd.samples.errors import SampleUnreadable
 from batchd.samples.values import Value, shaped
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.csv.values import IMAGE, TOO_LONG, ReadCell, cell_reader, plain_numbers, split_record
+from batchd.sources.csv.options import LABEL, CsvSource
+from batchd.sources.csv.values import IMAGE, TOO_LONG, ReadCell, cell_reader, class_reader, plain_numbers, split_record
 from batchd.sources.records import NamedImages, RecordsReader
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
@@ -30,7 +30,7 @@ class CsvReader(RecordsReader):
         self._titles: list[str] = facts["titles"]
         places = facts["cells"]
         self._cells = [
-            (column.name, places[column.name], cell_reader(column))
+            (column.name, places[column.name], _reader_of(column, source.classes))
             for column in source.columns
             if isinstance(places[column.name], int)
         ]
@@ -97,6 +97,10 @@ class CsvReader(RecordsReader):
             with suppress(ValueError):
                 file, row = self._row(sample)
                 yield file, row[image]
+
+
+def _reader_of(column: Column, classes: Sequence[str]) -> ReadCell:
+    return class_reader(column, classes) if classes and column.name == LABEL else cell_reader(column)
 
 
 READERS = {CsvSource: CsvReader}

@@ -1,15 +1,20 @@
 """Recognise tables: their delimiter, the types of their columns, and a column of images. CLI.
 
-The types come from the first records. Quotes are text if tables are damaged otherwise, or if each
-line of each record of several lines has a cell for each title by itself. A column of paths becomes
-the image if its first file exists: beside the table, or in a folder below the place.
+The types come from the first ``CELLS_MAX`` cells. Quotes are text if tables are damaged otherwise,
+or if each line of each record of several lines has a cell for each title by itself. A column of
+paths becomes the image if its first file exists: beside the table, or in a folder below the place.
 """
 
 import os
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from batchd.errors import SourceInvalid
 from batchd.samples.columns import parse_column
@@ -21,34 +26,48 @@ from batchd.sources.files.options import FolderSource
 from batchd.sources.interface import FoundFiles, Recognised
 from batchd.storage.index import readable
 from batchd.storage.survey import Survey
+from batchd_wire.wording import counted
 
 _DELIMITERS = ",\t;|"
+CELLS_MAX = 500_000
+"""Cells that the types come from."""
+CLASSES_MAX = 1000
+"""More different texts are no classes."""
+CLASS_CHARACTERS = 40
+FLOAT64_WHOLE = 1 << 53
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_LEADING_ZERO = re.compile(r"[+-]?0[0-9]")
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, path = recognise.training_files(files, CsvSource)
-    first = _first_line(path, survey)
-    delimiter = max(_DELIMITERS, key=first.count)
+    names, notes, _path = recognise.training_files(files, CsvSource)
+    heads = {name: _first_line(files.root / os.fsdecode(name), survey) for name in names}
+    first = Counter(heads.values()).most_common(1)[0][0]
+    names, others = [name for name in names if heads[name] == first], [name for name in names if heads[name] != first]
     paths = [files.root / os.fsdecode(name) for name in names]
+    path = paths[0]
+    delimiter = max(_DELIMITERS, key=first.count)
     has_text_quotes = any(_has_text_quotes(path, delimiter, survey) for path in paths)
     quoting: Literal["double", "none"] = "none" if has_text_quotes else "double"
-    titles, records = _records(path, delimiter, quoting, survey)
-    for name in names[1:]:
-        other = files.root / os.fsdecode(name)
-        if _first_line(other, survey) != first:
-            raise SourceInvalid(
-                f"{path} and {other} have different titles, so they are not one table; name one of them"
-            )
+    titles, records, is_whole = _records(path, delimiter, quoting, survey)
+    is_whole &= len(names) == 1
     image = next((title for number, title in enumerate(titles) if _is_image(records, number)), None)
     image_root = None
     if image is not None:
         image_root = root_of_images(files, path, records[0][titles.index(image)], survey)
         image = None if image_root is None else image
-    cells = {title: [record[number] for record in records] for number, title in enumerate(titles) if title != image}
-    found = {title: _type(values) for title, values in cells.items() if titles.count(title) == 1}
-    types = {title: text for title, text in found.items() if text is not None}
-    left_out = [title for title in dict.fromkeys(titles) if title not in types and title != image]
-    fields = recognise.named_fields({**types, **({IMAGE: "image"} if image is not None else {})})
+    found, reasons = _columns(titles, records, image)
+    label = recognise.label_in({title: one.text for title, one in found.items()})
+    classes: tuple[str, ...] = ()
+    if label is None and (label := _class_column(found)) is not None:
+        classes = tuple(sorted(found[label].values))
+        found[label] = found[label]._replace(text="int64")
+    types = {title: one.text for title, one in found.items()}
+    exact = {title for title, one in found.items() if one.is_exact}
+    chosen = recognise.choose_fields(
+        {**types, **({IMAGE: "image"} if image is not None else {})}, reasons, exact, label
+    )
+    fields = recognise.named_fields(chosen.types, label, chosen.joined)
     fields.fields.pop(IMAGE if image is not None else "", None)
     images = (
         [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image is not None else []
@@ -64,9 +83,66 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         image_root=None if image_root in (None, path.parent) else image_root,
         delimiter=delimiter,
         quoting=quoting,
+        classes=classes,
     )
-    notes = (*notes, *(["quotes are characters of the values: see quoting"] if has_text_quotes else ()))
-    return Recognised(source, [*names, *images], (*notes, *recognise.left_out_note("column", left_out)))
+    notes = (
+        *notes,
+        *(["quotes are characters of the values: see quoting"] if has_text_quotes else ()),
+        *(
+            []
+            if is_whole
+            else [f"types by the first {counted(len(records), 'record')}; others that do not fit are bad samples"]
+        ),
+        *recognise.left_out_notes("column", reasons),
+    )
+    left_out = dict.fromkeys(others, f"its titles are not those of {readable(names[0])}")
+    return Recognised(source, [*names, *images], notes, left_out)
+
+
+class _Cells(NamedTuple):
+    """The type of a column.
+
+    ``values``: of texts, if few. ``come_back``: they are short, and each is there twice.
+    ``is_exact``: float32 holds its numbers.
+    """
+
+    text: str
+    values: frozenset[str] = frozenset()
+    come_back: bool = False
+    is_exact: bool = False
+
+
+def _columns(
+    titles: Sequence[str], records: Sequence[Sequence[str]], image: str | None
+) -> tuple[dict[str, _Cells], dict[str, str]]:
+    """The columns by title, and why others are left out."""
+    found: dict[str, _Cells] = {}
+    reasons: dict[str, str] = {}
+    for number, title in enumerate(titles):
+        if title == image:
+            continue
+        cells = [record[number] for record in records]
+        empty = sum(not cell for cell in cells)
+        if titles.count(title) > 1:
+            reasons[title or "''"] = "several columns have this title"
+        elif not title:
+            reasons["''"] = "it has no title"
+        elif empty:
+            reasons[title] = f"empty in {empty:,} of {counted(len(cells), 'record')}"
+        else:
+            found[title] = _type(cells)
+    return found, reasons
+
+
+def _class_column(found: Mapping[str, _Cells]) -> str | None:
+    """The column whose texts are probably the names of classes; None if there is none.
+
+    Its title says so, or it is the only one of texts, and they are short and come back.
+    """
+    texts = [title for title, one in found.items() if one.text == "text"]
+    named = [title for title in texts if found[title].values and recognise.is_label(title)]
+    alone = [title for title in texts if len(texts) == 1 and found[title].come_back]
+    return next(iter([*named, *alone]), None)
 
 
 def _first_line(path: Path, survey: Survey) -> str:
@@ -89,25 +165,31 @@ def _has_text_quotes(path: Path, delimiter: str, survey: Survey) -> bool:
     return wanted > 0 and found == {wanted}
 
 
-def _records(path: Path, delimiter: str, quoting: str, survey: Survey) -> tuple[list[str], list[list[str]]]:
-    """The titles and the first records of a table. Raises ``SourceInvalid``."""
+def _records(path: Path, delimiter: str, quoting: str, survey: Survey) -> tuple[list[str], list[list[str]], bool]:
+    """The titles and the first records of a table, and whether these are all.
+
+    Raises ``SourceInvalid``.
+    """
     with survey.open(path) as stream:
-        run = next(RecordFinder(path, delimiter, quoting).pieces(stream), None)
-    if run is None:
-        raise SourceInvalid(f"{path} is empty")
-    ends = [*run.starts[1:].tolist(), run.end]
-    spans = islice(zip(run.starts.tolist(), ends, strict=True), recognise.LOOKED_AT + 1)
-    try:
-        titles, *records = (
-            split_record(run.data[start - run.first_byte : end - run.first_byte], delimiter, quoting)
-            for start, end in spans
-        )
-    except ValueError as error:
-        raise SourceInvalid(f"{path}: a record {error}") from None
-    good = [record for record in records if len(record) == len(titles)]
+        runs = RecordFinder(path, delimiter, quoting).pieces(stream)
+        rows = (run.record(number) for run in runs for number in range(len(run.starts)))
+        try:
+            titles = split_record(next(rows, b""), delimiter, quoting)
+            count = max(recognise.LOOKED_AT, CELLS_MAX // len(titles))
+            good = [row for row in _split(islice(rows, count), delimiter, quoting) if len(row) == len(titles)]
+        except ValueError as error:
+            raise SourceInvalid(f"{path}: the header {error}") from None
+        is_whole = next(rows, None) is None
     if not good:
         raise SourceInvalid(f"{path} has no record after its titles")
-    return titles, good
+    return titles, good, is_whole
+
+
+def _split(records: Iterable[bytes], delimiter: str, quoting: str) -> Iterator[list[str]]:
+    """The cells of records; without those that are bad samples."""
+    for record in records:
+        with suppress(ValueError):
+            yield split_record(record, delimiter, quoting)
 
 
 def _is_image(records: Sequence[Sequence[str]], number: int) -> bool:
@@ -123,21 +205,27 @@ def root_of_images(files: FoundFiles, path: Path, value: str, survey: Survey) ->
     return None if found is None else files.root / readable(found[: -len(end)])
 
 
-def _type(cells: Sequence[str]) -> str | None:
-    """The type of a column by its first cells; None if some are empty."""
-    if not all(cells):
-        return None
-    counts = {len(cell.split()) for cell in cells}
+def _type(cells: Sequence[str]) -> _Cells:
+    """The type of a column by its cells."""
+    different = Counter(cells)
+    counts = {len(cell.split()) for cell in different}
     shape = f"[{counts.pop()}]" if len(counts) == 1 and counts != {1} else ""
-    for text in (f"int64{shape}", f"float32{shape}"):
-        read = cell_reader(parse_column(recognise.field_name("cell"), text))
-        try:
-            for cell in cells:
-                read(cell)
-        except ValueError:
-            continue
-        return text
-    return "text"
+    words = [word for cell in different for word in cell.split()]
+    is_written_so = any(_LEADING_ZERO.match(word) for word in words)  # such as a postal code
+    for dtype in ("int64", "float32") if not is_written_so else ():
+        read = cell_reader(parse_column(recognise.field_name("cell"), f"{dtype}{shape}"))
+        with suppress(ValueError):
+            numbers = np.concatenate([np.atleast_1d(np.asarray(read(cell))) for cell in different])
+            is_exact = bool((np.abs(numbers) <= recognise.FLOAT32_WHOLE).all())
+            if dtype == "float32" and any(_WHOLE.fullmatch(word) and abs(int(word)) > FLOAT64_WHOLE for word in words):
+                break
+            wanted = recognise.float_type(map(float, words)) if dtype == "float32" else dtype
+            return _Cells(f"{wanted}{shape}", is_exact=is_exact)
+    few = len(different) <= min(CLASSES_MAX, len(cells) // 2)
+    come_back = (
+        few and len(different) > 1 and min(different.values()) > 1 and max(map(len, different)) <= CLASS_CHARACTERS
+    )
+    return _Cells("text", frozenset(different) if few else frozenset(), come_back)
 
 
 RECOGNISE = {CsvSource: _recognise}

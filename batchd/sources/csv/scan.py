@@ -41,7 +41,7 @@ from batchd.sources.finding import find_in_records
 from batchd.sources.interface import BuiltInKind, SourceProblem
 from batchd.sources.neighbours import Neighbours, in_records
 from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex, number_array
+from batchd.storage.index import SourceIndex, blob, number_array
 from batchd.storage.survey import Survey, quick_look
 from batchd.suggestions import suggestion
 
@@ -223,7 +223,10 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
     }
     root = None if source.image_root is None else str(source.image_root.absolute())
     place = {"files": list(map(str, files)), "image_root": root, **survey.place()}
-    return SourceIndex.build(len(starts), facts, {"starts": number_array(starts)}, place)
+    arrays = {"starts": number_array(starts)}
+    if source.classes:
+        arrays["classes"] = blob([name.encode() for name in source.classes])
+    return SourceIndex.build(len(starts), facts, arrays, place)
 
 
 def _note_broken(path: Path, piece: RecordRun, before: int, survey: Survey) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchd.samples.columns import Column
 from batchd.samples.values import Value, real_number, whole_number
+from batchd.suggestions import nearest
 from batchd_wire.wording import counted
 
 IMAGE = "image"
@@ -63,6 +64,22 @@ def cell_reader(column: Column) -> ReadCell:
         number = dtype.type
         return lambda text: number(read(text.strip()))
     return lambda text: _array(column, np.array([read(word) for word in text.split()], dtype))
+
+
+def class_reader(column: Column, classes: Sequence[str]) -> ReadCell:
+    """The function that reads cells with the names of classes, as their numbers."""
+    number_of: dict[str, Value] = {name: np.dtype(column.dtype).type(number) for number, name in enumerate(classes)}
+
+    def read(text: str) -> Value:
+        number = number_of.get(text)
+        if number is None:
+            meant = nearest(text, number_of)
+            raise ValueError(
+                f"is {shown(text)}, which is none of the classes{(meant and f'; did you mean {meant}?') or ''}"
+            )
+        return number
+
+    return read
 
 
 def plain_numbers(texts: Sequence[str], dtype: np.dtype[Any]) -> NDArray[Any] | None:

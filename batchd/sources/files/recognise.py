@@ -8,42 +8,70 @@ labels.txt: "cat/1.jpg 0"              a list, if its first file exists
 """
 
 import os
+from collections.abc import Sequence
 from itertools import islice
 
 from batchd.errors import SourceInvalid
 from batchd.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.sources.files.scan import lines_of, read_line
 from batchd.sources.interface import FoundFiles, Recognised
-from batchd.sources.recognise import LOOKED_AT, ending_of, of_kind, patterns_of, training_folder
+from batchd.sources.recognise import (
+    LOOKED_AT,
+    OTHER_PART,
+    Annotations,
+    advice_on,
+    annotations_of,
+    ending_of,
+    of_kind,
+    patterns_of,
+    training_folder,
+    training_part,
+)
 from batchd.storage.index import readable
 from batchd.storage.paths import may_lead_out
 from batchd.storage.survey import Survey
 from batchd_wire.wording import counted
 
 
-def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
+def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
     names = of_kind(files, FolderSource)
     if files.patterns:
         return Recognised(GlobSource(root=files.root, patterns=patterns_of(files, names)), names)
+    found = annotations_of(files, names, survey)
+    if found is not None:
+        return _with_annotations(files, names, found)
     part, note = training_folder(names)
     notes = [f'{note}, with classes = "STREAM", the name of this one, so that labels are the same'] if note else []
     root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
+    left_out = dict.fromkeys(names, OTHER_PART)
     names = [name for name in names if name.startswith(before)]
     deep = [name for name in names if b"/" in name[len(before) :]]
     flat = [name for name in names if b"/" not in name[len(before) :]]
     folders = {name[len(before) :].partition(b"/")[0] for name in files.folders if name.startswith(before)}
     classes = {name[len(before) :].partition(b"/")[0] for name in deep}
     if (deep and not flat and folders == classes) or (flat and not folders):
-        return Recognised(FolderSource(path=root), names, tuple(notes))
+        return Recognised(FolderSource(path=root), names, tuple(notes), left_out)
     endings = sorted({readable(name.rpartition(b".")[2]) for name in names})
     end = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
     if len(deep) >= len(flat):
-        if flat:
-            notes.append(f"{counted(len(flat), 'image')} outside of the class folders left out: {readable(flat[0])}, …")
-        return Recognised(GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder"), deep, tuple(notes))
-    if deep:
-        notes.append(f"{counted(len(deep), 'image')} in folders left out: {readable(deep[0])}, …")
-    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, tuple(notes))
+        left_out |= dict.fromkeys(flat, "outside of the class folders")
+        return Recognised(
+            GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder"), deep, tuple(notes), left_out
+        )
+    left_out |= dict.fromkeys(deep, "in folders beside more images without one")
+    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, tuple(notes), left_out)
+
+
+def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: Annotations) -> Recognised:
+    """The images of the training part; folders such as train and images are no classes."""
+    names, notes = training_part(images)
+    try:
+        patterns = patterns_of(files, names)
+    except SourceInvalid:
+        names, patterns = list(images), patterns_of(files, images)
+    left_out = dict.fromkeys(images, OTHER_PART)
+    left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}, which no source reads")
+    return Recognised(GlobSource(root=files.root, patterns=patterns), names, (*notes, advice_on(found.form)), left_out)
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:

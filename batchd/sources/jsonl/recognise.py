@@ -22,6 +22,8 @@ from batchd.sources.jsonl.values import json_object
 from batchd.storage.survey import Survey
 
 _LINE_BYTES_MAX = 16 << 20
+LINES_MAX = 10_000
+"""Lines that the types come from."""
 _DEPTH_MAX = 8
 
 
@@ -33,6 +35,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         values.setdefault(name, []).append(value)
     found = {name: recognise.type_of(those) for name, those in values.items() if len(those) == len(lines)}
     types = {name: text for name, text in found.items() if text is not None}
+    reasons = {name: recognise.why_no_type(those, len(lines)) for name, those in values.items() if name not in types}
     image_root = None
     for name in [name for name, text in types.items() if text == "text"]:
         first, *others = map(str, values[name])
@@ -42,7 +45,12 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
                 types[name], image_root = "image", root
     if not types:
         raise SourceInvalid(f"{path}: no key has a text, a number or a list of numbers in each of its first lines")
-    fields = recognise.named_fields(types)
+    whole = {
+        name: [one for one in values[name] if isinstance(one, int)] for name, text in types.items() if text == "int64"
+    }
+    exact = {name for name, those in whole.items() if max(map(abs, those)) <= recognise.FLOAT32_WHOLE}
+    chosen = recognise.choose_fields(types, reasons, exact)
+    fields = recognise.named_fields(chosen.types, joined=chosen.joined)
     images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image_root else []
     source = JsonlSource(
         root=files.root,
@@ -54,7 +62,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     return Recognised(
         source,
         [*names, *images],
-        (*notes, *recognise.left_out_note("key", [name for name in values if name not in types])),
+        (*notes, *recognise.left_out_notes("key", reasons)),
     )
 
 
@@ -64,7 +72,7 @@ def _objects(path: Path, survey: Survey) -> list[Mapping[str, object]]:
         next(LineFinder(path).starts(stream), None)  # refuses another format
         stream.seek(0)
         lines = iter(lambda: stream.readline(_LINE_BYTES_MAX), b"")
-        first = list(islice((line for line in lines if line.strip()), recognise.LOOKED_AT))
+        first = list(islice((line for line in lines if line.strip()), LINES_MAX))
     reason = "is empty"
     objects = []
     for line in first:

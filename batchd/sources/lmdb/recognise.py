@@ -19,7 +19,15 @@ from batchd.sources.interface import FoundFiles, Recognised
 from batchd.sources.lmdb.environment import Environment
 from batchd.sources.lmdb.options import LmdbSource
 from batchd.sources.lmdb.reader import unpacked
-from batchd.sources.recognise import LOOKED_AT, left_out_note, named_fields, of_kind, type_of
+from batchd.sources.recognise import (
+    LOOKED_AT,
+    choose_fields,
+    left_out_notes,
+    named_fields,
+    of_kind,
+    type_of,
+    why_no_type,
+)
 from batchd.storage.index import readable
 from batchd.storage.survey import Survey
 
@@ -76,9 +84,11 @@ def _of_records(path: Path, records: Mapping[bytes, bytes]) -> Recognised:
         values = {key: [one.get(key) for one in maps if one is not None] for key in maps[0] or {}}
         found = {key: type_of(those) for key, those in values.items()}
         types = {key: text for key, text in found.items() if text is not None}
-        fields = named_fields(types)
+        present = {key: [one for one in values[key] if one is not None] for key in found if key not in types}
+        reasons = {key: why_no_type(those, len(maps)) for key, those in present.items()}
+        fields = named_fields(choose_fields(types, reasons).types)
         if types:
-            left_out = left_out_note("field", [key for key in found if key not in types])
+            left_out = left_out_notes("field", reasons)
             source = LmdbSource(path=path, fields=fields.fields, names=fields.names, format="msgpack")
             return Recognised(source, (), left_out)
     parts = [found for found in map(_KEY.fullmatch, records) if found is not None]
@@ -107,7 +117,7 @@ def _of_several(path: Path, separator: str, values: Mapping[str, list[bytes]]) -
         key=f"{{field}}{separator}*",
         format="text" if digits else "bytes",
     )
-    return Recognised(source, (), left_out_note("field", odd))
+    return Recognised(source, (), left_out_notes("field", dict.fromkeys(odd, "bytes that are no image and no text")))
 
 
 def _map(value: bytes) -> Mapping[str, object] | None:

@@ -69,6 +69,13 @@ class ColumnChunk(NamedTuple):
     has_dictionary: bool
 
 
+class Known(NamedTuple):
+    """The nulls in a column, and the largest size of its whole numbers; None if it is not known."""
+
+    nulls: int
+    largest: int | None
+
+
 class ParquetFile:
     """One open file, which the caller closes."""
 
@@ -103,6 +110,17 @@ class ParquetFile:
             row_group = self._metadata.row_group(group)
             sizes = [int(row_group.column(leaf).total_uncompressed_size) for leaf in self._leaves_of(title)]
             return max(1, sum(sizes))
+
+    def known(self, group: int, title: str) -> Known | None:
+        """What the footer says of the values of a plain column in a row group; None for nothing."""
+        with reasons():
+            leaves = self._leaves_of(title)
+            found = self._metadata.row_group(group).column(leaves[0]).statistics if len(leaves) == 1 else None
+            if found is None or not found.has_null_count:
+                return None
+            limits = (found.min, found.max) if found.has_min_max else ()
+            whole = [limit for limit in limits if isinstance(limit, int)]
+            return Known(found.null_count, max(map(abs, whole)) if whole else None)
 
     def uncompressed(self, group: int, path: str) -> ColumnChunk | None:
         """The extent of a column that is not compressed; None for a compressed one."""

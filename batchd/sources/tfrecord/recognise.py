@@ -32,12 +32,17 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     types = {name: text for name, text in found.items() if text is not None}
     if not types:
         raise SourceInvalid(f"{path}: the first records have no feature in common; batchd reads `tf.train.Example`")
-    fields = recognise.named_fields(types)
+    reasons = {
+        name: recognise.why_no_type(_alike(those), len(examples))
+        for name, those in sorted(values.items())
+        if name not in types
+    }
+    chosen = recognise.choose_fields(types, reasons)
+    fields = recognise.named_fields(chosen.types)
     source = TFRecordSource(
         root=files.root, shards=recognise.patterns_of(files, names), fields=fields.fields, names=fields.names
     )
-    left_out = [name for name in sorted(values) if name not in types]
-    return Recognised(source, names, (*notes, *recognise.left_out_note("feature", left_out)))
+    return Recognised(source, names, (*notes, *recognise.left_out_notes("feature", reasons)))
 
 
 def _examples(path: Path, stream: BinaryIO) -> Iterator[dict[str, object]]:

@@ -20,7 +20,8 @@ def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
         files=patterns_of(files._replace(names=below if part else files.names), below),
         classes="folder" if has_classes else "none",
     )
-    return Recognised(source, names, (note,) if note else ())
+    clips = "each sample is one frame; frames = 16 makes clips of 16, and stride = 4 takes every fourth frame"
+    return Recognised(source, names, (*((note,) if note else ()), clips))
 
 
 RECOGNISE = {VideoSource: _recognise}
