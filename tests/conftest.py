@@ -171,12 +171,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def forked_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork scans that need a process from this one, which has already imported everything."""
-    start = scan.children.start
-
-    def start_or_fork(module: str, *arguments: str, **options: Any) -> Any:
-        return (start_scan if module.endswith(".scan") else start)(module, *arguments, **options)
-
-    monkeypatch.setattr(scan.children, "start", start_or_fork)
+    monkeypatch.setattr(scan.children, "start", start_scan)
 
 
 @pytest.fixture

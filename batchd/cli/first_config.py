@@ -80,7 +80,8 @@ class Facts:
     ``classes``: the number of samples by class name, None if the index does not have it.
     ``images``: by field. ``longest``: by field whose length varies, the largest shape among the
     samples that were read; of texts, in bytes. ``unreadable``: why the first bad samples are bad.
-    ``read`` samples were read, and ``bad`` of them are bad. ``notes``: of the scan.
+    ``read`` samples were read, and ``bad`` of them are bad. ``of_boxes``: the fields that had a row
+    for each box in all of them. ``notes``: of the scan.
     """
 
     samples: int
@@ -91,6 +92,7 @@ class Facts:
     unreadable: tuple[str, ...]
     read: int
     bad: int
+    of_boxes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -103,6 +105,7 @@ def look_at(
     """
     columns = kind_of(source).columns(source, storage)
     longest: dict[str, tuple[int, ...]] = {}
+    of_boxes = [one.name for one in columns if one.name != BOXES and one.kind == "array" and one.shape[:1] == (None,)]
     unreadable: list[str] = []
     images: dict[str, list[tuple[str, int, int]]] = {}
     read = bad = 0
@@ -123,6 +126,9 @@ def look_at(
                         images.setdefault(column.name, []).append((header.format, header.width, header.height))
                     elif not column.is_fixed:
                         longest[column.name] = _larger(longest.get(column.name), value)
+                if BOXES in found:
+                    rows = np.asarray(found[BOXES]).shape[:1]
+                    of_boxes = [name for name in of_boxes if np.asarray(found[name]).shape[:1] == rows]
             except (SampleUnreadable, SampleUndecodable) as error:
                 bad += 1
                 if len(unreadable) < UNREADABLE_SHOWN_MAX:
@@ -132,7 +138,9 @@ def look_at(
             f"{source.place}: none of {counted(count, 'sample')} can be used, for example {unreadable[0]}"
         )
     facts = {name: _image_facts(headers) for name, headers in images.items()}
-    return Facts(len(index), columns, _classes(index), facts, longest, tuple(unreadable), read, bad, index.notes)
+    return Facts(
+        len(index), columns, _classes(index), facts, longest, tuple(unreadable), read, bad, tuple(of_boxes), index.notes
+    )
 
 
 def _others(few: Sequence[int], samples: int) -> Iterator[int]:
@@ -208,7 +216,8 @@ def steps_for(facts: Facts) -> list[dict[str, object]]:
         side = min(SIDE_PIXELS, facts.images[name].shorter_side) if name in facts.images else SIDE_PIXELS
         steps.append(_step("decode", name))
         if name_of_boxes(facts) is not None:
-            steps.append(_step("follow", name, boxes=BOXES))
+            labels = {"labels": list(facts.of_boxes)} if facts.of_boxes else {}
+            steps.append(_step("follow", name, boxes=BOXES, **labels))
         if name_of_boxes(facts) is not None:  # a crop would lose boxes
             steps += [_step("resize", name, size=[side, side]), _step("random_flip", name)]
         elif len(encoded) == 1:

@@ -25,9 +25,10 @@ from batchd.config.load import parse_config
 from batchd.config.schema import toml_value
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import preview_streams
-from batchd.daemon.memory.available import available_bytes, shortage
+from batchd.daemon.memory.available import shortage
 from batchd.daemon.memory.rings import memory_problem, needed_bytes, plan_rings
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
+from batchd.free_memory import available_bytes
 from batchd.samples.location import Url, as_location
 from batchd.sources.options import SourceOptions
 from batchd.sources.recognise import FoundSource, recognise, recognise_files, without_blamed

@@ -114,6 +114,7 @@ def test_lists_have_room_for_the_longest_and_boxes_follow_their_image(tmp_path: 
         "random_flip",
         *["pad_batch"] * 2,
     ]
+    assert whole["pipeline"][1] == {"op": "follow", "boxes": "boxes", "labels": ["classes"]}
     made = batches(tmp_path, whole["toml"])
     assert [n for batch in made for n in batch["boxes_length"].tolist()] == counts
     assert all((batch["boxes"][..., 2] > batch["boxes"][..., 0]).sum() == batch["boxes_length"].sum() for batch in made)
