@@ -384,9 +384,9 @@ def _stem(name: bytes) -> bytes:
 def advice_on(form: str) -> str:
     """What to do with boxes that no source reads."""
     return (
-        f"detection data in the form of {form}: no source reads its boxes yet, so this stream has the images alone; with a line "
-        'of JSON for each image, {"image": "images/1.jpg", "boxes": [[left, top, right, bottom], …], "classes": [0, …]}, in '
-        "pixels, a jsonl source has them (docs/cookbook.md), and batchd init on that file configures it"
+        f"detection data in the form of {form}: no source reads its boxes yet, so this stream has the images alone; the program "
+        'of docs/cookbook.md ("Detection") writes a line of JSON for each image, with its boxes in pixels, and batchd init on '
+        "that file configures a stream with boxes"
     )
 
 

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -321,6 +323,36 @@ def test_data_for_detection_is_recognised_as_what_it_is(tmp_path: Path, form: st
     assert (whole["classes"], whole["samples"], "classes" in whole["source"]) == ({}, 3, False)
     assert f"detection data in the form of {form.split(maxsplit=1)[0]}" in whole["toml"]
     assert f"annotations in the form of {form.split(maxsplit=1)[0]}" in whole["toml"]
+
+
+@pytest.mark.parametrize("form", ["coco", "yolo"])
+def test_the_program_of_the_cookbook_makes_a_stream_with_boxes(tmp_path: Path, form: str) -> None:
+    """Boxes are in pixels; images without a box stay."""
+    page = (Path(__file__).parents[2] / "docs" / "cookbook.md").read_text()
+    (tmp_path / "convert.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+    for name in "ab":
+        (tmp_path / "images" / f"{name}.jpg").write_bytes(jpeg(photo(100, 200)))
+    (tmp_path / "labels" / "a.txt").write_text("7 0.5 0.5 0.5 0.2\n")
+    document = {
+        "categories": [{"id": 90}, {"id": 3}],
+        "images": [{"id": 5, "file_name": "a.jpg"}, {"id": 6, "file_name": "b.jpg"}],
+        "annotations": [{"image_id": 5, "category_id": 3, "bbox": [50, 40, 100, 20]}],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(document))
+    annotations = "coco.json" if form == "coco" else "labels"
+    subprocess.run([sys.executable, "convert.py", form, annotations, "images"], cwd=tmp_path, check=True)
+
+    whole = found(tmp_path / "boxes.jsonl")
+
+    lines = [json.loads(line) for line in (tmp_path / "boxes.jsonl").read_text().splitlines()]
+    assert lines[0] == {"image": "images/a.jpg", "boxes": [[50, 40, 150, 60]], "classes": [1 if form == "coco" else 7]}
+    assert whole["fields"] == {"image": "image", "boxes": "float32[?,4]", "classes": "int64[?]"}
+    (batch,) = batches(tmp_path, whole["toml"])
+    assert batch["boxes_length"].tolist() == [1, 0]
+    # the image became 100 x 100, and may be mirrored, which leaves this box where it is
+    assert batch["boxes"][0, 0].tolist() == [25, 40, 75, 60]
 
 
 def test_captions_beside_images_are_no_boxes(tmp_path: Path) -> None:

@@ -405,7 +405,10 @@ def test_init_recognises_keys_and_images(pictures) -> None:
         names={"image": "file_name", "label": "meta.label", "meta_caption": "meta.caption"},
         image_root=pictures / "more",
     )
-    assert found.notes == ("2 keys left out: some, turns",)
+    assert found.notes == (
+        "1 key left out, missing or null in 1 of 2 samples: some",
+        "1 key left out, lists of other things than numbers, or of different depth: turns",
+    )
     assert {b"train.jsonl", b"more/c.jpg"} <= set(found.names)
     assert read_samples(found.source)[1]["label"] == 2
 
