@@ -238,7 +238,7 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
             pass_fds=how.get("descriptors", ()),
             stdin=stdin,
             stdout=how.get("stdout"),
-            stderr=how.get("stderr"),
+            stderr=how.get("stderr", _output[1] if _output else None),
             env={name: value for name, value in environment.items() if value is not None},
             process_group=None if own_session else 0,
             start_new_session=own_session,
@@ -252,6 +252,19 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
                 os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + how["nicer_by"])
         where_it_fails.pop_all()
     return child
+
+
+_output: tuple[int, int] | None = None
+
+
+def collect_output() -> int:
+    """Have the children from now on write to a pipe instead of standard error. Returns its end.
+
+    Whoever calls this reads it, or they wait for ever. Raises ``OSError``.
+    """
+    global _output  # noqa: PLW0603  it is where standard error is, which the whole process has
+    _output = os.pipe()
+    return _output[0]
 
 
 def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
@@ -297,6 +310,12 @@ def _begin_as(module: str) -> None:
     """Leave to the parent what was given to it, and show the module in the list of processes."""
     from pathlib import Path  # noqa: PLC0415  scripts that embed a daemon import this module, and need it not
 
+    global _output  # noqa: PLW0603  its end for reading is the parent's alone
+    if _output is not None:
+        os.dup2(_output[1], 2)
+        for descriptor in _output:
+            os.close(descriptor)
+        _output = None
     sys.argv[:] = [module]  # a library that users' functions import may read them
     for name in SERVICE_MANAGER:
         os.environ.pop(name, None)

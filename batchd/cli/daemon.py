@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from batchd.children import fill_standard_streams
+from batchd.children import collect_output, fill_standard_streams
 from batchd.errors import BatchdError
 from batchd.worker.entry import start_early
 from batchd_wire.wording import counted
@@ -47,6 +47,8 @@ def run_daemon(
     # Threads of NumPy that have no work take 10 ms to start, also in children.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
+    # the standard error of a script is for what its functions print
+    output = collect_output() if lifeline is None else None
     fork_server = start_early()
     try:
         with imports_for_a_daemon():  # imported here for the reasons above
@@ -68,6 +70,7 @@ def run_daemon(
             origin=Origin(config_file.absolute(), overrides),
             log=kept,
             launched=fork_server,
+            output=output,
         )
         if sys.stderr is not None:  # None if it was closed
             faulthandler.enable()  # if the daemon hangs and is aborted, the log says where

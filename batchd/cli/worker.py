@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchd.children import fill_standard_streams
+from batchd.children import collect_output, fill_standard_streams
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, path_option, worker_address
 from batchd.compiled import outdated_extension
@@ -127,6 +127,7 @@ def command(
     if outdated := outdated_extension():
         raise BatchdError(outdated)
     gc.disable()
+    output = collect_output()
     fork_server = start_early()
     try:
         key = _key(key_file, place)  # no worker has it
@@ -151,6 +152,7 @@ def command(
             launched=fork_server,
             progress=_show_progress if sys.stderr is not None and sys.stderr.isatty() else None,
             serving=print_line,
+            output=output,
         )
         run_host(options)
     finally:

@@ -37,6 +37,7 @@ from batchd.config.tree import Config, DaemonConfig
 from batchd.core.events import Event, SlotWanted
 from batchd.core.links import LinkRules
 from batchd.core.state import DaemonState
+from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
 from batchd.daemon.kept_log import KeptLog
@@ -93,6 +94,8 @@ class ServeOptions:
     """The last lines of the log."""
     launched: Linked | None = None
     """The workers' fork server, if it was started already."""
+    output: int | None = None
+    """A pipe that children write to instead of standard error; None: they write to the daemon's."""
 
 
 def serve(config: Config, options: ServeOptions) -> None:
@@ -116,6 +119,8 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         allow_descriptors()
         queue, selector = Queue(), Selector()
         stack.callback(selector.close)
+        if options.output is not None:
+            stack.callback(ChildOutput(selector, options.output).close)
         notifier = Notifier.from_environment(os.environ, is_embedded=is_embedded)
         stack.callback(notifier.close)
         service = Service(notifier, daemon.worker_count())

@@ -32,6 +32,10 @@ is stuck or dead, to learn which sample it was decoding.
     +----------------+---------------+---------------+
     | order          | row + 1       | sample        |      row + 1 = 0: between samples
     +----------------+---------------+---------------+      row + 1 >= MANY_ROWS: many at once
+    64
+    +-------------------------------------------------+
+    | what decoders print while they decode a file    |      zeros: nothing
+    +-------------------------------------------------+
 """
 
 from struct import Struct
@@ -41,6 +45,7 @@ from batchd_wire.codec import Message, Vocabulary, message
 
 NOTE = Struct("<QQQ")
 NOTE_BYTES = 4096
+NOTE_TEXT_AT = 64
 MANY_ROWS = 1 << 32
 """Added to ``row + 1`` while several rows are made at once: none of their samples is suspected."""
 assert NOTE.size == 24  # noqa: PLR2004  as drawn above

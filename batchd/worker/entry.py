@@ -17,7 +17,7 @@ import sys
 import traceback
 
 from batchd.children import Linked, fork_linked, start_linked
-from batchd.orders.worker import OUT_OF_MEMORY_STATUS
+from batchd.orders.worker import NOTE_TEXT_AT, OUT_OF_MEMORY_STATUS
 from batchd.worker.process import limit_threads, settle_in, thread_count
 
 
@@ -59,6 +59,7 @@ def work(channel: socket.socket) -> int:
     """Fork workers until the daemon is gone; in each of them: work until the daemon is gone."""
     settle_in()
     import batchd.sources.files.reader  # noqa: F401, PLC0415  the usual one, so that no worker has to
+    from batchd.pipeline.image.opencv import LibraryOutput  # noqa: PLC0415  after the environment is set
     from batchd.worker.fork_server import serve_forks  # noqa: PLC0415  after the environment is set
     from batchd.worker.loop import WorkerLoop  # noqa: PLC0415  the same
     from batchd.worker.process import NoteMemory  # noqa: PLC0415  the same
@@ -70,7 +71,9 @@ def work(channel: socket.socket) -> int:
         with forked.channel:
             forked.channel.setblocking(True)
             try:
-                WorkerLoop(forked.channel, NoteMemory(forked.note)).run()
+                note = NoteMemory(forked.note)
+                LibraryOutput.use(note.descriptor, NOTE_TEXT_AT)
+                WorkerLoop(forked.channel, note).run()
             except Exception as error:  # noqa: BLE001  the end of the process, which says why by its status
                 is_short = isinstance(error, MemoryError)
                 sys.stderr.write("a worker found no memory for a sample\n" if is_short else traceback.format_exc())

@@ -57,8 +57,8 @@ class NoteMemory:
     """Maps the note behind ``descriptor``, which belongs to it from now on."""
 
     def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
         self._memory = mmap.mmap(descriptor, NOTE_BYTES)
-        os.close(descriptor)
         self._order = 0
 
     def begin(self, order: int) -> None:

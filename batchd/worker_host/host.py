@@ -28,6 +28,7 @@ import zmq
 
 from batchd import __version__
 from batchd.children import Linked
+from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.signals import Signals
 from batchd.errors import BatchdError
@@ -62,7 +63,8 @@ class HostOptions:
 
     ``index_folder``: None keeps no indexes. ``progress`` is called with the names of streams, the
     received bytes of their index, and its size in bytes; None logs these instead. ``serving`` is
-    called with a line for people.
+    called with a line for people. ``output``: a pipe that children write to instead of standard
+    error.
     """
 
     gateway: GatewayAddress
@@ -74,6 +76,7 @@ class HostOptions:
     launched: Linked | None
     progress: Callable[[str, int, int], None] | None
     serving: Callable[[str], None]
+    output: int
 
 
 def run_host(options: HostOptions) -> None:
@@ -82,6 +85,7 @@ def run_host(options: HostOptions) -> None:
     with ExitStack() as stack:
         selector = Selector()
         stack.callback(selector.close)
+        stack.callback(ChildOutput(selector, options.output).close)
         host = WorkerHost(options, selector)
         signals = Signals(selector, SIGNALS, host.received_signal)
         stack.callback(signals.close)  # last: a second Ctrl-C while the workers end is no error

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import batchd_client
+from batchd.daemon.limits import LINES_TOGETHER
 from batchd_client.errors import StateMismatch, StreamStopped
 from support.commands import batchd
 from support.daemon_process import clean_environment
@@ -48,6 +49,21 @@ GENERATED = {
     "source": {"type": "generator", "function": "mine:generate", "fields": {"x": "int64", "worker": "int64"}},
     "batch_size": 8,
 }
+
+
+PRINTS = """
+    import faulthandler, os, pathlib
+    SEEN = pathlib.Path(__file__).with_name("seen")
+    def fn(sample, rng):
+        os.write(2, b"libpng warning: ")
+        os.write(2, b'a "line" of its own\\n\\x1b[31mred\\n\\n')
+        if not SEEN.exists():
+            SEEN.touch()
+            print("last words without an end", end="", flush=True)
+            faulthandler.enable()
+            os.abort()
+        return {"score": 1.0}
+"""
 
 
 def called(photos, **changes):
@@ -232,6 +248,36 @@ def test_a_module_that_has_changed_stops_the_stream_instead_of_changing_bytes(st
     daemon.restart()
     with batchd_client.connect(daemon.address) as connection, pytest.raises(StateMismatch):
         connection.stream("photos").load_state_dict(state)
+
+
+def test_what_workers_write_to_standard_error_is_a_line_of_the_log(start_daemon, photos, code, write):
+    """Each line of the log is JSON: with prints, libraries' warnings, and the words of a crash."""
+    write("mine.py", PRINTS)
+    daemon = start_daemon({"photos": called(photos, outputs={"score": "float32"})}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+        wait_until(lambda: "worker ended" in daemon.log and "red" in daemon.log, "the log has what was written")
+    daemon.terminate()
+
+    lines = [json.loads(line) for line in daemon.log.splitlines()]
+    output = [line["text"] for line in lines if line["event"] == "output of a child process"]
+    assert {'libpng warning: a "line" of its own', "\x1b[31mred"} <= set(output)
+    assert "last words without an endFatal Python error: Aborted" in output
+    assert all(output)
+
+
+def test_a_flood_of_output_is_limited_and_counted(start_daemon, photos, code, write):
+    """A worker that prints is not held up, and the log says how much it leaves out."""
+    write("mine.py", "def fn(sample, rng):\n    print('word\\n' * 20_000)\n    return {'score': 1.0}")
+    daemon = start_daemon({"photos": called(photos, outputs={"score": "float32"})}, python_path=[str(code)])
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+    wait_until(lambda: "log lines left out" in daemon.log, "the log says what it leaves out")
+    daemon.terminate()
+
+    events = [json.loads(line)["event"] for line in daemon.log.splitlines()]
+    assert events.count("output of a child process") <= LINES_TOGETHER
+    assert events.count("log lines left out") <= 4
 
 
 def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, write, tmp_path):

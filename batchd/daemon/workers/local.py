@@ -28,6 +28,7 @@ from batchd.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import printable
 from batchd.daemon.memory.available import OomKills
 from batchd.daemon.memory.slots import ADVICE
 from batchd.orders import worker as orders
@@ -228,7 +229,8 @@ class WorkerProcesses:
         note = _read_note(process.note) or _NOTHING_IN_HAND
         how = describe(status) if status is not None else "with the fork server"
         write = _log.info if process.is_dismissed and status == 0 else _log.warning
-        write("worker ended", worker=process.number, pid=process.pid, how=how)
+        said = {"said": said} if (said := _last_words(process.note)) else {}
+        write("worker ended", worker=process.number, pid=process.pid, how=how, **said)
         self._forget(process)
         self._missing += 1
         self._enqueue(WorkerGone(process.number, how, note, from_outside, out_of_memory))
@@ -264,6 +266,11 @@ the same first row each time."""
 def _read_note(memory: mmap.mmap) -> Note | None:
     order, row_after, sample = orders.NOTE.unpack_from(memory)
     return Note(order, row_after - 1, sample) if row_after else None
+
+
+def _last_words(memory: mmap.mmap) -> str:
+    """What a library printed while it decoded the file that the worker died with; "" for nothing."""
+    return printable(bytes(memory[orders.NOTE_TEXT_AT :]).partition(b"\0")[0].decode(errors="replace").strip(), 1_000)
 
 
 class ForkServer:

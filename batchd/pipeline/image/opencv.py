@@ -73,7 +73,10 @@ class LibraryOutput:
     def __exit__(self, *_error: object) -> None:
         os.dup2(self._before, 2)
         os.close(self._before)
-        written = min(os.lseek(self._descriptor, 0, os.SEEK_CUR) - self._begin, self.BYTES_MAX)
+        written = os.lseek(self._descriptor, 0, os.SEEK_CUR) - self._begin
+        if written > self.BYTES_MAX:
+            written = self.BYTES_MAX
+            os.ftruncate(self._descriptor, self._begin + written)
         if written:
             lines = os.pread(self._descriptor, written, self._begin).decode(errors="replace").splitlines()
             # OpenCV's own begin with a level and a time
