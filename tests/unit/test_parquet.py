@@ -23,6 +23,7 @@ from support.parquet_files import (
     open_parquet,
     outcomes_of_changes,
     scan_parquet,
+    write_arrow,
     write_parquet,
 )
 
@@ -572,3 +573,70 @@ def test_partition_columns_are_named(tmp_path) -> None:
     )
     with pytest.raises(SourceInvalid, match="has no column 'label' for the field label; it is a partition column"):
         scan_parquet(tmp_path, {"label": "text"}, "*/*.parquet")
+
+
+NESTED = {
+    "meta": [{"stars": 4, "ids": [7, 8]}, {"stars": 5, "ids": [9]}, {"stars": 6, "ids": [1, 2, 3]}],
+    "boxes": [[{"size": [1, 2]}, {"size": [3, 4]}], [{"size": [5, 6]}], [{"size": [7, 8]}]],
+    "meta.own": [1, 2, 3],
+}
+PATHS = {
+    "stars": ("int64", "meta.stars", [4, 5, 6]),
+    "count": ("int32", "meta.ids.#", [2, 1, 3]),
+    "first": ("int64", "meta.ids.0", [7, 9, 1]),
+    "ids": ("int64[?]", "meta.ids", [[7, 8], [9], [1, 2, 3]]),
+    "size": ("int64[2]", "boxes.0.size", [[1, 2], [5, 6], [7, 8]]),
+    "own": ("int64", "meta.own", [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "compressed", "arrow"])
+def test_a_path_of_keys_leads_into_columns(tmp_path, kind) -> None:
+    """Into structs and lists, as in JSON; a column that is called so comes first."""
+    columns = {name: pa.array(values) for name, values in NESTED.items()}
+    columns["fixed"] = pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int64(), 2))
+    if kind == "arrow":
+        write_arrow(tmp_path / "a.parquet", columns, rows=2)
+    else:
+        write_parquet(
+            tmp_path / "a.parquet", columns, compression="none" if kind == "parquet" else "zstd", row_group_size=2
+        )
+    paths = {**PATHS, "fixed": ("int64", "fixed.1", [2, 4, 6])}
+    reader = open_parquet(
+        tmp_path,
+        {name: text for name, (text, _path, _values) in paths.items()},
+        names={name: path for name, (_text, path, _values) in paths.items()},
+    )
+    found = [{name: np.asarray(value).tolist() for name, value in reader.read(sample).items()} for sample in range(3)]
+    reader.close()
+    assert {name: [one[name] for one in found] for name in paths} == {
+        name: values for name, (_t, _p, values) in paths.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "reason"),
+    [
+        ("meta.ids.1", "int64", r"row 1 \(row group 0\), column 'meta\.ids\.1': there is no value"),
+        ("meta.sters", "int64", "has no column 'meta.sters'"),
+        ("boxes.0.size.x", "int64", "has no column"),
+        ("meta.stars.0", "int64", "has no column"),
+        ("meta", "int64", 'which cannot be "int64"'),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(tmp_path, path, text, reason) -> None:
+    """In all rows, or in one of them."""
+    write_parquet(tmp_path / "a.parquet", NESTED)
+    with pytest.raises(SourceInvalid, match=reason):
+        scan_parquet(tmp_path, {"x": text}, names={"x": path})
+
+
+def test_a_list_without_the_element_is_a_bad_sample(tmp_path) -> None:
+    """Where the value is read with its row, as is one in a struct that is null."""
+    write_parquet(tmp_path / "a.parquet", {"t": [["a", "b"], ["c"], None], "s": [{"x": "y"}, None, {"x": "z"}]})
+    reader = open_parquet(tmp_path, {"t": "text", "s": "text"}, names={"t": "t.1", "s": "s.x"})
+    assert reader.read(0) == {"t": "b", "s": "y"}
+    for sample, field in ((1, "t"), (2, "t")):
+        with pytest.raises(SampleUnreadable, match=f"there is no {field}"):
+            reader.read(sample)
+    reader.close()

@@ -40,6 +40,7 @@ from batchd.sources.parquet.row_groups import (
     Footer,
     ParquetFile,
     Unreadable,
+    column_at,
     is_image,
     is_stored_as_bytes,
     read_at,
@@ -241,8 +242,9 @@ class ArrowFile:
 
         Reads the lengths of the values, and none of the values.
         """
-        kind: pa.DataType = self.schema.field(title).type
-        if not is_stored_as_bytes(kind):
+        path = column_at(self.schema, title)
+        kind = path.kind
+        if path.steps or not is_stored_as_bytes(kind):
             return None
         column = self._column(group, title)
         values = column.values
@@ -308,7 +310,7 @@ class ArrowFile:
         self._read(column, buffers)
         with reasons():
             column.values.validate(full=True)
-            return pa.chunked_array([column.values])
+            return pa.chunked_array([column_at(self.schema, title).within(column.values)])
 
     def batches(self, group: int, title: str, rows: int) -> Iterator[pa.Array]:
         """The same, in pieces of a number of rows."""
@@ -320,7 +322,7 @@ class ArrowFile:
         """A column of a record batch in memory; nothing of it is read yet."""
         message = self._messages[0][group]
         batch, memory, buffer = self._batch(message)
-        values = batch.column(self.schema.get_field_index(title))
+        values = batch.column(self.schema.get_field_index(column_at(self.schema, title).top))
         end = buffer.address + buffer.size
         if any(not buffer.address <= one.address <= end - one.size for one in _buffers(values)):
             raise Unreadable("has a buffer that is not where its type needs it")

@@ -9,6 +9,9 @@ The types of columns that fit each column of a sample:
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
 
+A column is found by its name, or by a path of keys into structs and lists, as in JSON: "meta.stars",
+"boxes.0", "boxes.#".
+
 Everything runs in the caller's thread: there is a worker for every core.
 
 Invariants: a type that is accepted here can be read; single values may still be null, too long or
@@ -24,11 +27,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import parquet
 
 from batchd.samples.columns import Column
 from batchd.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.sources.jsonl.values import LENGTH
 from batchd.sources.parquet.pages import count_values
 from batchd.storage.index import readable
 from batchd_wire.wording import counted
@@ -74,6 +80,66 @@ class Known(NamedTuple):
 
     nulls: int
     largest: int | None
+
+
+class ColumnPath(NamedTuple):
+    """A column of a file, or what a path of keys leads to in it, with its type."""
+
+    top: str
+    steps: tuple[str, ...]
+    kind: pa.DataType
+    stored: str
+    """The part of the path that leads through structs alone: Parquet stores it by itself."""
+
+    def within(self, values: pa.Array) -> pa.Array:
+        """The values of a column that the path leads to; null where there are none."""
+        for step in self.steps:
+            if pa.types.is_struct(values.type):
+                values = pc.struct_field(values, [step])
+            elif step == LENGTH:
+                values = pc.list_value_length(values).cast(pa.int64())
+            else:
+                values = _elements(values, int(step))
+        return values
+
+
+def _elements(lists: pa.Array, number: int) -> pa.Array:
+    """The element ``number`` of each list; null in a shorter one."""
+    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(lists.type):
+        firsts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
+    else:
+        firsts = lists.offsets.to_numpy()[: len(lists)]
+    return lists.values.take(pa.array(firsts + number, pa.int64(), mask=lengths <= number))
+
+
+def path_in(schema: pa.Schema, title: str) -> ColumnPath | None:
+    """The column that is called so, or else that a path leads to; None if there is none."""
+    if len(schema.get_all_field_indices(title)) == 1:
+        return ColumnPath(title, (), schema.field(title).type, title)
+    top, *steps = title.split(".")
+    if not steps or len(schema.get_all_field_indices(top)) != 1:
+        return None
+    kind, stored = schema.field(top).type, [top]
+    for number, step in enumerate(steps, 1):
+        if pa.types.is_struct(kind) and kind.get_field_index(step) >= 0:
+            stored += [step] if len(stored) == number else []
+            kind = kind.field(step).type
+        elif is_list(kind) and step == LENGTH:
+            kind = pa.int64()
+        elif is_list(kind) and step.isascii() and step.isdecimal():
+            kind = kind.value_type
+        else:
+            return None
+    return ColumnPath(top, tuple(steps), kind, ".".join(stored))
+
+
+def column_at(schema: pa.Schema, title: str) -> ColumnPath:
+    """As ``path_in``, of a column that ``check_columns`` has found."""
+    path = path_in(schema, title)
+    if path is None:
+        raise Unreadable(f"has no column {title!r}")
+    return path
 
 
 class ParquetFile:
@@ -161,7 +227,8 @@ class ParquetFile:
 
     def _leaves_of(self, title: str) -> list[int]:
         """The numbers of the stored columns of a column of the schema, or of a field of one."""
-        return [leaf for leaf, path in enumerate(self._leaves) if path == title or path.startswith(f"{title}.")]
+        stored = column_at(self.schema, title).stored
+        return [leaf for leaf, path in enumerate(self._leaves) if path == stored or path.startswith(f"{stored}.")]
 
     def read(self, group: int, title: str, max_bytes: int) -> pa.ChunkedArray:
         """One column of a row group.
@@ -180,7 +247,8 @@ class ParquetFile:
 
     def batches(self, group: int, title: str, rows: int) -> Iterator[pa.Array]:
         """The same, in pieces of a number of rows, one of them in memory at a time."""
-        pieces = self._file.iter_batches(rows, row_groups=[group], columns=[title], use_threads=False)
+        path = column_at(self.schema, title)
+        pieces = self._file.iter_batches(rows, row_groups=[group], columns=[path.stored], use_threads=False)
         found = 0
         while True:
             with reasons():
@@ -188,7 +256,8 @@ class ParquetFile:
             if piece is None:
                 break
             found += len(piece)
-            column = piece.column(0)  # pandas' categories are numbers of values
+            with reasons():
+                column = path.within(piece.column(0))  # pandas' categories are numbers of values
             yield column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         if found != self.rows[group]:
             raise Unreadable(f"holds {counted(found, 'row')}, and the footer says {self.rows[group]}")

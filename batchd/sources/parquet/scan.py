@@ -108,17 +108,18 @@ def check_columns(source: ParquetSource, path: Path, stream: BinaryIO) -> TableF
     for column in source.columns:
         titles = _titles_of(source, column, file)
         for title in titles:
-            places = file.schema.get_all_field_indices(title)
-            if not places:
+            count = len(file.schema.get_all_field_indices(title))
+            found = row_groups.path_in(file.schema, title)
+            if found is None and not count:
                 is_partition = any(part.startswith(f"{title}=") for part in path.parts[:-1])
                 advice = suggestion(title, file.schema.names)
                 if is_partition:
                     advice = "it is a partition column, which stands in names of folders; write it into the files, too"
                 raise SourceInvalid(f"{path} has no column {title!r} for the field {column.name}; {advice}")
-            if len(places) > 1:
-                raise SourceInvalid(f"{path} has {len(places)} columns {title!r}")
+            if found is None:
+                raise SourceInvalid(f"{path} has {count} columns {title!r}")
             one = column if len(titles) == 1 else replace(column, shape=())
-            if problem := row_groups.problem_of(one, file.schema.field(places[0]).type):
+            if problem := row_groups.problem_of(one, found.kind):
                 raise SourceInvalid(f"{path}: column {title!r} {problem}")
     return file
 
@@ -294,8 +295,9 @@ def _find(file: TableFile, stream: BinaryIO, group: int, title: str) -> "array[i
     """The extents of a column's values in a row group; None if the file does not have them."""
     if isinstance(file, ArrowFile):
         return file.extents(group, title)
-    kind = file.schema.field(title).type
-    if not row_groups.is_stored_as_bytes(kind):
+    at = row_groups.column_at(file.schema, title)
+    kind = at.kind
+    if at.steps or not row_groups.is_stored_as_bytes(kind):
         return None
     path = f"{title}.{row_groups.BYTES}" if row_groups.is_image(kind) else title
     chunk = file.uncompressed(group, path)
