@@ -16,15 +16,23 @@ from batchd_wire.wording import counted
 @click.command("bad")
 @click.argument("stream", shell_complete=running_streams)
 @address_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
 def command(stream: str, address: str | None, as_json: bool) -> None:
-    """List the bad samples of STREAM: path, reason, number of occurrences, index in the source."""
+    """List the bad samples of STREAM: path, reason, number of occurrences, index in the source.
+
+    Of many, the first ones by their index; then a file of the daemon's cache_dir has the names of
+    all, a line of JSON each. With --json an object: `total`, `left_out` (of the list `samples`),
+    and that `file`, or null.
+    """
     with running_daemon(address) as session:
         deadline = monotonic() + ANSWER_TIMEOUT_S
         answer = session.request(lambda request: AskBad(request, stream), BadSamples, deadline)
+    left_out = answer.total - len(answer.samples)
     if as_json:
         keys = ("sample", "path", "reason", "times")
-        click.echo(json.dumps([dict(zip(keys, bad, strict=True)) for bad in answer.samples], indent=2))
+        samples = [dict(zip(keys, bad, strict=True)) for bad in answer.samples]
+        plain = {"total": answer.total, "left_out": left_out, "file": answer.file or None, "samples": samples}
+        click.echo(json.dumps(plain, indent=2))
         return
     if not answer.total:
         click.echo(f"no bad samples so far in stream {stream}")
@@ -32,5 +40,6 @@ def command(stream: str, address: str | None, as_json: bool) -> None:
     for sample, path, reason, times in answer.samples:
         first, *more = map(escaped, reason.splitlines() or [""])
         click.echo("\n".join([f"{escaped(path)}: {first} (met {counted(times, 'time')}, sample {sample})", *more]))
-    if answer.total > len(answer.samples):
-        click.echo(f"... and {answer.total - len(answer.samples):,} more")
+    if left_out:
+        where = f"; all are in {escaped(answer.file)}" if answer.file else ""
+        click.echo(f"... and {left_out:,} more, {answer.total:,} in total{where}")

@@ -73,7 +73,9 @@ def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[st
 )
 @click.option("--rows", "makes_rows", is_flag=True, help="Make each row again, and print what random steps drew.")
 @options.path_option(
-    "--bad", "bad_file", help="The bad samples, from `batchd bad --json`. With --running, the daemon's."
+    "--bad",
+    "bad_file",
+    help="The bad samples: what `batchd bad --json` printed, or the file that it names. With --running, the daemon's.",
 )
 @options.card_option
 @options.config_options
@@ -179,15 +181,21 @@ class _Bad:
 
     @classmethod
     def read(cls, file: Path) -> "_Bad":
-        """Read what `batchd bad --json` printed. Raises ``BatchdError``, naming the file."""
+        """Read what `batchd bad --json` printed, or the daemon's file. Raises ``BatchdError``."""
         try:
-            plain = json.loads(file.read_text())
-            samples = tuple(int(one["sample"]) for one in plain)
+            text = file.read_text()
+            try:
+                plain = json.loads(text)
+            except ValueError:  # a line for each sample
+                plain = [json.loads(line) for line in text.splitlines()]
+            total = int(plain["total"]) if "total" in plain else None
+            of_file = plain.get("samples", [plain]) if isinstance(plain, dict) else plain
+            samples = tuple(int(one["sample"]) for one in of_file)
         except OSError as error:
             raise BatchdError(f"{file} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, KeyError):
             raise BatchdError(f"{file} is no list of bad samples; write what `batchd bad --json` prints") from None
-        return cls(samples, len(samples), str(file))
+        return cls(samples, len(samples) if total is None else total, str(file))
 
     @classmethod
     def ask(cls, stream: str, address: str | None) -> "_Bad":

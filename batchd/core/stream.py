@@ -282,7 +282,7 @@ class Stream:
             shared_batches=delivery.shared_batches,
             mismatched_batches=delivery.mismatched_batches,
             bad_rows=self.bad.bad_rows,
-            bad_samples=len(self.bad.listed),
+            bad_samples=self.bad.total,
             quarantined_samples=len(self.suspects.quarantined),
             sample_s=self.sample_s,
             work=self.work.statistics(),

@@ -34,7 +34,7 @@ REASON_BYTES_MAX = 200
 LONG_REASONS_MAX = 100
 """Number of bad samples that may have a longer reason, such as a user function's traceback."""
 LISTED_MAX = 10_000
-"""Bad samples listed by name; further ones are only counted."""
+"""Bad samples listed by name; further ones are counted, and reported once each."""
 SURE_ROWS = 256
 DEVIATIONS = 4
 QUARANTINED_MIN = 10
@@ -59,15 +59,20 @@ class BadSamples:
         self.rows = 0
         self.bad_rows = 0
         self.listed: dict[int, BadSample] = {}
+        self.total = 0
+        """Different bad samples; some of them are not listed."""
+        self._unlisted = bytearray()
+        """A bit for each sample, from the first that is not listed on."""
         self._long_reasons = 0
 
     def record(self, sample: int, path: str, reason: str) -> bool:
-        """Count a bad row; return whether its sample is listed for the first time."""
+        """Count a bad row; return whether its sample is bad for the first time."""
         self.bad_rows += 1
         known = self.listed.get(sample)
         if known is None and len(self.listed) >= LISTED_MAX:
-            return False
+            return self._count_unlisted(sample)
         if known is None:
+            self.total += 1
             encoded = reason.encode()
             self._long_reasons += len(encoded) > REASON_BYTES_MAX
             if self._long_reasons > LONG_REASONS_MAX:
@@ -75,6 +80,15 @@ class BadSamples:
             known = self.listed[sample] = BadSample(path, reason)
         known.times += 1
         return known.times == 1
+
+    def _count_unlisted(self, sample: int) -> bool:
+        byte, bit = sample >> 3, 1 << (sample & 7)
+        if byte >= len(self._unlisted):
+            self._unlisted.extend(bytes(byte + 1 - len(self._unlisted)))
+        is_new = not self._unlisted[byte] & bit
+        self._unlisted[byte] |= bit
+        self.total += is_new
+        return is_new
 
     def excess(self) -> str | None:
         """Return why the stream has too many bad samples; None where it has not.
@@ -85,8 +99,8 @@ class BadSamples:
         """
         expected = self._fraction_max * self.rows
         slack = DEVIATIONS * sqrt(expected * (1 - self._fraction_max))
-        if len(self.listed) > self._fraction_max * self._samples:
-            bad = f"{len(self.listed)} of {self._samples} samples"
+        if self.total > self._fraction_max * self._samples:
+            bad = f"{self.total} of {self._samples} samples"
         elif self.rows >= SURE_ROWS and self.bad_rows > expected + slack:
             bad = f"{self.bad_rows} of {self.rows} rows read so far"
         else:

@@ -33,6 +33,8 @@ from batchd.core.digests import EpochDigests
 from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
 from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
+from batchd.core.suspicion import BadSample
+from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
@@ -108,6 +110,7 @@ class Loop:
     address: str = ""
     """Of the runtime directory, for trainers on this host."""
     log: KeptLog = field(default_factory=KeptLog)
+    bad_lists: BadLists = field(default_factory=BadLists)
     _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
@@ -355,7 +358,7 @@ class Loop:
         if door is None:
             return
         if isinstance(message, messages.AskBad):
-            door.answer(query.session, self._bad_samples(message))
+            door.answer(query.session, self._bad_samples(message, is_remote=door.is_remote))
         elif isinstance(message, messages.AskStatus):
             status = self._part_of_status(message, query.session, door)
             plain = self._whole_status(query.session, door, asked_s) if status is None else plain_status(status)
@@ -449,13 +452,16 @@ class Loop:
         names = {number: name for name, number in self.state.numbers.items()}
         return self.remote.statistics(self.state.links.by_number, names, now)
 
-    def _bad_samples(self, question: messages.AskBad) -> Message:
+    def _bad_samples(self, question: messages.AskBad, *, is_remote: bool) -> Message:
         number = self.state.numbers.get(question.stream)
         if number is None:
             return messages.Refused(question.request, 0, *unknown_stream(question.stream, self.state.numbers))
-        listed = self.state.streams[number].bad.listed
-        shown = [(one, bad.path, bad.reason, bad.times) for one, bad in sorted(listed.items())[:BAD_SHOWN_MAX]]
-        return messages.BadSamples(question.request, len(listed), list(first_that_fit(shown, STATUS_BYTES_MAX)[0]))
+        bad = self.state.streams[number].bad
+        listed = sorted(bad.listed.items())[:BAD_SHOWN_MAX]
+        rows = [(sample, one.path, one.reason, one.times) for sample, one in listed]
+        shown = list(first_that_fit(rows, STATUS_BYTES_MAX)[0])
+        file = self.bad_lists.path(question.stream) if bad.total > len(shown) and not is_remote else ""
+        return messages.BadSamples(question.request, bad.total, shown, file)
 
     # --- actions ----------------------------------------------------------------------------------
 
@@ -671,6 +677,7 @@ class Loop:
         stream = self.streams[action.stream]
         write = _log.warning if self._lines_per_minute.allows("bad samples", stream.name) else _log.debug
         write("bad sample", stream=stream.name, path=action.path, reason=action.reason, treatment=stream.spec.on_error)
+        self.bad_lists.add(action.stream, stream.name, action.sample, BadSample(action.path, action.reason))
 
     def _report_mismatch(self, action: act.ReportMismatch) -> None:
         if self._once_per_minute.allows("batches that did not match", self.doors.peer(action.session).owner):

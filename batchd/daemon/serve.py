@@ -37,6 +37,7 @@ from batchd.config.tree import Config, DaemonConfig
 from batchd.core.events import Event, SlotWanted
 from batchd.core.links import LinkRules
 from batchd.core.state import DaemonState
+from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
@@ -182,6 +183,8 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(reloader.close)
         loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s, remote)
         loop.address, loop.log = names.address, options.log
+        loop.bad_lists = BadLists(daemon.cache_dir or default_cache_dir())
+        stack.callback(loop.bad_lists.close)
         stack.callback(Signals(selector, SIGNALS, SignalActions(loop).received).close)
         if options.lifeline is not None:
             selector.add(options.lifeline, loop.stop)

@@ -367,11 +367,16 @@ class Status(Message):
 
 @message(25)
 class BadSamples(Message):
-    """The first of ``total`` bad samples: (sample index, path, reason, times seen)."""
+    """The first of ``total`` bad samples: (sample index, path, reason, times seen).
+
+    ``file``: path of the daemon's host with all of them, a line of JSON each; empty if all are here,
+    if there is no such file, or if the daemon is older.
+    """
 
     request: int
     total: int
     samples: list[tuple[int, str, str, int]]
+    file: str = ""
 
 
 @message(26)

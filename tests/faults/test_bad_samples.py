@@ -177,11 +177,31 @@ def test_batchd_bad_lists_path_and_reason(daemon):
     with batchd_client.connect(daemon.address) as connection:
         see(connection.stream("mask", epochs=1))
     text = batchd("bad", "mask", address=daemon.address).stdout
-    entries = json.loads(batchd("bad", "mask", "--json", address=daemon.address).stdout)
+    entries = json.loads(batchd("bad", "mask", "--json", address=daemon.address).stdout)["samples"]
 
     check_reasons({Path(entry["path"]).name: entry["reason"] for entry in entries})
     for entry in entries:
         assert f"{entry['path']}: {entry['reason']}" in text
+
+
+def test_every_name_of_many_bad_samples_can_be_had(start_daemon, tmp_path):
+    """The command says how many there are and what it left out, and names the file with all."""
+    source, cache = tmp_path / "empty", tmp_path / "cache"
+    (source / "cat").mkdir(parents=True)
+    for number in range(150):
+        (source / "cat" / f"{number:03}.jpg").touch()
+    (source / "cat" / "good.jpg").write_bytes(GOOD_JPEG)
+    stream = folder_stream(source, on_error="mask", max_bad_fraction=1.0)
+    daemon = start_daemon({"photos": stream}, cache_dir=str(cache), workers=2)
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+        assert connection.bad("photos").total == 150
+    plain = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
+
+    assert (plain["total"], plain["left_out"], plain["file"]) == (150, 0, None)
+    listed = [json.loads(line) for line in (cache / "batchd-photos.bad").read_text().splitlines()]
+    assert {one["path"] for one in listed} == {one["path"] for one in plain["samples"]}
+    assert {one["sample"] for one in listed} == {one["sample"] for one in plain["samples"]}
 
 
 def test_a_stream_that_is_broken_ends_with_a_message_or_with_masks(start_daemon, tmp_path):

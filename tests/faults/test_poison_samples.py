@@ -64,7 +64,7 @@ def test_poison_sample_ends_two_workers_and_is_quarantined(start_daemon, step, c
         (bad,) = connection.bad("photos").samples
         status = connection.status()
     printed = batchd("bad", "photos", address=daemon.address).stdout
-    (listed,) = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
+    (listed,) = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)["samples"]
 
     assert worker_deaths(daemon) == ["signal 11 (SIGSEGV)"] * 2
     assert [set(epoch) for epoch in epochs] == [set(range(40)) - {POISON}] * 3

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from batchd.daemon.memory.available import holders
 from support.cgroups import into, memory_group
 from support.waiting import wait_until
 
@@ -78,7 +79,16 @@ def check(seen):
     assert {tuple(sorted(one.samples)) for one in seen} == {tuple(range(ROWS))}
 
 
-def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_trainer):
+def held_by(trainer, folder):
+    """Return what the log says of a trainer, whoever else holds memory of this machine."""
+    folder.mkdir()
+    (folder / str(trainer.pid)).symlink_to(f"/proc/{trainer.pid}")
+    said = holders(folder)
+    assert f"(pid {trainer.pid}): " in said
+    return said
+
+
+def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_trainer, tmp_path):
     """Memory is reserved at the start or on demand. The daemon waits for a stopped trainer."""
     trainer = start_trainer(daemon.address, epochs=1000)
     seen, _waits_s = read_and_kill(daemon, trainer, 1)
@@ -89,7 +99,8 @@ def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_t
     daemon.start(ready=False)
     (line,) = wait_until(lambda: daemon.log_lines("waiting for memory"), "the daemon waits")
     assert re.match(r"need 6[34]\d\.\d MiB of shared memory, have ", line["reason"])
-    assert f"(pid {trainer.pid}): " in line["held_by"]
+    # other daemons of the machine may hold more, and only the largest are named
+    assert held_by(trainer, tmp_path / "own") in line["held_by"] or line["held_by"].endswith(" more")
     trainer.go_on()
     trainer.begin(do="take", batches=BATCHES)
     wait_until(lambda: has_started(daemon), "there is memory for it")

@@ -149,7 +149,7 @@ def test_an_exception_is_a_bad_sample_with_its_place(start_daemon, photos, code,
         (bad,) = wait_until(lambda: connection.bad("numbers").samples, "it is listed")
         workers = {worker["pid"] for worker in connection.status()["workers"]}
     text = batchd("bad", "photos", address=daemon.address).stdout
-    listed = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)
+    listed = json.loads(batchd("bad", "photos", "--json", address=daemon.address).stdout)["samples"]
 
     raised = [reason for reason in reasons if "ValueError" in reason]
     assert len(raised) == 10

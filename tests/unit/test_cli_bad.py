@@ -1,8 +1,11 @@
 """`batchd bad` prints file names that an attacker may have chosen."""
 
+import json
+
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
+from batchd.cli.seen import _Bad
 from batchd_wire.messages import AskBad, BadSamples
 from support.fake_daemon import FakeDaemon
 
@@ -21,3 +24,26 @@ def test_a_path_cannot_command_the_terminal(tmp_path) -> None:
         shown = CliRunner().invoke(cli, ["bad", "photos", "--address", fake.address]).output
 
     assert shown == "a\\x1b[2J\\nb.jpg: no JPEG (met 1 time, sample 7)\nline 2\\x07\n"
+
+
+def test_what_is_left_out_is_said_with_the_file_that_has_it(tmp_path) -> None:
+    """Text and JSON have the total; `batchd seen --bad` reads either form."""
+
+    def answer(session, message) -> bool:
+        if isinstance(message, AskBad):
+            samples = [(7, "a.jpg", "empty file", 1)]
+            fake.send(session, BadSamples(message.request, 2_001, samples, "/cache/batchd-photos.bad"))
+        return isinstance(message, AskBad)
+
+    with FakeDaemon(tmp_path / "run") as fake:
+        fake.answer = answer
+        words = ["bad", "photos", "--address", fake.address]
+        shown, printed = (CliRunner().invoke(cli, [*words, *more]).output for more in ([], ["--json"]))
+
+    assert shown.endswith("\n... and 2,000 more, 2,001 in total; all are in /cache/batchd-photos.bad\n")
+    plain = json.loads(printed)
+    assert (plain["total"], plain["left_out"], plain["file"]) == (2_001, 2_000, "/cache/batchd-photos.bad")
+    (tmp_path / "object.json").write_text(printed)
+    (tmp_path / "lines.bad").write_text('{"sample": 7, "path": "a.jpg"}\n{"sample": 9, "path": "b.jpg"}\n')
+    assert (_Bad.read(tmp_path / "object.json").samples, _Bad.read(tmp_path / "object.json").total) == ((7,), 2_001)
+    assert (_Bad.read(tmp_path / "lines.bad").samples, _Bad.read(tmp_path / "lines.bad").total) == ((7, 9), 2)

@@ -85,7 +85,7 @@ def test_a_note_finds_a_deadly_sample_with_two_deaths(rows):
     reason = "quarantined: it ended 2 workers, the last by signal 11 (SIGSEGV)"
     assert pick(act.QuarantineSample, actions) == [act.QuarantineSample(1, 7, reason)]
     assert [report.reason for report in pick(act.ReportBad, actions)] == [reason]
-    assert len(pick(act.GrantLease, actions)) == min(4, -(-12 // rows))
+    assert len(pick(act.GrantLease, actions)) == min(2, -(-12 // rows))
 
 
 @pytest.mark.parametrize("sample", range(0, 64, 7))
@@ -350,12 +350,13 @@ def test_a_bad_sample_is_reported_once_and_counted_each_time():
     )
 
 
-def test_bad_samples_beyond_the_list_are_only_counted():
-    """A stream of nothing but bad files does not fill the daemon's memory."""
+def test_bad_samples_beyond_the_list_are_counted_and_reported_once_each():
+    """A stream of nothing but bad files does not fill the daemon's memory, and has a total."""
     bad = BadSamples(10**6, 1.0)
-    for sample in range(LISTED_MAX + 10):
-        assert bad.record(sample, "x", "y") is (sample < LISTED_MAX)
-    assert (len(bad.listed), bad.bad_rows) == (LISTED_MAX, LISTED_MAX + 10)
+    for is_new in (True, False):
+        for sample in (*range(LISTED_MAX), 999_999, *range(LISTED_MAX, LISTED_MAX + 9)):
+            assert bad.record(sample, "x", "y") is is_new
+    assert (len(bad.listed), bad.total, bad.bad_rows) == (LISTED_MAX, LISTED_MAX + 10, 2 * (LISTED_MAX + 10))
 
 
 def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
