@@ -423,7 +423,7 @@ static enum verdict run(struct job *job)
 struct task {
     const char *name; /* of the file, below `folder`, a descriptor */
     int folder, flags;
-    long long bytes_max;
+    long long bytes_max, as_of_ns;
     struct header header; /* what is known: the file must have this one */
     int eighths;
     struct box box;
@@ -467,7 +467,8 @@ static void make_row(const struct task *task, const struct shared *shared, int64
     struct job job;
     memset(results, 0, RESULTS * sizeof *results);
     write_note(shared, task);
-    results[FILE_BYTES] = reading->read_file(task->folder, task->name, task->flags, shared->file.buf, shared->file.len, task->bytes_max);
+    results[FILE_BYTES] = reading->read_file(task->folder, task->name, task->flags, shared->file.buf, shared->file.len, task->bytes_max,
+                                            task->as_of_ns);
     is_read = ns_of(CLOCK_MONOTONIC);
     is_read_cpu = ns_of(CLOCK_THREAD_CPUTIME_ID);
     results[READ_NS] = is_read - begun;
@@ -633,7 +634,7 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
 PyDoc_STRVAR(make_rows_doc,
 "make_rows(tasks, color, file, pixels, note, results) -> None\n\n"
 "Read, decode and resample the files of several rows, without the GIL. Needs _pixels and _rows.\n\n"
-"A task: ((folder, name, flags, bytes_max), header, eighths, box, points, target, is_area, is_upside_down, is_mirrored, order, row,\n"
+"A task: ((folder, name, flags, bytes_max, as_of_ns), header, eighths, box, points, target, is_area, is_upside_down, is_mirrored, order, row,\n"
 "sample), as the arguments of ``_rows.read_file`` and ``decode``. A row whose file has not this ``header``, as ``probe`` has it, is not made, nor one\n"
 "that ``decode`` would refuse, or make without the points.\n"
 "``file``, ``pixels``: writable buffers for a file, and for the pixels of a box. ``note``: the worker's, which names the row at work.\n"
@@ -647,7 +648,7 @@ static int take_task(PyObject *object, const char *color, struct task *task)
     const char *format;
     int held_bytes;
     Py_ssize_t scan;
-    if (!PyArg_ParseTuple(object, "(iyiL)(siiiiKin)i(iiii)z*OpppKKK:make_rows", &task->folder, &task->name, &task->flags, &task->bytes_max,
+    if (!PyArg_ParseTuple(object, "(iyiLL)(siiiiKin)i(iiii)z*OpppKKK:make_rows", &task->folder, &task->name, &task->flags, &task->bytes_max, &task->as_of_ns,
                           &format, &task->header.height, &task->header.width, &task->header.orientation, &task->header.channels,
                           &task->header.pixels_max, &held_bytes, &scan, &task->eighths, &task->box.top, &task->box.left,
                           &task->box.height, &task->box.width, &task->record, &target, &task->is_area, &task->is_upside_down,

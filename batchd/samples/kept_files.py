@@ -62,7 +62,7 @@ class KnownFile(NamedTuple):
     ``points``: its access points; None if it has none.
     """
 
-    place: tuple[int, bytes, int, int]
+    place: tuple[int, bytes, int, int, int]
     header: Sequence[Any]
     points: memoryview | bytes | None
 

@@ -76,7 +76,7 @@ class NamesFiles(Protocol):
         """The path or the URL of the file; None if the sample has none."""
 
 
-FilePlace: TypeAlias = tuple[int, bytes, int, int]
+FilePlace: TypeAlias = tuple[int, bytes, int, int, int]
 """Where a file is: the arguments of ``storage.rows.read_file``, without its memory."""
 
 

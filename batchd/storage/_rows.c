@@ -164,12 +164,21 @@ static PyObject *copy_rows(PyObject *module, PyObject *arguments)
 }
 
 PyDoc_STRVAR(read_file_doc,
-             "read_file(folder, name, flags, memory, bytes_max) -> int\n\n"
+             "read_file(folder, name, flags, memory, bytes_max, as_of_ns) -> int\n\n"
              "Read a regular file into `memory`, a writable buffer. `folder`: a descriptor that a relative `name` (bytes) starts from.\n"
              "Returns its length in bytes, or 0: Python has to read it, or to say what is wrong. It cannot be opened, is no regular file,\n"
-             "is empty, has more than `bytes_max` bytes or as many as the buffer, or changed while it was read.");
+             "is empty, has more than `bytes_max` bytes or as many as the buffer, or changed while it was read or, unless it is 0,\n"
+             "after the time `as_of_ns`.");
 
-static int64_t read_opened(int descriptor, char *memory, int64_t room, int64_t bytes_max)
+/* Both times: a file's mode or links may change later, and a file may have been given a time in the future before. */
+static int is_written_after(const struct stat *status, int64_t as_of_ns)
+{
+    const int64_t modified_ns = status->st_mtim.tv_sec * INT64_C(1000000000) + status->st_mtim.tv_nsec;
+    const int64_t changed_ns = status->st_ctim.tv_sec * INT64_C(1000000000) + status->st_ctim.tv_nsec;
+    return as_of_ns && modified_ns > as_of_ns && changed_ns > as_of_ns;
+}
+
+static int64_t read_opened(int descriptor, char *memory, int64_t room, int64_t bytes_max, int64_t as_of_ns)
 {
     struct stat status;
     int64_t filled = 0;
@@ -179,15 +188,16 @@ static int64_t read_opened(int descriptor, char *memory, int64_t room, int64_t b
         if (got <= 0) return 0;
         filled += got;
     }
+    if (as_of_ns && (fstat(descriptor, &status) || is_written_after(&status, as_of_ns))) return 0;
     return filled == status.st_size ? filled : 0;
 }
 
-static int64_t read_whole(int folder, const char *name, int flags, char *memory, int64_t room, int64_t bytes_max)
+static int64_t read_whole(int folder, const char *name, int flags, char *memory, int64_t room, int64_t bytes_max, int64_t as_of_ns)
 {
     const int descriptor = openat(folder, name, flags);
     int64_t length;
     if (descriptor < 0) return 0;
-    length = read_opened(descriptor, memory, room, bytes_max);
+    length = read_opened(descriptor, memory, room, bytes_max, as_of_ns);
     close(descriptor);
     return length;
 }
@@ -197,11 +207,11 @@ static PyObject *read_file(PyObject *module, PyObject *arguments)
     int folder, flags;
     const char *name;
     Py_buffer memory;
-    long long bytes_max, length;
+    long long bytes_max, as_of_ns, length;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "iyiw*L:read_file", &folder, &name, &flags, &memory, &bytes_max)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "iyiw*LL:read_file", &folder, &name, &flags, &memory, &bytes_max, &as_of_ns)) return NULL;
     Py_BEGIN_ALLOW_THREADS
-    length = read_whole(folder, name, flags, memory.buf, (int64_t)memory.len, bytes_max);
+    length = read_whole(folder, name, flags, memory.buf, (int64_t)memory.len, bytes_max, as_of_ns);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&memory);
     return PyLong_FromLongLong(length);

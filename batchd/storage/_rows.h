@@ -8,7 +8,7 @@
 
 struct reading {
     /* As `_rows.read_file`, into `room` bytes. Needs no GIL. */
-    int64_t (*read_file)(int folder, const char *name, int flags, char *memory, int64_t room, int64_t bytes_max);
+    int64_t (*read_file)(int folder, const char *name, int flags, char *memory, int64_t room, int64_t bytes_max, int64_t as_of_ns);
 };
 
 #endif

@@ -257,6 +257,8 @@ class RemoteClient:
         difference = wanted.version.differs_from(version) if wanted.version is not None else ""
         if difference:
             raise ObjectUnreadable(f"it has changed since the source was scanned: {difference}")
+        if wanted.version is None and 0 < wanted.as_of_ns < version.modified_ns and not wanted.url.startswith("http"):
+            raise ObjectUnreadable("it was written after the source was scanned; restart the daemon")
         start, end = result.range
         if end - start > wanted.bytes_max:
             raise ObjectTooLong(f"has {end - start} bytes, more than max_bytes = {wanted.bytes_max}")

@@ -112,6 +112,7 @@ class RemoteBytes:
     def __init__(self, storage: Storage, root: bytes, place: Mapping[str, Any]) -> None:
         self.reads_ahead = is_url(root)
         self.versions = versions_in(place)
+        self.as_of_ns = storage.as_of_ns
         self._storage = storage
         self._fetched: dict[Extent, _Request] = {}
 
@@ -177,7 +178,7 @@ class RemoteBytes:
         url = os.fsdecode(extent.path)
         if url.encode(errors="replace").decode() != url:
             raise ObjectUnreadable("its name is not UTF-8, so no server has it")
-        return Wanted(url, extent.start, extent.size, self.versions.get(url), bytes_max)
+        return Wanted(url, extent.start, extent.size, self.versions.get(url), bytes_max, self.as_of_ns)
 
 
 def _joined(extents: Iterable[Extent]) -> Iterator[tuple[Extent, list[Extent]]]:
@@ -228,7 +229,7 @@ class BytesReader:
         """Return all bytes of a file."""
         if is_url(path):
             return self._read_object(path, sample)
-        length = read_file(*self._folders.place(path), self._buffer, self._max_bytes)
+        length = read_file(*self._folders.place(path), self._buffer, self._max_bytes, self._remote.as_of_ns)
         if length:
             failpoints.passing("worker.sample.opened", sample)
             return self._buffer[:length]
@@ -242,9 +243,9 @@ class BytesReader:
         except OSError as error:
             raise blamed(error) from None
 
-    def place(self, path: bytes) -> tuple[int, bytes, int, int] | None:
-        """(folder, name, flags, most bytes) to read a file of this host at once; None for a URL."""
-        return None if is_url(path) else (*self._folders.place(path), self._max_bytes)
+    def place(self, path: bytes) -> tuple[int, bytes, int, int, int] | None:
+        """The arguments to read a file of this host at once (``rows.read_file``); None for a URL."""
+        return None if is_url(path) else (*self._folders.place(path), self._max_bytes, self._remote.as_of_ns)
 
     def memory(self) -> memoryview:
         """The buffer. Files that do not fit have to be read by ``read_file``, which enlarges it."""
@@ -363,7 +364,20 @@ class BytesReader:
             raise SampleUnreadable(
                 f"changed while it was read: {filled} bytes{' or more' * (filled > size)}, not {size}"
             )
+        self._check_time(os.fstat(descriptor))
         return room[:size]
+
+    def _check_time(self, status: os.stat_result) -> None:
+        """Refuse a file that was written after the scan.
+
+        Both times: its mode or links may change later, and it may have been given a later time
+        before. A file that is replaced by one with an earlier time cannot be told from those.
+        """
+        later_ns = min(status.st_mtime_ns, status.st_ctime_ns) - self._remote.as_of_ns
+        if self._remote.as_of_ns and later_ns > 0:
+            raise SampleUnreadable(
+                f"was written {later_ns / 1e9:.1f} s after the daemon scanned its source; restart the daemon"
+            )
 
     def _room(self, size: int) -> memoryview:
         if size > KEPT_BYTES_MAX:

@@ -41,13 +41,16 @@ def read_rows(
     return len(starts)
 
 
-def read_file(folder: int, name: bytes, flags: int, memory: memoryview, bytes_max: int) -> int:
+def read_file(  # noqa: PLR0913, PLR0917  as in C
+    folder: int, name: bytes, flags: int, memory: memoryview, bytes_max: int, as_of_ns: int
+) -> int:
     """Read a regular file of at most ``bytes_max`` bytes that is shorter than ``memory``.
 
     ``folder``: a descriptor that a relative ``name`` starts from. Returns the number of bytes, or 0
-    if ``BytesReader`` has to read the file, or to say what is wrong with it.
+    if ``BytesReader`` has to read the file, or to say what is wrong with it: also if it was written
+    after ``as_of_ns``, unless that is 0.
     """
-    return _rows.read_file(folder, name, flags, memory, bytes_max) if IS_BUILT else 0
+    return _rows.read_file(folder, name, flags, memory, bytes_max, as_of_ns) if IS_BUILT else 0
 
 
 class RowsFile:

@@ -134,6 +134,8 @@ class Wanted(NamedTuple):
     size: int | None = None
     version: Version | None = None
     bytes_max: int = 1 << 62
+    as_of_ns: int = 0
+    """Without a version: an object of a bucket must not be newer than this; 0 is any time."""
 
 
 class Listing(NamedTuple):

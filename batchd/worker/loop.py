@@ -214,6 +214,7 @@ class WorkerStream:
     ) -> None:
         recipe = orders.SampleRecipe(*message.recipe)
         storage.limits = StorageLimits.from_wire(message.storage)
+        storage.as_of_ns = message.as_of_ns
         self._number = message.stream
         self._index = SourceIndex.from_descriptor(index_descriptor)
         self._pack = step_from_plain(message.pack) if message.pack else None

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any, NamedTuple
 
 import structlog
@@ -186,7 +186,8 @@ class StreamOpener:
             raise StreamUnusable(f"no memory for the index: {error.strerror}") from None
         cache = self._cache(served, serve, recipe, len(index), others)
         self._last_number += 1
-        changes = {"stream": self._last_number, "recipe": recipe, "layout": layout.to_wire()}
+        now_ns = time_ns()  # copies of files may be younger here, and clocks differ
+        changes = {"stream": self._last_number, "recipe": recipe, "layout": layout.to_wire(), "as_of_ns": now_ns}
         message = ServeStream.filled_from(serve, **changes, cache=cache.spec.kind if cache is not None else "off")
         lacks_cache = cache is None and serve.cache != "off"
         return OpenedStream(

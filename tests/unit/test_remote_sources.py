@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -30,6 +31,7 @@ from batchd.storage import index_cache as cache_module
 from batchd.storage.access import Storage
 from batchd.storage.index import SourceIndex
 from batchd.storage.index_cache import IndexCache
+from batchd.storage.survey import Survey
 from batchd.storage.values import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
 from support.megatron import write_megatron
@@ -536,6 +538,18 @@ class TestKeptIndexes:
             served.asked.clear()
             scan_source(source, nothing, cache, storage)
             assert "GET" in {one.method for one in served.asked}
+
+    def test_an_object_that_was_written_after_the_scan_is_refused(self, bucket: Any, storage: Storage) -> None:
+        """Its server says when that was."""
+        bucket.put({"d/1.jpg": b"1"})
+        source = FolderSource(path=Path("s3://bucket/d"))
+        index = kind_of(source).scan(source, Survey(nothing, storage=storage))
+
+        storage.as_of_ns = time.time_ns() + 10_000_000_000
+        assert bytes(open_reader(source, index, 100, storage).read(0)["image"]) == b"1"
+        storage.as_of_ns -= 20_000_000_000
+        with pytest.raises(SampleUnreadable, match="was written after the source was scanned; restart the daemon"):
+            open_reader(source, index, 100, storage).read(0)
 
     def test_in_a_bucket_folders_are_listed_again(
         self, bucket: Any, cache: IndexCache, scans: list[str], storage: Storage

@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,7 @@ def test_the_call_reads_whole_files_that_fit_and_no_others(tmp_path: Path) -> No
 
     def read(name: bytes, room: int, bytes_max: int = 100, flags: int = os.O_RDONLY) -> tuple[int, bytes]:
         memory = memoryview(bytearray(b"." * room))
-        return rows.read_file(folder, name, flags, memory, bytes_max), bytes(memory)
+        return rows.read_file(folder, name, flags, memory, bytes_max, 0), bytes(memory)
 
     try:
         assert read(b"a", 12) == (10, b"0123456789..")
@@ -141,7 +142,7 @@ def test_the_call_reads_whole_files_that_fit_and_no_others(tmp_path: Path) -> No
         assert read(b"link", 12, flags=os.O_NOFOLLOW) == (0, b"." * 12)
         assert read(b"", 12) == read(b"b", 12) == read(b".", 12) == (0, b"." * 12)
         with pytest.raises(TypeError, match="read-write"):
-            rows.read_file(folder, b"a", 0, b"." * 12, 100)  # type: ignore[arg-type]  it cannot be written to
+            rows.read_file(folder, b"a", 0, b"." * 12, 100, 0)  # type: ignore[arg-type]  it cannot be written to
     finally:
         os.close(folder)
 
@@ -232,3 +233,28 @@ def test_a_read_in_pieces_is_put_together(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "readv", lambda descriptor, buffers: readv(descriptor, [buffers[0][:4]]))
 
     assert bytes(reader_of(make(tmp_path, "a"), "a").read(0)) == b"bytes of a"
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+@pytest.mark.parametrize(
+    ("modified_s", "as_of_s", "is_read"),
+    [(0, -10, False), (-3600, -10, True), (3600, 10, True), (3600, -10, False), (0, 10, True)],
+    ids=["rewritten", "another mode", "time in the future", "rewritten in the future", "before the scan"],
+)
+def test_a_file_that_was_written_after_the_scan_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_built: bool, modified_s: int, as_of_s: int, is_read: bool
+) -> None:
+    """That is one whose times, of modification and of change, are both later. All times are from now on."""
+    monkeypatch.setattr(rows, "IS_BUILT", is_built and rows.IS_BUILT)
+    (tmp_path / "a").write_bytes(b"a file")
+    now = time.time()
+    os.utime(tmp_path / "a", (now, now + modified_s))
+    storage = Storage()
+    storage.as_of_ns = int((now + as_of_s) * 1e9)
+    reader = SampleReader(scan_list(tmp_path / "list.txt", "a 0\n"), 1000, storage)
+
+    for _time in range(2):  # the second one without the search for links
+        if is_read:
+            assert bytes(reader.read(0)) == b"a file"
+        else:
+            assert reason(reader).endswith("s after the daemon scanned its source; restart the daemon")

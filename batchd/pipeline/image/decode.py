@@ -177,8 +177,8 @@ class Decoder:
         if not self.decodes_boxes(header) or pixels > min(self._step.max_pixels, header.pixels_max):
             return None
         self._check_memory(header, box.height * box.width)
-        folder, name, flags, bytes_max = file.place
-        place = folder, name, flags, min(bytes_max, self._step.max_bytes)
+        folder, name, flags, bytes_max, as_of_ns = file.place
+        place = folder, name, flags, min(bytes_max, self._step.max_bytes), as_of_ns
         return FileTask(place, header, EIGHTHS // factor, box, file.points, *scaling)
 
     def make_rows(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:

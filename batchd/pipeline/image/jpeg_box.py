@@ -54,7 +54,7 @@ class FileTask(NamedTuple):
     The last three are for the worker's note.
     """
 
-    place: tuple[int, bytes, int, int]
+    place: tuple[int, bytes, int, int, int]
     header: ImageHeader
     eighths: int
     box: Cut
