@@ -101,7 +101,7 @@ def look_at(
 ) -> Facts:
     """Read a few samples, evenly spread, and then all others as far as time allows.
 
-    Servers are asked for the few alone. Raises ``SourceInvalid`` if none of the few can be used.
+    Of servers, and where images alone decide, only the few are read. Raises ``SourceInvalid`` if none of the few can be used.
     """
     columns = kind_of(source).columns(source, storage)
     longest: dict[str, tuple[int, ...]] = {}
@@ -112,8 +112,13 @@ def look_at(
     count = min(LOOKED_AT, len(index))
     few = [number * len(index) // count for number in range(count)]
     end_s = clock() + LOOK_S
+    has_images, varies = (
+        any(one.kind == "encoded" for one in columns),
+        any(one.kind != "encoded" and not one.is_fixed for one in columns),
+    )
+    reads_more = not source.reads_urls and (varies or not has_images)
     with closing(open_reader(source, index, RECORD_BYTES_MAX, storage)) as reader:
-        for sample in chain(few, () if source.reads_urls else _others(few, len(index))):
+        for sample in chain(few, _others(few, len(index)) if reads_more else ()):
             if read >= count and (bad == read or clock() > end_s):
                 break
             read += 1

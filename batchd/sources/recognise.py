@@ -64,6 +64,8 @@ _PARTS = {*_TRAINING, "val", "valid", "validation", "test", "testing", "dev", "e
 _WORD = re.compile(rb"[A-Za-z]+")
 _LABELS = ("label", "labels", "class", "class_id", "category", "category_id", "target", "fine_label", "y", "cls")
 """Names of integer fields that are labels, the likeliest first."""
+_TEXT_LABELS = ("label_name", "class_name", "species", "variety", "breed", "sentiment", "genre", "topic", "intent")
+"""Further names, of texts."""
 _NAMES_SHOWN, _ENDINGS_SHOWN = 3, 6
 ANNOTATION_BYTES = 256 << 10
 _YOLO = re.compile(rb"\s*[0-9]+([ \t]+-?[0-9]*\.?[0-9]+(e-?[0-9]+)?){4,}[ \t]*[\r\n]")
@@ -92,16 +94,17 @@ class FoundSource(NamedTuple):
     def left_out_by_reason(self) -> dict[str, list[bytes]]:
         """The files that are left out, by the reason."""
         by_reason: dict[str, list[bytes]] = {}
+        by_ending = {ending: self._reason(ending) for ending in set(self.files.endings)}
         for name in self.left_out:
-            by_reason.setdefault(self._reason(name), []).append(name)
+            told = self.files.unusable.get(name) or self.recognised.left_out.get(name)
+            by_reason.setdefault(told or by_ending[ending_of(name)], []).append(name)
         return by_reason
 
-    def _reason(self, name: bytes) -> str:
-        if (told := self.files.unusable.get(name) or self.recognised.left_out.get(name)) is not None:
-            return told
-        if ending_of(name) in type(self.recognised.source).endings:
+    def _reason(self, ending: str) -> str:
+        if ending in type(self.recognised.source).endings:
             return OTHER_PART
-        return "which a stream of its own can read" if _is_known(name) else "which no source reads"
+        is_known = any(ending in kind.endings for kind in SOURCE_KINDS.values())
+        return "which a stream of its own can read" if is_known else "which no source reads"
 
 
 def recognise(path: Path, survey: Survey) -> FoundSource:
@@ -354,11 +357,14 @@ class Annotations(NamedTuple):
 
 def annotations_of(files: FoundFiles, images: Sequence[bytes], survey: Survey) -> Annotations | None:
     """The boxes of images: a JSON of COCO, or a file for each image of YOLO or Pascal VOC."""
-    documents = [name for name in files.names if ending_of(name) == ".json"][:LOOKED_AT]
+    if {".json", ".txt", ".xml"}.isdisjoint(files.endings):
+        return None
+    named = list(zip(files.names, files.endings, strict=True))
+    documents = [name for name, ending in named if ending == ".json"][:LOOKED_AT]
     if coco := [name for name in documents if is_coco(files.root / os.fsdecode(name), survey)]:
         return Annotations("COCO", coco)
     stems = {_stem(name) for name in images}
-    beside = [name for name in files.names if ending_of(name) in (".txt", ".xml") and _stem(name) in stems]
+    beside = [name for name, ending in named if ending in (".txt", ".xml") and _stem(name) in stems]
     for name in beside[:LOOKED_AT]:
         with survey.open(files.root / os.fsdecode(name)) as stream:
             data = stream.read(ANNOTATION_BYTES)
@@ -500,8 +506,8 @@ def label_in(types: Mapping[str, str]) -> str | None:
 
 
 def is_label(title: str) -> bool:
-    """True if a column is probably the label by its name."""
-    return _last_word(title) in _LABELS
+    """True if a column of texts is probably the label by its name."""
+    return _last_word(title) in (*_LABELS, *_TEXT_LABELS)
 
 
 def _last_word(title: str) -> str:

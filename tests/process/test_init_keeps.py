@@ -218,7 +218,7 @@ def test_many_columns_of_numbers_are_one_field(tmp_path: Path, write: Write) -> 
 def test_columns_of_numbers_without_numbers_in_their_names_are_one_field(tmp_path: Path) -> None:
     """Whole numbers that float32 does not hold stay what they are."""
     names = [f"{word}_{kind}" for word in "abcdefghi" for kind in ("mean", "error")]
-    rows: Rows = [{**dict.fromkeys(names, 1.5), "stamp": (1 << 40) + 1, "species": "owl"} for _n in range(3)]
+    rows: Rows = [{**dict.fromkeys(names, 1.5), "stamp": (1 << 40) + 1, "kind": "owl"} for _n in range(3)]
 
     whole = found(write_csv(tmp_path, rows))
 
