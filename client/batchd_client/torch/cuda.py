@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -43,7 +43,7 @@ REGISTER_PORTABLE = 1
 REGISTER_READ_ONLY = 8
 """``cudaHostRegisterReadOnly``: for memory mapped read-only. Few devices support it."""
 
-Event = torch.cuda.Event
+Event: TypeAlias = torch.cuda.Event  # a plain variable is no type where torch is not installed
 T = TypeVar("T")
 
 

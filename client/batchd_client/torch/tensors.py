@@ -14,7 +14,7 @@ as soon as its tensors are made, also after an error.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ CHANNELS = (1, 3, 4)
 IMAGE_DIMENSIONS = 3
 WHITE = 255
 
-Tensors = torch.Tensor | list[torch.Tensor]
+Tensors: TypeAlias = torch.Tensor | list[torch.Tensor]
 """A field of a batch: a tensor, or a list with one tensor per sample for a ragged field."""
 
 
