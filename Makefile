@@ -12,6 +12,7 @@ ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
 FRAMEWORK_TESTS := $(filter-out tests/with_browser tests/with_ray,$(wildcard tests/with_*))
 TESTS := tests/faults tests/with_torch tests/process tests/unit
+ENDS := tests/unit $(addprefix tests/process/test_,golden.py positions.py init.py)
 SMOKE := $(addprefix tests/process/test_,init.py killed_runs.py positions.py demo.py)
 LANES ?= 4
 SECONDS ?= 60
@@ -21,11 +22,17 @@ ROUNDS ?= 3
 LIBJPEG ?= -ljpeg
 PREFIX ?= /usr/local
 DEB_PYTHON ?= /usr/bin/python3
+LOCK := constraints.txt
+GROUPS := dev docs frameworks packages page peers ray release wheels
+BUILD := PIP_CONSTRAINT=$(CURDIR)/$(LOCK) $(BIN)/python -m build
+PIP_INSTALL := -m pip install -qq --constraint $(LOCK)
+# ARGS for pytest: paths in it choose what runs, else all of $(1) does, with the options of ARGS.
+chosen = $(if $(filter tests/%,$(ARGS)),,$(1)) $(ARGS)
 PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)'
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
+.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: gates install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
@@ -33,16 +40,16 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 
-$(STAMP): pyproject.toml client/pyproject.toml setup.py batchd/compiled.py $(wildcard batchd/pipeline/_*.[ch] batchd/storage/_*.[ch])
+$(STAMP): $(LOCK) pyproject.toml client/pyproject.toml setup.py batchd/compiled.py $(wildcard batchd/pipeline/_*.[ch] batchd/storage/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "1 of 3: an environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(BIN)/python $(PIP_INSTALL) --upgrade pip
 	@echo "2 of 3: batchd, with its extensions compiled where libjpeg-turbo is installed"
-	@$(BIN)/python -m pip install -qq --editable ./client --editable .
+	@$(BIN)/python $(PIP_INSTALL) --build-constraint $(LOCK) --editable ./client --editable .
 	@echo "3 of 3: the tools for tests and docs (a minute or so in all)"
-	@$(BIN)/python -m pip install -qq --group dev
+	@$(BIN)/python $(PIP_INSTALL) --group dev
 	@touch $@
 
 bytecode: setup # as an installation has it, also where PYTHONDONTWRITEBYTECODE is set: a daemon starts in two thirds of the time
@@ -62,7 +69,7 @@ $(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py)) # compiled by pytest on
 	@touch $@
 
 test: bytecode $(COMPILED) ## Run the tests (some eight minutes on 2 cores; ARGS for pytest, which then runs in one process)
-	$(WRITING) $(BIN)/python -m pytest -m 'not slow and not jobs' $(or $(ARGS),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
+	$(WRITING) $(BIN)/python -m pytest -m 'not slow and not jobs' $(if $(ARGS),$(call chosen,$(TESTS)),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
 
 smoke: bytecode ## Try the parts together: first configuration, demo, positions after kills (half a minute)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)
@@ -77,52 +84,53 @@ torch: setup ## Install PyTorch into .venv, so that `make test` tests its adapte
 	@$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --quiet $(TORCH)
 
 test-torch: torch ## Run the tests of the PyTorch adapter alone
-	$(BIN)/python -m pytest -m 'not slow' tests/with_torch $(ARGS)
+	$(BIN)/python -m pytest -m 'not slow' $(call chosen,tests/with_torch)
 
 test-page: setup ## Run the tests of the page in a real browser (apt-get install chromium); pictures into build/page
-	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python -m pip install --quiet --group page
-	$(BIN)/python -m pytest -m 'not slow' tests/with_browser $(ARGS)
+	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python $(PIP_INSTALL) --group page
+	$(BIN)/python -m pytest -m 'not slow' $(call chosen,tests/with_browser)
 
 pictures: setup ## Draw the pictures of README and docs: page, top, why, a batch (Chromium; as root, or where users may make namespaces)
-	@$(BIN)/python -m pip install -qq --group page
+	@$(BIN)/python $(PIP_INSTALL) --group page
 	@unshare --map-root-user --uts --net --mount --pid --fork --mount-proc --kill-child sh -euc \
 		'hostname bigbox; ip link set lo up; mount -t tmpfs pictures /srv; $(BIN)/python tools/draw_pictures.py'
 
 test-frameworks: $(FRAMEWORKS)/.ready ## Run the tests of all adapters with their frameworks, and look at their types
-	@for folder in $(FRAMEWORK_TESTS); do $(FRAMEWORKS)/bin/python -m pytest -m 'not slow' $$folder $(ARGS) || exit; done
+	@for folder in $(or $(filter tests/%,$(ARGS)),$(FRAMEWORK_TESTS)); do \
+		$(FRAMEWORKS)/bin/python -m pytest -m 'not slow' $$folder $(filter-out tests/%,$(ARGS)) || exit; done
 	$(FRAMEWORKS)/bin/mypy
 	@for example in $(FRAMEWORK_EXAMPLES); do $(FRAMEWORKS)/bin/mypy $$example || exit; done
 	$(FRAMEWORKS)/bin/pyright --pythonpath $(FRAMEWORKS)/bin/python $(ADAPTERS) $(FRAMEWORK_EXAMPLES)
 
-$(FRAMEWORKS)/.ready: pyproject.toml client/pyproject.toml
+$(FRAMEWORKS)/.ready: $(LOCK) pyproject.toml client/pyproject.toml
 	rm -rf $(FRAMEWORKS) && $(PYTHON) -m venv $(FRAMEWORKS)
 	@echo "making $(FRAMEWORKS) (some minutes, and some gigabytes)"
-	@$(FRAMEWORKS)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --upgrade pip
 	@$(FRAMEWORKS)/bin/python -m pip install -qq $(TORCH)
-	@$(FRAMEWORKS)/bin/python -m pip install -qq --editable ./client --editable . --group dev --group frameworks
+	@$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --build-constraint $(LOCK) --editable ./client --editable . --group dev --group frameworks
 	@touch $@
 
 test-moving: bytecode ## Compare the programs of docs/moving with DALI and FFCV, too (g++, pkg-config, libopencv-dev, libturbojpeg0-dev)
 	@PYTHONPATH=benchmarks/peers $(BIN)/python -c 'import environments, sys; sys.exit(bool(environments.make(["dali-torch", "ffcv"])))'
-	$(BIN)/python -m pytest tests/process/test_moving.py $(ARGS)
+	$(BIN)/python -m pytest $(call chosen,tests/process/test_moving.py)
 
 test-ray: $(RAY)/.ready ## Run the tests of the pool on clusters of Ray, in a network namespace with a loopback alone
 	$(RAY)/bin/mypy --follow-imports silent batchd/on_ray
 	unshare --map-root-user --net --pid --fork --mount --mount-proc --kill-child sh -euc 'ip link set lo up; mkdir -p /tmp/ray; \
-		mount -t tmpfs ray /tmp/ray; mount -t tmpfs ray /dev/shm; $(RAY)/bin/python -m pytest tests/with_ray $(ARGS) || exit'
+		mount -t tmpfs ray /tmp/ray; mount -t tmpfs ray /dev/shm; $(RAY)/bin/python -m pytest $(call chosen,tests/with_ray) || exit'
 
-$(RAY)/.ready: pyproject.toml client/pyproject.toml
+$(RAY)/.ready: $(LOCK) pyproject.toml client/pyproject.toml
 	rm -rf $(RAY) && $(PYTHON) -m venv $(RAY)
 	@echo "making $(RAY) (some minutes)"
-	@$(RAY)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
-	@$(RAY)/bin/python -m pip install -qq --editable ./client --editable '.[ray]' --group dev --group ray
+	@$(RAY)/bin/python $(PIP_INSTALL) --upgrade pip
+	@$(RAY)/bin/python $(PIP_INSTALL) --build-constraint $(LOCK) --editable ./client --editable '.[ray]' --group dev --group ray
 	@touch $@
 
 test-wheels: wheels ## Run the process and fault tests against the installed wheels
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
-	build/wheel-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	build/wheel-venv/bin/python -m pip install --quiet --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
-	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' process faults $(ARGS)
+	build/wheel-venv/bin/python $(PIP_INSTALL) --upgrade pip
+	build/wheel-venv/bin/python $(PIP_INSTALL) --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
+	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' $(patsubst tests/%,%,$(call chosen,tests/process tests/faults))
 
 fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer (SECONDS, SEED, LIBJPEG=/path/to/libjpeg.a)
 	$(BIN)/python tests/fuzz/jpeg_files.py build/fuzz/jpeg
@@ -135,7 +143,7 @@ exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, an
 	$(BIN)/python tests/exhaust/exhaust.py $(if $(ROLES),--roles $(ROLES)) $(if $(CALLS),--calls $(CALLS)) $(if $(ERRORS),--errors $(ERRORS)) $(if $(SAMPLES),--samples $(SAMPLES))
 
 test-systemd: wheels ## Run the unit under a real systemd, in a container (as root; needs systemd-container and debootstrap)
-	$(BIN)/python -m pytest -m systemd tests/systemd $(ARGS)
+	$(BIN)/python -m pytest -m systemd $(call chosen,tests/systemd)
 
 gates: setup ## Run all targets that need root, packages or an environment of their own (hours); notes the results in CONTRIBUTING.md (ONLY=name,name)
 	@$(BIN)/python tools/gates.py $(if $(ONLY),--only '$(ONLY)')
@@ -145,6 +153,27 @@ check: setup ## Lint, format check, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lock: $(STAMP) ## Write constraints.txt: the newest version of all that develops and tests, for each Python (the environments follow)
+	@mkdir -p build
+	@echo 'batchd-client @ file://$(CURDIR)/client' >build/override.txt
+	@printf 'pip>=25.3\nsetuptools\n' >build/build-tools.in
+	@$(BIN)/python $(PIP_INSTALL) uv
+	@{ echo '# Written by `make lock`: the versions that develop and test batchd. What users may install is in pyproject.toml.'; \
+		echo '# PyTorch and what it brings along for GPUs are not here: each machine has those that fit it (TORCH in the Makefile).'; \
+		$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-header --no-annotate --all-extras \
+			$(GROUPS:%=--group %) --override build/override.txt --no-emit-package batchd-client pyproject.toml build/build-tools.in | \
+			grep -vE '^(torch=|triton=|nvidia-|cuda-)'; } >build/$(LOCK)
+	@mv build/$(LOCK) $(LOCK)
+
+test-ends: $(STAMP) ## Run the unit tests and those of streams with the oldest and with the newest libraries that users may have
+	@$(BIN)/python $(PIP_INSTALL) uv
+	@mkdir -p build && echo 'batchd-client @ file://$(CURDIR)/client' >build/override.txt
+	@for end in lowest-direct highest; do echo "libraries: $$end"; \
+		$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$$end-venv && \
+		$(BIN)/uv pip install --quiet --python build/$$end-venv --resolution $$end --override build/override.txt \
+			--group dev --editable ./client --editable '.[arrow,cloud,lmdb,text,tfrecord,video]' && \
+		build/$$end-venv/bin/python -m pytest -q -m 'not slow' $(call chosen,$(ENDS)) || exit; done
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
@@ -159,7 +188,7 @@ docs: setup ## Write what is made from the code: the JSON Schema, and pages of d
 	$(BIN)/python docs/make_errors.py > docs/errors.md
 
 site: setup ## Build the documentation as a site: build/site/index.html
-	@$(BIN)/python -m pip install -qq --group docs
+	@$(BIN)/python $(PIP_INSTALL) --group docs
 	@rm -rf build/site build/site-source
 	$(BIN)/python docs/site/stage.py build/site-source
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site build/site-source build/site
@@ -171,7 +200,7 @@ bench: bytecode ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
 
 bench-peers: bytecode ## Measure batchd beside its peers (DATA=/path/to/photographs, ONLY=names, ROUNDS=3)
 	@test -n '$(DATA)' || { echo "bench-peers wants photographs: make bench-peers DATA=/path/to/photographs"; exit 1; }
-	@$(BIN)/python -m pip install -qq --group peers
+	@$(BIN)/python $(PIP_INSTALL) --group peers
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/peers/run.py --data '$(DATA)' --rounds '$(ROUNDS)' --only '$(ONLY)'
 
 bench-pool-peers: bytecode ## Measure worker hosts beside tf.data service, Ray Data and Ray's object store (DATA=, ONLY=workers, ROUNDS=3)
@@ -179,22 +208,22 @@ bench-pool-peers: bytecode ## Measure worker hosts beside tf.data service, Ray D
 
 profile: bytecode ## Draw where the CPU time of a worker goes: docs/pictures/worker.svg (DATA=/path/to/photographs; perf, gcc, libjpeg.a)
 	@test -n '$(DATA)' || { echo "profile wants photographs: make profile DATA=/path/to/photographs"; exit 1; }
-	@$(BIN)/python -m pip install -qq --group peers
+	@$(BIN)/python $(PIP_INSTALL) --group peers
 	@$(BIN)/python tools/profile_worker.py --data '$(DATA)'
 
 wheels: setup ## Build the wheels of both distributions into dist/, with libjpeg-turbo where it is installed
 	rm -rf dist build/wheel build/lib build/lib.* build/temp.*
-	@$(BIN)/python -m pip install -qq --group wheels || echo "without the tools for wheels"
-	$(BIN)/python -m build --quiet --wheel --outdir dist client
-	$(BIN)/python -m build --quiet --wheel --outdir build/wheel .
+	@$(BIN)/python $(PIP_INSTALL) --group wheels || echo "without the tools for wheels"
+	$(BUILD) --quiet --wheel --outdir dist client
+	$(BUILD) --quiet --wheel --outdir build/wheel .
 	rm -rf client/build build/lib build/lib.* build/bdist.* build/temp.*
 	@$(BIN)/python deploy/finish_wheel.py build/wheel dist
 	@ls dist
 
 dist: wheels ## Build all that is published into dist/, and an index of it; check it, and run it as uvx and pipx do (docs/release.md)
-	@$(BIN)/python -m pip install -qq --group release
-	$(BIN)/python -m build --quiet --sdist --outdir dist client
-	$(BIN)/python -m build --quiet --sdist --outdir dist .
+	@$(BIN)/python $(PIP_INSTALL) --group release
+	$(BUILD) --quiet --sdist --outdir dist client
+	$(BUILD) --quiet --sdist --outdir dist .
 	rm -rf build/from-sdist build/pipx build/uv
 	$(BIN)/twine check --strict dist/*.whl dist/*.tar.gz
 	$(BIN)/python deploy/simple_index.py dist
@@ -217,15 +246,15 @@ deb: ## Build a Debian package in build/, for this machine's /usr/bin/python3 (D
 	@PYTHON='$(DEB_PYTHON)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)' deploy/debian/build.sh build
 
 manifests: setup ## Render deploy/kubernetes from the Helm chart, by Helm's own engine
-	@$(BIN)/python -m pip install -qq --group packages
+	@$(BIN)/python $(PIP_INSTALL) --group packages
 	$(BIN)/python deploy/helm/render.py deploy/kubernetes
 
 test-packages: setup ## Install, package and boot it in roots of their own (as root; what is not available is skipped)
-	@$(BIN)/python -m pip install -qq --group packages
-	$(BIN)/python -m pytest tests/packages $(ARGS)
+	@$(BIN)/python $(PIP_INSTALL) --group packages
+	$(BIN)/python -m pytest $(call chosen,tests/packages)
 
 test-image: setup ## Build deploy/Dockerfile and run it (as root; apt-get install podman runc debootstrap; some ten minutes)
-	$(BIN)/python -m pytest tests/image $(ARGS)
+	$(BIN)/python -m pytest $(call chosen,tests/image)
 
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -340,7 +340,9 @@ def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
         page = open_page(address)
         section = page.locator("#streams section")
         section.locator(".plots .legend li").nth(2).wait_for(timeout=PATIENCE_MS)
-        wait_until(lambda: "random_resized_crop" in section.locator(".plots:not(.losses)").inner_text(), "the plots are drawn")
+        wait_until(
+            lambda: "random_resized_crop" in section.locator(".plots:not(.losses)").inner_text(), "the plots are drawn"
+        )
         text = " ".join(section.inner_text().split())
 
     delivered, decoded = re.findall(r"([\d,]+) (?:delivered|decoded)/s", text)
