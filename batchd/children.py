@@ -260,11 +260,20 @@ _output: tuple[int, int] | None = None
 def collect_output() -> int:
     """Have the children from now on write to a pipe instead of standard error. Returns its end.
 
-    Whoever calls this reads it, or they wait for ever. Raises ``OSError``.
+    Whoever calls this reads it, or they wait for ever. Paired with ``stop_collecting``. Raises
+    ``OSError``.
     """
     global _output  # noqa: PLW0603  it is where standard error is, which the whole process has
     _output = os.pipe()
     return _output[0]
+
+
+def stop_collecting() -> None:
+    """Close the pipe here; a reader has an end of its own, and reads until all writers are gone."""
+    global _output  # noqa: PLW0603  as above
+    for descriptor in _output or ():
+        os.close(descriptor)
+    _output = None
 
 
 def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
@@ -310,12 +319,9 @@ def _begin_as(module: str) -> None:
     """Leave to the parent what was given to it, and show the module in the list of processes."""
     from pathlib import Path  # noqa: PLC0415  scripts that embed a daemon import this module, and need it not
 
-    global _output  # noqa: PLW0603  its end for reading is the parent's alone
     if _output is not None:
         os.dup2(_output[1], 2)
-        for descriptor in _output:
-            os.close(descriptor)
-        _output = None
+        stop_collecting()  # its end for reading is the parent's alone
     sys.argv[:] = [module]  # a library that users' functions import may read them
     for name in SERVICE_MANAGER:
         os.environ.pop(name, None)

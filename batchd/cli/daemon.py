@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from batchd.children import collect_output, fill_standard_streams
+from batchd.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.errors import BatchdError
 from batchd.worker.entry import start_early
 from batchd_wire.wording import counted
@@ -76,6 +76,7 @@ def run_daemon(
             faulthandler.enable()  # if the daemon hangs and is aborted, the log says where
         serve(config, options)
     finally:
+        stop_collecting()
         if fork_server is not None:
             fork_server.child.end()
             fork_server.channel.close()

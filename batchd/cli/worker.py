@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchd.children import collect_output, fill_standard_streams
+from batchd.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, path_option, worker_address
 from batchd.compiled import outdated_extension
@@ -156,6 +156,7 @@ def command(
         )
         run_host(options)
     finally:
+        stop_collecting()
         if fork_server is not None:
             fork_server.child.end()
             fork_server.channel.close()

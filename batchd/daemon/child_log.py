@@ -41,7 +41,7 @@ class ChildOutput:
     """Logs what children write to ``descriptor``, line by line. Belongs to the loop."""
 
     def __init__(self, selector: Selector, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self._descriptor = os.dup(descriptor)
         self._lines: deque[str] = deque()
         self._dropped = 0
         """Lines that found no room; only the thread writes it."""
@@ -82,6 +82,7 @@ class ChildOutput:
             if len(rest) > FACT_CHARACTERS_MAX:
                 lines, rest = [*lines, rest], b""
             self._take(lines)
+        os.close(self._descriptor)
 
     def _take(self, lines: list[bytes]) -> None:
         kept = [text for line in lines if (text := line.decode("utf-8", "replace").strip())]

@@ -84,7 +84,8 @@ def test_one_that_is_stopped_holds_up_no_trainer_while_its_workers_live(start_da
 def test_workers_have_random_numbers_a_channel_and_a_note_of_their_own(start_daemon, photos, tmp_path):
     """Users' functions may use the random numbers of Python and of NumPy.
 
-    Workers inherit no descriptor of the fork server or of earlier workers.
+    Workers inherit no descriptor of the fork server or of earlier workers. The note is held by its
+    mapping, and for what decoders print.
     """
     (tmp_path / "chance.py").write_text(
         "import os, random, time\nimport numpy as np\n"
@@ -103,4 +104,4 @@ def test_workers_have_random_numbers_a_channel_and_a_note_of_their_own(start_dae
     assert len(set(ours)) == len(set(numpys)) == len(drawn)
     for pid in daemon.worker_pids():
         held = list(descriptors_of(pid).values())
-        assert [sum(what in target for target in held) for what in ("socket:", "note", "pidfd")] == [1, 1, 0], held
+        assert [sum(what in target for target in held) for what in ("socket:", "note", "pidfd")] == [1, 2, 0], held

@@ -256,7 +256,7 @@ def test_what_workers_write_to_standard_error_is_a_line_of_the_log(start_daemon,
     daemon = start_daemon({"photos": called(photos, outputs={"score": "float32"})}, python_path=[str(code)])
     with batchd_client.connect(daemon.address) as connection:
         see(connection.stream("photos", epochs=1))
-        wait_until(lambda: "worker ended" in daemon.log and "red" in daemon.log, "the log has what was written")
+        wait_until(lambda: "Fatal Python error" in daemon.log and "red" in daemon.log, "the log has what was written")
     daemon.terminate()
 
     lines = [json.loads(line) for line in daemon.log.splitlines()]
