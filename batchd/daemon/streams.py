@@ -269,7 +269,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
 def differing_classes(classes: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     """Streams whose labels mean other classes than those of one before them, and how."""
     return [
-        (name, f'labels differ: {found}; set classes = "{other}" of its source, or the same list in both')
+        (name, f'classes differ: {found}; set classes = "{other}" of its source, or the same list in both')
         for (other, others), (name, own) in combinations(classes.items(), 2)
         if (found := classes_apart(name, own, other, others))
     ]

@@ -159,7 +159,7 @@ def _end(prefetcher: Prefetcher[T], daemon: Daemon | None, process: int) -> None
 
 
 def _compare_classes(name: str, classes: Sequence[str]) -> None:
-    """Warn of a stream whose labels mean other classes than those of another one of this program.
+    """Warn of a stream whose classes are not those of another one of this program.
 
     Training and validation are such a pair, whichever adapter has them, and in one loader each.
     """
@@ -167,7 +167,7 @@ def _compare_classes(name: str, classes: Sequence[str]) -> None:
         return
     for other, others in _CLASSES.items():
         if found := classes_apart(name, classes, other, others):
-            _log.warning('labels differ: %s; set classes = "%s" of the source of %s', found, other, name)
+            _log.warning('classes differ: %s; set classes = "%s" of the source of %s', found, other, name)
     _CLASSES[name] = tuple(classes)
 
 

@@ -137,5 +137,5 @@ def test_a_program_is_warned_of_streams_whose_labels_differ(
             LoaderConnection(kept[-1], prefetcher, None).close()  # type: ignore[arg-type]
 
     assert [one.getMessage() for one in caplog.records] == [
-        "labels differ: 'owl' is label 1 in val and 2 in train; set classes = \"train\" of the source of val"
+        "classes differ: 'owl' is label 1 in val and 2 in train; set classes = \"train\" of the source of val"
     ]
