@@ -154,7 +154,7 @@ def test_a_trial_scan_ends_within_a_row_group(tmp_path: Path, monkeypatch: pytes
 
     left = try_source(source, (), Storage(), clock=lambda: next(clock))
 
-    assert left == (None, (), ("everything behind the first 0 samples",))
+    assert left[:3] == (None, (), ("everything behind the first 0 samples",))
 
 
 @pytest.mark.usefixtures("forked_scans")
