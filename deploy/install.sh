@@ -5,7 +5,7 @@
 #   PREFIX/bin/batchd           a link into it
 #   PREFIX/share/...            completion for bash, zsh and fish, manual pages, and the pages of docs/
 #   PREFIX/lib/systemd, ...     units, sysusers and tmpfiles; below SYSCONFDIR where systemd does not look into PREFIX
-#   SYSCONFDIR/batchd           batchd.toml, which is never overwritten
+#   SYSCONFDIR/batchd           batchd.toml, which is never overwritten; in installations/, what each installation found and made
 #
 # Three ways: as root (with the system user), as somebody else (PREFIX=$HOME/.local; no user, no units), and with DESTDIR, for
 # packages (files alone). A new tree is made beside the old one, and takes its place only when it is whole.
@@ -45,6 +45,8 @@ choose_places() {
     LIBRARY=$PREFIX/lib/batchd
     MANIFEST=$DESTDIR$LIBRARY/manifest
     CONFIG=$SYSCONFDIR/batchd/batchd.toml
+    RECORDS=$DESTDIR$SYSCONFDIR/batchd/installations
+    RECORD=$RECORDS/$(say "${PREFIX#/}" | tr / %)
     case $PREFIX in
     /usr | /usr/local) SYSTEM=$PREFIX/lib ;;
     *) SYSTEM=$SYSCONFDIR ;;
@@ -195,6 +197,16 @@ put_link() {
     say "file $PREFIX/bin/batchd" >>"$WORK/manifest"
 }
 
+record_what_is_there() { # before the first file is put: a purge leaves what was there before this installation
+    if [ -e "$RECORD" ]; then return; fi
+    say "prefix $PREFIX" >"$WORK/record"
+    data_places | while read -r place; do
+        if [ -e "$place" ]; then say "found $place"; fi
+    done >>"$WORK/record"
+    mkdir -p "$RECORDS"
+    mv "$WORK/record" "$RECORD"
+}
+
 take_over() { # the new environment becomes the one; what only the old one had goes
     touch "$WORK/old-manifest"
     if [ -f "$MANIFEST" ]; then cp "$MANIFEST" "$WORK/old-manifest"; fi
@@ -209,6 +221,8 @@ take_over() { # the new environment becomes the one; what only the old one had g
 # --- the system ----------------------------------------------------------------------------------------------------------
 
 make_user() {
+    if ! getent passwd $USER_NAME >/dev/null; then say "made user" >>"$RECORD"; fi
+    if ! getent group $USER_NAME >/dev/null; then say "made group" >>"$RECORD"; fi
     if [ -f "$SYSTEM/sysusers.d/batchd.conf" ] && command -v systemd-sysusers >/dev/null; then
         systemd-sysusers "$SYSTEM/sysusers.d/batchd.conf"
     fi
@@ -258,6 +272,7 @@ install_all() {
     make_environment
     VERSION=$(batchd_of_new --version)
     VERSION=${VERSION#batchd }
+    record_what_is_there
     put_config
     put_completion
     put_manual
@@ -279,21 +294,38 @@ stop_services() {
     done
 }
 
+unit_is_ours() { # an installation with another PREFIX may have put its own in the same place
+    grep -qs "^ExecStart=$PREFIX/bin/batchd " "$DESTDIR$SYSTEM/systemd/system/batchd.service"
+}
+
+remove_file() {
+    case $1 in
+    "$SYSTEM"/systemd/* | "$SYSTEM"/sysusers.d/* | "$SYSTEM"/tmpfiles.d/*) if [ -n "$UNIT_OF_OTHERS" ]; then return; fi ;;
+    esac
+    rm -f "$DESTDIR$1"
+}
+
 uninstall_all() {
-    if [ -f "$MANIFEST" ]; then
-        if is_system && has_systemd; then stop_services; fi
-        cp "$MANIFEST" "$WORK/manifest"
-        grep '^file ' "$WORK/manifest" | while read -r _ path; do rm -f "$DESTDIR$path"; done
-        rm -rf "$DESTDIR$LIBRARY"
-        grep '^directory ' "$WORK/manifest" | sort -r | while read -r _ path; do
-            rmdir --ignore-fail-on-non-empty "$DESTDIR$path"
-        done
-        if is_system && has_systemd; then systemctl daemon-reload; fi
-        say "batchd is removed from $DESTDIR$PREFIX"
-    elif [ -z "$PURGE" ]; then
+    if [ ! -f "$MANIFEST" ] && { [ -z "$PURGE" ] || [ ! -f "$RECORD" ]; }; then
         fail "nothing from \`make install\` is at $DESTDIR$LIBRARY; with another PREFIX or DESTDIR, give it here too"
     fi
+    if [ -n "$PURGE" ]; then prepare_purge; fi
+    if [ -f "$MANIFEST" ]; then remove_files; fi
     if [ -n "$PURGE" ]; then purge; else say_what_stays; fi
+}
+
+remove_files() {
+    UNIT_OF_OTHERS=yes
+    if unit_is_ours || [ ! -e "$DESTDIR$SYSTEM/systemd/system/batchd.service" ]; then UNIT_OF_OTHERS=; fi
+    if is_system && has_systemd && unit_is_ours; then stop_services; fi
+    cp "$MANIFEST" "$WORK/manifest"
+    grep '^file ' "$WORK/manifest" | while read -r _ path; do remove_file "$path"; done
+    rm -rf "$DESTDIR$LIBRARY"
+    grep '^directory ' "$WORK/manifest" | sort -r | while read -r _ path; do
+        if [ -d "$DESTDIR$path" ]; then rmdir --ignore-fail-on-non-empty "$DESTDIR$path"; fi
+    done
+    if is_system && has_systemd; then systemctl daemon-reload; fi
+    say "batchd is removed from $DESTDIR$PREFIX"
 }
 
 data_places() {
@@ -314,13 +346,72 @@ instances() { # batchd@NAME has a configuration NAME.toml, and directories of it
     done
 }
 
-purge() {
-    data_places | while read -r place; do rm -rf "$place"; done
-    if is_system; then
-        if getent passwd $USER_NAME >/dev/null; then userdel $USER_NAME; fi
-        if getent group $USER_NAME >/dev/null; then groupdel $USER_NAME; fi
+# --- purging: what this installation made, and nothing that somebody uses ------------------------------------------------------
+
+own_places() {
+    data_places | while read -r place; do
+        if [ -e "$place" ] && ! grep -qxF "found $place" "$RECORD"; then say "$place"; fi
+    done
+}
+
+has_made() { is_system && grep -qx "made $1" "$RECORD"; }
+
+prepare_purge() { # nothing is changed before this has passed
+    if [ ! -f "$RECORD" ]; then
+        fail "$RECORD is missing, so nobody knows what this installation made: uninstall it without PURGE, and remove by hand what is yours"
     fi
-    say "its configuration, its keys, its caches and its user are removed too"
+    refuse_while_others_are_installed
+    own_places >"$WORK/purged"
+    refuse_while_a_process_uses "$DESTDIR$LIBRARY" "$WORK/purged"
+    say "PURGE=1 removes what this installation made:"
+    if [ -f "$MANIFEST" ]; then say "  $DESTDIR$LIBRARY, and $(grep -c '^file ' "$MANIFEST") files of its manifest"; fi
+    sed 's/^/  /' "$WORK/purged"
+    for kind in user group; do
+        if has_made $kind; then say "  the $kind $USER_NAME"; fi
+    done
+    sed -n 's/^found /stays, as it was there before: /p' "$RECORD"
+}
+
+refuse_while_others_are_installed() {
+    for record in "$RECORDS"/*; do
+        other=$(sed -n 's/^prefix //p' "$record")
+        if [ "$record" != "$RECORD" ] && [ -d "$DESTDIR$other/lib/batchd" ]; then
+            fail "the installation in $DESTDIR$other uses $DESTDIR$SYSCONFDIR/batchd too: nothing is purged. Without PURGE, only $DESTDIR$PREFIX goes"
+        fi
+    done
+    if is_personal; then return; fi
+    for folder in /etc /usr/local/lib /usr/lib "$SYSTEM"; do
+        unit=$DESTDIR$folder/systemd/system/batchd.service
+        if [ -f "$unit" ] && ! grep -q "^ExecStart=$PREFIX/bin/batchd " "$unit"; then
+            fail "$unit is of another installation, with the same data and user: nothing is purged. Without PURGE, only $DESTDIR$PREFIX goes"
+        fi
+    done
+}
+
+refuse_while_a_process_uses() { # LIBRARY PLACES: programs that run from it, and files and sockets that are open in these
+    for process in /proc/[0-9]*; do
+        program=$(tr '\0' ' ' 2>/dev/null <"$process/cmdline") || continue
+        case $program in
+        "$1"/bin/*) fail "process ${process#/proc/} runs from $1: end it first (systemctl stop batchd): $program" ;;
+        esac
+    done
+    while read -r place; do
+        if grep -qsF " $place/" /proc/net/unix; then
+            fail "a daemon listens in $place: end it first (systemctl stop batchd)"
+        fi
+        user=$(find /proc/[0-9]*/fd -lname "$place/*" -print -quit 2>/dev/null | cut -d / -f 3)
+        if [ -n "$user" ]; then fail "process $user has files of $place open: end it first (systemctl stop batchd)"; fi
+    done <"$2"
+}
+
+purge() { # the record goes last but for its folder, so that a purge that was cut off can be repeated
+    if has_made user && getent passwd $USER_NAME >/dev/null; then userdel $USER_NAME; fi
+    if has_made group && getent group $USER_NAME >/dev/null; then groupdel $USER_NAME; fi
+    tac "$WORK/purged" | while read -r place; do rm -rf "$place"; done # the configuration, with the record, is the last
+    if [ -f "$RECORD" ]; then # in a folder that was there before
+        rm -f "$RECORD"
+        rmdir --ignore-fail-on-non-empty "$RECORDS"
+    fi
 }
 
 say_what_stays() {
@@ -328,7 +419,7 @@ say_what_stays() {
         if [ -e "$place" ]; then say "stays: $place"; fi
     done
     if is_system && getent passwd $USER_NAME >/dev/null; then say "stays: the user and the group $USER_NAME"; fi
-    say "(make uninstall PURGE=1 removes these too)"
+    say "(make uninstall PURGE=1 removes what this installation made of these)"
 }
 
 wheelhouse() { # FOLDER: all that an installation without an index needs besides this tree

@@ -41,7 +41,7 @@ stage() {
     for tool in pip setuptools pkg_resources _distutils_hack distutils-precedence.pth; do
         rm -rf "$LIBRARY"/lib/python3*/site-packages/$tool "$LIBRARY"/lib/python3*/site-packages/$tool-*.dist-info
     done
-    rm -rf "$LIBRARY/manifest" "$LIBRARY/include" "$LIBRARY/share"
+    rm -rf "$ROOT/etc/batchd/installations" "$LIBRARY/manifest" "$LIBRARY/include" "$LIBRARY/share"
     find "$LIBRARY" -name __pycache__ -prune -exec rm -rf {} +
     find "$LIBRARY" -name '*.so*' -type f -exec chmod 644 {} +
 }

@@ -101,6 +101,8 @@ def test_a_removed_package_keeps_what_is_the_operators(installed) -> None:
     assert left(installed) == {
         "/etc/batchd",
         "/etc/batchd/batchd.toml",
+        "/etc/batchd/installations",
+        "/etc/batchd/installations/usr",
         *(f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow")),
     }
     installed.run("dpkg -P batchd")
