@@ -68,7 +68,7 @@ GATES = (
     Gate("fuzz-jpeg", 10, programs={"gcc": "gcc"}, files=JPEG),
     Gate("chaos", 10),
     Gate("classics", 30),
-    Gate("test-oldest", 30),
+    Gate("test-ends", 60),
     Gate("test-torch", 60),
     Gate("test-page", 20, programs={"chromium": "chromium"}),
     Gate("test-systemd", 30, root=True, programs={"systemd-nspawn": "systemd-container", **DEBIAN}),
