@@ -195,6 +195,7 @@ def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
     world = world_of(repeats=True, samples=3, window=3)
     world.subscribe()
     world.fill_all()
+    world.pull(1, consume=2, release=0, waiting=False)
     assert world.holders(1) == [1, 1, 1]
     assert world.state.statistics().streams[0].slots == 1
 

@@ -189,7 +189,7 @@ def test_samples_that_no_trainer_got_go_back_to_the_head_of_the_queue():
     world.subscribe(window=5)
     world.fill_all()
     got = set(world.seen[1])
-    assert live(world).bound_samples == 6
+    assert live(world).bound_samples == 9
     world.end_session(1)
     assert live(world).bound_samples == 0
     world.subscribe(step=len(got) // 3)

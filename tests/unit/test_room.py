@@ -87,8 +87,9 @@ def test_a_waiting_trainer_is_told_when_one_that_goes_keeps_what_it_waited_for()
     """
     world = world_of(slots_max=6, window=2)
     world.subscribe(session=1, window=4)
-    world.fill_all()
-    world.pull(1, release=0)
+    for _ in range(2):
+        world.fill_all()
+        world.pull(1, release=0)
     assert len(world.trainers[1].leases) == 4
     world.subscribe(session=2, epoch=3)
     world.fill_all()
@@ -103,11 +104,15 @@ def test_a_waiting_trainer_is_told_when_the_memory_it_waited_for_is_lost():
 
     Now there are five slots, and two of them belong to the other trainer.
     """
-    world = world_of(slots_max=6, window=3)
+    world = world_of(slots_max=6, window=1)
     world.subscribe(session=1)
+    for _ in range(2):
+        world.fill_all()
+        world.pull(1, consume=1, release=0, waiting=False)
     world.fill_all()
+    assert len(world.trainers[1].leases) == 3
     world.slots_left = 2
-    world.subscribe(session=2, epoch=4)
+    world.subscribe(session=2, epoch=4, window=2)
     assert world.pull(1, release=0) == []
     world.fill_all()
     actions = world.lose_next()
