@@ -248,6 +248,10 @@ class DaemonState:
             else:
                 mailbox.end(event.session, actions)
 
+    def subscriptions_of(self, session: int) -> list[int]:
+        """Return the numbers of a session's subscriptions, in their order."""
+        return sorted(self._subscriptions_of.get(session, ()))
+
     def course_of(self, session: int, number: int) -> tuple[int, Course, int] | None:
         """The stream's number, the course of a subscription, and how much of it was granted.
 

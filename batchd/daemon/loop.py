@@ -14,6 +14,7 @@ were decided before it, and only ``DaemonState`` decides.
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,18 @@ from batchd.config.cpus import available_cpus
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
 from batchd.core.digests import EpochDigests
-from batchd.core.events import BatchSent, DrainAsked, SlotLost, Ticked, WorkerGone, WorkerObserved
+from batchd.core.events import (
+    BatchSent,
+    DrainAsked,
+    Event,
+    SessionCutOff,
+    SessionEnded,
+    SlotLost,
+    SubscriptionEnded,
+    Ticked,
+    WorkerGone,
+    WorkerObserved,
+)
 from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.state import TICK_S, DaemonState
 from batchd.core.suspicion import BadSample
@@ -53,7 +65,7 @@ from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders import worker as orders
 from batchd.orders.rows import runs_of
 from batchd_wire import messages
-from batchd_wire.codec import Message
+from batchd_wire.codec import NUMBER_MAX, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import CHECKSUM
 from batchd_wire.reports import PULL_REPORTS
@@ -117,6 +129,9 @@ class Loop:
     _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
     _side_work: SideWork = field(init=False)
+    _departures: deque[Event] = field(default_factory=deque)
+    """Ends of sessions and, before each, of its subscriptions: a round ends as many as it has time for."""
+    _portion_end_s: float = 0.0
     _status: tuple[float, dict[str, Any]] = (-inf, {})
     """When the last status was made, which several may have asked for, and the status."""
     _reports: dict[int, StreamReports] = field(default_factory=dict)
@@ -182,7 +197,7 @@ class Loop:
         self._handle_queue()
         more = False
         while not self._is_over():
-            ready = dict(self._poller.poll(0 if more or self.queue else self._patience_ms()))
+            ready = dict(self._poller.poll(0 if more or self.queue or self._departures else self._patience_ms()))
             if self.selector.fileno() in ready:
                 self.selector.dispatch()
             heard = [door.receive(ready, self._begin_portion()) for door in self.doors]
@@ -196,17 +211,22 @@ class Loop:
 
     def _begin_portion(self) -> Callable[[], bool]:
         """Return what handles the messages read so far, and tells whether the portion is over."""
-        end_s = monotonic() + PORTION_S
+        self._portion_end_s = monotonic() + PORTION_S
 
         def is_over() -> bool:
             self._handle_events()
-            return monotonic() >= end_s
+            return monotonic() >= self._portion_end_s
 
         return is_over
 
     def _handle_queue(self) -> None:
-        """Handle all events, and send what workers get by them."""
+        """Handle all events, but for some departures, and send what workers get by them."""
+        self._portion_end_s = monotonic() + PORTION_S
         self._handle_events()
+        while self._departures:
+            self._handle(self._departures.popleft())
+            if monotonic() >= self._portion_end_s:
+                break
         for worker in list(self._fills):
             self._send_orders(worker)
         if self.remote is not None:
@@ -217,15 +237,30 @@ class Loop:
             event = self.queue.popleft()
             if isinstance(event, Query):
                 self._take_query(event)
-                continue
-            if isinstance(event, Reported):
+            elif isinstance(event, Reported):
                 self._take_reports(event)
-                continue
-            self._session_log.observe(event)
-            if isinstance(event, WorkerGone):
-                self._book.drop_worker(event.worker)
-            for action in self.state.handle(event, monotonic()):
-                self._performers[type(action)](action)
+            elif isinstance(event, SessionEnded | SessionCutOff):
+                self._begin_departure(event)
+            else:
+                self._handle(event)
+
+    def _begin_departure(self, event: SessionEnded | SessionCutOff) -> None:
+        """End a session in parts: each subscription that ends has others claim what it had."""
+        self._session_log.observe(event)
+        leases_from = 0 if isinstance(event, SessionEnded) else NUMBER_MAX
+        for subscription in self.state.subscriptions_of(event.session):
+            self._departures.append(SubscriptionEnded(event.session, subscription, leases_from))
+        self._departures.append(event)
+        while self._departures and monotonic() < self._portion_end_s:
+            self._handle(self._departures.popleft())
+
+    def _handle(self, event: Event) -> None:
+        """Let the core handle an event, and perform its actions."""
+        self._session_log.observe(event)
+        if isinstance(event, WorkerGone):
+            self._book.drop_worker(event.worker)
+        for action in self.state.handle(event, monotonic()):
+            self._performers[type(action)](action)
 
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
