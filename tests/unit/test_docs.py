@@ -307,7 +307,7 @@ def test_the_pages_have_commands():
 PACKAGES = [ROOT / "batchd", ROOT / "client" / "batchd_client", ROOT / "client" / "batchd_wire"]
 FOLDERS = [ROOT, ROOT / "batchd", ROOT / "client", ROOT / "benchmarks"]
 """Paths on pages begin at one of these."""
-FIRST_FOLDERS = {path.name for path in (*ROOT.iterdir(), *PACKAGES[0].iterdir(), *PACKAGES) if path.is_dir()}
+FIRST_FOLDERS = {path.name for path in (*ROOT.iterdir(), *PACKAGES[0].iterdir(), *PACKAGES) if path.is_dir()} - LEFT_OUT
 INVENTED = ("batchd/sources/squares/", "batchd/sources/KIND/", "batchd/pipeline/FAMILY/")
 """Paths of examples, and of what a reader is going to make."""
 OWN_FILES = {"batchd.toml", "batchd.toml.new", "batchd.sock", "daemon.yaml", "config.yaml"}
