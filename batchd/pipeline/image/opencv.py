@@ -55,24 +55,23 @@ class LibraryOutput:
 
     BYTES_MAX = 2_000
 
-    _place: tuple[int, int] | None = None
+    _place: tuple[int, int, int] | None = None
 
     @classmethod
     def use(cls, descriptor: int, begin: int) -> None:
         """Write to this place of a file from now on, which tells others if this process dies."""
-        cls._place = descriptor, begin
+        cls._place = descriptor, begin, os.dup(2)
 
     def __enter__(self) -> Self:
         self.text = ""
-        self._descriptor, self._begin = self._place or (os.memfd_create("batchd-decoder", os.MFD_CLOEXEC), 0)
+        place = self._place or (os.memfd_create("batchd-decoder", os.MFD_CLOEXEC), 0, os.dup(2))
+        self._descriptor, self._begin, self._before = place
         os.lseek(self._descriptor, self._begin, os.SEEK_SET)
-        self._before = os.dup(2)
         os.dup2(self._descriptor, 2)
         return self
 
     def __exit__(self, *_error: object) -> None:
         os.dup2(self._before, 2)
-        os.close(self._before)
         written = os.lseek(self._descriptor, 0, os.SEEK_CUR) - self._begin
         if written > self.BYTES_MAX:
             written = self.BYTES_MAX
@@ -84,6 +83,7 @@ class LibraryOutput:
             os.pwrite(self._descriptor, bytes(written), self._begin)
         if self._place is None:
             os.close(self._descriptor)
+            os.close(self._before)
 
 
 def decode_file(data: memoryview, flags: int) -> tuple[Pixels | None, str]:
