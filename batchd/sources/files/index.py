@@ -126,6 +126,16 @@ class GrowingIndex:
         if len(self._labels) % PROGRESS_EVERY == 0:
             self._progress(len(self._labels))
 
+    def add_all(self, paths: NDArray[np.uint8], lengths: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+        """Add samples by their paths, one right after the other."""
+        ends = np.cumsum(lengths)
+        for long in np.flatnonzero(lengths > self._path_bytes)[:1] if self._path_bytes else ():
+            check_path_length("the path", paths[ends[long] - lengths[long] : ends[long]].tobytes(), self._path_bytes)
+        self._offsets.frombytes((ends + len(self._paths)).astype(np.int64).tobytes())
+        self._paths += paths.tobytes()
+        self._labels.frombytes(labels.tobytes())
+        self._progress(len(self._labels))
+
     def __len__(self) -> int:
         return len(self._labels)
 

@@ -19,7 +19,12 @@ the name of the file, or the list and the line.
 import os
 import re
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchd.errors import SourceInvalid
 from batchd.samples.location import as_location
@@ -41,6 +46,12 @@ _SUFFIXES = b" ".join(IMAGE_SUFFIXES).decode()
 _CLASSES_SHOWN = 8
 _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
+BLOCK_BYTES = 256 << 10
+"""Of a list. It fits into the cache of a core, with the arrays that are made of it."""
+_UNUSUAL = (b"\0", b"\t", b"\x0b", b"\x0c", b"..")
+"""Other white space, paths that may lead out, and what is no text."""
+_DIGITS_MAX = 18
+_LINE_FEED, _CARRIAGE_RETURN, _SPACE, _HASH, _SLASH, _ZERO = b"\n\r #/0"
 
 
 def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
@@ -109,29 +120,91 @@ def labels_of(names: Sequence[bytes], folders: Sequence[bytes], place: str, surv
 def _scan_list(source: ListSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
     root = source.path.absolute().parent if source.root is None else source.root
-    for number, line in lines_of(source.path, survey):
+    lines_before = 0
+    with survey.open(source.path) as stream:
+        for block in _blocks_of(stream):
+            plain = plain_lines(block, allow_outside_root=source.allow_outside_root)
+            if plain is None:
+                _add_lines(growing, source, block, lines_before)
+            else:
+                growing.add_all(*plain)
+            lines_before += block.count(b"\n")
+    if not len(growing):
+        raise SourceInvalid(f"the list {source.path} names no sample; each line is a path, a space and a label")
+    return growing.finish(root, [], survey)
+
+
+def _add_lines(growing: GrowingIndex, source: ListSource, block: bytes, lines_before: int) -> None:
+    for number, line in _samples_in(source.path, BytesIO(block), lines_before):
         try:
             path, label = read_line(line, allow_outside_root=source.allow_outside_root)
         except ValueError as error:
             shown = readable(line[:80]) + ("…" if len(line) > 80 else "")  # noqa: PLR2004  a line of a terminal
             raise SourceInvalid(f"{source.path}:{number}: {error}: {shown}") from None
         growing.add(path, label)
-    if not len(growing):
-        raise SourceInvalid(f"the list {source.path} names no sample; each line is a path, a space and a label")
-    return growing.finish(root, [], survey)
+
+
+def _blocks_of(stream: BinaryIO) -> Iterator[bytes]:
+    """The file in blocks of whole lines; a line that is too long may be in several."""
+    begun = b""
+    while data := stream.read(BLOCK_BYTES):
+        lines, end, rest = (begun + data).rpartition(b"\n")
+        begun = rest if len(rest) <= LINE_BYTES_MAX else b""
+        yield lines + end if begun is rest else lines + end + rest
+    if begun:
+        yield begun
+
+
+def plain_lines(
+    block: bytes, *, allow_outside_root: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None:
+    """The paths of lines, one right after the other, their lengths, and the labels.
+
+    None if a line is anything but a path, a space and up to 18 digits: ``read_line`` reads those.
+    """
+    if not block.endswith(b"\n") or block.startswith(BYTE_ORDER_MARK) or any(text in block for text in _UNUSUAL):
+        return None
+    if block.count(b"\r") != block.count(b"\r\n"):
+        return None
+    characters = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(characters == _LINE_FEED)
+    starts = np.append(0, ends[:-1] + 1)
+    ends = ends - (characters[ends - 1] == _CARRIAGE_RETURN)
+    spaces = np.append(-1, np.flatnonzero(characters == _SPACE))
+    middles = spaces[np.searchsorted(spaces, ends) - 1]
+    digits = ends - middles - 1
+    first = characters[starts]
+    is_usual = (middles > starts) & (digits > 0) & (digits <= _DIGITS_MAX) & (ends - starts <= PATH_BYTES_MAX)
+    is_usual &= (first != _SPACE) & (first != _HASH) & (characters[np.maximum(middles - 1, 0)] != _SPACE)
+    if not is_usual.all() or (not allow_outside_root and (first == _SLASH).any()):
+        return None
+    labels = np.zeros(len(ends), np.int64)
+    for place in range(int(digits.max()), 0, -1):
+        numbers = characters[ends - np.minimum(place, digits)].astype(np.int64) - _ZERO
+        if ((numbers < 0) | (numbers > 9)).any():  # noqa: PLR2004  a digit
+            return None
+        labels += np.where(place <= digits, numbers * 10 ** (place - 1), 0)
+    borders = np.zeros(len(block) + 1, np.int8)
+    borders[starts] = 1
+    borders[middles] = -1
+    return characters[np.cumsum(borders[:-1], dtype=np.int8).view(bool)], middles - starts, labels
 
 
 def lines_of(file: Path, survey: Survey) -> Iterator[tuple[int, bytes]]:
     """The lines that name samples, with their numbers, from 1."""
     with survey.open(file) as stream:
-        number = 0
-        while line := stream.readline(LINE_BYTES_MAX + 1):
-            number += 1
-            if len(line) > LINE_BYTES_MAX:
-                raise SourceInvalid(f"{file}:{number}: a line longer than {LINE_BYTES_MAX} bytes; is this a list?")
-            stripped = line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").strip()
-            if stripped and not stripped.startswith(b"#"):
-                yield number, stripped
+        yield from _samples_in(file, stream, 0)
+
+
+def _samples_in(file: Path, stream: BinaryIO, number: int) -> Iterator[tuple[int, bytes]]:
+    """The same, of a stream that has so many lines in front of it."""
+    while line := stream.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise SourceInvalid(f"{file}:{number}: a line longer than {LINE_BYTES_MAX} bytes; is this a list?")
+        stripped = line.removeprefix(BYTE_ORDER_MARK if number == 1 else b"").strip()
+        if stripped and not stripped.startswith(b"#"):
+            yield number, stripped
 
 
 def read_line(line: bytes, *, allow_outside_root: bool) -> tuple[bytes, int]:
