@@ -6,12 +6,11 @@ import subprocess
 import pytest
 
 from support.deploy_tools import need
-from support.roots import PYTHON, TREE, WHEELHOUSE, Root, make
+from support.roots import PHOTOS, PYTHON, TREE, WHEELHOUSE, Root, make
 
 OTHERS = {"/etc/.pwd.lock"}
 LOGS = ("/var/lib/dpkg/", "/var/log/", "/var/cache/debconf/")
 """Files that dpkg and the tools for users write about themselves."""
-PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,11 @@
 
 import pytest
 
-from support.roots import Root
+from support.roots import PHOTOS, Root
 
 INSTALL = "make -C /mnt install WHEELS=/mnt/build/wheelhouse"
 UNINSTALL = "make -C /mnt uninstall"
 SOMEBODY = 4321
-PHOTOS = "mkdir -p /tmp/photos && : > /tmp/photos/a.jpg"
 CHECK = f"{PHOTOS} && batchd check /etc/batchd/batchd.toml --set streams.photos.source.path=/tmp/photos"
 USERS_FILES = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow")}
 BACKUPS = {f"{name}-" for name in USERS_FILES}

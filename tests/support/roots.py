@@ -23,6 +23,8 @@ DEBIAN = TREE / "build/packages/bookworm"
 WHEELHOUSE = TREE / "build/wheelhouse"
 PYTHON = Path("/usr/bin/python3")
 """Debian's own Python, for which the wheels are collected."""
+PHOTOS = "mkdir -p /tmp/photos && cp /mnt/docs/pictures/batch.png /tmp/photos/"
+"""Makes a folder with an image, in a root."""
 COMMAND_PATIENCE_S = 900
 _INCLUDED = "python3,python3-venv,adduser,ca-certificates,make,libjpeg62-turbo"
 _ENTER = """
