@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 COMPILED := $(VENV)/.tests-compiled
 WRITING := env -u PYTHONDONTWRITEBYTECODE # bytecode of pytest, too, which otherwise is made in each lane
-TORCH  ?= torch
+TORCH  ?= torch==2.13.0
 FRAMEWORKS := build/frameworks-venv
 RAY := build/ray-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
