@@ -170,7 +170,7 @@ test-ends: $(STAMP) ## Run the unit tests and those of streams with the oldest a
 	@$(BIN)/python $(PIP_INSTALL) uv
 	@mkdir -p build && echo 'batchd-client @ file://$(CURDIR)/client' >build/override.txt
 	@for end in lowest-direct highest; do echo "libraries: $$end"; \
-		$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$$end-venv && \
+		$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python build/$$end-venv && \
 		$(BIN)/uv pip install --quiet --python build/$$end-venv --resolution $$end --override build/override.txt \
 			--group dev --editable ./client --editable '.[arrow,cloud,lmdb,text,tfrecord,video]' && \
 		build/$$end-venv/bin/python -m pytest -q -m 'not slow' $(call chosen,$(ENDS)) || exit; done

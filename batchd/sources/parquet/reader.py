@@ -346,7 +346,7 @@ def _has_numbers(lists: pa.ChunkedArray, column: Column) -> bool:
         return False
     stored = kind.value_type
     is_number = pa.types.is_integer(stored) or pa.types.is_floating(stored)
-    is_safe = is_number and np.can_cast(stored.to_pandas_dtype(), column.dtype)
+    is_safe = is_number and np.can_cast(row_groups.dtype_of(stored), column.dtype)
     return is_safe and not any(chunk.flatten().null_count for chunk in lists.chunks)
 
 

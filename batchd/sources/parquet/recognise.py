@@ -110,17 +110,12 @@ def _type(file: TableFile, field: pa.Field) -> str | None:
         wanted = [type_of([value for value in _first_values(file, field.name) if value is not None]) or "uint8[?]"]
         wanted = [text if text != "text" else "uint8[?]" for text in wanted]
     if row_groups.is_number(kind):
-        wanted.append(_dtype(kind))
+        wanted.append(str(row_groups.dtype_of(kind)))
     elif row_groups.is_list(kind) and row_groups.is_number(kind.value_type):
-        number = _dtype(kind.value_type)
+        number = str(row_groups.dtype_of(kind.value_type))
         number = "int64" if number in _WHOLE - {"int8", "uint8", "uint64"} else number  # tokens, as trainers want them
         wanted.append(f"{number}[{getattr(kind, 'list_size', '?')}]")
     return next((text for text in wanted if _reads(text, kind)), None)
-
-
-def _dtype(kind: pa.DataType) -> str:
-    name: str = kind.to_pandas_dtype().__name__
-    return name.removesuffix("_")
 
 
 def _reads(text: str, kind: pa.DataType) -> bool:

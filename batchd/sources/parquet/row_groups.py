@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,8 @@ ROWS_AT_ONCE = 1024
 """Rows of a row group that are decoded at once."""
 FOOTER_BYTES = 64 << 10
 """Read from the end of a file: the footer is in it, as a rule."""
+_FLOATING = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Numpy's names of the numbers that Arrow calls otherwise."""
 TAIL_BYTES = 8
 """Behind the footer: its length and the magic."""
 MAGICS = {b"PAR1": "", b"PARE": "is encrypted; batchd has no keys, so write it without encryption"}
@@ -408,13 +410,18 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
+def dtype_of(number: pa.DataType) -> np.dtype[Any]:
+    """Return numpy's dtype; ``to_pandas_dtype`` wants pandas in many versions of pyarrow."""
+    return np.dtype(_FLOATING.get(str(number), str(number)))
+
+
 def _advice(column: Column, kind: pa.DataType) -> str:
     if is_bytes(kind) or is_image(kind):
         return 'declare it as "image", or as "uint8[?]"' if is_bytes(kind) else 'declare it as "image"'
     if _is_text(kind):
         return 'declare it as "text"'
     if is_number(kind):
-        return f'declare it as "{kind.to_pandas_dtype().__name__.removesuffix("_")}"'
+        return f'declare it as "{dtype_of(kind)}"'
     if is_list(kind) and is_number(kind.value_type):
-        return f'declare it as "{kind.value_type.to_pandas_dtype().__name__.removesuffix("_")}[?]"'
+        return f'declare it as "{dtype_of(kind.value_type)}[?]"'
     return f"write {column.name} as a number, a string, binary, or a list of numbers"
