@@ -59,10 +59,13 @@ FLOODING = {
 """One part of each flood."""
 
 
-@pytest.fixture(scope="module")
-def daemon(start_shared_daemon):
-    """Start a daemon without keys, to which any peer may send messages."""
-    return start_shared_daemon(tcp=f"127.0.0.1:{free_port()}")
+@pytest.fixture
+def daemon(start_daemon):
+    """Start a daemon without keys, to which any peer may send messages.
+
+    Each test has its own: all loopback addresses are one host in the log, with one line a minute.
+    """
+    return start_daemon(tcp=f"127.0.0.1:{free_port()}")
 
 
 def connect(daemon, host):
@@ -207,6 +210,7 @@ def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
     flood(daemon, FLOODING["questions"], greets=True, host=host)
     wait_until(lambda: lines_about(daemon, host), "it was disconnected")
     with suppress(ConnectionError), connect(daemon, host) as kept_out:
+        kept_out.sendall(frame(Greet(PROTOCOL_VERSION, "honest", 1, "").encode()))
         while kept_out.recv(1 << 10):
             pass
     with batchd_client.connect(daemon.tcp_address) as other:
