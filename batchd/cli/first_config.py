@@ -101,7 +101,8 @@ def look_at(
 ) -> Facts:
     """Read a few samples, evenly spread, and then all others as far as time allows.
 
-    Of servers, and where images alone decide, only the few are read. Raises ``SourceInvalid`` if none of the few can be used.
+    Of servers, and where images alone decide, only the few are read. Raises ``SourceInvalid`` if
+    none of the few can be used.
     """
     columns = kind_of(source).columns(source, storage)
     longest: dict[str, tuple[int, ...]] = {}

@@ -141,7 +141,10 @@ def _output_guarded() -> Iterator[None]:
 
 
 def _is_stuck() -> bool:
-    """Whether standard output takes nothing; what it has not taken is dropped, not tried at exit."""
+    """Whether standard output takes nothing.
+
+    What it has not taken is dropped, not tried at exit.
+    """
     try:
         sys.stdout.write("\n")  # where nothing is buffered, only another write tells
         sys.stdout.flush()

@@ -6,8 +6,8 @@
 `batchd bad` names the first ones by number and this file, and `batchd seen --bad` reads it. It
 begins with all that were found before it was needed, and again with each daemon.
 
-Invariant: a file never has more than ``FILE_BYTES_MAX`` bytes, and whole lines. An error of the disk
-costs lines, which are counted in the log, and nothing else.
+Invariant: a file never has more than ``FILE_BYTES_MAX`` bytes, and whole lines. An error of the
+disk costs lines, which are counted in the log, and nothing else.
 """
 
 import fcntl
@@ -57,7 +57,10 @@ class BadLists:
         return str(self._path(name)) if known is not None and known.is_begun else ""
 
     def add(self, stream: int, name: str, sample: int, bad: BadSample) -> None:
-        """Append a sample that was found bad. Another ``stream`` of this name begins the file again."""
+        """Append a sample that was found bad.
+
+        Another ``stream`` of this name begins the file again.
+        """
         if self._folder is None:
             return
         known = self._lists.setdefault(name, _List(stream))

@@ -102,7 +102,7 @@ class PeerSockets:
             data, _none, flags, _address = peer.recvmsg(bytes_max, 0, socket.MSG_PEEK)
         except ConnectionResetError:  # told once; what the peer sent before that is behind it
             data, _none, flags, _address = peer.recvmsg(bytes_max, 0, socket.MSG_PEEK)
-        if flags & socket.MSG_CTRUNC:  # without room for a descriptor, this takes no reference to it
+        if flags & socket.MSG_CTRUNC:  # there was no room for it: no reference was taken
             raise DescriptorSent("a descriptor came with it")
         return len(data)
 

@@ -130,7 +130,8 @@ class Loop:
     _book: WorkerBook = field(default_factory=WorkerBook)
     _side_work: SideWork = field(init=False)
     _departures: deque[Event] = field(default_factory=deque)
-    """Ends of sessions and, before each, of its subscriptions: a round ends as many as it has time for."""
+    """Ends of sessions and, before each, of its subscriptions: a round ends as many as it has time
+    for."""
     _portion_end_s: float = 0.0
     _status: tuple[float, dict[str, Any]] = (-inf, {})
     """When the last status was made, which several may have asked for, and the status."""

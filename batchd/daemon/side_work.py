@@ -1,4 +1,6 @@
-"""Questions, and reports of batches, which may wait: trainers get their batches first. DAEMON process.
+"""Questions, and reports of batches, which may wait: trainers get their batches first.
+
+DAEMON process.
 
     question -> price of its session -> behind the reports before it -> answered
     reports  -> budget of its session -> a part at a time ------------> kept

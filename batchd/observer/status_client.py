@@ -115,7 +115,8 @@ class StatusClient:
         self._is_brief = False
         """True if that was for a brief answer, as another one had been given up."""
         self._waiting_since_s: float | None = monotonic()
-        """Since when no question was answered; at first since the start, until the session is open."""
+        """Since when no question was answered; at first since the start, until the session is
+        open."""
 
     # --- any thread -------------------------------------------------------------------------------
 

@@ -97,8 +97,8 @@ class ServeStream(Message):
     ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs,
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
     servers, as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is
-    followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan began,
-    see ``Storage``.
+    followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
+    began, see ``Storage``.
     """
 
     stream: int

@@ -140,7 +140,10 @@ def recognise_files(path: Path, files: FoundFiles, survey: Survey) -> FoundSourc
 
 
 def without_blamed(files: FoundFiles, kind: type[SourceOptions], problem: str) -> tuple[FoundFiles, bool]:
-    """The files, and the one that a problem begins with as unusable; False if it names none of many."""
+    """The files, and the one that a problem begins with as unusable.
+
+    False if it names none of many.
+    """
     if len(of_kind(files, kind)) < 2 or len(files.unusable) >= UNUSABLE_MAX:  # noqa: PLR2004  one would be left
         return files, False
     for name in of_kind(files, kind):

@@ -170,7 +170,7 @@ PyDoc_STRVAR(read_file_doc,
              "is empty, has more than `bytes_max` bytes or as many as the buffer, or changed while it was read or, unless it is 0,\n"
              "after the time `as_of_ns`.");
 
-/* Both times: a file's mode or links may change later, and a file may have been given a time in the future before. */
+/* Both times: mode or links may change later, or the file had a time in the future before. */
 static int is_written_after(const struct stat *status, int64_t as_of_ns)
 {
     const int64_t modified_ns = status->st_mtim.tv_sec * INT64_C(1000000000) + status->st_mtim.tv_nsec;

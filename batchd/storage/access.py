@@ -59,8 +59,8 @@ class Storage:
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
         self.as_of_ns = 0
-        """When the source was scanned whose readers are made now, in ns since 1970: a file that is a
-        sample and was written later is another one. 0 is not known."""
+        """When the source was scanned whose readers are made now, in ns since 1970: a file that is
+        a sample and was written later is another one. 0 is not known."""
         self._client: RemoteClient | None = None
         self.room = RequestBudget(FETCHED_BYTES_MAX)
         self.blocks_room = RequestBudget(BLOCKS_BYTES_MAX, is_sized=True)

@@ -13,7 +13,8 @@ array at a multiple of 64 bytes:
              "arrays": [[name, dtype, shape, first byte], ...]}
 
 Each kind of source gives the facts and the arrays their meaning. ``facts`` are the same wherever
-the files are; the ``place`` is the rest, such as the folder of the files, and the notes of the scan.
+the files are; the ``place`` is the rest, such as the folder of the files, and the notes of the
+scan.
 
 Invariant: an index never changes. The digest covers its facts and arrays, and neither the place nor
 any time: the same files on another machine have the same digest.

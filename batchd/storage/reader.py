@@ -244,7 +244,10 @@ class BytesReader:
             raise blamed(error) from None
 
     def place(self, path: bytes) -> tuple[int, bytes, int, int, int] | None:
-        """The arguments to read a file of this host at once (``rows.read_file``); None for a URL."""
+        """The arguments to read a file of this host at once (``rows.read_file``).
+
+        None for a URL.
+        """
         return None if is_url(path) else (*self._folders.place(path), self._max_bytes, self._remote.as_of_ns)
 
     def memory(self) -> memoryview:

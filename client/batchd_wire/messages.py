@@ -369,8 +369,8 @@ class Status(Message):
 class BadSamples(Message):
     """The first of ``total`` bad samples: (sample index, path, reason, times seen).
 
-    ``file``: path of the daemon's host with all of them, a line of JSON each; empty if all are here,
-    if there is no such file, or if the daemon is older.
+    ``file``: path of the daemon's host with all of them, a line of JSON each; empty if all are
+    here, if there is no such file, or if the daemon is older.
     """
 
     request: int

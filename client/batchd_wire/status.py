@@ -540,7 +540,10 @@ def plain_status(status: DaemonStatus) -> dict[str, object]:
 
 
 def _plain(value: Any) -> Any:
-    """As ``dataclasses.asdict``, in a seventh of its time: a status may have a thousand trainers."""
+    """As ``dataclasses.asdict``, in a seventh of its time.
+
+    A status may have a thousand trainers.
+    """
     kind = type(value)
     if kind is tuple:
         return tuple([_plain(one) for one in value])
@@ -555,7 +558,7 @@ _LIST_BYTES_MAX = {"streams": 512 << 10, "workers": 96 << 10, "trainers": 160 <<
 
 
 def shorten(plain: dict[str, Any]) -> None:
-    """End the lists of a status where it would be longer than a message, and say how many are missing."""
+    """End the lists of a status where it would be longer than a message; say what is missing."""
     streams = plain["streams"]
     subscriptions = [stream.pop("subscriptions") for stream in streams]
     lists = {name: plain[name] for name in ("streams", "workers", "trainers")}

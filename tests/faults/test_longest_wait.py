@@ -26,7 +26,8 @@ STREAMS = 14
 FILLERS = 8
 """Sessions with all the subscriptions that they may have."""
 WAIT_MAX_S = 2.0
-"""On a busy machine. Alone it is below 0.1 s; the loop of before these limits stood for 9 to 78 s."""
+"""On a busy machine. Alone it is below 0.1 s; the loop of before these limits stood for 9 to 78
+s."""
 PAUSE_S = 0.002
 """Between two batches, so that this process leaves the processors to the others."""
 WARM_BATCHES = 20

@@ -135,7 +135,7 @@ def test_a_bad_file_is_not_kept(start_daemon, own_photos):
         stream = daemon.stream_status(name)
         assert (stream["bad_rows"], stream["cache"]["held_samples"]) == (2, PHOTOS - 1)
     spoilt.write_bytes(good)
-    os.utime(spoilt, (0, 0))  # as a backup gives it back: with a later time it would be another file
+    os.utime(spoilt, (0, 0))  # with a later time it would be another file
 
     for name in kinds:
         assert read(daemon, name, epochs=3)[2] == Expected(daemon.config, name).epoch(2)

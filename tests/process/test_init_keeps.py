@@ -98,7 +98,10 @@ def test_the_longest_text_decides_wherever_it_is(tmp_path: Path, write: Write) -
 
 
 def test_lists_have_room_for_the_longest_and_boxes_follow_their_image(tmp_path: Path) -> None:
-    """No class and no box is lost: boxes follow what is done to the image, and no crop loses them."""
+    """No class and no box is lost.
+
+    Boxes follow what is done to the image, and no crop loses them.
+    """
     (tmp_path / "a.jpg").write_bytes(jpeg(photo(80, 100)))
     counts = [9 if n == 41 else n % 3 for n in range(60)]
     rows = [

@@ -1,4 +1,4 @@
-"""What docs/sources.md promises of data that is wrong, tried on a daemon and with `batchd check`."""
+"""What docs/sources.md promises of wrong data, tried on a daemon and with `batchd check`."""
 
 import gzip
 import io
@@ -138,7 +138,8 @@ SAMPLES = {
         [5, "a.b.1", "a.b.1"],
     ),
 }
-"""Data of one stream; of each sample the first number of its field, or words of the reason why it is bad."""
+"""Data of one stream; of each sample the first number of its field, or words of the reason why it
+is bad."""
 
 
 def one_stream(source):
@@ -193,7 +194,10 @@ def test_each_sample_is_what_the_data_writes_or_bad_with_its_reason(serving):
 
 
 def read(connection, name):
-    """One epoch: of each sample the first number of its first field, or the reason why it is bad."""
+    """One epoch.
+
+    Of each sample the first number of its first field, or the reason why it is bad.
+    """
     found, bad = {}, 0
     for batch in connection.stream(name, epochs=1):
         (field, *_) = [one for one in batch if one not in ("index", "valid")]
@@ -282,7 +286,7 @@ CHANGES = [rewrite, cut, Path.unlink]
 
 
 def test_a_file_that_changes_after_the_scan_makes_bad_samples(serving, tmp_path):
-    """Workers serve the scanned content, or nothing, whether a file is rewritten, cut or removed."""
+    """Workers serve the scanned content or nothing: of a file rewritten, cut or removed."""
     cases = [(name, change) for name in PICTURES | NUMBERS for change in CHANGES]
     daemon, names = serving({f"{name} {change.__name__}": (PICTURES | NUMBERS)[name] for name, change in cases})
     for folder, (name, change) in zip(sorted(tmp_path.glob("s*")), cases, strict=True):

@@ -302,7 +302,10 @@ def webp_with_alpha(data, alphas):
 
 
 def still_in_animated_webp(data, left=0, top=0, canvas=None, alphas=None):
-    """Make a plain WebP the only frame of an animated one, at an even place; ``alphas``: if it is lossy."""
+    """Make a plain WebP the only frame of an animated one, at an even place.
+
+    ``alphas``: if it is lossy.
+    """
     height, width = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_BGR).shape[:2]
     across, down = canvas or (width, height)
 
@@ -317,7 +320,7 @@ def still_in_animated_webp(data, left=0, top=0, canvas=None, alphas=None):
 
 
 def bitmap(pixels, masks, bits, *, is_top_down=False, header_bytes=40, gap=0):
-    """Write a BMP of the numbers [height, width], which have red, green and blue under ``masks``."""
+    """Write a BMP of numbers [height, width] with red, green and blue under ``masks``."""
     height, width = pixels.shape
     rows = pixels.astype(f"<u{bits // 8}")
     rows = rows if is_top_down else rows[::-1]

@@ -246,7 +246,7 @@ def file_with_footer(file: Path, columns: dict[str, object], rows: int = 2) -> b
 
 
 def test_a_file_is_read_by_its_footer(tmp_path) -> None:
-    """Polars writes no message in front of its record batches that pyarrow would read as a schema."""
+    """Polars writes no message that pyarrow reads as a schema in front of its record batches."""
     data = file_with_footer(tmp_path / "a.arrow", {"x": pa.array([1, 2, 3])})
     (tmp_path / "a.arrow").write_bytes(data[:8] + b"\4\0\0\0" + data[12:])
 

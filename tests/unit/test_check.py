@@ -85,7 +85,10 @@ pipeline = [{ op = "tokenize", file = "none.json", max_length = 4 }]
 
 
 def test_a_source_that_only_a_scan_finds_wrong_is_reported_beside_other_problems(check: Checker) -> None:
-    """Neither a wrong key, nor another source, nor too little memory hides it; nor its own neighbour."""
+    """Neither a wrong key, nor another source, nor too little memory hides it.
+
+    Nor its own neighbour.
+    """
     (check.folder / "bad.csv").write_text('x\n1\n2,"3\n')
     (check.folder / "empty.jsonl").write_text("\n")
     table = '{ type = "csv", path = "bad.csv", fields = { x = "int64" } }'
@@ -137,7 +140,10 @@ def test_a_source_that_only_a_scan_finds_wrong_is_reported_beside_other_problems
 def test_what_stops_a_stream_at_its_first_batch_is_found_by_making_samples(
     check: Checker, stream: str, reason: str
 ) -> None:
-    """A few samples are made in another process, with the user's functions; a good one is enough."""
+    """A few samples are made in another process, with the user's functions.
+
+    A good one is enough.
+    """
     (check.folder / "a.txt").write_text("words")
     (check.folder / "list.txt").write_text("a.txt 1\n")
     (check.folder / "a.tif").write_bytes(b"II*\0" + bytes(100))
@@ -823,7 +829,7 @@ def test_boxes_that_vanish_without_their_labels_are_a_note(check: Checker) -> No
 
 
 def test_notes_on_sources_are_shown(check: Checker) -> None:
-    """What a scan leaves out or takes for granted does not keep a daemon away, and is not silent."""
+    """What a scan leaves out or takes for granted is not silent, and stops no daemon."""
     (check.folder / "t.csv").write_text('a,b\n"x\ny",1\n')
     (check.folder / "batchd.toml").write_text(
         '[daemon]\nruntime_dir = "run"\n[streams.t]\nbatch_size = 1\n'

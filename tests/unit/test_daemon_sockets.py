@@ -313,7 +313,10 @@ def slow_to_close() -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("case", ["lifeline", "refused", "batchd"])
 def test_descriptor_that_is_slow_to_close_holds_up_no_loop(tmp_path: Path, monkeypatch, case) -> None:
-    """An older kernel lets any peer send one, also a user who is refused; then it closes its own."""
+    """An older kernel lets any peer send one, also a user who is refused.
+
+    Then it closes its own.
+    """
     monkeypatch.setattr(descriptors, "SO_PASSRIGHTS", NO_OPTION)
     monkeypatch.setattr(sessions_module, "why_refused", lambda *_: "a test" if case == "refused" else None)
     names = RuntimeDirectory(tmp_path)

@@ -192,7 +192,7 @@ def test_a_bitmap_whose_masks_or_offset_make_no_sense_is_refused(change, reason)
 
 def test_the_shortest_webp_is_decoded():
     """Lossless, of one colour: 28 bytes, of which OpenCV alone would not look at the first."""
-    fields = [(0x2F, 8), (3 - 1, 14), (2 - 1, 14), (0, 1 + 3)]  # its mark, its sides, no alpha, its version
+    fields = [(0x2F, 8), (3 - 1, 14), (2 - 1, 14), (0, 1 + 3)]  # mark, sides, no alpha, version
     fields += [(0, 3)]  # nothing in front of the codes
     # each of five codes has one symbol, of one bit: green 0, red 1, blue 1, alpha 0, distance 0
     fields += [(0b0001 | symbol << 3, 4) for symbol in (0, 1, 1, 0, 0)]

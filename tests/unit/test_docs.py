@@ -351,7 +351,10 @@ def is_defined(name, code):
 
 
 def named_code(name):
-    """Every dotted name of code on a page, with its line; in a last column "where in the code", every name."""
+    """Every dotted name of code on a page, with its line.
+
+    In a last column "where in the code", every name.
+    """
     in_column = False
     for number, line, is_code in stage.numbered((ROOT / name).read_text()):
         in_column = not is_code and (line.endswith("| where in the code |") or (in_column and line.startswith("|")))
@@ -364,7 +367,10 @@ def named_code(name):
 
 
 def named_files(name):
-    """Every path of this repository in the text of a page, with its line; alternatives one by one."""
+    """Every path of this repository in the text of a page, with its line.
+
+    Alternatives one by one.
+    """
     for number, line, is_code in stage.numbered((ROOT / name).read_text()):
         for span in [] if is_code else SPAN.findall(line):
             is_path = re.fullmatch(r"[\w./*{},-]+", span) and span.partition("/")[0] in FIRST_FOLDERS and "/" in span

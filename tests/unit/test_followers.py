@@ -412,7 +412,10 @@ def test_a_box_of_which_too_little_is_visible_vanishes(between, min_visible, lef
 
 
 def test_boxes_alone_may_vanish_or_keep_their_places():
-    """Without labels they stay as zeros, and with keep_empty = true, too; the labels are untouched."""
+    """Without labels they stay as zeros, and with keep_empty = true, too.
+
+    The labels are untouched.
+    """
     crop = CenterCrop(size=(30, 40))
 
     for follow in (Follow(boxes="boxes"), Follow(boxes="boxes", keep_empty=True)):

@@ -98,7 +98,10 @@ def test_a_column_whose_name_has_braces_comes_first(tmp_path: Path, write: Write
 @pytest.mark.usefixtures("forked_scans")
 @pytest.mark.parametrize("value", [None, 300, "word"])
 def test_a_number_that_is_none_is_named_with_its_column(tmp_path: Path, write: Write, value: object) -> None:
-    """Never another number in its place; the scan of Parquet refuses what tables call a bad sample."""
+    """Never another number in its place.
+
+    The scan of Parquet refuses what tables call a bad sample.
+    """
     rows = [{**row, "p2": value} if row["y"] == 1 else row for row in table()]
     if value == "word" and write in (parquet_source, arrow_source):
         rows = [{**row, "p2": str(row["p2"])} for row in rows]

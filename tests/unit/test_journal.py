@@ -146,7 +146,10 @@ def test_a_disk_that_fails_costs_records_and_no_batch(open_journal, slot, monkey
 
 
 def test_what_a_batch_has_that_no_record_can_hold_costs_the_record_alone(open_journal, slot):
-    """A number beyond the field, another count of rows, a slot that is cut: the next one is there."""
+    """A number beyond the field, another count of rows, a slot that is cut.
+
+    The next one is there.
+    """
     with open_journal() as journal, capture_logs() as logged:
         journal.add(Position(1 << 63, 0), (1, 2), slot)
         journal.add(Position(0, 0), (1, 2, 3), slot)
@@ -240,7 +243,10 @@ HEAD_JSON = [["crc", "<u4"], ["number", "<u8"], ["time_ns", "<i8"], ["epoch", "<
     ],
 )
 def test_a_header_that_describes_no_records_is_damage(header, tmp_path):
-    """NumPy evaluates texts, divides by sizes and recurses; it sees what a journal has, or nothing."""
+    """NumPy evaluates texts, divides by sizes and recurses.
+
+    It sees what a journal has, or nothing.
+    """
     content = MAGIC + header.encode().ljust(HEADER_BYTES - len(MAGIC), b"\0") + bytes(1_000)
 
     assert _reread(content, tmp_path / "damaged") is None

@@ -1,4 +1,7 @@
-"""What the Makefile promises: locked versions of all that develops and tests, and ARGS that choose tests."""
+"""What the Makefile promises.
+
+Locked versions of all that develops and tests, and ARGS that choose tests.
+"""
 
 import re
 import subprocess

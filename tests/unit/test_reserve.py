@@ -281,7 +281,10 @@ def is_awake(selector: Selector) -> bool:
 
 
 def test_a_limit_that_is_enough_for_everything_needs_no_blanks() -> None:
-    """Slots are then made as trainers need them: small streams hold no descriptors for rings of 640."""
+    """Slots are then made as trainers need them.
+
+    Small streams hold no descriptors for rings of 640.
+    """
     plan = DescriptorPlan(limit=20_000, own=100, slots=11_520, connections=2_048, strangers=2_048)
     assert plan.need == 13_668
 

@@ -244,7 +244,10 @@ def test_a_read_in_pieces_is_put_together(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_that_was_written_after_the_scan_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_built: bool, modified_s: int, as_of_s: int, is_read: bool
 ) -> None:
-    """That is one whose times, of modification and of change, are both later. All times are from now on."""
+    """That is one whose times, of modification and of change, are both later.
+
+    All times are from now on.
+    """
     monkeypatch.setattr(rows, "IS_BUILT", is_built and rows.IS_BUILT)
     (tmp_path / "a").write_bytes(b"a file")
     now = time.time()

@@ -98,7 +98,10 @@ def _contents(plan, packs, bad, position):
 
 
 def _read(plan, packs, bad, legs, until):
-    """Return what ranks read from their courses: {(sample, epoch, step, row, …): (ranks, their rows)}."""
+    """Return what ranks read from their courses.
+
+    {(sample, epoch, step, row, …): (ranks, their rows)}.
+    """
     read = defaultdict(list)
     for leg, stop in zip(legs, [*(leg.begin for leg in legs[1:]), until], strict=True):
         for rank in range(leg.world_size):

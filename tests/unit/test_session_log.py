@@ -131,7 +131,10 @@ def left_out(log):
 
 @pytest.mark.parametrize("lines", [OncePerMinute(), LinesPerMinute(2, 20)], ids=["once", "twice"])
 def test_peers_without_number_fill_neither_log_nor_memory(lines, log, clock):
-    """Each line is of another peer; one line says when the limit is reached, and one by how much."""
+    """Each line is of another peer.
+
+    One line says when the limit is reached, and one by how much.
+    """
     for minute in range(3):
         allowed = [lines.allows("refused", f"host {minute} {number}") for number in range(10_000)]
         assert allowed == [number < 20 for number in range(10_000)]

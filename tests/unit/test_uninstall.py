@@ -1,4 +1,7 @@
-"""What a purge removes, of `make uninstall` and of the Debian package: what the installation made, unless it is used."""
+"""What a purge removes, of `make uninstall` and of the Debian package.
+
+What the installation made, unless it is used.
+"""
 
 import os
 import socket

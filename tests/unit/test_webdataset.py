@@ -296,7 +296,10 @@ def test_a_member_without_content_is_refused_by_name(tmp_path: Path, kind: bytes
 
 @pytest.mark.parametrize("fields", [None, {"image": "image", "label": "int64"}])
 def test_a_name_that_comes_back_is_refused(tmp_path: Path, fields: dict[str, str] | None) -> None:
-    """Its members would be two samples, each without the other's; in another shard it is another."""
+    """Its members would be two samples, each without the other's.
+
+    In another shard it is another.
+    """
     source = WebDatasetSource(root=tmp_path, shards=("*.tar",), fields=fields)
     for name in ("a.tar", "b.tar"):
         write_shard(tmp_path / name, SAMPLES)
@@ -322,7 +325,10 @@ def test_hidden_members_are_noted(tmp_path: Path) -> None:
 
 
 def test_endings_are_known_in_any_case(tmp_path: Path) -> None:
-    """As written they come first; so a source that names .JPEG takes .jpeg, and the other way round."""
+    """As written they come first.
+
+    So a source that names .JPEG takes .jpeg, and the other way round.
+    """
     write_shard(
         tmp_path / "a.tar",
         [

@@ -159,7 +159,10 @@ def test_the_name_that_members_share_may_be_a_field(tmp_path: Path) -> None:
 
 
 def test_a_path_of_keys_leads_into_json(tmp_path: Path) -> None:
-    """It leads to fields and to the label, as in lines of JSON; the whole name of a key comes first."""
+    """It leads to fields and to the label, as in lines of JSON.
+
+    The whole name of a key comes first.
+    """
     found = {"a": {"b": 7}, "boxes": [{"size": [1, 2]}, {"size": [3, 4]}], "c.d": 8, "c": {"d": 9}}
     write(tmp_path, {"json": json.dumps(found).encode(), "jpg": b"?"})
     names = {"x": "json:a.b", "y": "json:boxes.1.size", "z": "json:boxes.#", "w": "json:c.d"}

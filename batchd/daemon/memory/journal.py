@@ -183,7 +183,7 @@ class Journal:
             record["crc"] = crc32(record.tobytes()[_CRC_BYTES:])
             self._write(self._number + 1, record.tobytes())
             self._number += 1
-        except (OSError, ValueError, TypeError, ArithmeticError, MemoryError) as error:  # no record is worth a batch
+        except (OSError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
             self._lost += 1
             if self._once_per_minute.allows("lost"):
                 reason = getattr(error, "strerror", None) or str(error)

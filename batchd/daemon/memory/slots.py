@@ -16,9 +16,9 @@ A memfd has no name, so a killed daemon leaves nothing behind and two daemons ca
 
 A blank is a slot without memory: an empty memfd with both its descriptors and, if batches are sent
 over TCP, its mapping, which before Python 3.13 keeps a third one. Where the limit is not enough for
-all slots and connections, blanks are made ahead of time and not when their slots are wanted, because
-a process cannot free a number for itself: while connections wait to be accepted, a thread of ZeroMQ
-takes each number that becomes free.
+all slots and connections, blanks are made ahead of time and not when their slots are wanted,
+because a process cannot free a number for itself: while connections wait to be accepted, a thread
+of ZeroMQ takes each number that becomes free.
 
 A mailbox is made and sealed in the same way. ``open_writable`` is for a producer, ``readable`` for
 workers; the daemon never reads it.

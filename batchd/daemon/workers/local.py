@@ -269,7 +269,10 @@ def _read_note(memory: mmap.mmap) -> Note | None:
 
 
 def _last_words(memory: mmap.mmap) -> str:
-    """What a library printed while it decoded the file that the worker died with; "" for nothing."""
+    """What a library printed while it decoded the file that the worker died with.
+
+    "" for nothing.
+    """
     return printable(bytes(memory[orders.NOTE_TEXT_AT :]).partition(b"\0")[0].decode(errors="replace").strip(), 1_000)
 
 

@@ -57,8 +57,8 @@ and GIF, WebP and progressive JPEGs without subsampling up to 10."""
 _COLORS = 3
 _CMYK_CHANNELS = 4
 _HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
-"""What libjpeg mentions and then decodes every pixel all the same. Bytes that are left of a scan say
-that its blocks were decoded from wrong ones, unless they pad the file."""
+"""What libjpeg mentions and then decodes every pixel all the same. Bytes that are left of a scan
+say that its blocks were decoded from wrong ones, unless they pad the file."""
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _END_OF_IMAGE = "d9"
 _WEBP_BYTES_MIN = 32
@@ -277,7 +277,8 @@ class Decoder:
 
 
 JpegDecoder: TypeAlias = Callable[..., Pixels]
-"""Decodes a file; with ``is_strict`` it raises ``ValueError`` for the first thing that libjpeg says."""
+"""Decodes a file; with ``is_strict`` it raises ``ValueError`` for the first thing that libjpeg
+says."""
 
 
 def _decode_strictly(data: memoryview, scan: int, decode: JpegDecoder) -> Pixels:

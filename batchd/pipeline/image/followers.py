@@ -13,10 +13,10 @@ reaches from 0 to 1. So its centre is at 1/2, and a flip of an image of width w 
 They are computed in float64, and rounded to float32 behind each stage.
 
 A box is cut off at the image's edge after each step, so that a later padding does not bring back
-what a crop removed. A box that is rotated by an angle becomes the smallest upright one around it.
-A box without area, from the start or because too little of it is left, vanishes: it becomes four
-zeros in its place, or its row leaves the boxes and all labels. Too little is what one step leaves of
-the area that it found; so it makes no difference in how many stages the steps are done.
+what a crop removed. A box that is rotated by an angle becomes the smallest upright one around it. A
+box without area, from the start or because too little of it is left, vanishes: it becomes four
+zeros in its place, or its row leaves the boxes and all labels. Too little is what one step leaves
+of the area that it found; so it makes no difference in how many stages the steps are done.
 
 The bytes of a mask must be a file that keeps numbers as they are: a PNG of one channel, up to 8
 bits, or with a palette, whose indices count. (cv2 gives colours instead of indices, so it gets the

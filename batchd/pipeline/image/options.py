@@ -281,14 +281,14 @@ class Follow(ImageStep):
     mask_fill: Level = 0
     """The value of the mask outside of the image; 255 is a common "ignore"."""
     boxes: str | None = None
-    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge. A box of which
-    nothing is left vanishes: see "labels"."""
+    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge. A box of
+    which nothing is left vanishes: see "labels"."""
     labels: Annotated[tuple[str, ...], Example(["classes"])] = ()
-    """Fields with a row for each box, such as its class: when a box vanishes, its row leaves them and
-    "boxes" together."""
+    """Fields with a row for each box, such as its class: when a box vanishes, its row leaves them
+    and "boxes" together."""
     keep_empty: bool | None = None
-    """Whether a box that vanishes becomes four zeros in its place, and keeps its rows. When not set:
-    false with "labels", and true without."""
+    """Whether a box that vanishes becomes four zeros in its place, and keeps its rows. When not
+    set: false with "labels", and true without."""
     min_visible: Annotated[float, Range(0.0, 1.0)] = 0.0
     """A box also vanishes when a step cuts off so much that less than this fraction of its area is
     left."""

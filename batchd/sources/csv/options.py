@@ -38,8 +38,8 @@ class CsvSource(DeclaredOptions, FilesOptions):
     are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """The titles of fields with other names in the table, such as { label = "Class Label" }. Several
-    columns of numbers are one field of a shape, such as { x = "pixel{0..783}" } for x =
+    """The titles of fields with other names in the table, such as { label = "Class Label" }.
+    Several columns of numbers are one field of a shape, such as { x = "pixel{0..783}" } for x =
     "float32[28,28]", or { x = "{width,height}" }."""
 
     image: str = ""

@@ -75,7 +75,7 @@ def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: Annotat
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
-    texts = sorted(of_kind(files, ListSource), key=lambda name: name.count(b"/"))  # a list is above its images
+    texts = sorted(of_kind(files, ListSource), key=lambda name: name.count(b"/"))
     lists = [name for name in texts[:LOOKED_AT] if _is_list(files, name, survey)]
     if len(lists) != 1:
         many = f": {', '.join(map(readable, lists[:3]))}; name one of them" if lists else ""

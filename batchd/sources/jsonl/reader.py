@@ -88,7 +88,10 @@ class JsonlReader(RecordsReader):
         return _Line(record.file, text, json_object(text))
 
     def _joined(self, field: _Field, line: _Line) -> list[object] | None:
-        """The numbers under several keys; None where all are missing. Raises ``SampleUnreadable``."""
+        """The numbers under several keys; None where all are missing.
+
+        Raises ``SampleUnreadable``.
+        """
         found = [value_at(line.found, name) for name in field.names]
         missing = [name for name, value in zip(field.names, found, strict=True) if value is None]
         if len(missing) == len(found):

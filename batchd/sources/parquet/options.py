@@ -36,8 +36,9 @@ class ParquetSource(DeclaredOptions):
 
     names: dict[str, str] = field(default_factory=dict)
     """The columns of fields with other names, such as { label = "class_id" }, or paths of keys into
-    structs and lists, such as { stars = "meta.stars", first = "ids.0", count = "ids.#" }. Several columns of
-    numbers are one field of a shape, such as { x = "pixel{0..783}" } for x = "float32[28,28]"."""
+    structs and lists, such as { stars = "meta.stars", first = "ids.0", count = "ids.#" }. Several
+    columns of numbers are one field of a shape, such as { x = "pixel{0..783}" } for x =
+    "float32[28,28]"."""
 
     cache_bytes: int = 128 << 20
     """How many bytes of decoded row groups each worker keeps. Only values that cannot be read one

@@ -113,7 +113,7 @@ def _type(file: TableFile, field: pa.Field) -> str | None:
         wanted.append(str(row_groups.dtype_of(kind)))
     elif row_groups.is_list(kind) and row_groups.is_number(kind.value_type):
         number = str(row_groups.dtype_of(kind.value_type))
-        number = "int64" if number in _WHOLE - {"int8", "uint8", "uint64"} else number  # tokens, as trainers want them
+        number = "int64" if number in _WHOLE - {"int8", "uint8", "uint64"} else number
         wanted.append(f"{number}[{getattr(kind, 'list_size', '?')}]")
     return next((text for text in wanted if _reads(text, kind)), None)
 

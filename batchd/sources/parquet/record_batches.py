@@ -12,8 +12,8 @@ The other form is a file with a footer, which has the columns, and where each re
     | ARROW1 0 0 | messages | FF FF FF FF | 0 | footer | bytes of the footer | ARROW1 |
 
 What lies between may be such a stream, or only have the record batches (as of polars). A record
-batch counts as a row group. pyarrow wants the whole body of a record batch to find its buffers, so it
-gets anonymous memory of this size, and only the needed buffers are read into it. All other pages
+batch counts as a row group. pyarrow wants the whole body of a record batch to find its buffers, so
+it gets anonymous memory of this size, and only the needed buffers are read into it. All other pages
 stay untouched and take no memory.
 
 Invariants: no file is mapped, so one that is cut ends no process. No value is looked at before
@@ -274,7 +274,10 @@ class ArrowFile:
         return array("q", found.tobytes())
 
     def check_rows(self, group: int, title: str) -> None:
-        """Compare the rows of a record batch with the buffers of a column. Raises ``Unreadable``."""
+        """Compare the rows of a record batch with the buffers of a column.
+
+        Raises ``Unreadable``.
+        """
         self._column(group, title)
 
     def _extents_of_views(self, column: _Column, values: pa.Array, is_null: NDArray[np.bool_]) -> "array[int]":

@@ -9,8 +9,8 @@ The types of columns that fit each column of a sample:
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
 
-A column is found by its name, or by a path of keys into structs and lists, as in JSON: "meta.stars",
-"boxes.0", "boxes.#".
+A column is found by its name, or by a path of keys into structs and lists, as in JSON:
+"meta.stars", "boxes.0", "boxes.#".
 
 Everything runs in the caller's thread: there is a worker for every core.
 
@@ -208,10 +208,11 @@ class ParquetFile:
         return start, max(0, end - start)
 
     def check_rows(self, group: int, title: str) -> None:
-        """Compare the rows that the footer announces with the pages of a column, which stay encoded.
+        """Compare the rows that the footer announces with a column whose pages stay encoded.
 
-        Only of a column with fewer bytes than rows, such as many nulls or one value repeated. Raises
-        ``Unreadable`` if its pages hold fewer values, or are also those of another row group.
+        Only of a column with fewer bytes than rows, such as many nulls or one value repeated.
+        Raises ``Unreadable`` if its pages hold fewer values, or are also those of another row
+        group.
         """
         for leaf in self._leaves_of(title):
             with reasons():

@@ -146,7 +146,8 @@ class _Scan:
         self._files, self._groups, self._chunks = array("q"), array("q"), array("q")
         self._numbers: dict[str, bytearray] = {}
         self._extents: dict[str, list[array[int] | int]] = {}
-        """Of each row group: places and bytes, or the number of rows that the file stores encoded."""
+        """Of each row group: places and bytes, or the number of rows that the file stores
+        encoded."""
 
     def add(self, number: int, path: Path, stream: BinaryIO) -> None:
         """Add the rows of a file."""

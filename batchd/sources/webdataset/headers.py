@@ -89,7 +89,10 @@ def _octal(field: bytes) -> int:
 
 @lru_cache(maxsize=4096)
 def _are_numbers(fields: bytes, size: int) -> bool:
-    """True if each of these fields, mostly those of the member before, is octal, blank or binary."""
+    """True if each of these fields is octal, blank or binary.
+
+    Most are those of the member before.
+    """
     starts = range(0, len(fields), size)
     return all(
         fields[start] in _BINARY or _octal(b"0" + fields[start : start + size].lstrip(b" ")) >= 0 for start in starts

@@ -165,7 +165,7 @@ def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO, survey: Survey)
             if not _is_hidden(path, plain.name, plain.start, survey):
                 yield TarMember(plain.name, plain.start, plain.size)
             continue
-        stream.seek(max(0, shard.offset - 1))  # tarfile looks for this byte, unless it has just read it
+        stream.seek(max(0, shard.offset - 1))  # tarfile reads this byte first
         member = shard.next()
         if member is None:
             return
