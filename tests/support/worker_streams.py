@@ -34,6 +34,7 @@ class WorkerStreams:
         descriptor = os.memfd_create("note")
         os.truncate(descriptor, NOTE_BYTES)
         self.note = NoteMemory(descriptor)
+        stack.callback(os.close, descriptor)
         stack.callback(self.note._memory.close)
 
     def start(

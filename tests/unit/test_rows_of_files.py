@@ -279,7 +279,7 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     ids=["color", "short note", "short results", "scale", "no target", "other channels"],
 )
 def test_arguments_that_do_not_fit_are_refused(changed):
-    place = (-1, b"/none", os.O_RDONLY, 100)
+    place = (-1, b"/none", os.O_RDONLY, 100, 0)
     parts = [place, _jpeg.probe(PHOTOGRAPHS["a"]), 8, (0, 0, 9, 9), None, np.zeros((4, 4, 3), np.uint8)]
     for number, value in changed.get("task", {}).items():
         parts[number] = value

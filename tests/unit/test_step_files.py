@@ -169,6 +169,7 @@ def worker(monkeypatch):
 
     yield start
     note._memory.close()
+    os.close(descriptor)
 
 
 def fill(stream):
