@@ -18,6 +18,7 @@ from batchd.cli.config import annotated_toml, reference_markdown
 from batchd.cli.main import COMMANDS, cli, main
 from batchd.cli.options import config_options
 from batchd.config.schema import json_schema
+from batchd.daemon.memory.rings import SLOTS_MAX
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
 from support.images import write_photos
 
@@ -233,7 +234,9 @@ def test_check_names_the_ring_size_that_the_pool_needs() -> None:
     assert "is large enough for 120 remote workers" in said(*options, f"streams.photos.memory={memory}")
     less = int(memory.removesuffix("MiB")) - 1
     assert "photos  worker hosts, too; its ring keeps" in said(*options, f"streams.photos.memory={less}MiB")
-    assert "a ring has 512 at most" in said(*options, "streams.photos.memory=512MiB", "--set", "daemon.pool_max=30000")
+    assert f"a ring has {SLOTS_MAX} at most" in said(
+        *options, "streams.photos.memory=512MiB", "--set", "daemon.pool_max=30000"
+    )
 
 
 def test_an_address_for_worker_hosts_beyond_loopback_needs_their_keys(config_file: Path) -> None:
