@@ -1,6 +1,7 @@
 """A slot has the room of its budget, a row that of its bucket, and samples keep their bytes."""
 
 import json
+import os
 
 import pytest
 
@@ -187,8 +188,10 @@ def test_a_bad_sample_is_replaced_by_one_of_its_bucket(start_daemon, tmp_path, s
     daemon = start_daemon({"pictures": streams["pictures"]}, memory="64MiB")
     by_size = sorted(range(len(SHAPES)), key=lambda number: SHAPES[number][0] * SHAPES[number][1])
     smallest, middle = by_size[0], by_size[len(by_size) // 2]
-    (folder / f"{smallest:02}.png").write_bytes(encode(photo(60, 60, 1), ".png"))
-    (folder / f"{middle:02}.png").write_bytes(b"no picture")
+    for number, data in ((smallest, encode(photo(60, 60, 1), ".png")), (middle, b"no picture")):
+        file = folder / f"{number:02}.png"
+        file.write_bytes(data)
+        os.utime(file, (0, 0))  # or it would be bad because it was written after the scan
 
     with batchd_client.connect(daemon.address) as connection:
         rows, counts = all_rows(connection, "pictures")
