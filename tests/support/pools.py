@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import batchd_client
+from batchd.core.admission import SUBSCRIPTIONS_MAX
 from support.daemon_process import DaemonProcess
 from support.fake_gateway import WorkerHostProcess
 from support.kernel import gateways_of
@@ -67,8 +69,11 @@ def wait_gateways(daemon: DaemonProcess, number: int) -> set[int]:
 def wait_serving(daemon: DaemonProcess, hosts: int, *streams: str) -> None:
     """Read epochs until so many worker hosts have proved themselves for each stream."""
     names = streams or ("photos",)
-    with batchd_client.connect(daemon.address) as connection, ExitStack() as stack:
-        waiting = {name: stack.enter_context(connection.stream(name)) for name in names}
+    with ExitStack() as stack:
+        count = -(-len(names) // SUBSCRIPTIONS_MAX)
+        connections = [stack.enter_context(batchd_client.connect(daemon.address)) for _ in range(count)]
+        trainers = zip(names, cycle(connections), strict=False)
+        waiting = {name: stack.enter_context(connection.stream(name)) for name, connection in trainers}
 
         def are_serving() -> bool:
             for batches in waiting.values():
