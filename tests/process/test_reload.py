@@ -118,9 +118,13 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
         assert len(list(connection.stream("photos", epochs=1))) == 10
 
 
-def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading):
-    """The trainer gets each batch once, in order, and keeps its slots; descriptors suffice."""
-    it = reloading()
+@pytest.mark.parametrize(("descriptors_max", "holds_blanks"), [(8_000, False), (1_000, True)])
+def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading, descriptors_max, holds_blanks):
+    """The trainer gets each batch once, in order, and keeps its slots; no descriptor is lost.
+
+    Slots that are not made have descriptors only where strangers could take the last ones.
+    """
+    it = reloading(descriptors_max=descriptors_max)
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos", epochs=2) as stream:
         expected = Expected(it.daemon.config)
         held = next(iter(stream))
@@ -136,8 +140,16 @@ def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloa
         assert stream.statistics().resubscribed == 1
         held.release()
         read_on(connection.stream("photos", epochs=2))
-    most = it.daemon.stream_status()["slots_max"]
-    wait_until(lambda: slot_descriptors(it.daemon) == SLOT_DESCRIPTORS * most, "each slot has its own, made or not")
+    ring = it.daemon.stream_status()
+    assert 0 < ring["slots"] < ring["slots_max"]
+    wait_until(
+        lambda: descriptors_expected(it.daemon, holds_blanks) == slot_descriptors(it.daemon), "each slot has its own"
+    )
+
+
+def descriptors_expected(daemon, holds_blanks):
+    """The descriptors of the slots that are made, or of all."""
+    return SLOT_DESCRIPTORS * daemon.stream_status()["slots_max" if holds_blanks else "slots"]
 
 
 def slot_descriptors(daemon):
