@@ -248,7 +248,7 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     header = _jpeg.probe(PHOTOGRAPHS["a"])
 
     def task(name, row):
-        place = -1, bytes(tmp_path / name), os.O_RDONLY, 1 << 20
+        place = -1, bytes(tmp_path / name), os.O_RDONLY, 1 << 20, 0
         return (place, header, 8, (0, 0, 300, 400), None, target, True, False, False, 70 + row, row, 100 + row)
 
     results = np.full((3, 7), -1, np.int64)
