@@ -260,8 +260,8 @@ _output: tuple[int, int] | None = None
 def collect_output() -> int:
     """Have the children from now on write to a pipe instead of standard error. Returns its end.
 
-    Whoever calls this reads it, or they wait for ever. Paired with ``stop_collecting``. Raises
-    ``OSError``.
+    The caller has to read it: children wait for ever at a full pipe. Paired with
+    ``stop_collecting``. Raises ``OSError``.
     """
     global _output  # noqa: PLW0603  it is where standard error is, which the whole process has
     _output = os.pipe()

@@ -91,7 +91,7 @@ class LogLines:
 
 
 def print_line(line: str) -> None:
-    """Print a line of a process that serves, which goes on if nobody reads or can write it."""
+    """Print a line of a process that serves, which goes on if the line cannot be written."""
     LogLines(STANDARD_OUTPUT).write(line)
 
 

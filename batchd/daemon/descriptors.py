@@ -8,7 +8,7 @@ TCP socket with SO_LINGER asks for, or a hung file server. A peer that sends one
 makes whoever reads, or closes, the socket that last holder.
 
     kernel since 6.16   SO_PASSRIGHTS = 0 on the listener: sending a descriptor fails for the peer
-    older ones          a look before each read; whoever sends one is disconnected, and a thread
+    older ones          a look before each read; a peer that sends one is disconnected, and a thread
                         closes the peers' sockets with all that is in them
 
 Invariant: the loop never reads, and never releases, a descriptor that a peer has sent.
@@ -85,7 +85,7 @@ class PeerSockets:
         self._threads = 0
 
     def refuse_descriptors(self, peers: socket.socket) -> None:
-        """Let nobody send a descriptor over this socket, or those that it will accept."""
+        """Refuse descriptors over this socket, and over those that it will accept."""
         try:
             peers.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
         except OSError:  # an older kernel

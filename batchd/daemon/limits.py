@@ -10,7 +10,7 @@ log lines: ``OncePerMinute`` and ``LinesPerMinute`` bound these. Who a peer is m
 
 Invariant: the table of buckets never has more than ``HOSTS_MAX`` hosts. A host that is forgotten
 was among those that had taken the fewest tokens.
-Invariant: in a minute there are at most ``together_max`` lines of a kind, whoever sends what.
+Invariant: in a minute there are at most ``together_max`` lines of a kind, from all peers.
 """
 
 from collections import deque
