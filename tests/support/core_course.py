@@ -5,7 +5,7 @@ out or shared row by row.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,17 +16,14 @@ from batchd.core.plan import Plan
 from batchd_wire.position import Position
 
 
-def rounds_of(plan: Plan, world_size: int, base: int, epoch: int = 0) -> list[list[tuple[int, int, int]]]:
+def rounds_of(plan: Plan, world_size: int, base: int, epoch: int = 0) -> Iterator[list[tuple[int, int, int]]]:
     """Every round of an epoch from step ``base`` on: for each rank (step, first row, rows)."""
-    batches = list(range(base, plan.steps))
-    rounds = []
-    while batches:
-        dealt, batches = batches[:world_size], batches[world_size:]
+    for first in range(base, plan.steps, world_size):
+        dealt = range(first, min(first + world_size, plan.steps))
         if len(dealt) == world_size:
-            rounds.append([(step, 0, rows_of(plan, epoch, step)) for step in dealt])
+            yield [(step, 0, rows_of(plan, epoch, step)) for step in dealt]
         elif not plan.drop_last:
-            rounds.append(_shared_round(plan, world_size, epoch, dealt))
-    return rounds
+            yield _shared_round(plan, world_size, epoch, dealt)
 
 
 def rows_of(plan: Plan, epoch: int, step: int) -> int:
@@ -65,7 +62,7 @@ def sequence_of(course: Course, position: Position) -> int | None:
     return passed + turn if share is not None and share.position == position else None
 
 
-def _shared_round(plan: Plan, world_size: int, epoch: int, batches: list[int]) -> list[tuple[int, int, int]]:
+def _shared_round(plan: Plan, world_size: int, epoch: int, batches: Sequence[int]) -> list[tuple[int, int, int]]:
     """Ranks in order are spread over the batches as evenly as possible.
 
     The ranks of one batch cut its rows evenly, at least one row each.

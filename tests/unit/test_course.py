@@ -98,8 +98,8 @@ def test_all_ranks_get_equally_many_batches(plan):
             if both[0].rounds == 0:
                 continue
             assert {len(read(course)) for course in both} == {both[0].first_rounds + both[0].rounds}
-            assert both[0].first_rounds == len(rounds_of(plan, world_size, base))
-            assert both[0].rounds == len(rounds_of(plan, world_size, 0))
+            assert both[0].first_rounds == len(list(rounds_of(plan, world_size, base)))
+            assert both[0].rounds == len(list(rounds_of(plan, world_size, 0)))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
