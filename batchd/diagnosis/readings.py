@@ -47,13 +47,8 @@ class WorkReading:
     cache_hits: int = 0
 
     @property
-    def storage_s(self) -> float:
-        """Waiting for files and reading them."""
-        return self.waited_s + self._part_s(READ_PART)
-
-    @property
     def storage_wait_s(self) -> float:
-        """The part of it that was waiting: sources that decode (videos, tables) also need a CPU."""
+        """Waiting for files, and in reads: sources that decode (videos, tables) also need a CPU in these."""
         return self.waited_s + max(0.0, self._part_s(READ_PART) - self.read_cpu_s - self.no_cpu_s)
 
     @property

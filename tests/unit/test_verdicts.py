@@ -374,9 +374,19 @@ def test_a_few_slow_samples_are_named() -> None:
 
     assert found.kind is Kind.SLOW_SAMPLES
     assert (
-        "2.0% of the samples take 49% of the time, 50 x as long as usual: huge.png 200 ms, big.png 100 ms"
+        "2.0% of the samples take 47% of the time, 50 x as long as usual: huge.png 200 ms, big.png 100 ms"
         in found.proof
     )
+
+
+def test_a_function_that_waits_makes_no_sample_slow() -> None:
+    """Beside its sleep of all samples, the milliseconds of a few count for nothing."""
+    found = verdict(
+        work={"busy_s": 19.0, "cpu_s": 1.0, "cpu_wait_s": 0.0, "slow_rows": 200, "slow_s": 0.5, "usual_sample_s": 0.0009},
+        waits=WAITING,
+    )
+
+    assert found.kind is Kind.DECODE_BOUND
 
 
 def test_slow_samples_of_former_times_are_not_named() -> None:
