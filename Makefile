@@ -27,7 +27,7 @@ GROUPS := dev docs frameworks packages page peers ray release wheels
 BUILD := PIP_CONSTRAINT=$(CURDIR)/$(LOCK) $(BIN)/python -m build
 PIP_INSTALL := -m pip install -qq --constraint $(LOCK)
 # ARGS for pytest: paths in it choose what runs, else all of $(1) does, with the options of ARGS.
-chosen = $(if $(filter tests/%,$(ARGS)),,$(1)) $(ARGS)
+chosen = $(if $(filter tests/% %.py,$(subst ::, ,$(ARGS))),,$(1)) $(ARGS)
 PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)'
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
