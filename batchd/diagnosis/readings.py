@@ -48,7 +48,7 @@ class WorkReading:
 
     @property
     def storage_wait_s(self) -> float:
-        """Waiting for files, and in reads: sources that decode (videos, tables) also need a CPU in these."""
+        """Waiting for files, and in reads, where sources such as videos and tables also compute."""
         return self.waited_s + max(0.0, self._part_s(READ_PART) - self.read_cpu_s - self.no_cpu_s)
 
     @property

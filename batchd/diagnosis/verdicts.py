@@ -337,7 +337,7 @@ def _named_cache(stream: StreamReading) -> str:
 
 def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
-    spent_s = work.total_s - work.no_cpu_s  # also where a user's function waits, which makes no sample slow
+    spent_s = work.total_s - work.no_cpu_s  # a function that waits in all samples makes none slow
     is_main = work.slow_rows > 0 and work.slow_s >= SLOW_SHARE_MIN * spent_s
     if not is_main or work.slow_rows > SLOW_ROWS_SHARE_MAX * work.samples:
         return None

@@ -41,7 +41,7 @@ def spoil(folder):
     (folder / "text.jpg").write_text("no image at all, but long enough to look at")
     (folder / "truncated.jpg").write_bytes(GOOD_JPEG[: len(GOOD_JPEG) // 2])
     for kind in ("empty", "huge", "text", "truncated"):
-        os.utime(folder / f"{kind}.jpg", (0, 0))  # with a later time it is another file than was scanned
+        os.utime(folder / f"{kind}.jpg", (0, 0))  # a later time: not the scanned file
 
 
 @pytest.fixture(scope="module")

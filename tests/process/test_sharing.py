@@ -80,7 +80,9 @@ def test_one_thread_may_read_trainers_in_lockstep_in_turn(daemon, monkeypatch):
         for _ in range(16):  # batches come ahead to those that read
             assert see(first, 1) == see(second, 1)
         monkeypatch.setattr(subscription, "REPORT_EVERY_S", 3600.0)
-        wait_until(lambda: daemon.stream_status("turns")["delivered_batches"] >= 2 * (16 + 8), "both have what they may")
+        wait_until(
+            lambda: daemon.stream_status("turns")["delivered_batches"] >= 2 * (16 + 8), "both have what they may"
+        )
         one.status()  # its answer is behind all handles
         assert see(first, 5) == see(second, 12)[:5]
 

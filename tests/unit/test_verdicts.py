@@ -382,7 +382,14 @@ def test_a_few_slow_samples_are_named() -> None:
 def test_a_function_that_waits_makes_no_sample_slow() -> None:
     """Beside its sleep of all samples, the milliseconds of a few count for nothing."""
     found = verdict(
-        work={"busy_s": 19.0, "cpu_s": 1.0, "cpu_wait_s": 0.0, "slow_rows": 200, "slow_s": 0.5, "usual_sample_s": 0.0009},
+        work={
+            "busy_s": 19.0,
+            "cpu_s": 1.0,
+            "cpu_wait_s": 0.0,
+            "slow_rows": 200,
+            "slow_s": 0.5,
+            "usual_sample_s": 0.0009,
+        },
         waits=WAITING,
     )
 
