@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -92,13 +92,15 @@ def begin(tmp_path):
                     env=environment,
                     stdout=said,
                     stderr=said,
+                    process_group=0,
                 )
             )
         return runs[-1]
 
     yield begin
     for run in runs:
-        run.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)  # make alone would leave its pytest
         run.wait(PATIENCE_S)
 
 
