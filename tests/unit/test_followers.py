@@ -515,6 +515,12 @@ def packed_palette_png(indices, palette, bits):
     return with_right_checksums(rebuilt)
 
 
+def grey_with_alpha(grey):
+    """A PNG of two channels, which OpenCV does not write."""
+    narrow = encode(np.repeat(grey, 2, axis=1), ".png")  # its rows have as many bytes
+    return with_right_checksums(narrow[:16] + pack(">II", *grey.shape[::-1]) + bytes([8, 4]) + narrow[26:])
+
+
 def test_the_exif_tag_of_a_mask_does_not_count():
     """Its pixels match those of the upright image."""
     indices = np.random.default_rng(4).integers(0, 9, (8, 16)).astype(np.uint8)
@@ -527,7 +533,9 @@ def test_the_exif_tag_of_a_mask_does_not_count():
 @pytest.mark.parametrize(
     ("mask", "problem"),
     [
-        (encode(where(), ".png"), "its 'mask': a PNG of colours"),
+        (encode(where(), ".png"), "its 'mask': a PNG of colours; a mask has one channel"),
+        (encode(np.dstack([where(), where()[..., 0]]), ".png"), "its 'mask': a PNG of colours and alpha"),
+        (grey_with_alpha(where()[..., 0]), "its 'mask': a PNG of grey and alpha"),
         (encode(where()[:50, :, 0], ".png"), "its 'mask': has 80 x 50 pixels, and the image 80 x 60"),
         (jpeg(where()), "its 'mask': a JPEG file; a mask is a PNG"),
         (png16(where()[..., 0]), "its 'mask': a PNG of 16 bits"),
@@ -535,7 +543,7 @@ def test_the_exif_tag_of_a_mask_does_not_count():
         (encode(where()[..., 0], ".png")[:-20], "its 'mask': truncated"),
         (np.zeros((HEIGHT, WIDTH + 1), np.uint8), "its 'mask' has 81 x 60 pixels, and the image 80 x 60"),
     ],
-    ids=["colours", "size", "jpeg", "16 bits", "nothing", "truncated", "array"],
+    ids=["colours", "colours and alpha", "grey and alpha", "size", "jpeg", "16 bits", "nothing", "truncated", "array"],
 )
 def test_an_invalid_mask_is_a_bad_sample(mask, problem):
     """The reason says why, with both sizes if they differ."""

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from batchd.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
 from batchd.pipeline.image.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
-from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2
+from batchd.pipeline.image.opencv import Image, Pixels, Scratch, cv2, decode_file
 from batchd.pipeline.image.probe import probe_image
 from batchd.pipeline.image.resample import follow_trail, sine_and_cosine
 from batchd.samples.columns import Column
@@ -209,7 +209,8 @@ _KEPT = frozenset({b"IHDR", b"IDAT", b"IEND"})
 _HEADER_START, _HEADER_END = SIGNATURE_BYTES + 4, SIGNATURE_BYTES + 21
 """The kind and the content of the first chunk, which its checksum is of."""
 _BITS_AT, _COLORS_AT = SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 17
-_GREY, _PALETTE, _GREY_WITH_ALPHA = 0, 3, 4
+_GREY, _PALETTE = 0, 3
+_OTHER_CHANNELS = {4: "grey and alpha", 6: "colours and alpha"}
 _BITS_MAX = 8
 
 
@@ -223,16 +224,13 @@ def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
             f"has {header.width} x {header.height} pixels, and the image {size[1]} x {size[0]}; see exif of decode"
         )
     bits, colors = unpack_from("BB", data, _BITS_AT)
-    if colors not in (_GREY, _PALETTE, _GREY_WITH_ALPHA) or bits > _BITS_MAX:
-        what = f"{bits} bits" if bits > _BITS_MAX else "colours"
+    if colors not in (_GREY, _PALETTE) or bits > _BITS_MAX:
+        what = f"{bits} bits" if bits > _BITS_MAX else _OTHER_CHANNELS.get(colors, "colours")
         raise SampleUndecodable(f"a PNG of {what}; a mask has one channel of 8 bits, or a palette")
-    try:
-        pixels = cv2.imdecode(np.frombuffer(_plain(data, colors), np.uint8), cv2.IMREAD_GRAYSCALE)
-    except cv2.error as error:
-        raise SampleUndecodable(f"OpenCV cannot decode it: {error.err}") from None
+    pixels, said = decode_file(memoryview(_plain(data, colors)), cv2.IMREAD_GRAYSCALE)
     if pixels is None or pixels.shape[:2] != size:
-        raise SampleUndecodable("OpenCV cannot decode it")
-    mask: Pixels = np.asarray(pixels, np.uint8).reshape(*size, 1)
+        raise SampleUndecodable(f"OpenCV cannot decode it{': ' if said else ''}{said}")
+    mask: Pixels = pixels.reshape(*size, 1)
     return mask if bits == _BITS_MAX else mask // np.uint8(255 // ((1 << bits) - 1))
 
 
