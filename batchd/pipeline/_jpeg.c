@@ -79,7 +79,7 @@ struct job {
     int is_cut, is_planned_only;
     int is_part; /* only a part of the file is there */
     struct splicing splicing; /* by access points; its `made` is NULL where that is not done */
-    int is_known; /* the header is read, and of a kind that this libjpeg decodes */
+    int is_known; /* the header is read */
     /* result: how long a row of what was decoded is, and what of it is in front of the box */
     int columns, before;
     struct image target; /* what the box is resampled into; without pixels: it is not */
@@ -176,6 +176,7 @@ void limit_scans(struct jpeg_decompress_struct *jpeg)
 int is_usual(const struct jpeg_decompress_struct *jpeg)
 {
     const jpeg_component_info *luma = &jpeg->comp_info[0];
+    if (jpeg->arith_code) return 0;
     if (jpeg->num_components == 1) return jpeg->jpeg_color_space == JCS_GRAYSCALE;
     if (jpeg->num_components != 3) return 0;
     if (jpeg->jpeg_color_space != JCS_YCbCr && jpeg->jpeg_color_space != JCS_RGB) return 0;
@@ -278,7 +279,7 @@ static int choose_tiles(struct job *job)
     const struct jpeg_decompress_struct *jpeg = &job->jpeg;
     const int across = jpeg->max_h_samp_factor, down = jpeg->max_v_samp_factor;
     struct cutting *cutting = &job->cutting;
-    if (!jpeg->restart_interval || jpeg->progressive_mode || jpeg->arith_code || jpeg->comps_in_scan != jpeg->num_components) return 0;
+    if (!jpeg->restart_interval || jpeg->progressive_mode || jpeg->comps_in_scan != jpeg->num_components) return 0;
     if (jpeg->num_components == 1 && across * down != 1) return 0;
     cutting->file = job->data.buf;
     cutting->length = (size_t)job->data.len;
@@ -336,8 +337,7 @@ static enum verdict decode_box(struct job *job)
     enum verdict verdict;
     jpeg->err = failing(&job->failure);
     jpeg->client_data = &job->failure;
-    if (setjmp(job->failure.failed))
-        return job->is_known && job->failure.errors.msg_code != JERR_ARITH_NOTIMPL ? BROKEN : NOT_MINE;
+    if (setjmp(job->failure.failed)) return job->is_known ? BROKEN : NOT_MINE;
     verdict = begin(job);
     if (verdict != DONE || job->is_planned_only) return verdict;
     jpeg_start_decompress(jpeg);
@@ -783,8 +783,8 @@ static PyObject *tiles(PyObject *self, PyObject *arguments)
 PyDoc_STRVAR(transcode_doc,
 "transcode(data, size, tile_width) -> bytes | None\n\n"
 "The same picture, coefficient by coefficient, as a baseline JPEG with a restart marker about every ``tile_width`` pixels of a row.\n\n"
-"``size`` is (height, width) as its header says. None: a file of a kind that is not cut (inks, unusual subsampling, missing scans), or\n"
-"that cannot be a baseline file.\n"
+"``size`` is (height, width) as its header says. None: a file of a kind that is not cut (inks, unusual subsampling, arithmetic\n"
+"codes, missing scans), or that cannot be a baseline file.\n"
 "Raises JpegError where the file is broken anywhere, ValueError where ``tile_width`` is not positive.");
 
 static PyObject *transcoded(PyObject *self, PyObject *arguments)

@@ -38,7 +38,8 @@ struct jpeg_error_mgr *failing(struct failure *failure);
 /* Ends a file of too many scans. */
 void limit_scans(struct jpeg_decompress_struct *jpeg);
 
-/* One or three components, whose chroma is not larger than their luma. */
+/* One or three components, whose chroma is not larger than their luma, in Huffman codes: libjpeg
+ * does not say where arithmetic ones end too early. */
 int is_usual(const struct jpeg_decompress_struct *jpeg);
 
 /* Is there every bit of every coefficient? Otherwise libjpeg guesses, from blocks around. */

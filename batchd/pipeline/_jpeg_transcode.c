@@ -103,7 +103,7 @@ static void write_file(struct transcoding *transcoding, jvirt_barray_ptr *coeffi
 static enum verdict why_not(int code, int is_known, int is_read)
 {
     if (code == JERR_OUT_OF_MEMORY) return NO_MEMORY;
-    return is_known && !is_read && code != JERR_ARITH_NOTIMPL ? BROKEN : NOT_MINE;
+    return is_known && !is_read ? BROKEN : NOT_MINE;
 }
 
 enum verdict transcode(struct transcoding *transcoding)

@@ -3,6 +3,8 @@
 A file with a libjpeg warning is a bad sample with every decoder.
 """
 
+import re
+
 import numpy as np
 import pytest
 import simplejpeg
@@ -14,7 +16,9 @@ from batchd.pipeline.image.opencv import Scratch
 from batchd.pipeline.image.options import CenterCrop, Decode, Resize
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.errors import SampleUndecodable
+from support.arithmetic_jpegs import ARITHMETIC_JPEGS
 from support.images import JPEG_END, jpeg, jpeg_of, jpeg_of_sampling, photo, ycck_jpeg
+from support.jpeg_boxes import SUBSAMPLINGS
 from support.pipelines import run_once
 
 HEIGHT, WIDTH = 120, 160
@@ -175,6 +179,68 @@ def test_a_damaged_file_of_an_unusual_kind_is_a_bad_sample_on_every_path(path, k
     if data.count(b"\xff\xda") == 3:
         assert outcome(data[:scan] + JPEG_END) is None, "a component has no scan"
     assert capfd.readouterr().err == ""
+
+
+SMALL = photo(40, 56)
+CUT = {
+    **{
+        f"{sampling}{' progressive' * is_progressive}{' restart' * bool(restart)}": jpeg_of(
+            SMALL[..., 0] if sampling == "grey" else SMALL, sampling, restart, is_progressive=is_progressive
+        )
+        for sampling in SUBSAMPLINGS
+        for is_progressive in (False, True)
+        for restart in (0, 2)
+    },
+    "4:1:0 by component": jpeg_of_sampling(SMALL, 4, 2),
+    "inks": ycck_jpeg(np.dstack([SMALL, SMALL[..., :1]])),
+    **{f"arithmetic {kind}": data for kind, data in ARITHMETIC_JPEGS.items()},
+}
+ARITHMETIC_BYTES_UNKNOWN = 40
+"""What may be missing in front of an end mark: 32 bytes that are read behind the end, and some."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", CUT)
+def test_a_file_that_breaks_off_is_a_bad_sample_on_every_path(path, kind, monkeypatch):
+    """Also between two scans or segments, and with an end mark put behind what is left."""
+    data = CUT[kind]
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+    whole, scan = outcome(data), data.index(b"\xff\xda")
+    boundaries = [scan + mark.start() for mark in re.finditer(rb"\xff[^\0]", data[scan:])]
+    unknown = ARITHMETIC_BYTES_UNKNOWN if "arithmetic" in kind else 0
+
+    assert whole is not None
+    for end in sorted({*boundaries, *(boundary - 1 for boundary in boundaries), *range(scan, len(data) - 2, 23)}):
+        assert outcome(data[:end]) is None
+        with_end = outcome(data[:end] + JPEG_END)
+        assert with_end is None or with_end == whole or end >= len(data) - 2 - unknown, f"cut at {end} of {len(data)}"
+
+
+def with_odd_numbers(data):
+    """Announce fewer coefficients than a sequential scan has, and an unknown transform of colours.
+
+    libjpeg mentions the first of both, and nothing that comes later.
+    """
+    odd = bytearray(data)
+    for mark in re.finditer(rb"\xff\xda", data):
+        odd[mark.start() + 5 + 2 * data[mark.start() + 4] + 1] = 0
+    if (adobe := data.find(b"Adobe")) >= 0:
+        odd[adobe + 11] = 9
+    return bytes(odd)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", ["420", "4:1:0 by component", "inks", "arithmetic 444 restart"])
+def test_odd_numbers_in_a_file_hide_no_damage(path, kind, monkeypatch):
+    """A file with them has the same pixels as without them, and is a bad sample if it breaks off."""
+    data = with_odd_numbers(CUT[kind])
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+
+    assert data != CUT[kind]
+    assert outcome(data) == outcome(CUT[kind])
+    assert outcome(data[:-60] + JPEG_END) is None
 
 
 @needs_extension

@@ -112,7 +112,6 @@ def rgb_jpeg():
 
 
 UNUSUAL = {
-    "arithmetic": arithmetic_jpeg(),
     "by component": jpeg_by_component(photo(20, 37)[..., 0]),
     "grey 2x2": grey_with_factors(0x22),
     "grey 4x1": grey_with_factors(0x41),
@@ -124,7 +123,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("data", UNUSUAL.values(), ids=UNUSUAL)
 @pytest.mark.parametrize("factor", [1, 2, 4])
 def test_unusual_codings_are_decoded_by_box_too(data, factor):
-    """Arithmetic coding, one scan for each component, odd factors and RGB are decoded by box."""
+    """One scan for each component, odd factors and RGB are decoded by box."""
     height, width = -(-20 // factor), -(-37 // factor)
     for box in (Cut(0, 0, height, width), Cut(height // 2, width // 3, 2, 3), Cut(height - 1, width - 1, 1, 1)):
         alone, cut = both_ways(data, factor, box)
@@ -146,20 +145,21 @@ def incomplete_progressive_jpeg():
         cmyk_jpeg((200, 120, 140)),
         ycck_jpeg(np.dstack([TALL, TALL[..., 0]])),
         incomplete_progressive_jpeg(),
+        arithmetic_jpeg(),
         jpeg(TALL).replace(b"\xff\xc0", b"\xff\xc3"),
         jpeg_of(TALL).replace(b"\1\x22\0\2\x11\1\3\x11\1", b"\1\x22\0\2\x12\1\3\x12\1"),
         b"\xff\xd8\xff\xd9",
     ],
-    ids=["CMYK", "YCCK", "progressive without its end", "lossless", "4:2:0 with tall chroma", "no image"],
+    ids=["CMYK", "YCCK", "progressive without its end", "arithmetic", "lossless", "4:2:0 with tall chroma", "no image"],
 )
 def test_what_is_unusual_is_for_another_decoder(data):
     """The box decoder leaves these files to another decoder, which reports its own errors."""
     assert _jpeg.decode(data, bytearray(100_000), "rgb", 8, (256, 64), (0, 0, 1, 1)) is None
 
 
-def test_inks_and_unfinished_images_are_cut_like_others(monkeypatch):
-    """CMYK and unfinished images give the same batch with and without the extension."""
-    files = [ycck_jpeg(np.dstack([TALL, TALL[..., 0]])), incomplete_progressive_jpeg(), cmyk_jpeg((20, 120, 240))]
+def test_inks_and_arithmetic_images_are_cut_like_others(monkeypatch):
+    """CMYK and arithmetic coding give the same batch with and without the extension."""
+    files = [ycck_jpeg(np.dstack([TALL, TALL[..., 0]])), arithmetic_jpeg(), cmyk_jpeg((20, 120, 240))]
     by_box = [run_once(RANDOM_CROPS, data) for data in files]
 
     monkeypatch.setattr(jpeg_box, "IS_BUILT", False)
@@ -199,7 +199,7 @@ def test_what_lies_below_the_box_is_not_read():
 def test_a_progressive_file_with_a_hole_is_found_by_every_crop():
     """Every crop of a progressive file reads all scans, so it finds the hole."""
     data = progressive_jpeg(TALL)
-    half = memoryview(data[: len(data) // 2] + JPEG_END)
+    half = memoryview(data[: (data.rindex(b"\xff\xda") + len(data)) // 2] + JPEG_END)
 
     with pytest.raises(SampleUndecodable, match="premature end"):
         decoder().decode(half, probe_image(half), 1, Cut(0, 0, 8, 8))

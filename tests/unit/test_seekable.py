@@ -216,24 +216,34 @@ def without_its_last_scan():
     [
         cmyk_jpeg((200, 120, 140)),
         ycck_jpeg(np.dstack([WIDE, WIDE[..., 0]])),
-        without_its_last_scan(),
+        arithmetic_jpeg(),
         jpeg_of(WIDE).replace(b"\1\x22\0\2\x11\1\3\x11\1", b"\1\x22\0\2\x12\1\3\x12\1"),
     ],
-    ids=["CMYK", "YCCK", "progressive without its end", "tall chroma"],
+    ids=["CMYK", "YCCK", "arithmetic", "tall chroma"],
 )
 def test_what_is_unusual_stays_as_it_is(data):
-    """A decoder guesses missing parts, and the rewritten file would make it guess differently."""
+    """Of arithmetic coding, the extension cannot tell whether it is whole."""
     view = memoryview(data)
 
     assert seekable(view, probe_image(view)) is None
 
 
-def test_other_codings_become_baseline():
-    """Arithmetic coding and a scan for each component are rewritten as baseline."""
-    for data in (arithmetic_jpeg(), jpeg_by_component(photo(20, 37)[..., 0])):
-        made = marked(data)
-        assert b"\xff\xc0" in made
-        assert np.array_equal(whole(made), whole(data))
+def test_an_unfinished_file_is_not_rewritten():
+    """A decoder guesses missing parts, and would guess differently of the rewritten file."""
+    data = without_its_last_scan()
+
+    assert _jpeg.transcode(data, WIDE.shape[:2], 64) is None
+    with pytest.raises(SampleUndecodable, match="129 of 192 coefficients to their last bit"):
+        seekable(memoryview(data), probe_image(memoryview(data)))
+
+
+def test_scans_of_components_become_one():
+    """A scan for each component is rewritten as baseline."""
+    data = jpeg_by_component(photo(20, 37)[..., 0])
+    made = marked(data)
+
+    assert made.count(b"\xff\xda") == 1
+    assert np.array_equal(whole(made), whole(data))
 
 
 def test_a_broken_file_is_reported():

@@ -73,6 +73,9 @@ JPEG_SEGMENTS_MAX = 2_000
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _WITH_LENGTH = 0xC0
+_MARKER_BYTES = 2
+ARITHMETIC = frozenset(range(0xC9, 0xD0)) - {0xCC}
+"""The frames of arithmetic coding."""
 ZEROS_MAX = 9
 """Zeros before those that libjpeg counts: it forgets 7 that it read; a scan may end in 2."""
 _BEFORE_MAX = 64
@@ -97,6 +100,16 @@ def scan_markers(data: memoryview, scan: int) -> Iterator[tuple[int, int]]:
     raise SampleUndecodable(f"a JPEG with more than {JPEG_SEGMENTS_MAX} segments in its image data")
 
 
+def end_of_image(data: memoryview, scan: int) -> int:
+    """Where the end mark is, behind the first ``scan``; ``scan`` if there is none."""
+    return next((place for place, marker in scan_markers(data, scan) if marker == _END_OF_IMAGE), scan)
+
+
+def is_arithmetic(data: memoryview, scan: int) -> bool:
+    """Whether the frame in front of the first ``scan`` announces arithmetic coding."""
+    return any(marker in ARITHMETIC for _, marker in scan_markers(data[:scan], _MARKER_BYTES))
+
+
 def without_padding(data: memoryview, scan: int, discarded: int) -> bytes | None:
     """Remove the ``discarded`` zeros and fill bytes that libjpeg counted before the end mark.
 
@@ -104,7 +117,7 @@ def without_padding(data: memoryview, scan: int, discarded: int) -> bytes | None
     ``is_padding`` in ``_jpeg.c`` has the same rule: libjpeg counts fill bytes only in front of a
     zero, and then one of them.
     """
-    end = next((place for place, marker in scan_markers(data, scan) if marker == _END_OF_IMAGE), scan)
+    end = end_of_image(data, scan)
     file = bytes(data[:end])
     begin = len(file.rstrip(b"\0\xff"))
     before = file.count(b"\0", begin) + file.count(b"\xff\0", begin) - discarded
@@ -115,9 +128,6 @@ def without_padding(data: memoryview, scan: int, discarded: int) -> bytes | None
         before -= 2 if pair == b"\xff\0" else 1 if pair[:1] == b"\0" else 0
         begin += 2 if pair == b"\xff\0" else 1
     return None if file[:begin].endswith(bytes(ZEROS_MAX + 1)) else file[:begin] + bytes(data[end:])
-
-
-_MARKER_BYTES = 2
 
 
 def without_bytes_between(data: memoryview, scan: int) -> bytes | None:
@@ -137,6 +147,34 @@ def without_bytes_between(data: memoryview, scan: int) -> bytes | None:
             kept += data[found.start() : end]
         position = end
     return bytes(kept + data[scan:]) if len(kept) < scan else None
+
+
+_ADOBE_SEGMENT, _ADOBE_NAME, _ADOBE_TRANSFORM_AT = 0xEE, b"Adobe", 15
+_TRANSFORMS = {3: (1, 0), 4: (2, 0)}
+"""Of each number of components, those that are known, first the one that libjpeg assumes."""
+_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+_ALL_COEFFICIENTS = b"\0\x3f\0"
+
+
+def with_usual_numbers(data: memoryview, channels: int) -> bytes | None:
+    """Write the numbers that libjpeg assumes in the place of those that it mentions as odd.
+
+    They are the coefficients of a sequential scan, which has all, and Adobe's transform of colours.
+    None if there are no odd ones.
+    """
+    file, is_sequential = bytearray(data), True
+    transforms = _TRANSFORMS.get(channels, range(256))
+    for place, marker in scan_markers(data, _MARKER_BYTES):
+        content = place + 2 * _MARKER_BYTES
+        if marker in _PROGRESSIVE:
+            is_sequential = False
+        elif marker == _START_OF_SCAN and is_sequential:
+            numbers = content + 1 + 2 * data[content]
+            file[numbers : numbers + 3] = _ALL_COEFFICIENTS
+        elif marker == _ADOBE_SEGMENT and data[content : content + 5] == _ADOBE_NAME:
+            at = place + _ADOBE_TRANSFORM_AT
+            file[at] = file[at] if file[at] in transforms else transforms[0]
+    return bytes(file) if file != data else None
 
 
 def gif_color_bytes(flags: int) -> int:

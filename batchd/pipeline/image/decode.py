@@ -1,10 +1,10 @@
 """Bytes to pixels, into memory that is used again and again. Worker process.
 
 A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where that was built.
-Other JPEGs (inks, unusual subsampling), and all without the extension, go through simplejpeg and
-are cut; cv2 decodes the other formats, and the JPEGs that simplejpeg cannot. All give the same
-pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8: all are libjpeg-turbo with its default settings,
-and tests hold them to it. cv2 is never asked to apply EXIF: ``geometry`` turns images.
+Other JPEGs (inks, unusual subsampling, arithmetic codes), and all without the extension, go through
+simplejpeg and are cut; cv2 decodes the other formats, and the JPEGs that simplejpeg cannot. All
+give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8: all are libjpeg-turbo with its
+default settings, and tests hold them to it. cv2 is never asked to apply EXIF: ``geometry`` turns images.
 
 Before that, a file is held to what its bytes can hold and to what decoding may take of memory
 (``check_limits``, ``probe``).
@@ -13,10 +13,10 @@ Alpha is dropped, in all formats: a pixel has the colour that the file stores, h
 it is. Grey is the luma of a JPEG, and of the others what the ``gray`` step makes of their colours.
 
 Invariant: the pixels returned are all this sample's. What a decoder had to invent (libjpeg fills
-with grey, older cv2 with the image before) makes the sample ``SampleUndecodable``. Of libjpeg in
-cv2, only the text that it prints tells. Where a box is decoded, only what is in front of its last
-row was looked at (in a progressive file: everything), so only samples that reach a hole below it
-find it.
+with grey, or guesses; older cv2 with the image before) makes the sample ``SampleUndecodable``. Of
+libjpeg in cv2, only the text that it prints tells. Where a box is decoded, only what is in front of
+its last row was looked at (in a progressive file: everything), so only samples that reach a hole
+below it find it.
 """
 
 import re
@@ -31,7 +31,10 @@ from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.containers import (
     BitmapLayout,
     bitmap_layout,
+    end_of_image,
     first_webp_frame,
+    is_arithmetic,
+    with_usual_numbers,
     without_animation,
     without_bytes_between,
     without_padding,
@@ -56,11 +59,14 @@ BYTES_PER_PIXEL_MAX = 8
 and GIF, WebP and progressive JPEGs without subsampling up to 10."""
 _COLORS = 3
 _CMYK_CHANNELS = 4
-_HARMLESS_WARNINGS = ("Invalid SOS parameters", "Unknown Adobe color transform")
-"""What libjpeg mentions and then decodes every pixel all the same. Bytes that are left of a scan
-say that its blocks were decoded from wrong ones, unless they pad the file."""
 _LEFT_OVER = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
+"""Bytes that are left of a scan say that its blocks were decoded from wrong ones, unless they pad
+the file."""
 _END_OF_IMAGE = "d9"
+_ZEROS_READ_MAX = 32
+"""Bytes that an arithmetic decoder may read behind its data: encoders leave out zeros at the end.
+Photographs need 1 to 4; a white area below one needs up to 15. A cut needs as many as it took, or
+more."""
 _WEBP_BYTES_MIN = 32
 """cv2 looks at no shorter file; the shortest image has 26 bytes."""
 _ROWS_AT_ONCE_PIXELS = 1 << 16
@@ -250,16 +256,16 @@ class Decoder:
         return pixels
 
     def _decode_jpeg(self, data: memoryview, header: ImageHeader, shape: tuple[int, int, int], factor: int) -> Pixels:
-        def by_simplejpeg(file: memoryview, *, is_strict: bool) -> Pixels:
+        def by_simplejpeg(file: memoryview) -> Pixels:
             options: dict[str, Any] = {"buffer": self._scratch.bytes("decode", prod(shape))}
             if factor > 1:
                 options |= {"min_height": shape[0], "min_width": shape[1], "min_factor": factor}
-            pixels: Pixels = simplejpeg.decode_jpeg(file, self._color, **options, strict=is_strict)
+            pixels: Pixels = simplejpeg.decode_jpeg(file, self._color, **options, strict=True)
             return pixels
 
-        def by_cv2(file: memoryview, *, is_strict: bool) -> Pixels:
+        def by_cv2(file: memoryview) -> Pixels:
             pixels, said = decode_file(file, self._flags[factor])
-            if pixels is None or (said and is_strict):
+            if pixels is None or said:
                 raise ValueError(said or "OpenCV cannot decode it")
             return pixels.reshape(*pixels.shape[:2], self._channels)
 
@@ -267,34 +273,56 @@ class Decoder:
             # simplejpeg would hand the inks out as if they were RGB
             if simplejpeg and header.channels != _CMYK_CHANNELS:
                 try:
-                    return _decode_strictly(data, header.scan, by_simplejpeg)
+                    return _decode_strictly(data, header, by_simplejpeg)
                 except ValueError as error:
                     if _UNUSUAL_SUBSAMPLING not in str(error):
                         raise
-            return _decode_strictly(data, header.scan, by_cv2)
+            return _decode_strictly(data, header, by_cv2)
         except ValueError as error:
             raise SampleUndecodable(f"a broken JPEG: {error}") from None
 
 
-JpegDecoder: TypeAlias = Callable[..., Pixels]
-"""Decodes a file; with ``is_strict`` it raises ``ValueError`` for the first thing that libjpeg
-says."""
+JpegDecoder: TypeAlias = Callable[[memoryview], Pixels]
+"""Decodes a file, or raises ``ValueError`` with the first thing that libjpeg says."""
 
 
-def _decode_strictly(data: memoryview, scan: int, decode: JpegDecoder) -> Pixels:
+def _decode_strictly(data: memoryview, header: ImageHeader, decode: JpegDecoder) -> Pixels:
     """Decode a JPEG. Raises ``ValueError`` if libjpeg had to make pixels up."""
+    scan = header.scan
     try:
-        return decode(data, is_strict=True)
+        if is_arithmetic(data, scan):
+            _check_arithmetic(data, scan, decode)
+        return decode(data)
     except ValueError as error:
         left_over = _LEFT_OVER.search(str(error))
-        if left_over:
-            is_end = left_over[2] == _END_OF_IMAGE
-            file = without_padding(data, scan, int(left_over[1])) if is_end else without_bytes_between(data, scan)
-            if file:  # of the padding it may have read some zeros ahead; now it counts them
-                return _decode_strictly(memoryview(file), scan if is_end else scan + len(file) - len(data), decode)
-        if any(harmless in str(error) for harmless in _HARMLESS_WARNINGS):
-            return decode(data, is_strict=False)
-        raise
+        if left_over and left_over[2] == _END_OF_IMAGE:
+            # of the padding it may have read some zeros ahead; now it counts them
+            file = without_padding(data, scan, int(left_over[1]))
+        elif left_over:
+            file = without_bytes_between(data, scan)
+            header = header._replace(scan=scan + len(file or data) - len(data))
+        else:
+            file = with_usual_numbers(data, header.channels)
+        if file is None:
+            raise
+    return _decode_strictly(memoryview(file), header, decode)
+
+
+def _check_arithmetic(data: memoryview, scan: int, decode: JpegDecoder) -> None:
+    """Raise ``ValueError`` if arithmetic image data break off: libjpeg reads zeros, and is silent.
+
+    It counts the zeros that are left of those that are put there.
+    """
+    end = end_of_image(data, scan)
+    try:
+        decode(memoryview(b"".join((data[:end], bytes(2 * _ZEROS_READ_MAX), data[end:]))))
+    except ValueError as error:
+        left_over = _LEFT_OVER.search(str(error))
+        if not left_over or left_over[2] != _END_OF_IMAGE:
+            raise
+        if int(left_over[1]) >= _ZEROS_READ_MAX:
+            return
+    raise ValueError(f"arithmetic image data that break off: more than {_ZEROS_READ_MAX} bytes are missing")
 
 
 def _decode_any(data: memoryview, header: ImageHeader, color: str) -> Pixels:

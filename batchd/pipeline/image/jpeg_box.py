@@ -225,8 +225,8 @@ def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
 def seekable(data: memoryview, header: ImageHeader) -> bytes | None:
     """Add restart markers to a file: same coefficients, so same pixels, same EXIF and colours.
 
-    None: it is not a JPEG of a usual kind (inks, unusual subsampling, missing scans), and stays as
-    it is. Needs the extension. Raises ``SampleUndecodable`` where it is broken anywhere.
+    None: it is not a JPEG of a usual kind (inks, unusual subsampling, arithmetic codes), and stays
+    as it is. Needs the extension. Raises ``SampleUndecodable`` where it is broken anywhere.
     """
     if header.format != "JPEG":
         return None

@@ -62,6 +62,7 @@ _START_OF_SCAN, _END_OF_IMAGE, _APP1 = 0xDA, 0xD9, 0xE1
 _MARKER = 0xFF
 _STUFFED = 0x00
 _JPEG_BITS = 8
+_COEFFICIENTS, _LOW_BITS, _NOT_THERE = 64, 0xF, 0xFF
 _BMP_CORE_HEADER_BYTES = 12
 _BMP_UNCOMPRESSED = frozenset({0, 3, 6})
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -183,7 +184,7 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
         raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
     has_scans = frame.marker in _PROGRESSIVE or data[scan + 4] < frame.channels
     if has_scans:
-        _check_scans(data, [place for place, marker in scan_markers(data, scan) if marker == _START_OF_SCAN], frame)
+        _check_scans(data, scan, frame)
     pixels_max = free_pixels(len(data))
     if frame.marker not in _ARITHMETIC and frame.blocks:
         blocks = 8 * (len(data) - scan) // (1 if frame.marker in _PROGRESSIVE else 2)
@@ -192,17 +193,36 @@ def _finish_jpeg(data: memoryview, scan: int, frame: Frame, orientation: int) ->
     return ImageHeader("JPEG", frame.height, frame.width, orientation, frame.channels, pixels_max, held_bytes, scan)
 
 
-def _check_scans(data: memoryview, scans: list[int], frame: Frame) -> None:
-    """Refuse too many scans, and a component of which there is none: libjpeg makes it grey."""
+def _check_scans(data: memoryview, scan: int, frame: Frame) -> None:
+    """Refuse too many scans, and what none of them has.
+
+    libjpeg makes a missing component grey, and guesses coefficients that are not there to their
+    last bit, as of a download that broke off.
+    """
+    marks = list(scan_markers(data, scan))
+    scans = [place for place, marker in marks if marker == _START_OF_SCAN]
     if len(scans) > JPEG_SCANS_MAX:
         raise SampleUndecodable(f"a JPEG with {len(scans)} scans; {JPEG_SCANS_MAX} are allowed")
-    there: set[int] = set()
+    if marks[-1][1] != _END_OF_IMAGE:
+        raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
+    lacking: dict[int, bytearray] = {}  # of each component, the lowest bit that is not there of each coefficient
     for place in scans:
-        components = data[place + 4]
-        if data[place + 5 + 2 * components] == 0:  # the first coefficient of each block
-            there.update(data[place + 5 : place + 5 + 2 * components : 2])
-    if len(there) < frame.channels:
-        raise SampleUndecodable(f"truncated: a JPEG with scans of {len(there)} of its {frame.channels} components")
+        numbers = place + 5 + 2 * data[place + 4]
+        first, last, bits = 0, _COEFFICIENTS - 1, 0
+        if frame.marker in _PROGRESSIVE:
+            first, last, bits = data[numbers], min(data[numbers + 1], last), data[numbers + 2] & _LOW_BITS
+        for component in data[place + 5 : numbers : 2]:
+            known = lacking.setdefault(component, bytearray([_NOT_THERE]) * _COEFFICIENTS)
+            known[first : last + 1] = bytes([bits]) * len(known[first : last + 1])
+    whole = [bits.count(0) for bits in lacking.values() if bits[0] != _NOT_THERE]
+    if len(whole) < frame.channels:
+        raise SampleUndecodable(f"truncated: a JPEG with scans of {len(whole)} of its {frame.channels} components")
+    if sum(whole) < _COEFFICIENTS * frame.channels:
+        raise SampleUndecodable(
+            f"truncated: a progressive JPEG whose {len(scans)} scans have {sum(whole)} of "
+            f"{_COEFFICIENTS * frame.channels} coefficients to their last bit; decoders guess the others "
+            "(jpegtran makes them zeros)"
+        )
 
 
 def _probe_png(data: memoryview) -> ImageHeader:
