@@ -224,6 +224,25 @@ def test_a_failed_handshake_is_logged_with_its_host_or_without_one(remote) -> No
     assert failed[0]["reason"] == "it ended before its host could be read"
 
 
+def test_connections_that_have_ended_are_not_looked_at(remote, monkeypatch) -> None:
+    """Peers can connect and leave far more often in a second than the loop can look."""
+    remote.bind("tcp://127.0.0.1:0", "")
+    looks: list[int] = []
+    monkeypatch.setattr(remote._guard, "add", looks.append)
+    events: list[tuple[int, int]] = []
+    for _ in range(50):
+        with come_from(remote, "127.0.0.2") as peer:
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(1 << 10):
+                pass
+    wait_until(lambda: events.extend(remote._zeromq.events()) or len(events) == 100, "all ends are reported")
+    monkeypatch.setattr(remote._zeromq, "events", lambda: iter(events))
+
+    remote.note_ends()
+
+    assert (looks, remote.failed_handshakes) == ([], 50)
+
+
 class CountingRouter(DeafRouter):
     """A ROUTER that counts what it is asked to send."""
 

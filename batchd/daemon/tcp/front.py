@@ -80,10 +80,15 @@ class TcpFront:
 
     def note_ends(self) -> None:
         """Take note of the connections that have begun and ended."""
-        for event, descriptor in self._zeromq.events():
+        events = list(self._zeromq.events())
+        last_of = {descriptor: number for number, (_event, descriptor) in enumerate(events)}
+        for number, (event, descriptor) in enumerate(events):
             if event == zmq.EVENT_ACCEPTED:
                 self._heard_of.discard(descriptor)
-                self._guard.add(descriptor)
+                if last_of[descriptor] == number:
+                    self._guard.add(descriptor)
+                else:  # it has ended; of a storm of connections, most have
+                    self._guard.remove(descriptor)
                 continue
             self._ended(descriptor)
             if descriptor not in self._heard_of:
