@@ -185,12 +185,12 @@ class ConnectionGuard:
 
         ZeroMQ may hand it over before the beginning of its connection is reported: then it is not
         counted. It also hands over what a connection sent before its end, with a descriptor that is
-        closed by then, or names another host's connection.
+        closed by then or will be in a moment, or names another host's connection.
         """
         connection = self._connections.get(descriptor)
         if connection is None or connection.is_closed or connection.host != host:
             is_known = connection is not None and self._is_there(descriptor)
-            return not is_known and self._is_open(descriptor)
+            return not is_known and not self.is_kept_out(host) and self._is_open(descriptor)
         connection.read += wire_bytes
         connection.frames += frames
         frames_max = self._limits.frames_max
