@@ -129,9 +129,10 @@ class Loop:
     _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
     _side_work: SideWork = field(init=False)
+    _ended: deque[SessionEnded | SessionCutOff] = field(default_factory=deque)
+    """Sessions of which nothing has ended yet: a round ends as much as it has time for."""
     _departures: deque[Event] = field(default_factory=deque)
-    """Ends of sessions and, before each, of its subscriptions: a round ends as many as it has time
-    for."""
+    """What is left of the session that is ending: its subscriptions, then itself."""
     _portion_end_s: float = 0.0
     _status: tuple[float, dict[str, Any]] = (-inf, {})
     """When the last status was made, which several may have asked for, and the status."""
@@ -198,7 +199,8 @@ class Loop:
         self._handle_queue()
         more = False
         while not self._is_over():
-            ready = dict(self._poller.poll(0 if more or self.queue or self._departures else self._patience_ms()))
+            is_busy = more or self.queue or self._ended or self._departures
+            ready = dict(self._poller.poll(0 if is_busy else self._patience_ms()))
             if self.selector.fileno() in ready:
                 self.selector.dispatch()
             heard = [door.receive(ready, self._begin_portion()) for door in self.doors]
@@ -224,8 +226,7 @@ class Loop:
         """Handle all events, but for some departures, and send what workers get by them."""
         self._portion_end_s = monotonic() + PORTION_S
         self._handle_events()
-        while self._departures:
-            self._handle(self._departures.popleft())
+        while self._end_part():
             if monotonic() >= self._portion_end_s:
                 break
         for worker in list(self._fills):
@@ -247,13 +248,23 @@ class Loop:
 
     def _begin_departure(self, event: SessionEnded | SessionCutOff) -> None:
         """End a session in parts: each subscription that ends has others claim what it had."""
-        self._session_log.observe(event)
-        leases_from = 0 if isinstance(event, SessionEnded) else NUMBER_MAX
-        for subscription in self.state.subscriptions_of(event.session):
-            self._departures.append(SubscriptionEnded(event.session, subscription, leases_from))
-        self._departures.append(event)
-        while self._departures and monotonic() < self._portion_end_s:
-            self._handle(self._departures.popleft())
+        self._ended.append(event)
+        while monotonic() < self._portion_end_s and self._end_part():
+            pass
+
+    def _end_part(self) -> bool:
+        """End a subscription or a session; False if none is left."""
+        if not self._departures and self._ended:
+            event = self._ended.popleft()
+            self._session_log.observe(event)
+            leases_from = 0 if isinstance(event, SessionEnded) else NUMBER_MAX
+            for subscription in self.state.subscriptions_of(event.session):
+                self._departures.append(SubscriptionEnded(event.session, subscription, leases_from))
+            self._departures.append(event)
+        if not self._departures:
+            return False
+        self._handle(self._departures.popleft())
+        return True
 
     def _handle(self, event: Event) -> None:
         """Let the core handle an event, and perform its actions."""
