@@ -196,7 +196,7 @@ CUT = {
     **{f"arithmetic {kind}": data for kind, data in ARITHMETIC_JPEGS.items()},
 }
 ARITHMETIC_BYTES_UNKNOWN = 40
-"""What may be missing in front of an end mark: 32 bytes that are read behind the end, and some."""
+"""What may be missing in front of an end mark: 24 bytes that are read behind the end, and some."""
 
 
 @pytest.mark.parametrize("path", PATHS)
