@@ -184,6 +184,8 @@ class World:
         self.workers_wanted = workers
         self.now = 0.0
         self.slots: dict[int, ModelSlot] = {}
+        self._batches: dict[tuple[int, Position], list[int]] = {}
+        """The samples of each position that a worker got, which are always the same."""
         self.slots_left: int | None = None
         self.losses: list[ev.SlotLost] = []
         self.workers: dict[int, ModelWorker] = {}
@@ -549,9 +551,12 @@ class World:
 
     def samples(self, order: act.OrderChunk) -> list[int]:
         """The samples of an order's rows."""
-        plan = self.specs[order.stream].plan
-        batch = plan.indices(order.position, 0, order.rows[-1] + 1)
-        return [int(batch[row]) for row in order.rows]
+        batch = self._batches.get((order.stream, order.position))
+        if batch is None:
+            plan = self.specs[order.stream].plan
+            batch = plan.indices(order.position, 0, plan.rows(order.position)).tolist()
+            self._batches[order.stream, order.position] = batch
+        return [batch[row] for row in order.rows]
 
     def orders_for(self, slot: int) -> list[act.OrderChunk]:
         """The orders whose workers, dead or alive, may still write into a slot."""
