@@ -27,12 +27,8 @@ def command(stream: str, address: str | None, as_json: bool) -> None:
     with running_daemon(address) as session:
         deadline = monotonic() + ANSWER_TIMEOUT_S
         answer = session.request(lambda request: AskBad(request, stream), BadSamples, deadline)
-    left_out = answer.total - len(answer.samples)
     if as_json:
-        keys = ("sample", "path", "reason", "times")
-        samples = [dict(zip(keys, bad, strict=True)) for bad in answer.samples]
-        plain = {"total": answer.total, "left_out": left_out, "file": answer.file or None, "samples": samples}
-        click.echo(json.dumps(plain, indent=2))
+        click.echo(json.dumps(answer.to_plain(), indent=2))
         return
     if not answer.total:
         click.echo(f"no bad samples so far in stream {stream}")
@@ -40,6 +36,6 @@ def command(stream: str, address: str | None, as_json: bool) -> None:
     for sample, path, reason, times in answer.samples:
         first, *more = map(escaped, reason.splitlines() or [""])
         click.echo("\n".join([f"{escaped(path)}: {first} (met {counted(times, 'time')}, sample {sample})", *more]))
-    if left_out:
+    if answer.left_out:
         where = f"; all are in {escaped(answer.file)}" if answer.file else ""
-        click.echo(f"... and {left_out:,} more, {answer.total:,} in total{where}")
+        click.echo(f"... and {answer.left_out:,} more, {answer.total:,} in total{where}")

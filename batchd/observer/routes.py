@@ -202,9 +202,7 @@ class Router:
         answer = self._client.bad(stream, ANSWER_S)
         if answer is None:
             return text_response(503, NO_ANSWER)
-        keys = ("sample", "path", "reason", "times")
-        samples = [dict(zip(keys, bad, strict=True)) for bad in answer.samples]
-        return json_response({"total": answer.total, "samples": samples})
+        return json_response(answer.to_plain())
 
     def _losses(self, query: Query) -> Response:
         stream = self._stream(query)

@@ -378,6 +378,17 @@ class BadSamples(Message):
     samples: list[tuple[int, str, str, int]]
     file: str = ""
 
+    @property
+    def left_out(self) -> int:
+        """Number of bad samples that are not in ``samples``."""
+        return self.total - len(self.samples)
+
+    def to_plain(self) -> dict[str, object]:
+        """The object that ``batchd bad --json`` and the observer's /bad.json show."""
+        keys = ("sample", "path", "reason", "times")
+        samples = [dict(zip(keys, bad, strict=True)) for bad in self.samples]
+        return {"total": self.total, "left_out": self.left_out, "file": self.file or None, "samples": samples}
+
 
 @message(26)
 class Greeted(Message):

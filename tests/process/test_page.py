@@ -120,10 +120,12 @@ def test_bad_samples_are_listed_by_name_and_reason(observed, start_trainer):
 
     found = json.loads(fetch(observed, "/bad.json?stream=bad").text)
 
+    assert found == json.loads(batchd("bad", "bad", "--json", address=observed.address).stdout)
     assert found["total"] == 1
     assert found["samples"][0]["path"].endswith("cat/broken.jpg")
     assert "not a JPEG" in found["samples"][0]["reason"]
-    assert json.loads(fetch(observed, "/bad.json?stream=photos").text) == {"total": 0, "samples": []}
+    none = {"total": 0, "left_out": 0, "file": None, "samples": []}
+    assert json.loads(fetch(observed, "/bad.json?stream=photos").text) == none
     assert overview(observed)["observer"]["up"]
 
 

@@ -412,7 +412,7 @@ class Bad {
       found = null;
     }
     if (!found) return say(this.more, "the daemon does not say which, just now");
-    const { samples, total: all } = found;
+    const { samples, left_out: leftOut, file } = found;
     while (this.body.children.length > samples.length) this.body.lastChild.remove();
     while (this.body.children.length < samples.length) this.body.append(html("tr"));
     samples.forEach((one, index) =>
@@ -422,7 +422,7 @@ class Bad {
         { text: number(one.times), label: "times", kind: "number" },
       ]),
     );
-    say(this.more, all > samples.length ? `and ${number(all - samples.length)} more` : "");
+    say(this.more, leftOut ? `and ${number(leftOut)} more${file ? `; all are in ${file}` : ""}` : "");
   }
 }
 
