@@ -122,6 +122,7 @@ class _Measuring:
             part=0,
             parts=max(1, min(pass_.workers, -(-count // BLOCK_SAMPLES))),
             only=only,
+            as_of_ns=pass_.storage.as_of_ns,
         )
         self._timeout_s = pass_.sample_timeout_s
         self._deaths = 0

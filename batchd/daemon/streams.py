@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import combinations
-from time import time_ns
 from typing import Any
 
 import structlog
@@ -189,7 +188,6 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     config, python_path = whole.streams[name], whole.daemon.python_path or ()
     source = config.source
     plan = plan_stream(name, config, ring.columns, python_path)
-    as_of_ns = time_ns()
     try:
         pass_ = Pass(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
         index = scan_source(source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
@@ -246,7 +244,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         layout=ring.layout.to_wire(),
         cache="off" if wanted_cache is None else wanted_cache.kind,
         pack={} if plan.pack is None else step_to_plain(plan.pack),
-        as_of_ns=as_of_ns,
+        as_of_ns=storage.as_of_ns,
     )
     classes = [name for name in index.class_names if name]
     are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX

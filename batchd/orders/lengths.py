@@ -31,3 +31,5 @@ class LengthsQuestion(NamedTuple):
     parts: int
     only: tuple[int, ...] = ()
     """Unless empty, samples that are made as rows of a batch: 1 for a good one, 0 for a bad one."""
+    as_of_ns: int = 0
+    """As in ``ServeStream``."""

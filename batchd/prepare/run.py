@@ -132,6 +132,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         output.quality,
         output.is_seekable,
         output.as_files,
+        work.storage.as_of_ns,
     )
     orders = _orders(work.name, len(index), output)
     named = [named_by_content(step, plan.digests) for step in steps]

@@ -76,6 +76,7 @@ class ShardWriter:
     def _open(self, told: messages.PrepareStream, index: SourceIndex) -> str:
         """Prepare for orders. Returns the reason if none can be carried out, else ""."""
         storage = Storage(StorageLimits.from_wire(told.storage))
+        storage.as_of_ns = told.as_of_ns
         recipe = SampleRecipe(*told.recipe)
         try:
             self._maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)

@@ -85,6 +85,7 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
     extension: Extension | None = None,
 ) -> SourceIndex:
     """Find all samples, or load an unchanged index. Raises ``SourceInvalid``."""
+    storage.begin_scan()
     kind, plain = kind_of(source), source_to_plain(source)
     if extension is not None:
         plain["extension"] = extension.key

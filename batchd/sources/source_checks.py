@@ -140,6 +140,7 @@ def try_source(
     clock: Callable[[], float] = monotonic,
 ) -> Trial:
     """Scan a source without known problems, each of its parts by itself."""
+    storage.begin_scan()
     parts = [(key, try_source(part, python_path, storage, samples_max, clock)) for key, part in parts_of(source)]
     problems = [SourceProblem((*key, *one.key), one.text) for key, part in parts for one in part.problems]
     if any(part.whole is None for _key, part in parts):

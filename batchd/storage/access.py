@@ -20,7 +20,7 @@ from hashlib import sha256
 from io import BufferedReader
 from math import inf
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
 
 from batchd.errors import SourceInvalid
@@ -60,7 +60,7 @@ class Storage:
         self.remote = RemoteFiles(self)
         self.as_of_ns = 0
         """When the source was scanned whose readers are made now, in ns since 1970: a file that is
-        a sample and was written later is another one. 0 is not known."""
+        a sample and was written later is another one. 0 before a scan; other processes are told."""
         self._client: RemoteClient | None = None
         self.room = RequestBudget(FETCHED_BYTES_MAX)
         self.blocks_room = RequestBudget(BLOCKS_BYTES_MAX, is_sized=True)
@@ -73,6 +73,10 @@ class Storage:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def begin_scan(self) -> None:
+        """From now on, readers are made for a source as it is at this moment."""
+        self.as_of_ns = time_ns()
 
     def at(self, path: Path | bytes) -> LocalFiles | RemoteFiles:
         """The target of a path or a URL."""

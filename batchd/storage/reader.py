@@ -379,7 +379,7 @@ class BytesReader:
         later_ns = min(status.st_mtime_ns, status.st_ctime_ns) - self._remote.as_of_ns
         if self._remote.as_of_ns and later_ns > 0:
             raise SampleUnreadable(
-                f"was written {later_ns / 1e9:.1f} s after the daemon scanned its source; restart the daemon"
+                f"was written {later_ns / 1e9:.1f} s after its source was scanned; restart the daemon, or the command"
             )
 
     def _room(self, size: int) -> memoryview:

@@ -66,6 +66,7 @@ def main() -> int:  # noqa: PLR0915  one sequence
     lengths_descriptor, index_descriptor = map(int, sys.argv[1:])
     lengths = np.frombuffer(mmap.mmap(lengths_descriptor, 0), np.int64)
     storage = Storage(StorageLimits.from_wire(asked.storage))
+    storage.as_of_ns = asked.as_of_ns
     try:
         index = SourceIndex.from_descriptor(index_descriptor)
         recipe = SampleRecipe(*asked.recipe)

@@ -1,14 +1,25 @@
 """An image file that is rewritten after the scan makes a bad sample, in every source of files."""
 
 import json
+import mmap
 import os
 
 import pytest
 
 import batchd_client
+from batchd.bench.dataloader import COUNTER_BYTES, Samples
+from batchd.config.load import load_config
+from batchd.daemon.config_checks import preview_streams
+from batchd.daemon.memory.rings import plan_rings
+from batchd.history.batches import Replayer
+from batchd.prepare.run import Output, PrepareJob, prepare
+from batchd.samples.errors import SampleUnreadable
+from batchd.storage.access import Storage
+from batchd.storage.index_cache import IndexCache
+from batchd_wire.position import Position
 from support.commands import batchd as command
 from support.images import jpeg, photo, write_photos
-from support.settings import STREAM
+from support.settings import STREAM, write_settings
 
 PHOTOS = 6
 
@@ -67,4 +78,61 @@ def test_a_rewritten_file_is_a_bad_sample(start_daemon, folder, is_rewritten):
         assert (3 in found) == (not is_rewritten)
         text = json.dumps(bad)
         assert (files[3].name in text) == is_rewritten
-        assert ("after the daemon scanned its source; restart the daemon" in text) == is_rewritten
+        assert ("after its source was scanned; restart the daemon, or the command" in text) == is_rewritten
+
+
+def prepared(config, folder):
+    """Return why ``batchd prepare`` leaves out samples."""
+    job = PrepareJob("folder", config.streams["folder"], IndexCache(folder / "cache"), 1, 60, Storage())
+    made = prepare(job, Output(folder / "out", PHOTOS, "png", 90), lambda _all, _done, _bad: None)
+    return [one.reason for one in made.left_out]
+
+
+def replayed(config, _folder):
+    """Return why ``batchd replay`` has no sample in a row."""
+    with Replayer(config, "folder") as replayer:
+        return [tried.reason for row in replayer.at(Position(0, 0)).rows for tried in row.tried]
+
+
+def loaded(config, folder):
+    """Return why the DataLoader of ``batchd bench`` has no sample."""
+    samples = Samples(
+        config.streams["folder"], IndexCache(folder / "cache"), mmap.mmap(-1, COUNTER_BYTES), with_pil=False
+    )
+    samples.begin(0)
+    found = []
+    for number in range(PHOTOS):
+        try:
+            samples._reader.read(number)
+        except SampleUnreadable as error:
+            found.append(str(error))
+    return found
+
+
+def checked(config, _folder):
+    """Return why ``batchd check`` can make no sample."""
+    with Storage() as storage:
+        rings = plan_rings(config, storage)
+        return [str(one) for one in preview_streams(config, rings, storage)]
+
+
+@pytest.mark.parametrize(("read", "count"), [(prepared, PHOTOS), (replayed, PHOTOS), (loaded, PHOTOS), (checked, 1)])
+def test_each_command_that_scans_and_reads_notices_a_rewritten_file(monkeypatch, tmp_path, folder, read, count):
+    """All files are written again between its scan and its first sample."""
+    begin_scan = Storage.begin_scan
+
+    def rewrite(storage: Storage) -> None:
+        begin_scan(storage)
+        for file in folder.rglob("*.jpg"):
+            data = file.read_bytes()
+            while file.stat().st_mtime_ns <= storage.as_of_ns:  # the clock of files is coarse
+                file.write_bytes(data)
+
+    stream = {**streams_of(folder)["folder"], "on_error": "mask", "max_bad_fraction": 0.99}
+    config = load_config(write_settings(tmp_path / "batchd.toml", {"folder": stream}, {"workers": 1}), {}, {})
+    monkeypatch.setattr(Storage, "begin_scan", rewrite)
+
+    reasons = read(config, tmp_path)
+
+    assert len(reasons) == count
+    assert all("after its source was scanned" in reason for reason in reasons)

@@ -260,4 +260,4 @@ def test_a_file_that_was_written_after_the_scan_is_refused(
         if is_read:
             assert bytes(reader.read(0)) == b"a file"
         else:
-            assert reason(reader).endswith("s after the daemon scanned its source; restart the daemon")
+            assert reason(reader).endswith("s after its source was scanned; restart the daemon, or the command")
