@@ -258,18 +258,21 @@ _output: tuple[int, int] | None = None
 
 
 def collect_output() -> int:
-    """Have the children from now on write to a pipe instead of standard error. Returns its end.
+    """Have the children from now on write to a socket instead of standard error. Returns its end.
 
-    The caller has to read it: children wait for ever at a full pipe. Paired with
-    ``stop_collecting``. Raises ``OSError``.
+    The kernel names the writer of each part (SO_PASSCRED). The caller has to read it: children wait
+    for ever at a full socket. Paired with ``stop_collecting``. Raises ``OSError``.
     """
     global _output  # noqa: PLW0603  it is where standard error is, which the whole process has
-    _output = os.pipe()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    ours.setblocking(False)
+    _output = ours.detach(), theirs.detach()
     return _output[0]
 
 
 def stop_collecting() -> None:
-    """Close the pipe here; a reader has an end of its own, and reads until all writers are gone."""
+    """Close both ends here; a reader has an end of its own, and reads until all writers are gone."""
     global _output  # noqa: PLW0603  as above
     for descriptor in _output or ():
         os.close(descriptor)

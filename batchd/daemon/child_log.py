@@ -1,22 +1,26 @@
 """The log of the daemon's child processes: its lines are the daemon's. These processes, and DAEMON.
 
     structured    child --ChildLogged, over its channel--> write_line
-    other output  child --standard error, a pipe--> a thread --at most LINES_WAITING--> the loop
+    other output  child --standard error, a socket--> a thread --at most LINES_WAITING--> the loop
 
 Other output is what users' functions print, what libraries warn of, and the last words of a process
-that crashes: the pipe keeps what a dead process has written. A thread reads it, so that a child
-never waits for the loop, which may be busy, or not there yet.
+that crashes: the socket keeps what a dead process has written, and the kernel says which process
+that was (unix(7), SCM_CREDENTIALS). A thread reads it, so that a child never waits for the loop,
+which may be busy, or not there yet. The loop reads what is left before it logs a worker's death.
 
 Invariant: a child writes no line itself, since only the daemon knows the log's form and level.
 """
 
 import os
+import select
 import signal
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import partial
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, NoReturn
 
 import structlog
@@ -33,6 +37,10 @@ FACT_CHARACTERS_MAX = 4_000
 READ_BYTES = 64 * 1024
 LINES_WAITING = 1_000
 """Lines that wait for the loop."""
+WRITERS_MAX = 256
+"""Processes whose line without an end is kept until the rest comes."""
+READS_AT_AN_END = 64
+_CREDENTIALS = struct.Struct("iII")
 
 _log = structlog.get_logger()
 
@@ -41,10 +49,17 @@ class ChildOutput:
     """Logs what children write to ``descriptor``, line by line. Belongs to the loop."""
 
     def __init__(self, selector: Selector, descriptor: int) -> None:
-        self._descriptor = os.dup(descriptor)
-        self._lines: deque[str] = deque()
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._lock = Lock()
+        """Held by the thread or the loop while it reads."""
+        self._unfinished: dict[int, bytes] = {}
+        """By process: the line that it has not ended yet."""
+        self._workers: dict[int, int] = {}
+        """By process: the number of the worker. The loop's alone, as is the next one."""
+        self._last: dict[int, str] = {}
+        self._lines: deque[tuple[int, str]] = deque()
         self._dropped = 0
-        """Lines that found no room; only the thread writes it."""
+        """Lines that found no room; written under the lock."""
         self._told = 0
         self._limit, self._once = LinesPerMinute(LINES_TOGETHER), OncePerMinute()
         self._wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -53,6 +68,7 @@ class ChildOutput:
 
     def close(self) -> None:
         """Log the last lines, and how many were left out."""
+        self._read_on()
         self.log_lines()
         self._tell_dropped()
 
@@ -61,11 +77,26 @@ class ChildOutput:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wakes)
         while self._lines:
-            text = self._lines.popleft()
+            pid, text = self._lines.popleft()
+            worker = self._workers.get(pid)
+            if worker is not None:
+                self._last[pid] = text
             if self._limit.allows("output of a child process"):
-                _log.info("output of a child process", text=text)
+                facts = {} if worker is None else {"worker": worker}
+                _log.info("output of a child process", text=text, **facts, pid=pid)
         if self._dropped > self._told and self._once.allows("left out"):
             self._tell_dropped()
+
+    def begin(self, pid: int, worker: int) -> None:
+        """Name this worker in the lines of its process. Paired with ``end``."""
+        self._workers[pid] = worker
+
+    def end(self, pid: int) -> str:
+        """Log all that a dead worker has written; returns its last line, "" for none."""
+        self._read_on(pid)
+        self.log_lines()
+        self._workers.pop(pid, None)
+        return self._last.pop(pid, "")
 
     def _tell_dropped(self) -> None:
         more = self._dropped - self._told
@@ -76,18 +107,52 @@ class ChildOutput:
     def _read(self) -> None:
         """Read until the last writer has closed it. Runs in a thread, which handles no signal."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        rest = b""
-        while data := os.read(self._descriptor, READ_BYTES):
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > FACT_CHARACTERS_MAX:
-                lines, rest = [*lines, rest], b""
-            self._take(lines)
-        os.close(self._descriptor)
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        is_open = True
+        while is_open:
+            poll.poll()
+            with self._lock:
+                is_open = self._receive() is not None
+        self._socket.close()
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _read_on(self, ended: int | None = None) -> None:
+        """Read what is there, for the loop; lines without an end count, of ``ended`` or of all."""
+        with self._lock:
+            reads = 0
+            while reads < READS_AT_AN_END and self._receive():
+                reads += 1
+            self._take_unfinished(list(self._unfinished) if ended is None else [ended])
+
+    def _receive(self) -> bool | None:
+        """Take one part; False if there is none now, None if there will be none. Under the lock."""
+        try:
+            data, about, _flags, _address = self._socket.recvmsg(READ_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except BlockingIOError:
+            return False
+        except OSError:  # the thread has closed it
+            return None
+        if not data:
+            self._take_unfinished(list(self._unfinished))
+            return None
+        pid = next((_CREDENTIALS.unpack(value)[0] for _level, _kind, value in about), 0)
+        *lines, rest = (self._unfinished.pop(pid, b"") + data).split(b"\n")
+        if len(rest) > FACT_CHARACTERS_MAX:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            self._unfinished[pid] = rest
+        self._take(pid, lines)
+        self._take_unfinished(list(self._unfinished)[:-WRITERS_MAX])
+        return True
+
+    def _take_unfinished(self, pids: list[int]) -> None:
+        for pid in pids:
+            self._take(pid, [self._unfinished.pop(pid, b"")])
+
+    def _take(self, pid: int, lines: list[bytes]) -> None:
         kept = [text for line in lines if (text := line.decode("utf-8", "replace").strip())]
         room = max(0, LINES_WAITING - len(self._lines))
-        self._lines.extend(kept[:room])
+        self._lines.extend((pid, text) for text in kept[:room])
         self._dropped += len(kept[room:])
         os.eventfd_write(self._wakes, 1)
 

@@ -120,13 +120,14 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         allow_descriptors()
         queue, selector = Queue(), Selector()
         stack.callback(selector.close)
-        if options.output is not None:
-            stack.callback(ChildOutput(selector, options.output).close)
+        output = None if options.output is None else ChildOutput(selector, options.output)
+        if output is not None:
+            stack.callback(output.close)
         notifier = Notifier.from_environment(os.environ, is_embedded=is_embedded)
         stack.callback(notifier.close)
         service = Service(notifier, daemon.worker_count())
         names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded))
-        workers = WorkerProcesses(selector, queue.append, options.launched)
+        workers = WorkerProcesses(selector, queue.append, options.launched, output)
         stack.callback(workers.close, WORKERS_END_S)
         # it is tried again, and logged, when the loop wants the first worker
         with suppress(OSError):

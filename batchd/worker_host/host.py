@@ -85,8 +85,9 @@ def run_host(options: HostOptions) -> None:
     with ExitStack() as stack:
         selector = Selector()
         stack.callback(selector.close)
-        stack.callback(ChildOutput(selector, options.output).close)
-        host = WorkerHost(options, selector)
+        output = ChildOutput(selector, options.output)
+        stack.callback(output.close)
+        host = WorkerHost(options, selector, output)
         signals = Signals(selector, SIGNALS, host.received_signal)
         stack.callback(signals.close)  # last: a second Ctrl-C while the workers end is no error
         stack.callback(host.close)
@@ -105,13 +106,13 @@ class _Awaited:
 class WorkerHost:
     """Owns the connection, the workers and the streams."""
 
-    def __init__(self, options: HostOptions, selector: Selector) -> None:
+    def __init__(self, options: HostOptions, selector: Selector, output: ChildOutput) -> None:
         self._options = options
         self._selector = selector
         self._poller = zmq.Poller()
         self._poller.register(selector.fileno(), zmq.POLLIN)
         self._connection = GatewayConnection(options.gateway, self._poller, self._received, self._link_ended)
-        self._workers = HostWorkers(selector, options.workers, self._connection.send, options.launched)
+        self._workers = HostWorkers(selector, options.workers, self._connection.send, options.launched, output)
         self._opener = StreamOpener(options.paths, options.budget)
         self._folder = IndexFolder(options.index_folder)
         self._indexes: dict[str, ReceivedIndex] = {}

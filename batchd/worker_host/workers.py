@@ -32,6 +32,7 @@ from batchd.core.fleet import Fleet, Order, Worker, WorkerState
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
 from batchd.core.state import GAP_S, TICK_S
+from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd.daemon.workers.interface import WorkerBook
@@ -72,9 +73,10 @@ class HostWorkers:
         count: int,
         send: Callable[[Message, Sequence[memoryview]], None],
         launched: Linked | None = None,
+        output: ChildOutput | None = None,
     ) -> None:
         self._events: deque[Event] = deque()
-        self._processes = WorkerProcesses(selector, self._events.append, launched)
+        self._processes = WorkerProcesses(selector, self._events.append, launched, output)
         self._moment = Moment()
         self._moment.now_s = monotonic()
         self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,18 @@ PRINTS = """
             print("last words without an end", end="", flush=True)
             faulthandler.enable()
             os.abort()
+        return {"score": 1.0}
+"""
+
+CRASHES = """
+    import os, pathlib, signal
+    SEEN = pathlib.Path(__file__).with_name("seen")
+    def fn(sample, rng):
+        if not SEEN.exists():
+            SEEN.touch()
+            os.write(2, b"decoder: reads\\nframe 7 ")
+            os.write(2, b"is broken")
+            os.kill(os.getpid(), signal.SIGSEGV)
         return {"score": 1.0}
 """
 
@@ -264,6 +277,36 @@ def test_what_workers_write_to_standard_error_is_a_line_of_the_log(start_daemon,
     assert {'libpng warning: a "line" of its own', "\x1b[31mred"} <= set(output)
     assert "last words without an endFatal Python error: Aborted" in output
     assert all(output)
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_the_last_line_of_a_worker_that_crashes_stands_before_its_death(start_daemon, photos, code, write, log_format):
+    """It names the worker, as what was written before; the line about the death repeats it."""
+    write("mine.py", CRASHES)
+    streams = {"photos": called(photos, outputs={"score": "float32"})}
+    daemon = start_daemon(streams, python_path=[str(code)], workers=1)
+    daemon.terminate()
+    daemon.log_format = log_format
+    before = len(daemon.log.splitlines())
+    daemon.start()
+    with batchd_client.connect(daemon.address) as connection:
+        see(connection.stream("photos", epochs=1))
+        wait_until(lambda: "worker ended" in daemon.log, "the death is logged")
+    daemon.terminate()
+
+    lines = daemon.log.splitlines()[before:]
+    death = next(number for number, line in enumerate(lines) if "worker ended" in line)
+    output = [line for line in lines[:death] if "output of a child process" in line]
+    assert lines[death - 1] == output[-1]
+    if log_format == "json":
+        assert all(json.loads(line)["event"] for line in lines)
+        died, *written = map(json.loads, [lines[death], *output])
+        assert [one["text"] for one in written] == ["decoder: reads", "frame 7 is broken"]
+        assert {(one["worker"], one["pid"]) for one in written} == {(died["worker"], died["pid"])}
+        assert (died["said"], died["how"]) == ("frame 7 is broken", "signal 11 (SIGSEGV)")
+    else:
+        assert all(f"pid={re.search(r'pid=([0-9]+)', lines[death])[1]}" in line for line in output)
+        assert all("frame 7 is broken" in line and "worker=" in line for line in lines[death - 1 : death + 1])
 
 
 def test_a_flood_of_output_is_limited_and_counted(start_daemon, photos, code, write):

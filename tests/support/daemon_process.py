@@ -38,7 +38,7 @@ class DaemonProcess:
     ``faults`` are named steps with their faults (see ``batchd.failpoints``); each happens once, in
     the first process that reaches the step. ``lasting_faults`` happen in every process that reaches
     their step. ``environment`` is added to the daemon's. ``descriptors_max`` limits its
-    descriptors. ``log_level`` may be set before it starts, and so may ``through``: words before its
+    descriptors. ``log_level`` and ``log_format`` may be set before it starts, and so may ``through``: words before its
     command, such as those that run it in a container.
     """
 
@@ -64,7 +64,7 @@ class DaemonProcess:
         self._marker = f"{MARKER_VARIABLE}={self.folder}"
         self._environment = {**clean_environment(), **(environment or {}), MARKER_VARIABLE: str(self.folder)}
         self.through: Sequence[str] = ()
-        self.log_level = "debug"
+        self.log_level, self.log_format = "debug", "json"
         self._ledger = self.folder / "faults"
         armed = faults or lasting_faults or {}
         self._stops = {name for name, fault in armed.items() if fault == "stop"}
@@ -89,9 +89,10 @@ class DaemonProcess:
         """Start it, and by default wait until trainers can connect."""
         assert self._process is None, "the daemon runs already"
         self._has_workers = False
+        log_options = ["--log-level", self.log_level, "--log-format", self.log_format]
         with self.log_file.open("ab") as log:
             self._process = start_program(
-                ["batchd", "serve", "--config", str(self.config), "--log-level", self.log_level],
+                ["batchd", "serve", "--config", str(self.config), *log_options],
                 environment=self._environment,
                 folder=self.folder,
                 stderr=log.fileno(),

@@ -27,6 +27,7 @@ import structlog
 from batchd.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
+from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.limits import printable
 from batchd.daemon.memory.available import OomKills
@@ -77,7 +78,15 @@ class WorkerProcesses:
 
     kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0, small_orders_max=32)
 
-    def __init__(self, selector: Selector, enqueue: Callable[[Event], None], launched: Linked | None = None) -> None:
+    def __init__(
+        self,
+        selector: Selector,
+        enqueue: Callable[[Event], None],
+        launched: Linked | None = None,
+        output: ChildOutput | None = None,
+    ) -> None:
+        """``output``: what workers write, which names them."""
+        self._output = output
         self._selector = selector
         self._enqueue = enqueue
         self._forks = ForkServer(selector, self._adopt, self._fail, launched)
@@ -177,6 +186,8 @@ class WorkerProcesses:
             self._forks.reap(grandchild.pid)
             self._fail(number, str(error))
             return
+        if self._output is not None:
+            self._output.begin(grandchild.pid, number)
         if process.is_over:
             process.end()
         if self._missing:
@@ -229,7 +240,8 @@ class WorkerProcesses:
         note = _read_note(process.note) or _NOTHING_IN_HAND
         how = describe(status) if status is not None else "with the fork server"
         write = _log.info if process.is_dismissed and status == 0 else _log.warning
-        said = {"said": said} if (said := _last_words(process.note)) else {}
+        printed = self._output.end(process.pid) if self._output is not None else ""
+        said = {"said": said} if (said := _last_words(process.note) or printed) else {}
         write("worker ended", worker=process.number, pid=process.pid, how=how, **said)
         self._forget(process)
         self._missing += 1
