@@ -56,6 +56,11 @@ def started_at(pid: int) -> int | None:
     return int(stat[19]) if stat else None
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor time that the main thread of a process has had, in seconds."""
+    return int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[0]) / 1e9
+
+
 def is_alive(pid: int) -> bool:
     """Return whether the process still runs. A zombie does not."""
     return parent_of(pid) is not None
