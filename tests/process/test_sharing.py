@@ -1,5 +1,6 @@
 """Many trainers, one daemon: which batches are decoded once, and which each trainer reads."""
 
+from contextlib import ExitStack
 from threading import Timer
 
 import pytest
@@ -192,3 +193,14 @@ def test_only_so_many_epochs_are_decoded_as_the_trainer_says(daemon):
         assert len(see(stream)) == STEPS
         assert see(stream) == []
         assert daemon.stream_status("once")["decoded_batches"] == STEPS
+
+
+def test_256_trainers_of_one_stream_are_served_together(start_daemon, photos):
+    """Each takes a batch, holds none and stays: what was handed to it beyond that refuses nobody."""
+    daemon = start_daemon({"photos": folder_stream(photos, batch_size=2, window=64)}, sessions_max=300)
+    with ExitStack() as trainers:
+        for number in range(256):
+            connection = trainers.enter_context(batchd_client.connect(daemon.address, name=f"trainer {number}"))
+            next(iter(connection.stream("photos", epochs=1 << 20))).release()
+
+        assert len(daemon.stream_status("photos")["subscriptions"]) == 256
