@@ -16,6 +16,7 @@ and its exit code is the class's. A bad sample is no error but data (``SampleUnr
 import errno
 import json
 import re
+import resource
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import ClassVar
@@ -72,13 +73,37 @@ _REMEDIES = {
 }
 
 
+_LIMITS = {
+    errno.EMFILE: (resource.RLIMIT_NOFILE, "RLIMIT_NOFILE is {:,}"),
+    errno.ENOMEM: (resource.RLIMIT_AS, "RLIMIT_AS is {:,} bytes: raise it (ulimit -v, LimitAS= in the unit)"),
+    errno.EFBIG: (resource.RLIMIT_FSIZE, "RLIMIT_FSIZE is {:,} bytes, and holds for shared memory, too"),
+    errno.EAGAIN: (resource.RLIMIT_NPROC, "RLIMIT_NPROC is {:,}"),
+}
+"""The limit of this process that may be the cause of an error, and its words."""
+_PROCESSES_ADVICE = (
+    "raise the limit of processes (ulimit -u, LimitNPROC= or TasksMax= in the unit, --pids-limit of docker)"
+)
+
+
 def scarcity(error: OSError) -> str | None:
     """Say what the system lacks, and what helps; None for an error that is a bug of ours."""
     remedy = _REMEDIES.get(error.errno or 0)
-    if remedy is None:
-        return None
+    return None if remedy is None else _lacking(error, remedy)
+
+
+def why_no_process(error: OSError) -> str:
+    """Say why a process was not started, and what helps: EAGAIN is a limit only there."""
+    if error.errno == errno.EAGAIN:
+        return _lacking(error, _PROCESSES_ADVICE)
+    return scarcity(error) or str(error)
+
+
+def _lacking(error: OSError, remedy: str) -> str:
     where = f" ({error.filename})" if error.filename is not None else ""
-    return f"{error.strerror}{where}; {remedy}"
+    number, words = _LIMITS.get(error.errno or 0, (None, ""))
+    limit = resource.RLIM_INFINITY if number is None else resource.getrlimit(number)[0]
+    own = "" if limit == resource.RLIM_INFINITY else f"; {words.format(limit)}"
+    return f"{error.strerror}{where}; {remedy}{own}"
 
 
 def path_text(path: KeyPath) -> str:
@@ -113,6 +138,7 @@ class ProblemKind(StrEnum):
     NO_BATCH = "no-batch"
     MEMORY_TOO_SMALL = "memory-too-small"
     TOO_FEW_DESCRIPTORS = "too-few-descriptors"
+    FILES_TOO_SMALL = "files-too-small"
     RUNTIME_DIRECTORY = "runtime-directory"
     UNUSABLE_ADDRESS = "unusable-address"
     MISSING_KEYS = "missing-keys"

@@ -140,6 +140,10 @@ MANUAL: dict[ProblemKind, Entry] = {
         "least for each stream, and those of workers and trainers. Raise the limit (ulimit -n, LimitNOFILE= in the unit, "
         "--ulimit nofile= of docker). `batchd doctor` shows limit and need.",
     ),
+    ProblemKind.FILES_TOO_SMALL: Entry(
+        "The process may not make files as large as a slot of a ring: shared memory is a file, too, for the limit of file "
+        "sizes. Raise it (ulimit -f unlimited, LimitFSIZE=infinity in the unit). `batchd doctor` shows limit and need.",
+    ),
     ProblemKind.RUNTIME_DIRECTORY: Entry(
         "The daemon cannot have its sockets there: this user may not write to the directory, it is none, or its path is too "
         "long for a socket (some 100 bytes). Without the key it is /run/batchd, or batchd in $XDG_RUNTIME_DIR.",

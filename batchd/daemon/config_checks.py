@@ -20,6 +20,7 @@ was not checked is reported.
 """
 
 import json
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import takewhile
@@ -41,6 +42,7 @@ from batchd.daemon.memory.rings import (
     SLOTS_MAX,
     SLOTS_MIN,
     RingSize,
+    file_size_refusal,
     memory_problem,
     needed_bytes,
     plan_descriptors,
@@ -228,6 +230,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
         directory_problem(choose_runtime_directory(config.daemon.runtime_dir)),
         *_address_problems(config.daemon),
         plan_descriptors(config, rings).refusal(len(rings)),
+        file_size_refusal(rings, resource.getrlimit(resource.RLIMIT_FSIZE)[0]),
     ]
     problems = [problem for problem in found if problem is not None]
     if "http" in config.daemon.model_fields_set:

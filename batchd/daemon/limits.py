@@ -207,3 +207,19 @@ class OncePerMinute(LinesPerMinute):
 
     def __init__(self) -> None:
         super().__init__(1, ONCE_TOGETHER, warns=False)
+
+
+class CountedPerMinute(OncePerMinute):
+    """The same, and each line has the number of those since the last one that were left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left_out = 0
+
+    def more(self, kind: str, subject: str) -> dict[str, int] | None:
+        """Return what the line says besides; None if it may not be logged in this minute."""
+        if not self.allows(kind, subject):
+            self._left_out += 1
+            return None
+        left_out, self._left_out = self._left_out, 0
+        return {"left_out": left_out} if left_out else {}

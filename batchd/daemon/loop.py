@@ -50,7 +50,7 @@ from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
-from batchd.daemon.limits import QUESTIONS_PER_TICK, LinesPerMinute, OncePerMinute
+from batchd.daemon.limits import QUESTIONS_PER_TICK, CountedPerMinute, LinesPerMinute, OncePerMinute
 from batchd.daemon.memory.cache_file import CacheOnDisk
 from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
 from batchd.daemon.memory.slots import SlotPool
@@ -60,6 +60,7 @@ from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
 from batchd.daemon.streams import ServedStream
 from batchd.daemon.workers.interface import WorkerBook, Workers
+from batchd.errors import why_no_process
 from batchd.free_memory import available_bytes
 from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders import worker as orders
@@ -125,6 +126,7 @@ class Loop:
     bad_lists: BadLists = field(default_factory=BadLists)
     _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
+    _counted_per_minute: CountedPerMinute = field(default_factory=CountedPerMinute)
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
     _session_log: SessionLog = field(default_factory=SessionLog)
     _book: WorkerBook = field(default_factory=WorkerBook)
@@ -516,7 +518,9 @@ class Loop:
         try:
             self.workers.spawn(action.worker)
         except OSError as error:
-            _log.error("worker not started", worker=action.worker, reason=str(error))
+            reason = why_no_process(error)
+            if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
+                _log.error("worker not started", worker=action.worker, reason=reason, **more)
             self.queue.append(WorkerGone(action.worker, "it could not be started", None))
         failpoints.passing("daemon.worker.spawned")
 

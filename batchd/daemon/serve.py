@@ -18,6 +18,7 @@ lock is held.
 """
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -47,7 +48,14 @@ from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop
 from batchd.daemon.memory.available import wait_for_memory
 from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
-from batchd.daemon.memory.rings import RingSize, memory_problem, needed_bytes, plan_descriptors, plan_rings
+from batchd.daemon.memory.rings import (
+    RingSize,
+    file_size_refusal,
+    memory_problem,
+    needed_bytes,
+    plan_descriptors,
+    plan_rings,
+)
 from batchd.daemon.memory.slots import BlankSlots, SlotPool
 from batchd.daemon.reload.apply import ReloadApplier, code_in
 from batchd.daemon.reload.requests import Origin, Reloader
@@ -230,8 +238,9 @@ def _hold_descriptors(config: Config, rings: dict[str, RingSize]) -> SlotPool:
     """Hold the descriptors of slots. Raises ``ConfigInvalid`` if they are too few to begin with."""
     plan = plan_descriptors(config, rings)
     refusal, shortage = plan.refusal(len(rings)), plan.shortage()
-    if refusal is not None:
-        raise ConfigInvalid([refusal])
+    too_small = file_size_refusal(rings, resource.getrlimit(resource.RLIMIT_FSIZE)[0])
+    if refusal is not None or too_small is not None:
+        raise ConfigInvalid([one for one in (refusal, too_small) if one is not None])
     if shortage is not None:
         _log.warning("descriptors may run out", reason=shortage)
     mapped_bytes = max(ring.layout.slot_bytes for ring in rings.values()) if config.daemon.tcp is not None else 0

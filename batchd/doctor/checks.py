@@ -16,7 +16,7 @@ from batchd.config.addresses import parse_tcp
 from batchd.config.cpus import control_groups, cpu_quotas
 from batchd.config.tree import Config, StreamConfig
 from batchd.daemon.memory.available import shortage
-from batchd.daemon.memory.rings import DescriptorPlan, RingSize
+from batchd.daemon.memory.rings import DescriptorPlan, RingSize, file_size_refusal
 from batchd.daemon.memory.slots import MADV_POPULATE_WRITE
 from batchd.daemon.workers.wanted import interface_of
 from batchd.diagnosis.demand import NETWORK_SHARE
@@ -227,6 +227,15 @@ def check_files(machine: Machine, plan: DescriptorPlan | None, streams: int) -> 
     if refusal is not None:
         return problem("open files", found, refusal.message)
     return warning("open files", found, shortage) if shortage else ok("open files", found)
+
+
+def check_file_size(machine: Machine, rings: Mapping[str, RingSize]) -> Finding:
+    """The limit of file sizes against the largest slot; it holds for shared memory, too."""
+    limit = machine.limits["file size"]
+    if limit in (UNLIMITED, -1):
+        return ok("file sizes", "unlimited")
+    refusal, found = file_size_refusal(rings, limit), f"up to {limit:,} bytes"
+    return ok("file sizes", found) if refusal is None else problem("file sizes", found, refusal.message)
 
 
 def check_processes(machine: Machine, workers: int, running: Running = NOTHING_RUNS) -> Finding:

@@ -61,6 +61,7 @@ def examine(target: DoctorTarget) -> Iterator[Finding]:
     if config is not None and rings:
         plan = replace(plan_descriptors(config, rings), limit=machine.limits["files"])
     yield checks.check_files(machine, plan, len(rings))
+    yield checks.check_file_size(machine, rings)
     yield checks.check_processes(machine, workers, target.running)
     yield checks.check_kernel(machine, checks.try_features())
     yield checks.check_source(machine)

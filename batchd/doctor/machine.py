@@ -22,6 +22,7 @@ def _own_limits() -> dict[str, int]:
     return {
         "files": resource.getrlimit(resource.RLIMIT_NOFILE)[hard],
         "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[soft],
+        "file size": resource.getrlimit(resource.RLIMIT_FSIZE)[soft],
         "processes": resource.getrlimit(resource.RLIMIT_NPROC)[soft],
     }
 
@@ -39,7 +40,7 @@ class Machine:
 
     root: Path = Path("/")
     limits: Mapping[str, int] = field(default_factory=_own_limits)
-    """Of "files", "locked memory" (bytes) and "processes"; ``UNLIMITED`` if there is none."""
+    """Of "files", "locked memory", "file size" (bytes) and "processes"; ``UNLIMITED`` if there is none."""
     affinity: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """CPUs on which this process may run."""
     user: int = field(default_factory=os.geteuid)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from batchd import children, failpoints
+from batchd.errors import why_no_process
 from batchd.functions.load import Here
 from batchd.mapped_files import unmap_loaded_pages
 from batchd.orders.worker import TO_FORKSERVER, Fork, Forked, NotForked, Reap
@@ -60,7 +61,7 @@ def _fork(channel: socket.socket, worker: int, descriptors: Sequence[int]) -> in
     try:
         pid = children.fork()
     except OSError as error:
-        send_message(channel, NotForked(worker, str(error)))
+        send_message(channel, NotForked(worker, why_no_process(error)))
         pid = -1
     if pid == 0:
         return 0

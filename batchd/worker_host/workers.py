@@ -34,9 +34,11 @@ from batchd.core.ring import Slot
 from batchd.core.state import GAP_S, TICK_S
 from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import CountedPerMinute
 from batchd.daemon.tcp.sent_memory import SentMemory
 from batchd.daemon.workers.interface import WorkerBook
 from batchd.daemon.workers.local import WorkerProcesses
+from batchd.errors import why_no_process
 from batchd.orders import worker as orders
 from batchd.orders.link import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
 from batchd.orders.rows import Rows, are_runs, rows_of
@@ -77,6 +79,7 @@ class HostWorkers:
     ) -> None:
         self._events: deque[Event] = deque()
         self._processes = WorkerProcesses(selector, self._events.append, launched, output)
+        self._counted_per_minute = CountedPerMinute()
         self._moment = Moment()
         self._moment.now_s = monotonic()
         self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)
@@ -246,7 +249,9 @@ class HostWorkers:
                     try:
                         self._processes.spawn(action.worker)
                     except OSError as error:
-                        _log.error("worker not started", worker=action.worker, reason=str(error))
+                        reason = why_no_process(error)
+                        if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
+                            _log.error("worker not started", worker=action.worker, reason=reason, **more)
                         self._events.append(WorkerGone(action.worker, ENDED, None))
                 case KillWorker():
                     self._reasons[action.worker] = action.reason

@@ -25,5 +25,5 @@ def made_machine(root: Path, files: dict[str, str] | None = None, **given: objec
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    limits = {"files": 1 << 20, "locked memory": UNLIMITED, "processes": UNLIMITED}
+    limits = {"files": 1 << 20, "locked memory": UNLIMITED, "file size": UNLIMITED, "processes": UNLIMITED}
     return Machine(**{"root": root, "limits": limits, "affinity": 8, "user": 1000, **given})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from batchd.config.load import load_config
-from batchd.daemon.memory.rings import DescriptorPlan, plan_rings
+from batchd.daemon.memory.rings import DescriptorPlan, file_size_refusal, plan_rings
 from batchd.doctor import checks, decoding, examine, storage
 from batchd.doctor.decoding import DecoderSpeed
 from batchd.doctor.machine import Finding, Level, Machine, Running
@@ -285,6 +285,23 @@ def test_open_files_are_judged_by_the_daemons_own_plan(tmp_path, limit, level):
     assert ("LimitNOFILE=" in finding.advice) == (level is not Level.OK)
 
 
+def test_a_limit_of_file_sizes_is_judged_by_the_largest_slot(tmp_path):
+    """Shared memory is a file, too; the daemon refuses to start in the same words."""
+    write_photos(tmp_path / "photos", {"cat": 2}, height=8, width=8)
+    file = write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(tmp_path / "photos")}, {})
+    with Storage() as storage:
+        rings = plan_rings(load_config(file, {}, {}), storage)
+    need = rings["photos"].layout.slot_bytes
+    few, enough = (made_machine(tmp_path / str(size), limits={"file size": size}) for size in (need - 1, need))
+    finding = checks.check_file_size(few, rings)
+
+    assert finding.level is Level.PROBLEM
+    assert all(text in finding.advice for text in (f"{need:,}", f"{need - 1:,}", "ulimit -f", "LimitFSIZE="))
+    assert file_size_refusal(rings, need - 1).message == finding.advice
+    assert checks.check_file_size(enough, rings).level is Level.OK
+    assert file_size_refusal(rings, resource.RLIM_INFINITY) is None
+
+
 def test_processes_are_limited_by_user_and_group(tmp_path):
     """The tighter limit counts; the user's limit does not apply to root."""
     files = {f"{GROUP}/pids.max": "100\n", f"{GROUP}/pids.current": "90\n"}
@@ -324,6 +341,7 @@ def test_the_enforced_limits_are_those_that_count(monkeypatch):
     assert Machine().limits == {
         "files": 1000 + resource.RLIMIT_NOFILE,
         "locked memory": resource.RLIMIT_MEMLOCK,
+        "file size": resource.RLIMIT_FSIZE,
         "processes": resource.RLIMIT_NPROC,
     }
 

@@ -60,7 +60,11 @@ def test_each_example_has_its_problem_and_the_right_one_none(kind: ProblemKind, 
 
 def test_kinds_without_an_example_do_not_concern_a_file() -> None:
     """One concerns limits of the process, the other a command."""
-    assert set(ProblemKind) - set(WITH_EXAMPLES) == {ProblemKind.TOO_FEW_DESCRIPTORS, ProblemKind.NOT_TO_PREPARE}
+    assert set(ProblemKind) - set(WITH_EXAMPLES) == {
+        ProblemKind.TOO_FEW_DESCRIPTORS,
+        ProblemKind.FILES_TOO_SMALL,
+        ProblemKind.NOT_TO_PREPARE,
+    }
     refusal = DescriptorPlan(limit=10, own=20, slots=4, connections=4).refusal(1)
     assert refusal is not None
     assert refusal.kind is ProblemKind.TOO_FEW_DESCRIPTORS

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import resource
 import socket
 import subprocess
 from contextlib import closing
@@ -11,11 +13,13 @@ import pytest
 
 from batchd.children import Child, Linked
 from batchd.config.tree import Config
+from batchd.daemon import limits
 from batchd.daemon import serve as module
 from batchd.daemon.descriptors import Selector
+from batchd.daemon.limits import CountedPerMinute
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.daemon.workers.local import WorkerProcesses
-from batchd.errors import BatchdError
+from batchd.errors import BatchdError, why_no_process
 from support.kernel import descriptors_of
 
 
@@ -37,6 +41,38 @@ def test_a_daemon_that_cannot_go_on_says_what_is_lacking(monkeypatch, number, wo
     monkeypatch.setattr(module, "_serve", lack)
     with pytest.raises(BatchdError, match=words):
         serve(cast("Config", None), ServeOptions())
+
+
+@pytest.mark.parametrize(
+    ("number", "limit", "value", "words"),
+    [
+        (errno.EFBIG, resource.RLIMIT_FSIZE, 1 << 40, r"LimitFSIZE=.*RLIMIT_FSIZE is 1,099,511,627,776 bytes"),
+        (errno.EMFILE, resource.RLIMIT_NOFILE, 200, r"LimitNOFILE=.*RLIMIT_NOFILE is 200$"),
+        (errno.EAGAIN, resource.RLIMIT_NPROC, 20_000, r"LimitNPROC=.*RLIMIT_NPROC is 20,000$"),
+        (errno.ENOMEM, resource.RLIMIT_AS, 1 << 42, r"RLIMIT_AS is 4,398,046,511,104 bytes.*LimitAS="),
+    ],
+)
+def test_a_limit_of_the_process_is_named_with_its_value_and_how_to_raise_it(number, limit, value, words) -> None:
+    """Without a limit, the machine's lack is named alone."""
+    before = resource.getrlimit(limit)
+    error = OSError(number, os.strerror(number))
+    resource.setrlimit(limit, (value, before[1]))
+    try:
+        assert re.search(words, why_no_process(error))
+    finally:
+        resource.setrlimit(limit, before)
+
+
+def test_a_line_that_comes_again_and_again_is_one_a_minute_with_a_count(monkeypatch) -> None:
+    """Another reason has its own line."""
+    now = [1000.0]
+    monkeypatch.setattr(limits, "monotonic", lambda: now[0])
+    lines = CountedPerMinute()
+
+    assert [lines.more("worker not started", "File too large") for _ in range(5)] == [{}, None, None, None, None]
+    assert lines.more("worker not started", "Cannot allocate memory") == {"left_out": 4}
+    now[0] += 61
+    assert lines.more("worker not started", "File too large") == {}
 
 
 def test_other_errors_are_bugs_of_ours(monkeypatch) -> None:

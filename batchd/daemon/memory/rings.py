@@ -30,7 +30,7 @@ from batchd.daemon.memory.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIP
 from batchd.daemon.stream_plan import budgeted_field, look_at_stream
 from batchd.diagnosis.demand import ORDERS_AT_ONCE, SLOTS_OF_A_TRAINER
 from batchd.errors import ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, path_text
-from batchd.orders.worker import CHUNK_ROWS_MAX
+from batchd.orders.worker import CHUNK_ROWS_MAX, NOTE_BYTES
 from batchd.pipeline.sample_fields import sample_fields
 from batchd.samples.columns import Column
 from batchd.samples.sizes import round_bytes
@@ -307,6 +307,23 @@ class DescriptorPlan:
             return None
         text = f"need {need} descriptors at least, have {self.limit}; {ADVICE}; {self.own} are for the daemon and its workers"
         return problem_at(("daemon",), ProblemKind.TOO_FEW_DESCRIPTORS, text)
+
+
+def largest_file(rings: Mapping[str, RingSize]) -> int:
+    """The bytes of the largest piece of shared memory that rings and workers need."""
+    return max([NOTE_BYTES, *(ring.layout.slot_bytes for ring in rings.values())])
+
+
+def file_size_refusal(rings: Mapping[str, RingSize], limit: int) -> Problem | None:
+    """Say why the daemon cannot start with this RLIMIT_FSIZE; None if it is enough."""
+    need = largest_file(rings)
+    if limit == resource.RLIM_INFINITY or need <= limit:
+        return None
+    text = (
+        f"need shared memory of {need:,} bytes in one piece, may make files of {limit:,} (RLIMIT_FSIZE, which holds for shared "
+        "memory, too); raise the limit of file sizes (ulimit -f unlimited, LimitFSIZE=infinity in the unit)"
+    )
+    return problem_at(("daemon",), ProblemKind.FILES_TOO_SMALL, text)
 
 
 def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPlan:

@@ -27,7 +27,7 @@ from batchd.config.addresses import EVERYWHERE, parse_http
 from batchd.config.schema import problem_at
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.descriptors import Selector
-from batchd.errors import ConfigInvalid, ProblemKind
+from batchd.errors import ConfigInvalid, ProblemKind, why_no_process
 from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -204,7 +204,7 @@ class ObserverProcess:
         try:
             self._start()
         except OSError as error:
-            self._put_off("observer not started", reason=str(error))
+            self._put_off("observer not started", reason=why_no_process(error))
 
     def _start(self) -> None:
         """Start one with a lifeline. Raises ``OSError``, and then there is none."""

@@ -22,7 +22,7 @@ from batchd.children import Child, describe, start_linked
 from batchd.daemon.child_log import write_line
 from batchd.daemon.descriptors import Selector
 from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S
-from batchd.errors import BatchdError
+from batchd.errors import BatchdError, why_no_process
 from batchd.orders import gateway as wire
 from batchd.orders.log import ChildLogged
 from batchd.orders.together import Outbox, messages_in
@@ -158,7 +158,7 @@ class GatewayChild:
         try:
             self.spawn()
         except OSError as error:
-            self._put_off("gateway not started", reason=str(error))
+            self._put_off("gateway not started", reason=why_no_process(error))
 
     def send(self, message: Message, *descriptors: int) -> None:
         """Send a message without waiting, after the orders of this round so far."""

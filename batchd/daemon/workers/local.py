@@ -29,7 +29,7 @@ from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, W
 from batchd.core.fleet import WorkerKind
 from batchd.daemon.child_log import ChildOutput
 from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import printable
+from batchd.daemon.limits import CountedPerMinute, printable
 from batchd.daemon.memory.available import OomKills
 from batchd.daemon.memory.slots import ADVICE
 from batchd.orders import worker as orders
@@ -93,6 +93,7 @@ class WorkerProcesses:
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
         self._oom_kills = OomKills()
+        self._counted_per_minute = CountedPerMinute()
         self._missing = 0
         """Dead workers without a replacement: a replacement is logged, the first start is not."""
 
@@ -196,7 +197,8 @@ class WorkerProcesses:
 
     def _fail(self, number: int, reason: str) -> None:
         """The fork server could not start a worker."""
-        _log.error("worker not started", worker=number, reason=reason)
+        if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
+            _log.error("worker not started", worker=number, reason=reason, **more)
         self._forget(self._processes[number])
         self._enqueue(WorkerGone(number, "it could not be started", None))
 
