@@ -272,7 +272,7 @@ def collect_output() -> int:
 
 
 def stop_collecting() -> None:
-    """Close both ends here; a reader has an end of its own, and reads until all writers are gone."""
+    """Close both ends here; a reader has an end of its own, and reads until no writer is left."""
     global _output  # noqa: PLW0603  as above
     for descriptor in _output or ():
         os.close(descriptor)

@@ -40,7 +40,7 @@ class Machine:
 
     root: Path = Path("/")
     limits: Mapping[str, int] = field(default_factory=_own_limits)
-    """Of "files", "locked memory", "file size" (bytes) and "processes"; ``UNLIMITED`` if there is none."""
+    """Of "files", "locked memory", "file size" (bytes) and "processes"; else ``UNLIMITED``."""
     affinity: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """CPUs on which this process may run."""
     user: int = field(default_factory=os.geteuid)

@@ -15,9 +15,9 @@ from batchd_wire.codec import Message, Vocabulary, message
 class PrepareStream(Message):
     """The stream for a writer of ``batchd prepare``. Travels with the source's index, read-only.
 
-    ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``folder``: where its shards are written. Pixels are encoded
-    as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart markers. ``as_files``:
-    images become files of their own, and each shard is a list of some of them.
+    ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``folder``: where its shards are written.
+    Pixels are encoded as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart
+    markers. ``as_files``: images become files of their own, and each shard is a list of some.
     """
 
     recipe: SampleRecipe

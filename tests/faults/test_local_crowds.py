@@ -17,8 +17,8 @@ from support.settings import folder_stream
 from support.waiting import PATIENCE_S, wait_until
 
 LIMITS = [120, *(pytest.param(limit, marks=pytest.mark.slow) for limit in (90, 400, 1_024, 4_096))]
-"""With 120 a full ring leaves some 30 for connections; with 90 only two, which a crowd of 90 takes in
-turn for a minute."""
+"""With 120 a full ring leaves some 30 for connections; with 90 only two, which a crowd of 90 takes
+in turn for a minute."""
 OUR_LIMIT = 4 * 4_096
 TRAINERS = 30
 """Number of ordinary trainers at once; each reads an epoch and disconnects."""

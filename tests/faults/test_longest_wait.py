@@ -79,7 +79,7 @@ class GoodTrainer(Thread):
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory) -> dict[str, dict[str, object]]:
-    """The good trainer's stream, and those of the hostile one: numbers, pictures, and a live one."""
+    """The good trainer's stream, and the hostile one's: numbers, pictures, and a live stream."""
     folder = tmp_path_factory.mktemp("samples")
     for place in range(400):
         (folder / f"{place:03}.jpg").write_bytes(jpeg(photo(16 + place % 9, 16 + place % 7)))
@@ -139,6 +139,7 @@ def test_good_trainer_waits_for_milliseconds_whatever_a_hostile_one_does(daemon,
         trainer.is_over.set()
         trainer.join(60)
     shown = ", ".join(f"{deed} {1000 * wait_s:.0f} ({1000 * work_s:.0f})" for deed, (wait_s, work_s) in waits.items())
-    sys.stdout.write(f"{subscriptions} subscriptions, longest waits (of the loop's work) in ms: {shown}\n")  # with -rP
+    # with -rP
+    sys.stdout.write(f"{subscriptions} subscriptions, longest waits (of the loop's work) in ms: {shown}\n")
     assert max(wait.wait_s for wait in waits.values()) < WAIT_MAX_S, shown
     assert max(wait.work_s for wait in waits.values()) < WORK_MAX_S, shown

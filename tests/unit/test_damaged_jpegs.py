@@ -233,7 +233,7 @@ def with_odd_numbers(data):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ["420", "4:1:0 by component", "inks", "arithmetic 444 restart"])
 def test_odd_numbers_in_a_file_hide_no_damage(path, kind, monkeypatch):
-    """A file with them has the same pixels as without them, and is a bad sample if it breaks off."""
+    """A file with them has the pixels that it has without, and is a bad sample if it breaks off."""
     data = with_odd_numbers(CUT[kind])
     for name in PATHS[path]:
         monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)

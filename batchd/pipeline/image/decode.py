@@ -4,7 +4,7 @@ A JPEG goes through the extension that decodes a box of it (``jpeg_box``), where
 Other JPEGs (inks, unusual subsampling, arithmetic codes), and all without the extension, go through
 simplejpeg and are cut; cv2 decodes the other formats, and the JPEGs that simplejpeg cannot. All
 give the same pixels for the same JPEG at 1/1, 1/2, 1/4 and 1/8: all are libjpeg-turbo with its
-default settings, and tests hold them to it. cv2 is never asked to apply EXIF: ``geometry`` turns images.
+default settings, and tests hold them to it. cv2 never applies EXIF: ``geometry`` turns images.
 
 Before that, a file is held to what its bytes can hold and to what decoding may take of memory
 (``check_limits``, ``probe``).

@@ -205,7 +205,7 @@ def _check_scans(data: memoryview, scan: int, frame: Frame) -> None:
         raise SampleUndecodable(f"a JPEG with {len(scans)} scans; {JPEG_SCANS_MAX} are allowed")
     if marks[-1][1] != _END_OF_IMAGE:
         raise SampleUndecodable(f"truncated: a JPEG of {len(data)} bytes without an end mark")
-    lacking: dict[int, bytearray] = {}  # of each component, the lowest bit that is not there of each coefficient
+    lacking: dict[int, bytearray] = {}  # component -> the lowest missing bit of each coefficient
     for place in scans:
         numbers = place + 5 + 2 * data[place + 4]
         first, last, bits = 0, _COEFFICIENTS - 1, 0
