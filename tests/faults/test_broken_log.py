@@ -110,7 +110,7 @@ def test_a_limit_of_file_sizes_is_one_sentence(asked, tmp_path):
     assert done.returncode == 1
     assert done.stderr == (
         "batchd: standard output cannot be written: File too large; raise the limit of file sizes (ulimit -f, "
-        "LimitFSIZE= in the unit)\n"
+        "LimitFSIZE= in the unit); RLIMIT_FSIZE is 0 bytes, and holds for shared memory, too\n"
     )
 
 

@@ -1,6 +1,5 @@
 """A box decoded alone equals that part of the whole image, and hostile files do no harm."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,7 +12,6 @@ from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.options import Decode, RandomResizedCrop
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.errors import SampleUndecodable
-from support.good_trainers import private_bytes
 from support.images import (
     JPEG_END,
     arithmetic_jpeg,
@@ -29,7 +27,7 @@ from support.images import (
     stored_as,
     ycck_jpeg,
 )
-from support.jpeg_boxes import PRIVATE_GROWTH_BYTES_MAX, SUBSAMPLINGS, decoder, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, where_it_is_built
 from support.pipelines import image_pipeline, run, run_once
 
 pytestmark = where_it_is_built
@@ -336,8 +334,4 @@ def test_a_million_calls_leave_no_memory_behind():
             with pytest.raises(_jpeg.JpegError):
                 _jpeg.decode(broken, memory, "rgb", 8, size, (0, 0, 16, 16))
 
-    many(20_000)
-    before = private_bytes(os.getpid())
-    many(1_000_000)
-
-    assert private_bytes(os.getpid()) - before < PRIVATE_GROWTH_BYTES_MAX
+    check_that_memory_stays(many, 1_000_000)

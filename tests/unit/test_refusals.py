@@ -254,7 +254,9 @@ def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
 
 def test_descriptors_that_cannot_suffice_are_found(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check uses the hard limit, to which the daemon raises its own."""
-    monkeypatch.setattr(resource, "getrlimit", lambda _what: (OWN_DESCRIPTORS, OWN_DESCRIPTORS))
+    limits = {resource.RLIMIT_NOFILE: (OWN_DESCRIPTORS, OWN_DESCRIPTORS)}
+    given = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits.get(what) or given(what))
     monkeypatch.setattr(resource, "setrlimit", lambda _what, _limits: None)
     both.write("", ARRAY)
 

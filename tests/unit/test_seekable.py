@@ -1,6 +1,5 @@
 """A JPEG with restart markers is the same picture, and crops have its pixels."""
 
-import os
 from itertools import pairwise
 from struct import pack
 
@@ -15,7 +14,6 @@ from batchd.pipeline.image import jpeg_box
 from batchd.pipeline.image.geometry import Cut
 from batchd.pipeline.image.probe import probe_image
 from batchd.samples.errors import SampleUndecodable
-from support.good_trainers import private_bytes
 from support.images import (
     JPEG_END,
     JPEG_START,
@@ -30,7 +28,7 @@ from support.images import (
     progressive_jpeg,
     ycck_jpeg,
 )
-from support.jpeg_boxes import PRIVATE_GROWTH_BYTES_MAX, SUBSAMPLINGS, decoder, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, where_it_is_built
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
@@ -385,11 +383,7 @@ def test_many_calls_leave_no_memory_behind():
             with pytest.raises(_jpeg.JpegError):
                 _jpeg.transcode(half, size, 64)
 
-    many(20_000)
-    before = private_bytes(os.getpid())
-    many(200_000)
-
-    assert private_bytes(os.getpid()) - before < PRIVATE_GROWTH_BYTES_MAX
+    check_that_memory_stays(many, 200_000)
 
 
 def test_a_cache_keeps_what_can_be_cut_and_else_the_file():
