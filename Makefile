@@ -40,7 +40,7 @@ help: ## Show this list
 
 setup: $(STAMP) ## Make .venv with both distributions and the tools installed
 
-$(STAMP): $(LOCK) pyproject.toml client/pyproject.toml setup.py batchd/compiled.py $(wildcard batchd/pipeline/_*.[ch] batchd/storage/_*.[ch])
+$(STAMP): $(LOCK) pyproject.toml client/pyproject.toml setup.py batchd/runtime/compiled.py $(wildcard batchd/data/pipeline/_*.[ch] batchd/data/storage/_*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "1 of 3: an environment in $(VENV)"
@@ -115,7 +115,7 @@ test-moving: bytecode ## Compare the programs of docs/moving with DALI and FFCV,
 	$(BIN)/python -m pytest $(call chosen,tests/process/test_moving.py)
 
 test-ray: $(RAY)/.ready ## Run the tests of the pool on clusters of Ray, in a network namespace with a loopback alone
-	$(RAY)/bin/mypy --follow-imports silent batchd/on_ray
+	$(RAY)/bin/mypy --follow-imports silent batchd/pool/ray
 	unshare --map-root-user --net --pid --fork --mount --mount-proc --kill-child sh -euc 'ip link set lo up; mkdir -p /tmp/ray; \
 		mount -t tmpfs ray /tmp/ray; mount -t tmpfs ray /dev/shm; $(RAY)/bin/python -m pytest $(call chosen,tests/with_ray) || exit'
 
@@ -136,7 +136,7 @@ fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer 
 	$(BIN)/python tests/fuzz/jpeg_files.py build/fuzz/jpeg
 	gcc -std=gnu11 -O1 -g -Wall -Wextra -fno-pie -no-pie -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 		-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -Wl,--unresolved-symbols=ignore-all,-z,lazy \
-		tests/fuzz/jpeg.c $(patsubst %,batchd/pipeline/_jpeg_%.c,cut probe splice transcode walk) $(LIBJPEG) -o build/fuzz/jpeg-fuzz
+		tests/fuzz/jpeg.c $(patsubst %,batchd/data/pipeline/_jpeg_%.c,cut probe splice transcode walk) $(LIBJPEG) -o build/fuzz/jpeg-fuzz
 	cd build/fuzz && ./jpeg-fuzz $(SECONDS) $(SEED) jpeg/*.jpg
 
 exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, and count what becomes of it (strace; ROLES, CALLS, ERRORS, SAMPLES)
@@ -259,4 +259,4 @@ test-image: setup ## Build deploy/Dockerfile and run it (as root; apt-get instal
 clean: ## Remove everything that the other targets made
 	rm -rf $(VENV) build client/build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
-	rm -f batchd/pipeline/*.so batchd/storage/*.so
+	rm -f batchd/data/pipeline/*.so batchd/data/storage/*.so

@@ -3,7 +3,7 @@
 They are optional: without a compiler an installation succeeds, and numpy resamples, in more time;
 without the headers of libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One
 build is for all versions of Python from 3.11 on. The build ID of each is the digest of its sources:
-see batchd/compiled.py.
+see batchd/runtime/compiled.py.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from runpy import run_path
 from setuptools import Extension, setup
 
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"]
-sources_digest = run_path("batchd/compiled.py")["sources_digest"]
+sources_digest = run_path("batchd/runtime/compiled.py")["sources_digest"]
 
 
 def build_id(folder: str, name: str) -> list[str]:
@@ -23,36 +23,36 @@ def build_id(folder: str, name: str) -> list[str]:
 setup(
     ext_modules=[
         Extension(
-            "batchd.pipeline._jpeg",
+            "batchd.data.pipeline._jpeg",
             [
-                f"batchd/pipeline/_jpeg{part}.c"
+                f"batchd/data/pipeline/_jpeg{part}.c"
                 for part in ("", "_cut", "_probe", "_scan", "_splice", "_transcode", "_walk")
             ],
             depends=[
-                *(f"batchd/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")),
-                "batchd/storage/_rows.h",
+                *(f"batchd/data/pipeline/{name}.h" for name in ("_jpeg", "_jpeg_scan", "_pixels")),
+                "batchd/data/storage/_rows.h",
             ],
             libraries=["jpeg"],
             extra_compile_args=FLAGS,
-            extra_link_args=build_id("batchd/pipeline", "_jpeg"),
+            extra_link_args=build_id("batchd/data/pipeline", "_jpeg"),
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "batchd.pipeline._pixels",
-            ["batchd/pipeline/_pixels.c"],
-            depends=["batchd/pipeline/_pixels.h"],
+            "batchd.data.pipeline._pixels",
+            ["batchd/data/pipeline/_pixels.c"],
+            depends=["batchd/data/pipeline/_pixels.h"],
             extra_compile_args=[*FLAGS, "-O3"],
-            extra_link_args=build_id("batchd/pipeline", "_pixels"),
+            extra_link_args=build_id("batchd/data/pipeline", "_pixels"),
             py_limited_api=True,
             optional=True,
         ),
         Extension(
-            "batchd.storage._rows",
-            ["batchd/storage/_rows.c"],
-            depends=["batchd/storage/_rows.h"],
+            "batchd.data.storage._rows",
+            ["batchd/data/storage/_rows.c"],
+            depends=["batchd/data/storage/_rows.h"],
             extra_compile_args=FLAGS,
-            extra_link_args=build_id("batchd/storage", "_rows"),
+            extra_link_args=build_id("batchd/data/storage", "_rows"),
             py_limited_api=True,
             optional=True,
         ),

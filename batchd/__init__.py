@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from batchd.embedded import serve
 
 if TYPE_CHECKING:
-    from batchd.history.batches import replay
-    from batchd.history.journal import journal
-    from batchd.history.seen import seen
+    from batchd.commands.history.batches import replay
+    from batchd.commands.history.journal import journal
+    from batchd.commands.history.seen import seen
 
 __version__ = "0.1.0"
 
@@ -25,9 +25,9 @@ __all__ = ["__version__", "journal", "replay", "seen", "serve"]
 def __getattr__(name: str) -> object:
     """Import ``journal``, ``replay`` and ``seen`` at their first use: they need numpy."""
     if name == "journal":
-        return import_module("batchd.history.journal").journal
+        return import_module("batchd.commands.history.journal").journal
     if name == "replay":
-        return import_module("batchd.history.batches").replay
+        return import_module("batchd.commands.history.batches").replay
     if name == "seen":
-        return import_module("batchd.history.seen").seen
+        return import_module("batchd.commands.history.seen").seen
     raise AttributeError(f"module 'batchd' has no attribute {name!r}")

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 
-from batchd.children import PIPE, Child, describe, start_linked
 from batchd.errors import BatchdError
+from batchd.runtime.children import PIPE, Child, describe, start_linked
 
 END_TIMEOUT_S = 15.0
 LINE_BYTES_MAX = 4096

@@ -27,16 +27,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
+from batchd.data.functions.load import FunctionFailed, call
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.values import Value
+from batchd.data.sources.code.options import PluginSource
+from batchd.data.sources.interface import Reader, SourceProblem
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.functions.load import FunctionFailed, call
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.errors import SampleUnreadable
-from batchd.samples.values import Value
-from batchd.sources.code.options import PluginSource
-from batchd.sources.interface import Reader, SourceProblem
-from batchd.storage.index import SourceIndex
-from batchd.storage.survey import Survey
-from batchd.suggestions import nearest
+from batchd.runtime.suggestions import nearest
 
 __all__ = [
     "Column",

@@ -44,7 +44,7 @@ from batchd.core.buckets import BucketOrder, buckets_of
 from batchd.core.epochs import planned
 from batchd.core.packs import PackLimits, Packs, template
 from batchd.core.plan import Plan
-from batchd.daemon.grouping import BALANCE_BUCKETS
+from batchd.stream.grouping import BALANCE_BUCKETS
 from batchd_wire.position import Position
 
 ROOM, ROWS = 4096, 16

@@ -34,17 +34,17 @@ from typing import TypeAlias
 from harness import Bench, Figure, served, spread
 
 import batchd_client
-from batchd.daemon.memory.cache_file import CacheOnDisk
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
-from batchd.pipeline.cache_split import RECORD_BYTES_MAX
-from batchd.sources.cache.disk import DiskCache
-from batchd.sources.cache.memory import SampleCache
-from batchd.sources.cache.reader import CachedReader
-from batchd.sources.files.options import ListSource
-from batchd.sources.interface import Reader, open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.data.pipeline.cache_split import RECORD_BYTES_MAX
+from batchd.data.sources.cache.disk import DiskCache
+from batchd.data.sources.cache.memory import SampleCache
+from batchd.data.sources.cache.reader import CachedReader
+from batchd.data.sources.files.options import ListSource
+from batchd.data.sources.interface import Reader, open_reader
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.stream.cache_file import CacheOnDisk
+from batchd.stream.cache_memory import CacheMemory, CacheSpec
 
 DELAY_S = 0.005
 SAMPLES = 1024

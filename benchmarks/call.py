@@ -17,13 +17,13 @@ from time import perf_counter_ns
 import numpy as np
 from harness import Bench, Figure
 
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import RandomResizedCrop
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.values import Value
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import RandomResizedCrop
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.values import Value
 
 SAMPLES = 400
 LABEL = parse_column("label", "int64")

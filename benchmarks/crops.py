@@ -21,16 +21,16 @@ from time import thread_time_ns
 import numpy as np
 from harness import Bench, Figure, spread
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.decode import decoder_versions
-from batchd.pipeline.image.jpeg_box import found_points, seekable
-from batchd.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
-from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.options import StepOptions
-from batchd.samples.access_points import has_points
-from batchd.samples.columns import Column
-from batchd.samples.kept_files import KeptFiles
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.decode import decoder_versions
+from batchd.data.pipeline.image.jpeg_box import found_points, seekable
+from batchd.data.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.samples.access_points import has_points
+from batchd.data.samples.columns import Column
+from batchd.data.samples.kept_files import KeptFiles
 
 SIZE = (224, 224)
 STEPS: dict[str, list[StepOptions]] = {

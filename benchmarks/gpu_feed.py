@@ -34,7 +34,7 @@ from torch import nn
 
 import batchd
 import batchd_client
-from batchd.pipeline.image.synthetic_images import make_photos
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd_client.torch import BatchdLoader
 from batchd_client.torch.cuda import REGISTER_PORTABLE, REGISTER_READ_ONLY, needs_writable
 from batchd_client.torch.tensors import over

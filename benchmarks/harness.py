@@ -23,7 +23,7 @@ from foreign import Foreign, Window, quiet
 
 import batchd
 import batchd_client
-from batchd.pipeline.image.synthetic_images import make_photos
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd_wire.wording import counted
 
 T = TypeVar("T")

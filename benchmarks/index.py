@@ -13,19 +13,19 @@ import time
 
 from harness import Bench, Figure, spread
 
-from batchd.sources.files.options import ListSource
-from batchd.sources.scan import scan_source
-from batchd.storage import index_cache as cache_module
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
+from batchd.data.sources.files.options import ListSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage import index_cache as cache_module
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
 
 SAMPLES = 1_280_000
 CLASS_SAMPLES = 1_280
 PRIVATE_BYTES = """
 import sys
-from batchd.sources.files.index import FilesIndex
-from batchd.storage.index import SourceIndex
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.storage.index import SourceIndex
 
 def private_bytes():
     fields = (line.split() for line in open("/proc/self/smaps_rollup"))

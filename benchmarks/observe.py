@@ -235,7 +235,7 @@ def _observer_of(daemon: int) -> int | None:
                 command, stat = (entry / "cmdline").read_bytes(), (entry / "stat").read_text()
             except OSError:
                 continue
-            if b"batchd.observer" in command and int(stat.rpartition(")")[2].split()[1]) == daemon:
+            if b"batchd.observe.http" in command and int(stat.rpartition(")")[2].split()[1]) == daemon:
                 return int(entry.name)
     return None
 

@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from harness import Bench, Figure, spread
 
+from batchd.commands.history.seen import Leg, SampleLookup
 from batchd.config.load import load_config
 from batchd.core.blocks import BlockOrder
 from batchd.core.plan import Plan
-from batchd.history.seen import Leg, SampleLookup
 from batchd_wire.position import Position
 
 BATCH_SIZE = 256

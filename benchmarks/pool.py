@@ -42,9 +42,9 @@ from pool_simulation import CASES, PACED, simulate
 from scaling_daemon import DECISIONS
 
 import batchd_client
-from batchd.daemon.workers.gateway_child import ALLOCATOR
-from batchd.orders.link import ROW_FRAME_BYTES
-from batchd.worker_host.scratch import SCRATCH_MAX
+from batchd.pool.gateway_child import ALLOCATOR
+from batchd.pool.link_messages import ROW_FRAME_BYTES
+from batchd.pool.worker_host.scratch import SCRATCH_MAX
 from batchd_wire.wording import counted
 
 ROW_BYTES = 224 * 224 * 3

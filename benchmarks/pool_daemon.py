@@ -57,7 +57,7 @@ class Daemon:
     @property
     def gateways(self) -> list[int]:
         """The processes of its gateways."""
-        return [pid for pid in children(self.pid) if b"batchd.gateway" in command_line(pid)]
+        return [pid for pid in children(self.pid) if b"batchd.pool.gateway" in command_line(pid)]
 
     def wait_serving(self, hosts: int) -> None:
         """Wait until so many worker hosts have proved themselves; a trainer reads meanwhile."""

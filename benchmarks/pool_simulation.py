@@ -30,9 +30,9 @@ from batchd.core.links import LinkRules
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import TICK_S, DaemonState
-from batchd.daemon.workers.local import WorkerProcesses
-from batchd.daemon.workers.remote import REMOTE
-from batchd.orders.worker import CHUNK_ROWS_MAX, NO_WORK
+from batchd.pool.remote import REMOTE
+from batchd.worker.messages import CHUNK_ROWS_MAX, NO_WORK
+from batchd.worker.supervisor import WorkerProcesses
 
 STREAM = 1
 BATCH_ROWS = 256

@@ -30,7 +30,7 @@ from harness import RESIZE, Bench, Figure, Player, endless, orders, spread
 
 import batchd
 import batchd_client
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.keys import connection_file_text
 from batchd_wire.messages import AskStatus, Greet, Pull, Subscribe

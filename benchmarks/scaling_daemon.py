@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from batchd import children
 from batchd.cli.main import main
 from batchd.core.actions import OrderChunk, ProveChunk
 from batchd.core.state import DaemonState
+from batchd.runtime import children
 from batchd.worker import entry
 from batchd.worker.process import limit_threads
 

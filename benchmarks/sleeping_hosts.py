@@ -17,7 +17,9 @@ import zmq
 from pool_simulation import JITTER
 
 from batchd import __version__
-from batchd.orders.link import (
+from batchd.core.rows import rows_of
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.link_messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
     TO_HOST,
@@ -30,10 +32,8 @@ from batchd.orders.link import (
     Register,
     WorkerUp,
 )
-from batchd.orders.rows import rows_of
-from batchd.orders.together import messages_in
-from batchd.orders.worker import CHUNK_ROWS_MAX, NO_WORK, ServeStream
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.together import messages_in
+from batchd.worker.messages import CHUNK_ROWS_MAX, NO_WORK, ServeStream
 from batchd_wire.codec import Message, Vocabulary
 from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
 from batchd_wire.tcp import SOCKET_OPTIONS, pieces

@@ -24,10 +24,10 @@ from harness import Bench, Player, endless, orders, served, spread
 from slow_server import slow_server
 
 import batchd_client
-from batchd.storage import reader
-from batchd.storage.access import Storage
-from batchd.storage.ahead import RequestBudget, Requested
-from batchd.storage.reader import Extent, RemoteBytes
+from batchd.data.storage import reader
+from batchd.data.storage.access import Storage
+from batchd.data.storage.ahead import RequestBudget, Requested
+from batchd.data.storage.reader import Extent, RemoteBytes
 
 DELAY_S = 0.02
 SHARDS, SHARD_ROWS, ROW = 8, 2000, 1024

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from stored_sides import write_lmdb, write_parquet, write_small_lmdb, write_small_parquet
 
-from batchd.sources.options import SourceOptions
-from batchd.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.tfrecord.reader import Example
-from batchd.sources.webdataset.options import WebDatasetSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc
+from batchd.data.sources.tfrecord.options import TFRecordSource
+from batchd.data.sources.tfrecord.reader import Example
+from batchd.data.sources.webdataset.options import WebDatasetSource
 
 SHARDS = 4
 """Files that the pictures are spread over."""

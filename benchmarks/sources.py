@@ -15,10 +15,10 @@ from harness import CROP, Bench, Figure, Player, orders, served, spread
 from source_sides import SIDES, Side
 
 import batchd_client
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 
 TURN = 12
 SAMPLES_MIN = 4096

@@ -7,9 +7,9 @@ import lmdb
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
 
 FILES = 4
 ROWS = 1000

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from batchd.cli.config import wrap_prose
-from batchd.observer.metrics import LINKS_MAX, METRICS, OTHER, OWN, PREFIX, REPORTED, REPORTS, TRAINERS_MAX, Metric
+from batchd.observe.http.metrics import LINKS_MAX, METRICS, OTHER, OWN, PREFIX, REPORTED, REPORTS, TRAINERS_MAX, Metric
 
 HEAD = Path(__file__).with_name("metrics_head.md")
 TABLE = ("| metric | type | meaning | in the status |", "|---|---|---|---|")

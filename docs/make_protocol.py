@@ -64,7 +64,7 @@ HEAD = f"""# Protocol
 
 Version {batchd_wire.PROTOCOL_VERSION}. What the daemon and its trainers exchange: messages, error codes, and the layout of
 the memory that they share. A number is given once and never reused. Between the daemon and its own processes, which are always
-of the same version, see `batchd/orders`.
+of the same version, see `batchd/worker/messages.py`.
 
 In the tables a *number* is whole and from 0 to `NUMBER_MAX`, a list in parentheses is an array of exactly these, and
 *anything* is whatever msgpack carries within the limits of the codec.

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.pipeline.options import StepOptions
-from batchd.samples import kinds
-from batchd.sources.options import SourceOptions
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.samples import kinds
+from batchd.data.sources.options import SourceOptions
 
 kinds.IS_WHOLE = True
 for options in (SourceOptions, StepOptions):

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import batchd
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
-from batchd.pipeline.image.synthetic_images import make_photos
 from batchd_client import BatchdClientError, StreamState
 from batchd_client.jax import BatchdLoader
 

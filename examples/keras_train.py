@@ -16,7 +16,7 @@ import keras
 
 import batchd
 import batchd_client
-from batchd.pipeline.image.synthetic_images import make_photos
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd_client.keras import BatchdPyDataset, Progress
 
 PHOTOS = 512

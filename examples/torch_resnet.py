@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 import batchd
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
-from batchd.pipeline.image.synthetic_images import make_photos
 from batchd_client.errors import BatchdClientError
 from batchd_client.torch import BatchdLoader
 

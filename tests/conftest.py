@@ -24,11 +24,11 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from batchd import children
-from batchd.functions import load
-from batchd.sources import scan
-from batchd.storage.access import Storage
-from batchd.storage.values import StorageLimits
+from batchd.data.functions import load
+from batchd.data.sources import scan
+from batchd.data.storage.access import Storage
+from batchd.data.storage.values import StorageLimits
+from batchd.runtime import children
 from support.daemon_process import DaemonProcess
 from support.forked import start_scan
 from support.gs_server import GoogleServer
@@ -177,7 +177,7 @@ def forked_scans(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scans_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scan Parquet in this process: a fork cannot use this one's connections to servers."""
-    from batchd.sources.parquet import scan as parquet_scan  # noqa: PLC0415  pyarrow takes long to import
+    from batchd.data.sources.parquet import scan as parquet_scan  # noqa: PLC0415  pyarrow takes long to import
 
     monkeypatch.setattr(
         parquet_scan, "isolated_scan", lambda _module, source, survey: parquet_scan.scan(source, survey)

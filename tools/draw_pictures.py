@@ -28,7 +28,7 @@ from rich.text import Text
 
 import batchd
 import batchd_client
-from batchd.pipeline.image.synthetic_images import make_photos
+from batchd.data.pipeline.image.synthetic_images import make_photos
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 BYTES_MAX = 100_000

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import batchd
 import batchd_client
-from batchd.pipeline.image.jpeg_box import IS_BUILT
+from batchd.data.pipeline.image.jpeg_box import IS_BUILT
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "build" / "profile" / "libjpeg.so.62"

@@ -1,7 +1,7 @@
 """``batchd bench``: how fast a stream is on this machine, and what would help. In the user's shell.
 
-It measures with daemons and trainers of its own (``batchd.bench``), so a running daemon loses only
-CPU time.
+It measures with daemons and trainers of its own (``batchd.commands.bench``), so a running daemon
+loses only CPU time.
 
 Invariant: it ends some seconds after ``--seconds``, and prints what it has if it is interrupted.
 """
@@ -22,29 +22,29 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from batchd.bench.advice import BenchResult, disturbances, helps, part_times, verdict
-from batchd.bench.dataloader import Answer, why_none
-from batchd.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
-from batchd.children import PIPE, STDOUT, start
 from batchd.cli.options import config_options, stream_unknown
 from batchd.cli.tables import MIDDLE, TableColumn, own_console, table
 from batchd.cli.text import escaped
+from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
+from batchd.commands.bench.dataloader import Answer, why_none
+from batchd.commands.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
 from batchd.config.cpus import available_cpus
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import read_config
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import check_reading
+from batchd.data.pipeline.cache_split import cropped_files
+from batchd.data.pipeline.image.jpeg_box import IS_BUILT, PIXELS_MIN, found_points
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.access_points import has_points
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.sources.interface import open_reader
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError
-from batchd.pipeline.cache_split import cropped_files
-from batchd.pipeline.image.jpeg_box import IS_BUILT, PIXELS_MIN, found_points
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.access_points import has_points
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.sources.interface import open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.values import CHECK_LIMITS
+from batchd.runtime.children import PIPE, STDOUT, start
 from batchd_wire.wording import counted
 
 SECONDS = 20.0
@@ -194,7 +194,7 @@ class _Bench:
         result, workers = self._result, self._counts[-1]
         seconds = max(1.0, self._next_until_s() - monotonic())
         arguments = (str(config), result.name, str(workers), f"{seconds:.3f}")
-        with start("batchd.bench.dataloader", *arguments, stdout=PIPE, stderr=STDOUT) as child:
+        with start("batchd.commands.bench.dataloader", *arguments, stdout=PIPE, stderr=STDOUT) as child:
             said = child.read(seconds + LOADER_PATIENCE_S, ANSWER_BYTES).decode(errors="replace").strip()
             is_late = not child.has_ended()
             status = child.end()

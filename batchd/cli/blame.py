@@ -20,13 +20,13 @@ from batchd.cli.options import address_option, config_options, is_config_given, 
 from batchd.cli.peek import PeekedBatch
 from batchd.cli.replay import ask_card
 from batchd.cli.text import aligned, escaped
+from batchd.commands.history.batches import Replayer, check_fingerprint
+from batchd.commands.history.blame import DEVIATIONS, Found
+from batchd.commands.history.cards import RunCard, read_card
+from batchd.commands.history.losses import Losses, from_lines, from_pages
+from batchd.commands.history.suspects import BadBatch, Blame, SuspectRow, examine
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
-from batchd.history.batches import Replayer, check_fingerprint
-from batchd.history.blame import DEVIATIONS, Found
-from batchd.history.cards import RunCard, read_card
-from batchd.history.losses import Losses, from_lines, from_pages
-from batchd.history.suspects import BadBatch, Blame, SuspectRow, examine
 from batchd_client.asking import ask_reports
 from batchd_client.batch import Room
 from batchd_wire.wording import counted

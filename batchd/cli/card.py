@@ -48,9 +48,9 @@ def command(
     """
     from dataclasses import replace  # noqa: PLC0415  as below
 
-    from batchd.history.batches import card_of, open_alone  # noqa: PLC0415  numpy
-    from batchd.history.cards import joined_card, read_card, read_state  # noqa: PLC0415  the same
-    from batchd.pipeline.image.decode import decoder_versions  # noqa: PLC0415  it loads OpenCV
+    from batchd.commands.history.batches import card_of, open_alone  # noqa: PLC0415  numpy
+    from batchd.commands.history.cards import joined_card, read_card, read_state  # noqa: PLC0415  the same
+    from batchd.data.pipeline.image.decode import decoder_versions  # noqa: PLC0415  it loads OpenCV
 
     set_up_logs("warning")
     if running or address is not None:

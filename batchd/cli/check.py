@@ -27,12 +27,12 @@ from batchd.daemon.config_checks import (
     further_problems,
     preview,
 )
-from batchd.daemon.memory.rings import RingSize, budgets_bytes
-from batchd.daemon.stream_plan import plan_stream
+from batchd.data.storage.access import Storage
+from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
-from batchd.samples.sizes import round_bytes
-from batchd.storage.access import Storage
-from batchd.storage.values import CHECK_LIMITS
+from batchd.runtime.sizes import round_bytes
+from batchd.stream.plan import plan_stream
+from batchd.stream.rings import RingSize, budgets_bytes
 from batchd_wire.wording import counted
 
 

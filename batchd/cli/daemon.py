@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from batchd.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.errors import BatchdError
+from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.worker.entry import start_early
 from batchd_wire.wording import counted
 

@@ -24,33 +24,33 @@ from batchd.core.cuts import Cuts
 from batchd.core.mixtures import Mixture
 from batchd.core.packs import Packs, packed_in
 from batchd.core.plan import Plan
-from batchd.daemon.grouping import grouping_of, unit_of
-from batchd.daemon.measuring import Pass
-from batchd.daemon.memory.cache_memory import points_budget
-from batchd.daemon.memory.rings import MEBIBYTE, bucket_layout, slot_layout
-from batchd.daemon.stream_plan import StreamPlan, epoch_plan, planned_index
-from batchd.diagnosis.verdicts import CACHE_MARGIN
-from batchd.functions.load import expect
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
-from batchd.pipeline.image.jpeg_box import found_points
-from batchd.pipeline.image.options import Decode
-from batchd.pipeline.image.stages import ImagePlan
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.shapes.options import LAST_STEPS
-from batchd.samples.access_points import has_points
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.samples.sizes import round_bytes
-from batchd.samples.values import Value
-from batchd.sources.cache.memory import CacheForm
-from batchd.sources.cache.record import pack
-from batchd.sources.composed.options import MixSource
-from batchd.sources.interface import Reader, open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
+from batchd.data.functions.load import expect
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
+from batchd.data.pipeline.image.jpeg_box import found_points
+from batchd.data.pipeline.image.options import Decode
+from batchd.data.pipeline.image.stages import ImagePlan
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.shapes.options import LAST_STEPS
+from batchd.data.samples.access_points import has_points
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.values import Value
+from batchd.data.sources.cache.memory import CacheForm
+from batchd.data.sources.cache.record import pack
+from batchd.data.sources.composed.options import MixSource
+from batchd.data.sources.interface import Reader, open_reader
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
+from batchd.observe.diagnosis.verdicts import CACHE_MARGIN
+from batchd.runtime.sizes import round_bytes
+from batchd.stream.cache_memory import points_budget
+from batchd.stream.grouping import grouping_of, unit_of
+from batchd.stream.measuring import Pass
+from batchd.stream.plan import StreamPlan, epoch_plan, planned_index
+from batchd.stream.rings import MEBIBYTE, bucket_layout, slot_layout
 from batchd_wire.fields import place_fields
 from batchd_wire.position import Position
 from batchd_wire.wording import counted

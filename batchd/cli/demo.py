@@ -27,8 +27,8 @@ from rich.table import Table
 
 import batchd
 import batchd_client
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
-from batchd.pipeline.image.synthetic_images import make_photos
 
 PHOTOS = 512
 BATCH_SIZE = 64

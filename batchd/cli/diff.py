@@ -23,8 +23,8 @@ def command(run_a: Path, run_b: Path, *, scan: bool) -> None:
     Print which parts of their fingerprints differ, and the first position with other batches. Equal
     fingerprints mean the same batch at each position. Exit code 1 if the runs differ.
     """
-    from batchd.history.cards import RunCard, TrainerState, read_run  # noqa: PLC0415  pydantic and numpy
-    from batchd.history.differ import RowOrder, difference  # noqa: PLC0415  the same
+    from batchd.commands.history.cards import RunCard, TrainerState, read_run  # noqa: PLC0415  pydantic and numpy
+    from batchd.commands.history.differ import RowOrder, difference  # noqa: PLC0415  the same
 
     runs = [read_run(run_a), read_run(run_b)]
     states = [run if isinstance(run, TrainerState) else run.state for run in runs]

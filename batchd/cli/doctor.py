@@ -18,9 +18,9 @@ from batchd import __version__
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option, config_options
 from batchd.cli.text import escaped
+from batchd.commands.doctor.examine import DoctorTarget, check_daemon, examine
+from batchd.commands.doctor.machine import Finding, Level, Machine, Running
 from batchd.config.load import load_config
-from batchd.doctor.examine import DoctorTarget, check_daemon, examine
-from batchd.doctor.machine import Finding, Level, Machine, Running
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
 from batchd_client.asking import ask_status
 from batchd_wire.wording import counted

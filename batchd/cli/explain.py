@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 from batchd.cli.options import completions
 from batchd.config.manual import MANUAL, Entry
 from batchd.errors import ProblemKind
-from batchd.suggestions import suggestion
+from batchd.runtime.suggestions import suggestion
 
 COLUMNS_MAX = 100
 

@@ -26,17 +26,17 @@ import numpy as np
 
 from batchd.cli.text import escaped
 from batchd.config.schema import toml_value
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.values import Value
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.kinds import source_to_plain
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.recognise import FoundSource, endings_text
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.samples.values import Value
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.kinds import source_to_plain
-from batchd.sources.options import SourceOptions
-from batchd.sources.recognise import FoundSource, endings_text
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
 from batchd_wire.wording import counted
 
 LOOKED_AT = 32

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from batchd.cli.tables import MIDDLE, NAME_CHARACTERS_MAX, WIDE, TableColumn, name, paragraph, table
 from batchd.cli.text import duration, escaped
-from batchd.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
-from batchd.diagnosis.pool import HostView, PoolView, summary
-from batchd.samples.sizes import round_bytes
+from batchd.observe.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
+from batchd.observe.diagnosis.pool import HostView, PoolView, summary
+from batchd.runtime.sizes import round_bytes
 from batchd_wire.wording import counted
 
 RING_CELLS, PARTS_CELLS = 24, 40

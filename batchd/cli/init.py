@@ -1,8 +1,8 @@
 """``batchd init``: look at data, write the configuration that serves it, and show a batch.
 
-Runs in the user's shell. The kinds of sources recognise their files (``sources.recognise``), the
-daemon's scan counts the samples and leaves its index in the cache, and an embedded daemon decodes
-the batch.
+Runs in the user's shell. The kinds of sources recognise their files (``data.sources.recognise``),
+the daemon's scan counts the samples and leaves its index in the cache, and an embedded daemon
+decodes the batch.
 
 Invariant: the written configuration passes ``batchd check``. An interrupt leaves no partial file.
 """
@@ -25,18 +25,18 @@ from batchd.config.load import parse_config
 from batchd.config.schema import toml_value
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import preview_streams
-from batchd.daemon.memory.available import shortage
-from batchd.daemon.memory.rings import memory_problem, needed_bytes, plan_rings
+from batchd.data.samples.location import Url, as_location
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.recognise import FoundSource, recognise, recognise_files, without_blamed
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex, readable
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import ReportProgress, Survey
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
-from batchd.free_memory import available_bytes
-from batchd.samples.location import Url, as_location
-from batchd.sources.options import SourceOptions
-from batchd.sources.recognise import FoundSource, recognise, recognise_files, without_blamed
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex, readable
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import ReportProgress, Survey
+from batchd.runtime.available import shortage
+from batchd.runtime.free_memory import available_bytes
+from batchd.stream.rings import memory_problem, needed_bytes, plan_rings
 
 STANDARD_OUTPUT = Path("-")
 LEFT_OUT_MAX = 1000

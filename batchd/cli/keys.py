@@ -1,7 +1,7 @@
 """``batchd keys``: keys for access over TCP. Runs in the user's shell, as the daemon's user.
 
 A running daemon reads the directory at each connection, so only a service with copies of the keys
-needs a restart (``daemon.tcp.keys``).
+needs a restart (``runtime.keys``).
 
 Invariant: a secret is written only to the requested file, or to standard output; never to a log or
 an argument.
@@ -21,8 +21,8 @@ import click
 from batchd.cli.options import DEFAULT_CONFIG_FILE, Command, path_option
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
-from batchd.daemon.tcp.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd.errors import BatchdError
+from batchd.runtime.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE
 

@@ -31,8 +31,8 @@ from typing import Literal, TypeAlias
 import structlog
 from structlog.typing import EventDict, Processor
 
-from batchd.children import fill_standard_streams
 from batchd.cli.text import escaped
+from batchd.runtime.children import fill_standard_streams
 
 LogFormat = Literal["auto", "text", "json"]
 Keep: TypeAlias = Callable[[str, str, str], None]

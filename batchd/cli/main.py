@@ -20,7 +20,7 @@ import click
 
 from batchd import __version__
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode, scarcity
-from batchd.suggestions import suggestion
+from batchd.runtime.suggestions import suggestion
 
 COMMANDS = {
     "init": "Look at data, and write the configuration that serves it.",

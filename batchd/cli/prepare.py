@@ -15,21 +15,21 @@ from rich.progress import Progress as Bar
 
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options, path_option
+from batchd.commands.prepare.members import files_table, source_table
+from batchd.commands.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, prepare
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import load_config, read_config
 from batchd.config.tree import StreamConfig
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.pipeline.options import SIDE_PIXELS_MAX, StepOptions
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.options import SourceOptions
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.options import SIDE_PIXELS_MAX, StepOptions
-from batchd.prepare.members import files_table, source_table
-from batchd.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, prepare
-from batchd.samples.sizes import round_bytes
-from batchd.sources.interface import kind_of
-from batchd.sources.options import SourceOptions
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd.suggestions import suggestion
+from batchd.runtime.sizes import round_bytes
+from batchd.runtime.suggestions import suggestion
 from batchd_wire.wording import counted
 
 

@@ -22,11 +22,11 @@ from batchd.cli.keys import directory_options, named_keys
 from batchd.cli.log_lines import LogFormat, set_up_logs
 from batchd.cli.options import Command, log_options, path_option, worker_address
 from batchd.cli.text import aligned
-from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
-from batchd.on_ray.actor import ActorOptions, ActorReport
-from batchd.on_ray.scaling import Limits
-from batchd.suggestions import pip_command
+from batchd.pool.ray.actor import ActorOptions, ActorReport
+from batchd.pool.ray.scaling import Limits
+from batchd.runtime.keys import KeyDirectory
+from batchd.runtime.suggestions import pip_command
 from batchd_client.asking import ask_status
 from batchd_wire.keys import Role, connection_file_text
 from batchd_wire.runtime import TcpAddress
@@ -276,7 +276,7 @@ def _reached_at(listens_at: str, node: str) -> TcpAddress:
 def _on_ray() -> ModuleType:
     """Import the Ray driver. Raises ``BatchdError`` if Ray is not installed."""
     try:
-        return import_module("batchd.on_ray.pool")
+        return import_module("batchd.pool.ray.pool")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise

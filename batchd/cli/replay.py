@@ -23,12 +23,12 @@ from batchd.cli.peek import PeekedBatch
 from batchd.cli.prepare import configured_streams
 from batchd.cli.tables import own_console
 from batchd.cli.text import escaped
+from batchd.commands.history import batches as history
+from batchd.commands.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
+from batchd.commands.history.journal import JournalReader, live_position
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
-from batchd.history import batches as history
-from batchd.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
-from batchd.history.journal import JournalReader, live_position
-from batchd.suggestions import suggestion
+from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_client.batch import Room, ragged_view
 from batchd_wire.fields import RAGGED

@@ -21,12 +21,12 @@ from batchd.cli.log_lines import set_up_logs
 from batchd.cli.prepare import configured_streams
 from batchd.cli.replay import drawn_text, served_card
 from batchd.cli.text import escaped
+from batchd.commands.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
+from batchd.commands.history.cards import TrainerState, read_card, read_state
+from batchd.commands.history.journal import PUSHED, JournalReader, parse_wanted
+from batchd.commands.history.seen import Leg, SampleLookup, Seen, SeenPlace
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
-from batchd.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
-from batchd.history.cards import TrainerState, read_card, read_state
-from batchd.history.journal import PUSHED, JournalReader, parse_wanted
-from batchd.history.seen import Leg, SampleLookup, Seen, SeenPlace
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
 from batchd_wire.position import Position

@@ -16,10 +16,10 @@ from batchd.cli.asking import running_daemon, running_streams
 from batchd.cli.options import address_option, stream_unknown
 from batchd.cli.tables import MIDDLE, WIDE, TableColumn, echo, facts, name, own_console, paragraph, table
 from batchd.cli.text import duration, escaped
-from batchd.diagnosis.overview import parts_of_sample
-from batchd.diagnosis.pool import HOSTS_MAX, pool_view, summary
-from batchd.diagnosis.readings import work_since_start
-from batchd.samples.sizes import round_bytes
+from batchd.observe.diagnosis.overview import parts_of_sample
+from batchd.observe.diagnosis.pool import HOSTS_MAX, pool_view, summary
+from batchd.observe.diagnosis.readings import work_since_start
+from batchd.runtime.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire import status as wire
 from batchd_wire.messages import AskStatus, Status

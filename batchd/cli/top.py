@@ -28,8 +28,8 @@ from batchd.cli.frame import ESCAPE, EVERYTHING, SORTS, TopView, frame
 from batchd.cli.options import address_option
 from batchd.cli.tables import NAME_CHARACTERS_MAX, own_console
 from batchd.cli.text import duration
-from batchd.diagnosis.overview import StatusWindow
 from batchd.errors import BatchdError, DaemonUnreachable
+from batchd.observe.diagnosis.overview import StatusWindow
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status
 from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session

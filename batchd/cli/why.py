@@ -13,10 +13,10 @@ from batchd.cli.asking import running_daemon
 from batchd.cli.options import address_option, stream_unknown
 from batchd.cli.tables import own_console, paragraph
 from batchd.cli.text import escaped
-from batchd.diagnosis.pool import pool_view, summary
-from batchd.diagnosis.readings import compare
-from batchd.diagnosis.verdicts import Verdict, judge
 from batchd.errors import BatchdError
+from batchd.observe.diagnosis.pool import pool_view, summary
+from batchd.observe.diagnosis.readings import compare
+from batchd.observe.diagnosis.verdicts import Verdict, judge
 from batchd_client.asking import ask_status
 
 SECONDS = 5.0

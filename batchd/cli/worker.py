@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from batchd.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, path_option, worker_address
-from batchd.compiled import outdated_extension
-from batchd.config.addresses import is_loopback
 from batchd.config.cpus import available_cpus
 from batchd.errors import BatchdError, KeysInvalid
-from batchd.orders.link import WORKERS_MAX
-from batchd.samples.sizes import parse_bytes, round_bytes
+from batchd.pool.link_messages import WORKERS_MAX
+from batchd.runtime.addresses import is_loopback
+from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
+from batchd.runtime.compiled import outdated_extension
+from batchd.runtime.sizes import parse_bytes, round_bytes
 from batchd.worker.entry import start_early
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
 from batchd_wire.runtime import TcpAddress
@@ -134,9 +134,9 @@ def command(
         with imports_for_a_daemon():  # imported here for the reasons in ``daemon``
             from batchd.cli.log_lines import print_line, set_up_logs  # noqa: PLC0415
             from batchd.config.directories import default_cache_dir  # noqa: PLC0415
-            from batchd.worker_host.connection import GatewayAddress  # noqa: PLC0415
-            from batchd.worker_host.host import HostOptions, run_host  # noqa: PLC0415
-            from batchd.worker_host.streams import CacheBudget, PathMap  # noqa: PLC0415
+            from batchd.pool.worker_host.connection import GatewayAddress  # noqa: PLC0415
+            from batchd.pool.worker_host.host import HostOptions, run_host  # noqa: PLC0415
+            from batchd.pool.worker_host.streams import CacheBudget, PathMap  # noqa: PLC0415
 
         gc.freeze()
         gc.enable()

@@ -21,15 +21,15 @@ from pydantic_core import ErrorDetails
 
 from batchd.config.schema import item_at
 from batchd.config.tree import DaemonConfig, Mark, StreamConfig, keys_marked
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.samples.checks import OptionsInvalid
+from batchd.data.samples.kinds import OneOf
+from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.push.options import CAPACITY_MAX
 from batchd.errors import KeyPath
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.pipeline.options import StepOptions
-from batchd.samples.checks import OptionsInvalid
-from batchd.samples.kinds import OneOf
-from batchd.sources.kinds import SOURCE_KINDS
-from batchd.sources.options import SourceOptions
-from batchd.sources.push.options import CAPACITY_MAX
-from batchd.suggestions import nearest
+from batchd.runtime.suggestions import nearest
 
 _LATER = ConfigDict(defer_build=True)
 """Built at the first use: a daemon with a valid configuration never needs it."""

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from batchd.compiled import outdated_extension
 from batchd.config.draft import daemon_draft
 from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config, DaemonConfig
+from batchd.data.samples.location import looks_like_url
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
-from batchd.samples.location import looks_like_url
-from batchd.suggestions import suggestion
+from batchd.runtime.compiled import outdated_extension
+from batchd.runtime.suggestions import suggestion
 from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 

@@ -22,10 +22,10 @@ from pydantic_core import ErrorDetails
 
 from batchd.config.schema import example_text, item_at, kinds_at, known_keys, problem_at
 from batchd.config.synonyms import key_meant, kind_meant
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.samples.checks import OptionsInvalid
 from batchd.errors import KeyPath, Problem, ProblemKind, path_text
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.samples.checks import OptionsInvalid
-from batchd.suggestions import known_here, nearest, probably_meant, suggestion
+from batchd.runtime.suggestions import known_here, nearest, probably_meant, suggestion
 
 VALUE_CHARACTERS_MAX = 60
 _MUST_BE = "must be "

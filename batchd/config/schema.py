@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from batchd.errors import KeyPath, Problem, ProblemKind, path_text
-from batchd.samples.sizes import format_bytes
+from batchd.runtime.sizes import format_bytes
 
 
 class Discriminator(TypedDict):

@@ -29,21 +29,21 @@ from pydantic import (
     model_validator,
 )
 
-from batchd.config.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
 from batchd.config.cpus import available_cpus
-from batchd.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import pack_of
-from batchd.samples.checks import Checks, Example, OptionsInvalid
-from batchd.samples.kinds import IS_WHOLE, OneOf
-from batchd.samples.location import check_local
-from batchd.samples.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
-from batchd.sources.composed.options import MixSource, sources_in
-from batchd.sources.kinds import SOURCE_KINDS
-from batchd.sources.options import SourceOptions
-from batchd.sources.push.options import PushSource
-from batchd.storage.values import StorageLimits
+from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import pack_of
+from batchd.data.samples.checks import Checks, Example, OptionsInvalid
+from batchd.data.samples.kinds import IS_WHOLE, OneOf
+from batchd.data.samples.location import check_local
+from batchd.data.sources.composed.options import MixSource, sources_in
+from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.push.options import PushSource
+from batchd.data.storage.values import StorageLimits
+from batchd.runtime.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
+from batchd.runtime.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
 from batchd_wire.fields import BUCKETS_MAX
 
 MEBIBYTE = 1 << 20

@@ -4,7 +4,7 @@
 """
 
 from batchd.core.course import Course
-from batchd.orders.rows import Rows
+from batchd.core.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.record import record
 
@@ -71,7 +71,7 @@ class OrderChunk(Action):
     """Have ``worker`` fill ``rows`` of ``position`` into ``slot``.
 
     ``places``: for a live stream, the place of each row's sample in the mailbox. ``share``: see
-    ``orders.worker.Chunk``.
+    ``worker.messages.Chunk``.
     """
 
     worker: int

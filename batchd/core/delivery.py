@@ -24,9 +24,9 @@ from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
 from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.ring import Slot
+from batchd.core.rows import Rows
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
-from batchd.orders.rows import Rows
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
 

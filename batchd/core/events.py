@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from batchd.core.spec import StreamSpec
-from batchd.orders.worker import Work
+from batchd.worker.messages import Work
 from batchd_wire.record import record
 
 

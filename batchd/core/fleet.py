@@ -23,8 +23,8 @@ from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
 from batchd.core.events import Note
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
+from batchd.core.rows import Rows
 from batchd.core.windows import Window, Windows
-from batchd.orders.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.record import frozen, record
 from batchd_wire.status import WorkerStatistics

@@ -31,7 +31,7 @@ from collections import deque
 from typing import Literal
 
 from batchd.core.actions import Action, LendPlace, TakeSample
-from batchd.orders.rows import Rows
+from batchd.core.rows import Rows
 from batchd_wire.position import Position
 from batchd_wire.record import frozen
 from batchd_wire.status import LiveStatistics

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.orders.rows import Rows
+from batchd.core.rows import Rows
 from batchd_wire.position import Position
 
 ROUNDS = 8

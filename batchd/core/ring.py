@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batchd.core.course import NextUse, Readers
-from batchd.orders.rows import Rows, ascending
+from batchd.core.rows import Rows, ascending
 from batchd_wire.position import Position
 
 ANY_SHARE = 0

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.plan import Indices, mixed_all
-from batchd.orders.rows import Rows
+from batchd.core.rows import Rows
 
 BUCKETS = 1 << 14
 SHARES_MIN = 8

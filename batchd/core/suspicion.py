@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 from math import sqrt
 
-from batchd.orders.rows import Rows
+from batchd.core.rows import Rows
 from batchd_wire.wording import counted
 
 CRASH_WEIGHT = 10

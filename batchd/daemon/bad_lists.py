@@ -21,8 +21,8 @@ from pathlib import Path
 import structlog
 
 from batchd.core.suspicion import BadSample
-from batchd.daemon.limits import OncePerMinute
-from batchd.storage.paths import open_own
+from batchd.data.storage.paths import open_own
+from batchd.runtime.limits import OncePerMinute
 
 _log = structlog.get_logger()
 

@@ -27,17 +27,35 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.config.addresses import tcp_endpoint
 from batchd.config.directories import choose_runtime_directory, default_cache_dir
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
-from batchd.daemon.measuring import Pass, bad_ones
-from batchd.daemon.memory.available import shortage
-from batchd.daemon.memory.cache_file import file_problem
-from batchd.daemon.memory.cache_memory import cache_spec
-from batchd.daemon.memory.rings import (
+from batchd.daemon.runtime import directory_problem, has_daemon
+from batchd.daemon.service.observer import open_http
+from batchd.data.pipeline.cache_split import decoded_files
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.image.options import Follow
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import pack_of
+from batchd.data.sources.composed.options import parts_of, sources_in
+from batchd.data.sources.kinds import source_to_plain
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.source_checks import SAMPLES_MAX, Trial, try_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
+from batchd.runtime.addresses import tcp_endpoint
+from batchd.runtime.available import shortage
+from batchd.runtime.free_memory import available_bytes
+from batchd.runtime.sizes import format_bytes
+from batchd.stream.cache_file import file_problem
+from batchd.stream.cache_memory import cache_spec
+from batchd.stream.measuring import Pass, bad_ones
+from batchd.stream.plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
+from batchd.stream.rings import (
     MEBIBYTE,
     SLOTS_MAX,
     SLOTS_MIN,
@@ -51,25 +69,7 @@ from batchd.daemon.memory.rings import (
     ring_workers,
     slot_layout,
 )
-from batchd.daemon.runtime import directory_problem, has_daemon
-from batchd.daemon.service.observer import open_http
-from batchd.daemon.stream_plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
-from batchd.daemon.streams import differing_classes
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
-from batchd.free_memory import available_bytes
-from batchd.pipeline.cache_split import decoded_files
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.image.options import Follow
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import pack_of
-from batchd.samples.sizes import format_bytes
-from batchd.sources.composed.options import parts_of, sources_in
-from batchd.sources.kinds import source_to_plain
-from batchd.sources.options import SourceOptions
-from batchd.sources.source_checks import SAMPLES_MAX, Trial, try_source
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
+from batchd.stream.served import differing_classes
 from batchd_wire.runtime import RuntimeDirectory, candidate_directories
 from batchd_wire.wording import counted
 
@@ -155,7 +155,7 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
             problems += error.problems
     addresses = [(key, text) for key, text in _addresses(daemon) if not wrong & {key, "keys_dir"}]
     if addresses:
-        from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  as below
+        from batchd.runtime.keys import check_tcp_keys, open_keys  # noqa: PLC0415  as below
 
         try:
             keys = open_keys(daemon.keys_dir)
@@ -248,7 +248,7 @@ def _address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
         return
     import zmq  # noqa: PLC0415  most configurations need it not
 
-    from batchd.daemon.tcp.router import cannot_listen, check_context_threads  # noqa: PLC0415  the same
+    from batchd.runtime.tcp.router import cannot_listen, check_context_threads  # noqa: PLC0415  the same
 
     try:
         check_context_threads()

@@ -26,7 +26,6 @@ from typing import TypeAlias
 import structlog
 import zmq
 
-from batchd import failpoints
 from batchd.core.actions import AdmitProducer, AdmitSubscription, GrantLease
 from batchd.core.admission import UPGRADE_CLIENT, UPGRADE_DAEMON
 from batchd.core.events import (
@@ -42,9 +41,10 @@ from batchd.core.events import (
     SubscriptionAsked,
     SubscriptionEnded,
 )
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import LinesPerMinute, OncePerMinute, SessionLimits
-from batchd.daemon.memory.slots import MailboxMemory, SlotPool
+from batchd.runtime import failpoints
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import LinesPerMinute, OncePerMinute, SessionLimits
+from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import MESSAGE_BYTES_MAX, Message
 from batchd_wire.codes import ErrorCode

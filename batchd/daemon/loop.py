@@ -26,7 +26,7 @@ import numpy as np
 import structlog
 import zmq
 
-from batchd import __version__, failpoints
+from batchd import __version__
 from batchd.config.cpus import available_cpus
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
@@ -44,27 +44,28 @@ from batchd.core.events import (
     WorkerObserved,
 )
 from batchd.core.fleet import REMOTE_NUMBERS
+from batchd.core.rows import runs_of
 from batchd.core.state import TICK_S, DaemonState
 from batchd.core.suspicion import BadSample
 from batchd.daemon.bad_lists import BadLists
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
-from batchd.daemon.limits import QUESTIONS_PER_TICK, CountedPerMinute, LinesPerMinute, OncePerMinute
-from batchd.daemon.memory.cache_file import CacheOnDisk
-from batchd.daemon.memory.cache_memory import CacheMemory, allow_caches, different
-from batchd.daemon.memory.slots import SlotPool
 from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.reports import StreamReports, granted_part
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
-from batchd.daemon.streams import ServedStream
-from batchd.daemon.workers.interface import WorkerBook, Workers
 from batchd.errors import why_no_process
-from batchd.free_memory import available_bytes
-from batchd.mapped_files import unmap_loaded_pages
-from batchd.orders import worker as orders
-from batchd.orders.rows import runs_of
+from batchd.runtime import failpoints
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.free_memory import available_bytes
+from batchd.runtime.limits import QUESTIONS_PER_TICK, CountedPerMinute, LinesPerMinute, OncePerMinute
+from batchd.runtime.mapped_files import unmap_loaded_pages
+from batchd.runtime.slots import SlotPool
+from batchd.stream.cache_file import CacheOnDisk
+from batchd.stream.cache_memory import CacheMemory, allow_caches, different
+from batchd.stream.served import ServedStream
+from batchd.worker import messages as orders
+from batchd.worker.interface import WorkerBook, Workers
 from batchd_wire import messages
 from batchd_wire.codec import NUMBER_MAX, Message
 from batchd_wire.codes import ErrorCode
@@ -84,8 +85,8 @@ from batchd_wire.status import (
 )
 
 if TYPE_CHECKING:
-    from batchd.daemon.workers.gateway_child import GatewayChild
-    from batchd.daemon.workers.remote import RemoteWorkers
+    from batchd.pool.gateway_child import GatewayChild
+    from batchd.pool.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 

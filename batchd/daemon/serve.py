@@ -29,9 +29,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from batchd import failpoints
-from batchd.children import Linked
-from batchd.config.addresses import parse_tcp, tcp_endpoint
 from batchd.config.directories import default_cache_dir
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig
@@ -39,16 +36,29 @@ from batchd.core.events import Event, SlotWanted
 from batchd.core.links import LinkRules
 from batchd.core.state import DaemonState
 from batchd.daemon.bad_lists import BadLists
-from batchd.daemon.child_log import ChildOutput
-from batchd.daemon.descriptors import Selector, allow_descriptors
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
 from batchd.daemon.kept_log import KeptLog
-from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop
-from batchd.daemon.memory.available import wait_for_memory
-from batchd.daemon.memory.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
-from batchd.daemon.memory.rings import (
+from batchd.daemon.reload.apply import ReloadApplier, code_in
+from batchd.daemon.reload.requests import Origin, Reloader
+from batchd.daemon.runtime import hold
+from batchd.daemon.service.manager import Notifier, Service
+from batchd.daemon.service.observer import ObserverProcess, open_http
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, scarcity
+from batchd.runtime import failpoints
+from batchd.runtime.addresses import parse_tcp, tcp_endpoint
+from batchd.runtime.available import wait_for_memory
+from batchd.runtime.child_log import ChildOutput
+from batchd.runtime.children import Linked
+from batchd.runtime.descriptors import Selector, allow_descriptors
+from batchd.runtime.limits import SessionLimits
+from batchd.runtime.signals import Signals
+from batchd.runtime.slots import BlankSlots, SlotPool
+from batchd.stream.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
+from batchd.stream.rings import (
     RingSize,
     file_size_refusal,
     memory_problem,
@@ -56,24 +66,14 @@ from batchd.daemon.memory.rings import (
     plan_descriptors,
     plan_rings,
 )
-from batchd.daemon.memory.slots import BlankSlots, SlotPool
-from batchd.daemon.reload.apply import ReloadApplier, code_in
-from batchd.daemon.reload.requests import Origin, Reloader
-from batchd.daemon.runtime import hold
-from batchd.daemon.service.manager import Notifier, Service
-from batchd.daemon.service.observer import ObserverProcess, open_http
-from batchd.daemon.signals import Signals
-from batchd.daemon.streams import ServedStream, differing_classes, open_stream
-from batchd.daemon.workers.local import WorkerProcesses
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, scarcity
-from batchd.orders.worker import CHUNK_ROWS_MAX
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.stream.served import ServedStream, differing_classes, open_stream
+from batchd.worker.messages import CHUNK_ROWS_MAX
+from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
 if TYPE_CHECKING:
-    from batchd.daemon.workers.remote import RemoteWorkers
+    from batchd.pool.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 
@@ -277,9 +277,9 @@ def _tcp_doors(
     """Bind the door for other hosts, if any. With keys, each trainer needs one, on loopback too."""
     if daemon.tcp is None:
         return []
-    from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
-    from batchd.daemon.tcp.router import check_context_threads  # noqa: PLC0415  the same
     from batchd.daemon.tcp.sessions import TcpDoor  # noqa: PLC0415  the same
+    from batchd.runtime.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
+    from batchd.runtime.tcp.router import check_context_threads  # noqa: PLC0415  the same
 
     keys = open_keys(daemon.keys_dir)
     problem = check_tcp_keys(daemon.tcp, ("daemon", "tcp"), keys.trainers)
@@ -296,10 +296,10 @@ def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> "
     """The workers of worker hosts, if these may come. Beyond loopback each host needs a key."""
     if daemon.worker_address is None:
         return None
-    from batchd.daemon.tcp.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
-    from batchd.daemon.workers.remote import RemoteWorkers  # noqa: PLC0415  the same
-    from batchd.daemon.workers.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
-    from batchd.orders.gateway import PoolRules  # noqa: PLC0415  the same
+    from batchd.pool.gateway_messages import PoolRules  # noqa: PLC0415  the same
+    from batchd.pool.remote import RemoteWorkers  # noqa: PLC0415  the same
+    from batchd.pool.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
+    from batchd.runtime.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
 
     where = ("daemon", "worker_address")
     problem = check_tcp_keys(daemon.worker_address, where, open_keys(daemon.keys_dir).workers)

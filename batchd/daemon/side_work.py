@@ -21,7 +21,7 @@ from time import monotonic
 
 from batchd.core.course import Course
 from batchd.daemon.doors import Peer, Query, Reported
-from batchd.daemon.limits import QUESTIONS_PER_TICK
+from batchd.runtime.limits import QUESTIONS_PER_TICK
 from batchd_wire.record import record
 from batchd_wire.reports import PULL_REPORTS, ReportedRows
 

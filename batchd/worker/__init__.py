@@ -7,5 +7,9 @@ loop         one order after the other: read, decode, transform, written once in
 sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
+messages     orders to workers and their reports, always of the same version
 length       a helper process: the length of a user's own dataset
+
+interface    workers, for a process that has some; supervisor: worker processes of this host
+row_workers  worker processes of a command that makes rows without a daemon
 """

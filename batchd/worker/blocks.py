@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.blocks import BlockOrder
-from batchd.storage.ahead import Requested
+from batchd.data.storage.ahead import Requested
 
 AHEAD_BYTES = 8 << 20
 """Blocks are requested so far ahead, even where the next window ends before."""
@@ -56,7 +56,7 @@ class BlocksAhead:
         """Request the blocks of some samples, and the next ones.
 
         Returns what the samples have to wait for, and the samples that are in no block here: int64.
-        ``share``: see ``orders.worker.Chunk``.
+        ``share``: see ``worker.messages.Chunk``.
         """
         place, workers = share
         if not self._is_fit or not workers:

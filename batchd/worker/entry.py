@@ -16,8 +16,8 @@ import socket
 import sys
 import traceback
 
-from batchd.children import Linked, fork_linked, start_linked
-from batchd.orders.worker import NOTE_TEXT_AT, OUT_OF_MEMORY_STATUS
+from batchd.runtime.children import Linked, fork_linked, start_linked
+from batchd.worker.messages import NOTE_TEXT_AT, OUT_OF_MEMORY_STATUS
 from batchd.worker.process import limit_threads, settle_in, thread_count
 
 
@@ -31,13 +31,13 @@ def start_early() -> Linked | None:
     # What the daemon and its workers import. NumPy gets one thread, so that this process may fork:
     # others have no work here, and take 10 ms to start.
     import batchd.core.epochs  # noqa: PLC0415  after the environment is set, as are the others
-    import batchd.pipeline.cache_split  # noqa: PLC0415
-    import batchd.pipeline.call.effects  # noqa: PLC0415
-    import batchd.pipeline.sample_fields  # noqa: PLC0415
-    import batchd.sources.cache.disk  # noqa: PLC0415
-    import batchd.sources.interface  # noqa: PLC0415
-    import batchd.sources.kinds  # noqa: PLC0415
-    import batchd.sources.push.options  # noqa: PLC0415
+    import batchd.data.pipeline.cache_split  # noqa: PLC0415
+    import batchd.data.pipeline.call.effects  # noqa: PLC0415
+    import batchd.data.pipeline.sample_fields  # noqa: PLC0415
+    import batchd.data.sources.cache.disk  # noqa: PLC0415
+    import batchd.data.sources.interface  # noqa: PLC0415
+    import batchd.data.sources.kinds  # noqa: PLC0415
+    import batchd.data.sources.push.options  # noqa: PLC0415
     import batchd.worker.fork_server  # noqa: F401, PLC0415
     import batchd_wire.slot  # noqa: F401, PLC0415
 
@@ -58,8 +58,8 @@ def start_early() -> Linked | None:
 def work(channel: socket.socket) -> int:
     """Fork workers until the daemon is gone; in each of them: work until the daemon is gone."""
     settle_in()
-    import batchd.sources.files.reader  # noqa: F401, PLC0415  the usual one, so that no worker has to
-    from batchd.pipeline.image.opencv import LibraryOutput  # noqa: PLC0415  after the environment is set
+    import batchd.data.sources.files.reader  # noqa: F401, PLC0415  the usual one, so that no worker has to
+    from batchd.data.pipeline.image.opencv import LibraryOutput  # noqa: PLC0415  after the environment is set
     from batchd.worker.fork_server import serve_forks  # noqa: PLC0415  after the environment is set
     from batchd.worker.loop import WorkerLoop  # noqa: PLC0415  the same
     from batchd.worker.process import NoteMemory  # noqa: PLC0415  the same

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batchd import children, failpoints
+from batchd.data.functions.load import Here
 from batchd.errors import why_no_process
-from batchd.functions.load import Here
-from batchd.mapped_files import unmap_loaded_pages
-from batchd.orders.worker import TO_FORKSERVER, Fork, Forked, NotForked, Reap
+from batchd.runtime import children, failpoints
+from batchd.runtime.mapped_files import unmap_loaded_pages
+from batchd.worker.messages import TO_FORKSERVER, Fork, Forked, NotForked, Reap
 from batchd.worker.process import thread_count
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 

@@ -9,9 +9,9 @@ import json
 import os
 import sys
 
-from batchd.children import die_with_parent
-from batchd.functions.load import FunctionFailed, FunctionUnusable, call, expect
-from batchd.sources.code.reader import make_object
+from batchd.data.functions.load import FunctionFailed, FunctionUnusable, call, expect
+from batchd.data.sources.code.reader import make_object
+from batchd.runtime.children import die_with_parent
 from batchd.worker.process import print_to_the_log
 
 

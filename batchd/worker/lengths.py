@@ -3,7 +3,7 @@
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
 made once before the first batch; of an image that is cut into patches and of an array in a shard,
 the header suffices, and of a list of numbers in Parquet, its length.
-``daemon.measuring`` starts some of these processes and tells each, in JSON on standard input, which
+``stream.measuring`` starts some of these processes and tells each, in JSON on standard input, which
 samples are its own. The answer is shared memory, int64 ``[samples]``:
 
     UNKNOWN --> IN_WORK --> the size; 0: the sample is bad, or has no element
@@ -19,7 +19,7 @@ import mmap
 import sys
 from typing import TYPE_CHECKING
 
-from batchd.orders.lengths import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, VALUE_MAX, LengthsQuestion
+from batchd.worker.lengths_question import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, VALUE_MAX, LengthsQuestion
 from batchd.worker.process import limit_threads, settle_in
 
 if TYPE_CHECKING:  # they import numpy
@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # they import numpy
     import numpy as np
     from numpy.typing import NDArray
 
-    from batchd.orders.worker import SampleRecipe
-    from batchd.pipeline.options import StepOptions
-    from batchd.pipeline.shapes.options import Patches
-    from batchd.samples.columns import Column
-    from batchd.samples.values import Value
-    from batchd.storage.access import Storage
-    from batchd.storage.index import SourceIndex
+    from batchd.data.pipeline.options import StepOptions
+    from batchd.data.pipeline.shapes.options import Patches
+    from batchd.data.samples.columns import Column
+    from batchd.data.samples.values import Value
+    from batchd.data.storage.access import Storage
+    from batchd.data.storage.index import SourceIndex
+    from batchd.worker.messages import SampleRecipe
 
 limit_threads()
 EPOCH = 0
@@ -52,13 +52,13 @@ def main() -> int:  # noqa: PLR0915  one sequence
     # after the environment is set
     import numpy as np  # noqa: PLC0415
 
-    from batchd.functions.load import FunctionUnusable  # noqa: PLC0415
-    from batchd.orders.worker import SampleRecipe  # noqa: PLC0415
-    from batchd.pipeline.effects import StepInvalid  # noqa: PLC0415
-    from batchd.pipeline.kinds import step_from_plain  # noqa: PLC0415
-    from batchd.storage.access import Storage  # noqa: PLC0415
-    from batchd.storage.index import SourceIndex  # noqa: PLC0415
-    from batchd.storage.values import StorageLimits  # noqa: PLC0415
+    from batchd.data.functions.load import FunctionUnusable  # noqa: PLC0415
+    from batchd.data.pipeline.effects import StepInvalid  # noqa: PLC0415
+    from batchd.data.pipeline.kinds import step_from_plain  # noqa: PLC0415
+    from batchd.data.storage.access import Storage  # noqa: PLC0415
+    from batchd.data.storage.index import SourceIndex  # noqa: PLC0415
+    from batchd.data.storage.values import StorageLimits  # noqa: PLC0415
+    from batchd.worker.messages import SampleRecipe  # noqa: PLC0415
     from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker  # noqa: PLC0415
     from batchd.worker.stopwatch import Stopwatch  # noqa: PLC0415
 
@@ -144,9 +144,9 @@ def _try(
 
 def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
     """The step that cuts ``field``, if all steps on it are planned from the header of a file."""
-    from batchd.pipeline.image.options import Decode, ImageStep  # noqa: PLC0415  after the environment is set
-    from batchd.pipeline.image.stages import can_join  # noqa: PLC0415
-    from batchd.pipeline.shapes.options import Patches  # noqa: PLC0415
+    from batchd.data.pipeline.image.options import Decode, ImageStep  # noqa: PLC0415  after the environment is set
+    from batchd.data.pipeline.image.stages import can_join  # noqa: PLC0415
+    from batchd.data.pipeline.shapes.options import Patches  # noqa: PLC0415
 
     on_field = [step for step in steps if field in (step.changes or {field})]
     first = next((place for place, step in enumerate(steps) if isinstance(step, ImageStep)), 0)
@@ -157,8 +157,8 @@ def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
 
 def _size(column: "Column", value: "Value", by: str) -> int:
     """The size of a sample, at least 0. Raises ``SampleUndecodable`` and ``SizeInvalid``."""
-    from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415  after the environment is set
-    from batchd.samples.values import array_of  # noqa: PLC0415
+    from batchd.data.pipeline.image.probe import probe_image  # noqa: PLC0415  after the environment is set
+    from batchd.data.samples.values import array_of  # noqa: PLC0415
 
     if by == "length":
         return len(array_of(column, value))

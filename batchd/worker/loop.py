@@ -40,21 +40,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd import failpoints
 from batchd.core.blocks import BlockOrder
 from batchd.core.epochs import planned
 from batchd.core.plan import Plan
-from batchd.functions.load import FunctionUnusable
-from batchd.orders import worker as orders
-from batchd.orders.rows import Rows, rows_of
-from batchd.pipeline.effects import INDEX, VALID, StepInvalid
-from batchd.pipeline.image.decode import decoder_versions
-from batchd.pipeline.kinds import step_from_plain
-from batchd.pipeline.stages import Row
-from batchd.storage.access import Storage
-from batchd.storage.ahead import Requested
-from batchd.storage.index import SourceIndex
-from batchd.storage.values import StorageLimits
+from batchd.core.rows import Rows, rows_of
+from batchd.data.functions.load import FunctionUnusable
+from batchd.data.pipeline.effects import INDEX, VALID, StepInvalid
+from batchd.data.pipeline.image.decode import decoder_versions
+from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.stages import Row
+from batchd.data.storage.access import Storage
+from batchd.data.storage.ahead import Requested
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.values import StorageLimits
+from batchd.runtime import failpoints
+from batchd.worker import messages as orders
 from batchd.worker.blocks import BlocksAhead
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, WantedRow, shortened

@@ -17,17 +17,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd import failpoints
 from batchd.core.packs import packed_in
-from batchd.orders import worker as orders
-from batchd.orders.rows import Rows
-from batchd.pipeline.effects import INDEX
-from batchd.pipeline.shapes.effects import LENGTHS, PLACES, SEGMENTS, is_packed
-from batchd.pipeline.shapes.options import Pack
-from batchd.pipeline.stages import Row
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
-from batchd.samples.values import Value, array_of
+from batchd.core.rows import Rows
+from batchd.data.pipeline.effects import INDEX
+from batchd.data.pipeline.shapes.effects import LENGTHS, PLACES, SEGMENTS, is_packed
+from batchd.data.pipeline.shapes.options import Pack
+from batchd.data.pipeline.stages import Row
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.values import Value, array_of
+from batchd.runtime import failpoints
+from batchd.worker import messages as orders
 from batchd.worker.loop import Arrays, Bad, Sums, WorkerStream
 from batchd.worker.sample_maker import shortened
 from batchd_wire.position import Position

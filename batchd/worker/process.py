@@ -1,7 +1,7 @@
 """How each process that decodes begins, and its note. Workers, writers of ``batchd prepare``.
 
-The note is the current row, in shared memory, drawn in ``orders.worker``; the daemon reads it after
-the worker's death.
+The note is the current row, in shared memory, drawn in ``worker.messages``; the daemon reads it
+after the worker's death.
 
 Invariant: the note is written before a sample is touched and cleared when the chunk is done, so a
 dead worker's note names the sample that it died with. The worker is the only writer. A torn read is
@@ -15,8 +15,8 @@ import sys
 from contextlib import suppress
 from io import TextIOWrapper
 
-from batchd.children import die_with_parent
-from batchd.orders.worker import MANY_ROWS, NOTE, NOTE_BYTES
+from batchd.runtime.children import die_with_parent
+from batchd.worker.messages import MANY_ROWS, NOTE, NOTE_BYTES
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

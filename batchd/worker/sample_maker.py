@@ -20,29 +20,37 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd import failpoints
-from batchd.functions.load import FunctionUnusable, expect
-from batchd.orders.worker import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
-from batchd.pipeline.cache_split import decoded_files
-from batchd.pipeline.effects import StepInvalid
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.jpeg_box import FileTask, made_seekable
-from batchd.pipeline.image.stages import ImagePlan
-from batchd.pipeline.kinds import step_from_plain
-from batchd.pipeline.stages import Row
-from batchd.pipeline.step_files import changed_file
-from batchd.samples.columns import parse_column
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.samples.kept_files import KeptFiles, PartUnfit
-from batchd.samples.location import is_url
-from batchd.samples.values import Value
-from batchd.sources.cache.reader import CachedReader, open_cache
-from batchd.sources.interface import NamesFiles, Reader, ReadsAhead, ReadsLengths, ReadsRows, open_reader, read_ahead
-from batchd.sources.kinds import source_from_plain
-from batchd.sources.push.reader import PushReader
-from batchd.storage.access import Storage
-from batchd.storage.ahead import Requested
-from batchd.storage.index import SourceIndex
+from batchd.data.functions.load import FunctionUnusable, expect
+from batchd.data.pipeline.cache_split import decoded_files
+from batchd.data.pipeline.effects import StepInvalid
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.jpeg_box import FileTask, made_seekable
+from batchd.data.pipeline.image.stages import ImagePlan
+from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.stages import Row
+from batchd.data.pipeline.step_files import changed_file
+from batchd.data.samples.columns import parse_column
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.kept_files import KeptFiles, PartUnfit
+from batchd.data.samples.location import is_url
+from batchd.data.samples.values import Value
+from batchd.data.sources.cache.reader import CachedReader, open_cache
+from batchd.data.sources.interface import (
+    NamesFiles,
+    Reader,
+    ReadsAhead,
+    ReadsLengths,
+    ReadsRows,
+    open_reader,
+    read_ahead,
+)
+from batchd.data.sources.kinds import source_from_plain
+from batchd.data.sources.push.reader import PushReader
+from batchd.data.storage.access import Storage
+from batchd.data.storage.ahead import Requested
+from batchd.data.storage.index import SourceIndex
+from batchd.runtime import failpoints
+from batchd.worker.messages import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
 from batchd.worker.process import NoteMemory
 from batchd.worker.stopwatch import Stopwatch
 

@@ -14,12 +14,12 @@ from batchd_side import configuration
 
 from batchd.config.load import load_config
 from batchd.core.plan import Plan
-from batchd.pipeline.cache_split import plan_pipeline
-from batchd.pipeline.execute import Pipeline
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.data.pipeline.cache_split import plan_pipeline
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd_wire.position import Position
 
 

@@ -173,10 +173,10 @@ class RegionLoader:
         """Read a photograph, decode the part that is wanted, scale, flip: [224, 224, 3] uint8."""
         import cv2  # noqa: PLC0415  not in every environment
 
-        from batchd.pipeline.image.geometry import Cut, Resampling, plan_decoding  # noqa: PLC0415
-        from batchd.pipeline.image.jpeg_box import BoxDecoder  # noqa: PLC0415
-        from batchd.pipeline.image.opencv import Scratch  # noqa: PLC0415
-        from batchd.pipeline.image.probe import probe_image  # noqa: PLC0415
+        from batchd.data.pipeline.image.geometry import Cut, Resampling, plan_decoding  # noqa: PLC0415
+        from batchd.data.pipeline.image.jpeg_box import BoxDecoder  # noqa: PLC0415
+        from batchd.data.pipeline.image.opencv import Scratch  # noqa: PLC0415
+        from batchd.data.pipeline.image.probe import probe_image  # noqa: PLC0415
 
         if self._decoder is None:  # in the worker, as memory is its own
             self._decoder = BoxDecoder("rgb", Scratch())

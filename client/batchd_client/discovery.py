@@ -24,7 +24,7 @@ from batchd_wire.tcp import PARTS_MAX
 
 CONNECTIONS = 1
 NAME_CHARACTERS_MAX = 64
-"""The daemon cuts longer names (``batchd.daemon.limits``)."""
+"""The daemon cuts longer names (``batchd.runtime.limits``)."""
 _ROOT = 0
 
 

@@ -26,8 +26,8 @@ import numpy as np
 
 import batchd
 import batchd_client
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
-from batchd.pipeline.image.synthetic_images import make_photos
 
 HERE = Path(__file__).parent
 BATCH_SIZE = 32

@@ -17,8 +17,8 @@ from typing import Any
 from common import BATCH_SIZE, Example, Photograph, Unavailable, endless, main, same, tensorflow
 
 try:
-    from batchd.sources.tfrecord.frames import FOOTER, HEADER, masked_crc
-    from batchd.sources.tfrecord.reader import Example as Record
+    from batchd.data.sources.tfrecord.frames import FOOTER, HEADER, masked_crc
+    from batchd.data.sources.tfrecord.reader import Example as Record
 except ImportError:
     Record = None
 

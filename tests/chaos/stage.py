@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
 from batchd_wire.keys import Role, connection_file_text
 from support.daemon_process import DaemonProcess
 from support.expected import Expected

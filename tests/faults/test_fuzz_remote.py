@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import batchd_client
-from batchd.daemon.limits import BURST, PER_S
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
+from batchd.runtime.limits import BURST, PER_S
 from batchd_wire.keys import connection_file_text, read_connection_key
 from batchd_wire.messages import TO_DAEMON, TO_DAEMON_REMOTE, TO_TRAINER_REMOTE, Greet, Pull, Subscribe
 from support.daemon_process import DaemonProcess

@@ -20,9 +20,10 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from batchd.gateway.links import LINK_NUMBER_BITS
-from batchd.orders.gateway import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
-from batchd.orders.link import (
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.gateway.links import LINK_NUMBER_BITS
+from batchd.pool.gateway_messages import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
+from batchd.pool.link_messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,
@@ -41,8 +42,7 @@ from batchd.orders.link import (
     WorkerDown,
     WorkerUp,
 )
-from batchd.orders.worker import NO_WORK, ForgetStream
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.worker.messages import NO_WORK, ForgetStream
 from batchd_wire.channel import DATAGRAM_BYTES_MAX
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
 from batchd_wire.keys import connection_file_text
 from support.daemon_process import DaemonProcess
 from support.hostile_trainer import bursts

@@ -7,8 +7,8 @@ import pytest
 import zmq
 
 import batchd_client
-from batchd.daemon.limits import BURST
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
+from batchd.runtime.limits import BURST
 from batchd_client.errors import PermissionDenied
 from batchd_wire import OLDEST_VERSION
 from batchd_wire.codes import ErrorCode

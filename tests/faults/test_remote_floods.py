@@ -12,8 +12,8 @@ import zmq
 import batchd_client
 from batchd.core.admission import SUBSCRIPTIONS_MAX
 from batchd.core.state import TICK_S
-from batchd.daemon.limits import QUESTIONS_PER_TICK
-from batchd.daemon.tcp.connection_guard import BAN_S
+from batchd.runtime.limits import QUESTIONS_PER_TICK
+from batchd.runtime.tcp.connection_guard import BAN_S
 from batchd_client.errors import DaemonNotFound
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from batchd.daemon.memory.available import holders
+from batchd.runtime.available import holders
 from support.cgroups import into, memory_group
 from support.waiting import wait_until
 

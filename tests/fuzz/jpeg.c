@@ -12,11 +12,11 @@
  */
 #define METHODS PIXELS_METHODS
 #define MODULE PIXELS_MODULE
-#include "../../batchd/pipeline/_pixels.c"
+#include "../../batchd/data/pipeline/_pixels.c"
 #undef METHODS
 #undef MODULE
-#include "../../batchd/pipeline/_jpeg.c"
-#include "../../batchd/pipeline/_jpeg_scan.c"
+#include "../../batchd/data/pipeline/_jpeg.c"
+#include "../../batchd/data/pipeline/_jpeg_scan.c"
 
 #include <fcntl.h>
 #include <stdint.h>

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.pipeline import _jpeg
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline import _jpeg
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.errors import SampleUndecodable
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -125,8 +125,8 @@ def shell(podman: Podman, script: str) -> str:
 
 def test_the_image_has_the_version_and_the_compiled_parts(image) -> None:
     """The entry point is the command; crops are decoded alone."""
-    program = "import batchd.pipeline._pixels, batchd.storage._rows"
-    decoders = "from batchd.pipeline.image.decode import decoder_versions; print(decoder_versions())"
+    program = "import batchd.data.pipeline._pixels, batchd.data.storage._rows"
+    decoders = "from batchd.data.pipeline.image.decode import decoder_versions; print(decoder_versions())"
 
     assert image(*run("--rm", IMAGE, "--version")) == f"batchd {batchd.__version__}\n"
     assert "decodes crops alone" in shell(image, f"/opt/batchd/bin/python -c '{program}; {decoders}'")
@@ -134,7 +134,7 @@ def test_the_image_has_the_version_and_the_compiled_parts(image) -> None:
 
 def test_a_build_without_the_compiled_parts_fails_if_they_were_asked_for(podman) -> None:
     """Without a compiler pip builds a slower package, and says nothing."""
-    assert "No module named 'batchd.pipeline._jpeg'" in podman.build("JPEG_BUILD=adduser", status=1)
+    assert "No module named 'batchd.data.pipeline._jpeg'" in podman.build("JPEG_BUILD=adduser", status=1)
 
 
 def test_the_image_runs_as_a_user_without_privileges(image) -> None:

@@ -39,7 +39,7 @@ def test_an_installation_works_and_says_what_comes_next(installed) -> None:
 
 def test_without_a_compiler_it_decodes_whole_images(installed) -> None:
     """Only the extension that decodes crops is missing."""
-    program = "from batchd.pipeline.image.decode import decoder_versions; print(decoder_versions())"
+    program = "from batchd.data.pipeline.image.decode import decoder_versions; print(decoder_versions())"
 
     installed.run("! command -v cc && ! command -v gcc")
     assert installed.run(f"/usr/local/lib/batchd/bin/python -c '{program}'").startswith("simplejpeg ")

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from batchd.bench.dataloader import changes_of
-from batchd.pipeline.image.options import (
+from batchd.commands.bench.dataloader import changes_of
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     Decode,
     Gray,

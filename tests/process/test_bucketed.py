@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.daemon import measuring
 from batchd.errors import SourceInvalid
+from batchd.stream import measuring
 from batchd_wire.position import Position
 from support.expected import Expected
 from support.images import jpeg, jpeg_with_exif, photo

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import batchd_client
-from batchd.doctor.machine import Level
-from batchd.doctor.storage import check_cache
-from batchd.pipeline.image import jpeg_box
+from batchd.commands.doctor.machine import Level
+from batchd.commands.doctor.storage import check_cache
+from batchd.data.pipeline.image import jpeg_box
 from support.commands import batchd as command
 from support.expected import Expected
 from support.images import encode, jpeg, jpeg_with_exif, photo, progressive_jpeg, write_photos

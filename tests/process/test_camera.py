@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.pipeline.image.opencv import cv2
+from batchd.data.pipeline.image.opencv import cv2
 from batchd_client import camera as camera_module
 from support.daemon_process import clean_environment
 from support.producers import push_stream

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from batchd.doctor import decoding
-from batchd.doctor.decoding import DecoderSpeed
+from batchd.commands.doctor import decoding
+from batchd.commands.doctor.decoding import DecoderSpeed
 from support import commands
 from support.commands import batchd
 from support.settings import folder_stream, write_settings

@@ -13,9 +13,9 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.children import Child
 from batchd.embedded import _address
 from batchd.errors import BatchdError
+from batchd.runtime.children import Child
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.expected import Expected

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.daemon.limits import LINES_TOGETHER
+from batchd.runtime.limits import LINES_TOGETHER
 from batchd_client.errors import StateMismatch, StreamStopped
 from support.commands import batchd
 from support.daemon_process import clean_environment

@@ -9,9 +9,8 @@ from hashlib import sha256
 
 import pytest
 
-from batchd.children import start_linked
-from batchd.daemon.tcp.keys import KeyDirectory
-from batchd.orders.gateway import (
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.gateway_messages import (
     TO_DAEMON_FROM_GATEWAY,
     CloseLink,
     GatewayFailed,
@@ -31,7 +30,7 @@ from batchd.orders.gateway import (
     RemoteWithdraw,
     RemoteWithdrawn,
 )
-from batchd.orders.link import (
+from batchd.pool.link_messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,
@@ -55,8 +54,9 @@ from batchd.orders.link import (
     WorkerDown,
     WorkerUp,
 )
-from batchd.orders.worker import NO_WORK, TO_WORKER, ForgetSlots, ForgetStream, Quarantine, UseStorage
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.runtime.children import start_linked
+from batchd.runtime.keys import KeyDirectory
+from batchd.worker.messages import NO_WORK, TO_WORKER, ForgetSlots, ForgetStream, Quarantine, UseStorage
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import Role
@@ -733,7 +733,7 @@ def test_a_gateway_that_is_killed_amid_the_results_of_a_round_has_reported_whole
 
 def test_a_gateway_that_cannot_listen_says_why(gateway) -> None:
     """The error names the configuration key."""
-    child, channel = start_linked("batchd.gateway", f"tcp://127.0.0.1:{gateway.port}", "daemon.pool_gateways", "")
+    child, channel = start_linked("batchd.pool.gateway", f"tcp://127.0.0.1:{gateway.port}", "daemon.pool_gateways", "")
     with child, channel:
         failed, _ = receive_message(channel, TO_DAEMON_FROM_GATEWAY)
         assert isinstance(failed, GatewayFailed)

@@ -2,8 +2,8 @@
 
 import json
 
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.sources.kinds import SOURCE_KINDS
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.sources.kinds import SOURCE_KINDS
 from golden.data import write_data
 from golden.digests import FILE, digests
 from golden.streams import golden_streams

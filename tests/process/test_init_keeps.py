@@ -17,12 +17,12 @@ from pyarrow import parquet
 import batchd_client
 from batchd.config import directories
 from batchd.daemon import config_checks
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.embedded import serve
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 from support.commands import batchd
 from support.images import jpeg, photo
 from support.videos import write_video

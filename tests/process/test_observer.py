@@ -13,7 +13,7 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.observer.metrics import COUNTER, METRICS
+from batchd.observe.http.metrics import COUNTER, METRICS
 from batchd_wire.status import read_status
 from support.commands import batchd as run_batchd
 from support.kernel import children_of, fork_servers_of, is_alive, is_stopped

@@ -13,28 +13,28 @@ import pyarrow as pa
 import pytest
 
 import batchd_client
-from batchd import children
+from batchd.commands.history.batches import Replayer
+from batchd.commands.history.seen import Leg, SampleLookup
 from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
 from batchd.core.packs import Packs
-from batchd.daemon import measuring
-from batchd.daemon.grouping import grouping_of
-from batchd.daemon.measuring import Pass, Size, lengths_in_index, measured
-from batchd.daemon.stream_plan import plan_stream
-from batchd.history.batches import Replayer
-from batchd.history.seen import Leg, SampleLookup
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.fields.options import Rename
-from batchd.pipeline.numbers.options import Cast
-from batchd.pipeline.shapes.options import Pack
-from batchd.sources.composed.options import ConcatSource, SubsetSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.tokens.options import TokensSource
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.sources.webdataset.reader import HEAD_BYTES
-from batchd.storage.access import Storage
-from batchd.storage.reader import BytesReader
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.fields.options import Rename
+from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.shapes.options import Pack
+from batchd.data.sources.composed.options import ConcatSource, SubsetSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.tokens.options import TokensSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.sources.webdataset.reader import HEAD_BYTES
+from batchd.data.storage.access import Storage
+from batchd.data.storage.reader import BytesReader
+from batchd.runtime import children
+from batchd.stream import measuring
+from batchd.stream.grouping import grouping_of
+from batchd.stream.measuring import Pass, Size, lengths_in_index, measured
+from batchd.stream.plan import plan_stream
 from batchd_wire.position import Position
 from support.commands import batchd
 from support.configs import load

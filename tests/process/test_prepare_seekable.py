@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 import batchd_client
 from batchd.cli.main import cli
+from batchd.data.pipeline.image import jpeg_box
 from batchd.errors import BatchdError
-from batchd.pipeline.image import jpeg_box
 from support.images import JPEG_END, encode, jpeg, photo, ycck_jpeg
 from support.preparing import bad_samples, config_in, finish, prepare, proposed, start
 from support.seen import see

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from batchd.on_ray import actor
-from batchd.on_ray.actor import ActorOptions, HostActor
+from batchd.pool.ray import actor
+from batchd.pool.ray.actor import ActorOptions, HostActor
 from support.waiting import PATIENCE_S, wait_until
 
 TESTS = Path(__file__).parents[1]
@@ -152,7 +152,7 @@ def test_a_program_that_is_not_there_is_reported(start, tmp_path) -> None:
 def test_a_worker_host_finishes_when_its_actor_is_killed(tmp_path) -> None:
     """The kernel notifies the worker host; no other process could."""
     program = (
-        "import sys, time\nfrom batchd.on_ray.actor import ActorOptions, HostActor\n"
+        "import sys, time\nfrom batchd.pool.ray.actor import ActorOptions, HostActor\n"
         f"HostActor(ActorOptions('{ADDRESS}', 1, key='', program=tuple(sys.argv[1:])))\ntime.sleep(3600)"
     )
     with subprocess.Popen([sys.executable, "-c", program, sys.executable, STAND_IN, tmp_path]) as parent:
@@ -166,7 +166,7 @@ def test_a_worker_host_finishes_when_its_actor_is_killed(tmp_path) -> None:
 def test_a_worker_host_whose_actor_was_gone_before_does_not_start() -> None:
     """The actor's number now belongs to another process, or to none."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "batchd.on_ray.actor", "0", "true"],
+        [sys.executable, "-P", "-m", "batchd.pool.ray.actor", "0", "true"],
         timeout=PATIENCE_S,
         check=False,
         stdin=subprocess.DEVNULL,

@@ -9,8 +9,8 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.daemon.memory.slots import SLOT_DESCRIPTORS
 from batchd.daemon.reload.requests import NICENESS
+from batchd.runtime.slots import SLOT_DESCRIPTORS
 from batchd_client.errors import StreamChanged, StreamRemoved, StreamStopped
 from support.commands import batchd as command
 from support.expected import Expected

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import batchd_client
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
 from batchd_wire.keys import connection_file_text
 from support.expected import Expected
 from support.network import Proxy, free_port

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 import batchd_client
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
 from batchd_client.errors import DaemonNotFound, KeyInvalid, KeyRefused
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode

@@ -14,11 +14,11 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.commands.history import batches
+from batchd.commands.history.batches import Replayer, TrainerRank
+from batchd.commands.history.seen import SampleLookup
 from batchd.config.load import load_config
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.history import batches
-from batchd.history.batches import Replayer, TrainerRank
-from batchd.history.seen import SampleLookup
 from batchd_client.errors import PermissionDenied
 from batchd_wire.position import Position
 from golden.data import write_data

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import batchd_client
+from batchd.commands.history.losses import Losses, from_pages
 from batchd.core.plan import Plan
-from batchd.history.losses import Losses, from_pages
 from batchd_client.asking import ask_reports, ask_status, asking
 from batchd_wire.messages import Pull
 from batchd_wire.position import Position

@@ -7,15 +7,15 @@ import os
 import pytest
 
 import batchd_client
-from batchd.bench.dataloader import COUNTER_BYTES, Samples
+from batchd.commands.bench.dataloader import COUNTER_BYTES, Samples
+from batchd.commands.history.batches import Replayer
+from batchd.commands.prepare.run import Output, PrepareJob, prepare
 from batchd.config.load import load_config
 from batchd.daemon.config_checks import preview_streams
-from batchd.daemon.memory.rings import plan_rings
-from batchd.history.batches import Replayer
-from batchd.prepare.run import Output, PrepareJob, prepare
-from batchd.samples.errors import SampleUnreadable
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.stream.rings import plan_rings
 from batchd_wire.position import Position
 from support.commands import batchd as command
 from support.images import jpeg, photo, write_photos

@@ -6,8 +6,8 @@ import os
 import pytest
 
 import batchd_client
+from batchd.commands.history.batches import Replayer
 from batchd.config.load import load_config
-from batchd.history.batches import Replayer
 from batchd_client.errors import VersionMismatch
 from batchd_wire import OPEN_ENDED_SINCE
 from batchd_wire.codec import Message

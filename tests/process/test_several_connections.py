@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 import batchd_client
-from batchd.daemon.streams import REMOTE_BYTES_MAX
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
+from batchd.stream.served import REMOTE_BYTES_MAX
 from batchd_client.errors import ConnectionsInvalid, ConnectTimeout, DaemonNotFound
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode

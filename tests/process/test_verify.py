@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.daemon.memory.available import MEMORY_NAME
+from batchd.runtime.available import MEMORY_NAME
 from batchd_client import reader as client_reader
 from batchd_client.errors import BatchCorrupt
 from batchd_wire.fields import HEADER_BYTES

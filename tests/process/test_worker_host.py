@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from batchd import __version__
-from batchd.daemon.tcp.keys import KeyDirectory
-from batchd.daemon.workers.local import WorkerProcesses
-from batchd.orders.link import (
+from batchd.core.rows import rows_of
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.link_messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,
@@ -34,8 +34,8 @@ from batchd.orders.link import (
     WorkerDown,
     WorkerUp,
 )
-from batchd.orders.rows import rows_of
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.runtime.keys import KeyDirectory
+from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import Role, connection_file_text
 from support.commands import batchd
@@ -234,7 +234,7 @@ def test_the_program_beside_its_workers_stays_small(gateway, start_host, stream)
     maps, rollup = (Path(f"/proc/{host.pid}/{name}").read_text() for name in ("maps", "smaps_rollup"))
     kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss")}
 
-    assert not any(name in maps for name in ("cv2", "simplejpeg", "batchd/pipeline/_pixels"))
+    assert not any(name in maps for name in ("cv2", "simplejpeg", "batchd/data/pipeline/_pixels"))
     assert (kib["Pss_Anon"] + kib["Pss_File"]) / 1024 < PROGRAM_MIB_MAX
     assert kib["Pss_Shmem"] * 1024 <= 2 * stream.layout.slot_bytes
 

@@ -35,10 +35,10 @@ LEFT_WHEN_DOWN = {"lock"}
 class DaemonProcess:
     """One daemon, which may be started several times. ``daemon`` are keys of ``[daemon]``.
 
-    ``faults`` are named steps with their faults (see ``batchd.failpoints``); each happens once, in
-    the first process that reaches the step. ``lasting_faults`` happen in every process that reaches
-    their step. ``environment`` is added to the daemon's. ``descriptors_max`` limits its
-    descriptors. ``log_level`` and ``log_format`` may be set before it starts, and so may
+    ``faults`` are named steps with their faults (see ``batchd.runtime.failpoints``); each happens
+    once, in the first process that reaches the step. ``lasting_faults`` happen in every process
+    that reaches their step. ``environment`` is added to the daemon's. ``descriptors_max`` limits
+    its descriptors. ``log_level`` and ``log_format`` may be set before it starts, and so may
     ``through``: words before its command, such as those that run it in a container.
     """
 

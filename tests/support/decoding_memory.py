@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from time import process_time
 
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import encode, photo
 from support.pipelines import image_pipeline, run
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.load import load_config
-from batchd.daemon.grouping import grouping_of
-from batchd.daemon.measuring import Pass
-from batchd.daemon.stream_plan import epoch_plan, plan_stream, planned_index
-from batchd.pipeline.cache_split import cut_of, steps_of
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.data.pipeline.cache_split import cut_of, steps_of
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.stream.grouping import grouping_of
+from batchd.stream.measuring import Pass
+from batchd.stream.plan import epoch_plan, plan_stream, planned_index
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
 

@@ -19,11 +19,9 @@ import numpy as np
 import zmq
 
 from batchd.config.load import load_config
-from batchd.daemon.memory.rings import plan_rings
-from batchd.daemon.streams import ServedStream, open_stream
-from batchd.daemon.tcp.keys import KeyDirectory
-from batchd.daemon.tcp.router import RouterLimits, TcpRouter
-from batchd.orders.link import (
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.pool.link_messages import (
     INDEX_PART_BYTES,
     ROW_FRAME_BYTES,
     TO_GATEWAY_FROM_HOST,
@@ -39,9 +37,11 @@ from batchd.orders.link import (
     Register,
     WorkerUp,
 )
-from batchd.orders.worker import CHUNK_ROWS_MAX
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.runtime.keys import KeyDirectory
+from batchd.runtime.tcp.router import RouterLimits, TcpRouter
+from batchd.stream.rings import plan_rings
+from batchd.stream.served import ServedStream, open_stream
+from batchd.worker.messages import CHUNK_ROWS_MAX
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout, place_fields
 from batchd_wire.slot import RowChecksums

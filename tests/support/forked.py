@@ -14,9 +14,9 @@ from importlib import import_module
 from subprocess import STDOUT
 from typing import Any, NoReturn
 
-from batchd import failpoints
-from batchd.children import Child
-from batchd.sources.scan import answer
+from batchd.data.sources.scan import answer
+from batchd.runtime import failpoints
+from batchd.runtime.children import Child
 
 
 class Forked:

@@ -19,9 +19,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import zmq
 
-from batchd.children import start_linked
-from batchd.failpoints import VARIABLE
-from batchd.orders.gateway import (
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.gateway_messages import (
     TO_DAEMON_FROM_GATEWAY,
     GatewayReady,
     LinkTraffic,
@@ -31,7 +30,7 @@ from batchd.orders.gateway import (
     RemoteProve,
     RemoteUp,
 )
-from batchd.orders.link import (
+from batchd.pool.link_messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
     TO_HOST,
@@ -41,10 +40,11 @@ from batchd.orders.link import (
     Register,
     WorkerUp,
 )
-from batchd.orders.log import ChildLogged
-from batchd.orders.together import Together, messages_in
-from batchd.orders.worker import NO_WORK, SampleRecipe, ServeStream, UseSlot
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.together import Together, messages_in
+from batchd.runtime.children import start_linked
+from batchd.runtime.failpoints import VARIABLE
+from batchd.runtime.log_message import ChildLogged
+from batchd.worker.messages import NO_WORK, SampleRecipe, ServeStream, UseSlot
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, Varying, place_fields, sizes_field
@@ -211,7 +211,7 @@ class GatewayProcess:
 
     def __enter__(self) -> Self:
         where = "tcp://127.0.0.1:0", "daemon.worker_address", str(self._keys_dir) if self._keys_dir else ""
-        self.child, self.channel = start_linked("batchd.gateway", *where, environment=self._environment)
+        self.child, self.channel = start_linked("batchd.pool.gateway", *where, environment=self._environment)
         self._stack.callback(self.child.end)
         self._stack.enter_context(self.channel)
         self.channel.settimeout(PATIENCE_S)

@@ -26,7 +26,7 @@ import zmq
 
 import batchd_client
 from batchd.core.admission import SUBSCRIPTIONS_MAX
-from batchd.daemon.limits import MESSAGE_BYTES_MAX
+from batchd.runtime.limits import MESSAGE_BYTES_MAX
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import send_message
 from batchd_wire.codec import ITEMS_MAX, Message, Vocabulary

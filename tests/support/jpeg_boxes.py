@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.opencv import Scratch
-from batchd.pipeline.image.options import Decode
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.decode import Decoder
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import Decode
 from support.good_trainers import private_bytes
 
 SUBSAMPLINGS = ("444", "422", "420", "440", "411", "grey")

@@ -84,12 +84,12 @@ def fork_servers_of(daemon: int) -> set[int]:
 
 def observers_of(daemon: int) -> set[int]:
     """Return the living observer of a daemon, or no process."""
-    return children_called(daemon, b"batchd.observer")
+    return children_called(daemon, b"batchd.observe.http")
 
 
 def gateways_of(daemon: int) -> set[int]:
     """Return the living gateways of a daemon."""
-    return children_called(daemon, b"batchd.gateway")
+    return children_called(daemon, b"batchd.pool.gateway")
 
 
 def reloads_of(daemon: int) -> set[int]:

@@ -27,7 +27,7 @@ from runpy import run_module
 from threading import Lock
 from typing import IO, Any
 
-from batchd.children import DEVNULL, PIPE, SERVICE_MANAGER, STDOUT, Child, ProcessHandle
+from batchd.runtime.children import DEVNULL, PIPE, SERVICE_MANAGER, STDOUT, Child, ProcessHandle
 from batchd.worker.process import THREAD_VARIABLES
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,9 +38,9 @@ PAUSE_S = 0.0005
 TESTS = str(Path(__file__).parents[1])
 IMPORTED = (
     *("batchd.cli.main", "batchd.cli.daemon", "batchd.cli.serve", "batchd.cli.worker", "batchd.cli.log_lines"),
-    *("batchd.config.load", "batchd.daemon.serve", "batchd.daemon.child_log", "batchd.gateway.loop"),
-    "batchd.worker_host.host",
-    *("batchd.worker.fork_server", "batchd.worker.loop", "batchd.worker.process", "batchd.sources.files.reader"),
+    *("batchd.config.load", "batchd.daemon.serve", "batchd.runtime.child_log", "batchd.pool.gateway.loop"),
+    "batchd.pool.worker_host.host",
+    *("batchd.worker.fork_server", "batchd.worker.loop", "batchd.worker.process", "batchd.data.sources.files.reader"),
     *("batchd_client", "support.seen"),
 )
 FORKED = b"forked"
@@ -223,7 +223,7 @@ def _become(
     words: list[str], environment: dict[str, str], folder: str, numbers: list[int], descriptors: list[int]
 ) -> None:
     """Run a program as if this process had been started for it."""
-    from batchd import failpoints  # noqa: PLC0415  in the launcher only
+    from batchd.runtime import failpoints  # noqa: PLC0415  in the launcher only
 
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored in tests under nohup

@@ -6,12 +6,12 @@ from typing import Any
 
 import lmdb
 
-from batchd.sources.interface import Reader, kind_of, open_reader
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.lmdb.scan import scan
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.survey import Survey
+from batchd.data.sources.interface import Reader, kind_of, open_reader
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.lmdb.scan import scan
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.survey import Survey
 from support.source_files import as_shared, nothing
 
 MAP_BYTES = 1 << 26

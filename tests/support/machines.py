@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from batchd.doctor.machine import UNLIMITED, Machine
+from batchd.commands.doctor.machine import UNLIMITED, Machine
 
 GIBIBYTE_KIB = 1 << 20
 FINE = {

@@ -13,11 +13,11 @@ from math import sin
 from pathlib import Path
 from time import monotonic
 
-from batchd.observer.__main__ import Server
-from batchd.observer.access import AccessRules, HostNames
-from batchd.observer.contact_sheets import ContactSheets
-from batchd.observer.routes import Router
-from batchd.observer.status_client import Answer, StatusClient, StatusRecorder
+from batchd.observe.http.__main__ import Server
+from batchd.observe.http.access import AccessRules, HostNames
+from batchd.observe.http.contact_sheets import ContactSheets
+from batchd.observe.http.routes import Router
+from batchd.observe.http.status_client import Answer, StatusClient, StatusRecorder
 from batchd_wire.status import (
     DaemonStatus,
     LogLine,

@@ -6,7 +6,7 @@ from struct import pack
 
 import numpy as np
 
-from batchd.sources.tokens.scan import DTYPES
+from batchd.data.sources.tokens.scan import DTYPES
 
 
 def write_megatron(path: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: str) -> Path:

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import Reader, kind_of, open_reader
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, kind_of, open_reader
-from batchd.sources.parquet.options import ParquetSource
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.survey import Survey
 from support.source_files import as_shared, nothing
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

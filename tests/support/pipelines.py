@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import animation, encode, jpeg
 
 MARKER_COLORS = ((7, 177, 77), (200, 3, 250))

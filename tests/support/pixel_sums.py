@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -32,11 +32,11 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.options import StepOptions
-from batchd.samples.columns import Column
-from batchd.samples.values import Value
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.samples.columns import Column
+from batchd.data.samples.values import Value
 
 WITHOUT_NUMBERS = frozenset(
     (

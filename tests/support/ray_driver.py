@@ -2,7 +2,7 @@
 
     python -m support.ray_driver FOLDER ARGUMENTS ...    FOLDER/wanted has the number of workers
 
-Minutes of the rule of ``batchd.on_ray.scaling`` last a second here.
+Minutes of the rule of ``batchd.pool.ray.scaling`` last a second here.
 """
 
 import sys
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from batchd.cli import ray
 from batchd.cli.main import main
-from batchd.on_ray import scaling
-from batchd.on_ray.actor import ActorOptions
+from batchd.pool.ray import scaling
+from batchd.pool.ray.actor import ActorOptions
 from batchd_wire.status import PoolStatistics
 
 STAND_IN = Path(__file__).with_name("stand_in_host.py")

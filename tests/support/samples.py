@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, ReadsRows, open_reader, read_ahead
-from batchd.sources.kinds import source_from_plain, source_to_plain
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import Reader, ReadsRows, open_reader, read_ahead
+from batchd.data.sources.kinds import source_from_plain, source_to_plain
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
 from support.source_files import as_shared, nothing
 
 

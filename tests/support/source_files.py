@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
-from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.options import FolderSource, ListSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
-from batchd.sources.source_checks import check_source
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.sources.files.options import FolderSource, ListSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.scan import scan_source
+from batchd.data.sources.source_checks import check_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
 
 
 def nothing(_found: int) -> None:

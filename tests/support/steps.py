@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import StepCheck, reserved_names
-from batchd.samples.columns import Column
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import StepCheck, reserved_names
+from batchd.data.samples.columns import Column
 
 
 def check_steps(columns: Sequence[Column], steps: Sequence[StepOptions]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import google_crc32c
 
-from batchd.sources.tfrecord.reader import Example, SequenceExample
+from batchd.data.sources.tfrecord.reader import Example, SequenceExample
 
 Values: TypeAlias = bytes | Sequence[int] | Sequence[float] | Sequence[bytes]
 """The value of one feature; bytes are a list of one."""

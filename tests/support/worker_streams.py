@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from batchd.config.load import load_config
-from batchd.daemon.memory.cache_file import CacheOnDisk
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
-from batchd.daemon.stream_plan import plan_stream
-from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.sources.interface import kind_of
-from batchd.storage.access import Storage
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.sources.interface import kind_of
+from batchd.data.storage.access import Storage
+from batchd.stream.cache_file import CacheOnDisk
+from batchd.stream.cache_memory import CacheMemory, CacheSpec
+from batchd.stream.plan import plan_stream
 from batchd.worker.loop import WorkerStream
+from batchd.worker.messages import NOTE_BYTES, Chunk, FillChunks, ServeStream
 from batchd.worker.process import NoteMemory
 from batchd_wire.fields import CHECKSUM, place_fields
 from batchd_wire.slot import RowChecksums

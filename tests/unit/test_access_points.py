@@ -8,15 +8,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.opencv import Scratch
-from batchd.pipeline.image.options import Decode
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.access_points import AccessPoints, has_points
-from batchd.samples.errors import SampleUndecodable
-from batchd.samples.kept_files import KeptFiles
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.decode import Decoder
+from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import Decode
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.access_points import AccessPoints, has_points
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.kept_files import KeptFiles
 from support.images import (
     JPEG_END,
     arithmetic_jpeg,
@@ -33,7 +33,7 @@ from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, where_it_i
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.pipeline import _jpeg
+    from batchd.data.pipeline import _jpeg
 
 STEPS = (1, 16, 32, 64, 10_000)
 WIDE = photo(300, 500)

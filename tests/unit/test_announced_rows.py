@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from batchd.data.sources import scan as scans
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.parquet import scan as parquet_scan
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.sizes import round_bytes
-from batchd.sources import scan as scans
-from batchd.sources.interface import kind_of
-from batchd.sources.parquet import scan as parquet_scan
-from batchd.sources.parquet.options import ParquetSource
-from batchd.storage.survey import Survey
+from batchd.runtime.sizes import round_bytes
 from support.parquet_files import write_parquet
 from support.source_files import nothing
 
@@ -112,10 +112,10 @@ SCAN_WITHIN_A_MEBIBYTE = """
 import sys
 from pathlib import Path
 from batchd.errors import SourceInvalid
-from batchd.sources import scan as scans
-from batchd.sources.csv.options import CsvSource
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.data.sources import scan as scans
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from support.source_files import nothing
 scans.SCAN_BYTES_MIN, scans.available_bytes = 1 << 20, lambda: 2 << 20
 try:

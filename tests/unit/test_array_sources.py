@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.samples.columns import Column
+from batchd.data.sources.arrays import index as array_files
+from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.options import SourceOptions
+from batchd.data.storage.access import Storage
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.sources.arrays import index as array_files
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.interface import kind_of
-from batchd.sources.options import SourceOptions
-from batchd.storage.access import Storage
 from batchd_wire.fields import ITEM_BYTES
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import source_problems

@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import open_reader, read_ahead
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.parquet.record_batches import ArrowFile
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import open_reader, read_ahead
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.parquet.record_batches import ArrowFile
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
 from support.http_files import FileServer
 from support.parquet_files import (
     class_labels,

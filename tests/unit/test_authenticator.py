@@ -15,9 +15,9 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 import batchd_client
-from batchd.daemon.limits import SUBJECTS_MAX, HandshakeRate
-from batchd.daemon.tcp.keys import KeyDirectory
-from batchd.daemon.tcp.router import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
+from batchd.runtime.keys import KeyDirectory
+from batchd.runtime.limits import SUBJECTS_MAX, HandshakeRate
+from batchd.runtime.tcp.router import ANSWERS_MAX, ZAP_DOMAIN, ZAP_ENDPOINT, Authenticator
 from batchd_client import opening
 from batchd_client.errors import ConnectTimeout, DaemonNotFound
 from batchd_client.lifeline import PUT_OFF_STATUS
@@ -404,8 +404,8 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
 ) -> None:
     """Code 500 allows a retry. Other hosts enter, and so does this one with new tokens."""
     now_s, asked = [1000.0], []
-    monkeypatch.setattr("batchd.daemon.tcp.router.monotonic", lambda: now_s[0])
-    monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.runtime.tcp.router.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.runtime.limits.monotonic", lambda: now_s[0])
     authenticator._rate = HandshakeRate(burst=3, per_s=1)
     key = keys.new("a")
     find = keys.trainers.find
@@ -547,7 +547,7 @@ def test_refusals_are_counted_and_logged_once_a_minute_for_each_address(
 ) -> None:
     """A client that connects as fast as it can does not fill the disk."""
     now_s = [1000.0]
-    monkeypatch.setattr("batchd.daemon.limits.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("batchd.runtime.limits.monotonic", lambda: now_s[0])
     unknown = stranger(keys).public
     keys.new("a")
 

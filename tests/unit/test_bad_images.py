@@ -9,9 +9,9 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.image.probe import JPEG_SCANS_MAX, probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.pipeline.image.probe import JPEG_SCANS_MAX, probe_image
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import (
     PNG_MAGIC,
     animation,

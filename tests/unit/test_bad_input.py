@@ -17,24 +17,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.interface import Reader, kind_of, open_reader
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.sources.tfrecord.options import TFRecordSource
+from batchd.data.sources.tokens.options import TokensSource
+from batchd.data.sources.video.options import VideoSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.interface import Reader, kind_of, open_reader
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.scan import scan_source
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.tokens.options import TokensSource
-from batchd.sources.video.options import VideoSource
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
 from support.lmdb_files import write_lmdb
 from support.megatron import write_megatron
 from support.parquet_files import write_parquet

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from batchd.bench.advice import BenchResult, disturbances, helps, part_times, verdict
-from batchd.bench.measure import Figures, Measurement, OneStream, cpu_times, tree_cpu_s
+from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
+from batchd.commands.bench.measure import Figures, Measurement, OneStream, cpu_times, tree_cpu_s
 from batchd.config.load import LoadedConfig, parse_config
-from batchd.diagnosis.readings import compare
+from batchd.observe.diagnosis.readings import compare
 from support.statuses import two_looks
 
 TEXT = """

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from batchd.cli.blame import stacked
+from batchd.commands.history.blame import Outcome, _tails, badness_of, stand_out
+from batchd.commands.history.groups import CLASS, FILE, SAMPLE, Grouping
+from batchd.commands.history.losses import HEAD_DTYPE, Losses, from_lines, from_pages
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError
-from batchd.history.blame import Outcome, _tails, badness_of, stand_out
-from batchd.history.groups import CLASS, FILE, SAMPLE, Grouping
-from batchd.history.losses import HEAD_DTYPE, Losses, from_lines, from_pages
 from batchd_wire.position import Position
 from batchd_wire.reports import HEAD
 from batchd_wire.status import ReportPage

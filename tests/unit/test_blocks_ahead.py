@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batchd.core.blocks import BlockOrder
-from batchd.storage.ahead import RequestBudget, Requested
+from batchd.data.storage.ahead import RequestBudget, Requested
 from batchd.worker.blocks import UNUSED_TURNS, BlocksAhead
 
 SIZE, BLOCKS, OPEN = 4, 24, 4

@@ -15,10 +15,10 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.opencv import Scratch
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.image.probe import (
+from batchd.data.pipeline.image.decode import Decoder
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.pipeline.image.probe import (
     PIXELS_PER_BYTE,
     ROW_PIXELS_PER_BYTE,
     SMALL_FILE_BYTES,
@@ -27,7 +27,7 @@ from batchd.pipeline.image.probe import (
     png_bytes,
     probe_image,
 )
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.samples.errors import SampleUndecodable
 from support import bombs
 from support.images import animation, encode, jpeg, jpeg_of, photo, png_chunk, ycck_jpeg
 from support.pipelines import run_once

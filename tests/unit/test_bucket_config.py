@@ -5,13 +5,13 @@ import json
 import pytest
 
 from batchd.config.tree import StreamConfig
-from batchd.daemon.stream_plan import budgeted_field, check_bucket
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.image.options import Decode, Layout, Normalize, Pad, RandomFlip, Resize, Rotate
+from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.shapes.options import PadBatch, Ragged
+from batchd.data.samples.columns import Column
 from batchd.errors import SourceInvalid
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.image.options import Decode, Layout, Normalize, Pad, RandomFlip, Resize, Rotate
-from batchd.pipeline.numbers.options import Cast
-from batchd.pipeline.shapes.options import PadBatch, Ragged
-from batchd.samples.columns import Column
+from batchd.stream.plan import budgeted_field, check_bucket
 
 TOKENS, IMAGE = Column("tokens", dtype="int32", shape=(None,)), Column("image", "encoded")
 PIXELS = Column("pixels", dtype="uint8", shape=(None, None, 3))

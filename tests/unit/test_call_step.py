@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchd.functions.load import FunctionUnusable
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import CenterCrop, Follow, RandomFlip
-from batchd.pipeline.sample_fields import columns_after, sample_fields
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.functions.load import FunctionUnusable
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import CenterCrop, Follow, RandomFlip
+from batchd.data.pipeline.sample_fields import columns_after, sample_fields
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.fields import Field
 from support.steps import check_steps
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.config.tree import StreamConfig
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.sources.files.index import image_columns
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.sources.files.index import image_columns
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
 from batchd_wire.slot import RowChecksums, rows_crc32
 from batchd_wire.views import slot_arrays

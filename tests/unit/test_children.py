@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from batchd import children
-from batchd.children import DEVNULL, PIPE, STDOUT, Child, describe, fork_linked, start, start_linked
+from batchd.runtime import children
+from batchd.runtime.children import DEVNULL, PIPE, STDOUT, Child, describe, fork_linked, start, start_linked
 from support.kernel import children_of, descriptors_of
 from support.waiting import PATIENCE_S, wait_until
 
@@ -92,7 +92,7 @@ def test_a_child_has_the_descriptors_that_are_passed_and_no_other() -> None:
 
 FORKS = """
 import json, os, socket, sys
-from batchd.children import fork_linked
+from batchd.runtime.children import fork_linked
 given, opened = int(sys.argv[1]), os.open("/dev/null", os.O_RDONLY)
 forked = fork_linked("a.module")
 if isinstance(forked, socket.socket):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from batchd.config.load import load_config
+from batchd.data.sources.files.options import FolderSource, GlobSource
 from batchd.errors import ConfigInvalid, SourceInvalid
-from batchd.sources.files.options import FolderSource, GlobSource
 from batchd_client import loader
 from batchd_client.loader import ALONE, Loader, LoaderConnection
 from batchd_wire.wording import classes_apart

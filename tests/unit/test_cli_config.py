@@ -18,8 +18,8 @@ from batchd.cli.config import annotated_toml, reference_markdown
 from batchd.cli.main import COMMANDS, cli, main
 from batchd.cli.options import config_options
 from batchd.config.schema import json_schema
-from batchd.daemon.memory.rings import SLOTS_MAX
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
+from batchd.stream.rings import SLOTS_MAX
 from support.images import write_photos
 
 CONFIG = """

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from batchd.cli.main import cli, main
-from batchd.daemon.tcp.keys import AcceptedKey, KeyDirectory
+from batchd.runtime.keys import AcceptedKey, KeyDirectory
 from batchd_wire.keys import Role, read_connection_key
 from support.configs import WHOLE
 from support.images import write_photos
@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory; no file of the real user can be reached."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("BATCHD_KEYS_DIR", raising=False)
-    monkeypatch.setattr("batchd.daemon.tcp.keys.default_keys_dir", lambda: tmp_path / "usual")
+    monkeypatch.setattr("batchd.runtime.keys.default_keys_dir", lambda: tmp_path / "usual")
     return tmp_path
 
 

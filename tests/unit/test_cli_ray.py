@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from batchd.cli import ray
-from batchd.daemon.tcp.keys import KeyDirectory
 from batchd.errors import BatchdError
+from batchd.runtime.keys import KeyDirectory
 from batchd_wire.runtime import TcpAddress
 from batchd_wire.status import PoolStatistics
 from support.commands import batchd
@@ -107,6 +107,6 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said) -> None:
 def test_without_ray_it_says_what_to_install(monkeypatch, arguments) -> None:
     """No other part of batchd needs Ray."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "batchd.on_ray.pool", raising=False)
+    monkeypatch.delitem(sys.modules, "batchd.pool.ray.pool", raising=False)
 
     assert "pip install 'batchd[ray]'" in batchd("ray", *arguments, status=1).stderr

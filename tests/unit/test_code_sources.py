@@ -7,20 +7,20 @@ import pytest
 
 from batchd.config.tree import StreamConfig
 from batchd.core.plan import Plan
-from batchd.daemon.stream_plan import code_of, code_problems, runs_own_code
+from batchd.data.functions.find import find_module
+from batchd.data.functions.load import FunctionFailed, FunctionUnusable, Here
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import RandomFlip
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
+from batchd.data.sources.composed.options import ConcatSource, SubsetSource
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.functions.find import find_module
-from batchd.functions.load import FunctionFailed, FunctionUnusable, Here
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import RandomFlip
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
-from batchd.sources.composed.options import ConcatSource, SubsetSource
-from batchd.sources.files.options import FolderSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
+from batchd.stream.plan import code_of, code_problems, runs_own_code
 from batchd_wire.position import Position
 from support.images import jpeg, photo
 

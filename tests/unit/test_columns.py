@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields.options import Drop
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Drop
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -26,9 +26,9 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.sample_fields import SAMPLE_FIELDS_MAX, sample_fields
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.sample_fields import SAMPLE_FIELDS_MAX, sample_fields
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.fields import CHECKSUM, Field, layout_from_wire, place_fields
 from support.images import encode, jpeg, photo
 from support.steps import check_steps

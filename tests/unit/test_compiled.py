@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from batchd import compiled
 from batchd.cli.main import main
-from batchd.compiled import EXTENSIONS, outdated_extension, sources_digest
 from batchd.config.load import load_config
 from batchd.errors import BatchdError, ExitCode
+from batchd.runtime import compiled
+from batchd.runtime.compiled import EXTENSIONS, outdated_extension, sources_digest
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).write_text(f"of {name}")
     file = tmp_path / "_pixels.abi3.so"
     file.write_bytes(b"\x7fELF" + bytes.fromhex(sources_digest(tmp_path, "_pixels")) + b"\0code")
-    spec = ModuleSpec("batchd.pipeline._pixels", None, origin=str(file))
-    monkeypatch.setattr(compiled, "find_spec", {"batchd.pipeline._pixels": spec}.get)
+    spec = ModuleSpec("batchd.data.pipeline._pixels", None, origin=str(file))
+    monkeypatch.setattr(compiled, "find_spec", {"batchd.data.pipeline._pixels": spec}.get)
     return file
 
 

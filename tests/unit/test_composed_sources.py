@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource, share_of
+from batchd.data.sources.composed.scan import mixed_counts, mixed_order, shuffled
+from batchd.data.sources.files.options import FolderSource, ListSource
+from batchd.data.sources.interface import Reader, kind_of, open_reader
+from batchd.data.sources.kinds import source_from_plain, source_to_plain
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.scan import scan_source
+from batchd.data.sources.source_checks import check_source
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
 from batchd.errors import ConfigInvalid, SourceInvalid
-from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource, share_of
-from batchd.sources.composed.scan import mixed_counts, mixed_order, shuffled
-from batchd.sources.files.options import FolderSource, ListSource
-from batchd.sources.interface import Reader, kind_of, open_reader
-from batchd.sources.kinds import source_from_plain, source_to_plain
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
-from batchd.sources.source_checks import check_source
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
 from support.configs import load
 from support.shards import write_shard
 from support.source_files import as_shared, make, nothing, source_problems

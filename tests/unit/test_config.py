@@ -15,25 +15,25 @@ from pydantic import ValidationError
 from batchd.config import synonyms
 from batchd.config.load import load_config
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.memory.cache_file import cache_problems
-from batchd.daemon.memory.rings import budgets_bytes
+from batchd.data.pipeline.cache_split import has_crop_decoder, plan_pipeline
+from batchd.data.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.code.options import GeneratorSource, PluginSource, PythonSource
+from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.kinds import SOURCE_KINDS, source_from_plain, source_to_plain
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.push.options import PushSource
+from batchd.data.sources.tfrecord.options import TFRecordSource
+from batchd.data.sources.video.options import VideoSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, Problem
-from batchd.pipeline.cache_split import has_crop_decoder, plan_pipeline
-from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.code.options import GeneratorSource, PluginSource, PythonSource
-from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.kinds import SOURCE_KINDS, source_from_plain, source_to_plain
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.push.options import PushSource
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.video.options import VideoSource
-from batchd.sources.webdataset.options import WebDatasetSource
+from batchd.stream.cache_file import cache_problems
+from batchd.stream.rings import budgets_bytes
 from support.configs import STREAM, WHOLE, load
 from support.toml_values import SCALARS, TREES, written
 

@@ -18,7 +18,7 @@ from batchd.config.directories import choose_runtime_directory
 from batchd.config.problems import Place, key_places
 from batchd.config.tree import DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath
-from batchd.samples.sizes import format_bytes, parse_bytes, round_bytes
+from batchd.runtime.sizes import format_bytes, parse_bytes, round_bytes
 from support.toml_values import TREES, written
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.tcp.connection_guard import (
+from batchd.runtime.tcp.connection_guard import (
     BAN_S,
     BANNED_MAX,
     PENDING_TICKS,
@@ -228,7 +228,7 @@ def test_a_peer_that_sends_more_than_is_read_is_disconnected(guard, sessions, co
 def test_slow_unread_bytes_count_like_fast_ones(guard, connect, monkeypatch) -> None:
     """An endless message may arrive in small parts; heartbeats are slower still, and expire."""
     now = 1000.0
-    monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
+    monkeypatch.setattr("batchd.runtime.tcp.connection_guard.monotonic", lambda: now)
     guard.audit()
     slow, quiet = connect(), connect()
     for ours, _theirs in (slow, quiet):
@@ -342,7 +342,7 @@ def test_a_peer_with_too_many_messages_between_two_audits_is_disconnected_and_ig
 def test_a_host_that_sent_too_much_cannot_connect_for_a_while(guard, connect, monkeypatch) -> None:
     """Other hosts can, and existing connections stay."""
     now = 1000.0
-    monkeypatch.setattr("batchd.daemon.tcp.connection_guard.monotonic", lambda: now)
+    monkeypatch.setattr("batchd.runtime.tcp.connection_guard.monotonic", lambda: now)
     loud, before = connect(), connect()
     for ours, _theirs in (loud, before):
         guard.add(ours.fileno())

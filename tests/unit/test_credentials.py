@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from batchd.cli.main import cli
 from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
-from batchd.daemon.tcp.keys import CredentialKeys, KeyDirectory, check_tcp_keys, open_keys
 from batchd.errors import KeysInvalid
+from batchd.runtime.keys import CredentialKeys, KeyDirectory, check_tcp_keys, open_keys
 from batchd_wire.keys import Role
 from support.configs import WHOLE, load
 
@@ -98,7 +98,7 @@ def test_credentials_rank_above_the_users_own_keys_and_below_the_configuration(
     credentials: CredentialKeys, roots: KeyDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If there are credentials, no other directory is used, even if none of them is a key."""
-    monkeypatch.setattr("batchd.daemon.tcp.keys.default_keys_dir", lambda: tmp_path / "own")
+    monkeypatch.setattr("batchd.runtime.keys.default_keys_dir", lambda: tmp_path / "own")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     assert open_keys(None).path == tmp_path / "own"
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials.path))

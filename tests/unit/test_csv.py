@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.csv import scan as csv_scan
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.recognise import recognise
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.csv import scan as csv_scan
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.interface import kind_of
-from batchd.sources.recognise import recognise
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import source_problems
 
@@ -237,10 +237,10 @@ SCAN_IN_A_PROCESS_OF_ITS_OWN = """
 import sys
 from pathlib import Path
 
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 
 source = CsvSource(path=Path(sys.argv[1]), fields={"number": "int64"})
 index = kind_of(source).scan(source, Survey(lambda _found: None))

@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from batchd.pipeline.cache_split import crop_problem, cropped_files, cut_of, cut_problem, steps_of
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields.options import Rename
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.cache_split import crop_problem, cropped_files, cut_of, cut_problem, steps_of
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Rename
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -25,9 +25,9 @@ from batchd.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.pipeline.numbers.options import OneHot
-from batchd.samples.columns import Column
-from batchd.sources.cache.record import pack, unpack
+from batchd.data.pipeline.numbers.options import OneHot
+from batchd.data.samples.columns import Column
+from batchd.data.sources.cache.record import pack, unpack
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
 CROP = RandomResizedCrop(size=(48, 40))

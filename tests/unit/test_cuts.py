@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from batchd.core.buckets import BucketOrder, buckets_of
 from batchd.core.cuts import STRIDE, Cuts
 from batchd.core.packs import packed_in
-from batchd.pipeline.shapes.options import Pack
+from batchd.data.pipeline.shapes.options import Pack
 
 LENGTHS = st.lists(st.integers(-2, 70), min_size=1, max_size=200).filter(lambda them: max(them) > 0)
 ROOM = st.integers(1, 40)

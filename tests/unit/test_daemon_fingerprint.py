@@ -10,12 +10,10 @@ import numpy as np
 from batchd.config.tree import Mark, StreamConfig, Weights, keys_marked
 from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
-from batchd.daemon.stream_plan import StreamCode, StreamPlan
-from batchd.daemon.streams import FINGERPRINT_DIGITS, content_of, fingerprint
-from batchd.pipeline.cache_split import plan_pipeline
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.cache_split import plan_pipeline
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -33,13 +31,15 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.kinds import STEP_KINDS
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
-from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.sources.files.options import FolderSource
-from batchd.sources.interface import kind_of
-from batchd.storage.access import Storage
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.interface import kind_of
+from batchd.data.storage.access import Storage
+from batchd.stream.plan import StreamCode, StreamPlan
+from batchd.stream.served import FINGERPRINT_DIGITS, content_of, fingerprint
 from support.configs import load
 
 STEPS = (

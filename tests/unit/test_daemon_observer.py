@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.config.addresses import parse_http
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.service import observer
 from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
 from batchd.errors import ConfigInvalid
+from batchd.runtime.addresses import parse_http
+from batchd.runtime.descriptors import Selector
 from batchd_wire.runtime import RuntimeDirectory
 
 

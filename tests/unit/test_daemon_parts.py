@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from batchd.daemon import limits
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import PERIOD_S, SUBJECTS_MAX, OncePerMinute
 from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
+from batchd.runtime import limits
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import PERIOD_S, SUBJECTS_MAX, OncePerMinute
 from support.waiting import PATIENCE_S
 
 # --- OncePerMinute --------------------------------------------------------------------------------

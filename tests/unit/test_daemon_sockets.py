@@ -16,14 +16,14 @@ import zmq
 from structlog.testing import capture_logs
 
 from batchd.core.actions import GrantLease
-from batchd.daemon import descriptors
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
-from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local import sessions as sessions_module
 from batchd.daemon.local.sessions import HANDLES_AT_ONCE, LocalDoor
-from batchd.daemon.memory.slots import SlotPool
 from batchd.errors import BatchdError
+from batchd.runtime import descriptors
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import SessionLimits
+from batchd.runtime.slots import SlotPool
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
 from batchd_wire.codec import Message

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from batchd.pipeline.image import decode, jpeg_box
-from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.jpeg_box import seekable
-from batchd.pipeline.image.opencv import Scratch
-from batchd.pipeline.image.options import CenterCrop, Decode, Resize
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image import decode, jpeg_box
+from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.jpeg_box import seekable
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import CenterCrop, Decode, Resize
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.errors import SampleUndecodable
 from support.arithmetic_jpegs import ARITHMETIC_JPEGS
 from support.images import JPEG_END, jpeg, jpeg_of, jpeg_of_sampling, photo, ycck_jpeg
 from support.jpeg_boxes import SUBSAMPLINGS

@@ -9,14 +9,14 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.pipeline.image import decode, jpeg_box
-from batchd.pipeline.image.decode import Decoder
-from batchd.pipeline.image.geometry import Cut, Padding, Resampling
-from batchd.pipeline.image.opencv import Scratch
-from batchd.pipeline.image.options import Decode, Gray, Resize
-from batchd.pipeline.image.probe import exif_orientation, probe_image
-from batchd.samples.kept_files import KeptFiles
-from batchd.sources.cache.record import pack, unpack
+from batchd.data.pipeline.image import decode, jpeg_box
+from batchd.data.pipeline.image.decode import Decoder
+from batchd.data.pipeline.image.geometry import Cut, Padding, Resampling
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import Decode, Gray, Resize
+from batchd.data.pipeline.image.probe import exif_orientation, probe_image
+from batchd.data.samples.kept_files import KeptFiles
+from batchd.data.sources.cache.record import pack, unpack
 from support.images import (
     animation,
     bitmap,
@@ -383,7 +383,7 @@ def test_the_first_exif_block_counts():
 def test_cv2_is_configured_independently_of_the_environment():
     """Cv2 has one thread, no messages, and the configured limit instead of its own variable."""
     code = (
-        "from batchd.pipeline.image.opencv import cv2; import numpy as np;"
+        "from batchd.data.pipeline.image.opencv import cv2; import numpy as np;"
         "png = cv2.imencode('.png', np.full((64, 96, 3), 9, np.uint8))[1];"
         "print(cv2.getNumThreads(), cv2.imdecode(png, cv2.IMREAD_COLOR_BGR).shape, cv2.imdecode(png[:99], 1))"
     )

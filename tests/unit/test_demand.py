@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchd.diagnosis.demand import PoolLimits, StreamLoad, WantedWorkers, needed_workers
+from batchd.observe.diagnosis.demand import PoolLimits, StreamLoad, WantedWorkers, needed_workers
 
 ROW_BYTES_PER_BUSY_S = 100e6
 """One busy worker decodes a gigabyte in ten seconds."""

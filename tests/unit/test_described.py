@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batchd.config.tree import StreamConfig
-from batchd.daemon.streams import DESCRIBED_CHARACTERS_MAX, TEXT_CHARACTERS_MAX, describe
+from batchd.stream.served import DESCRIBED_CHARACTERS_MAX, TEXT_CHARACTERS_MAX, describe
 from batchd_wire.fields import SlotLayout
 
 LAYOUT = SlotLayout((), 4, 4096)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from batchd.daemon.tcp.keys import KeyDirectory
+from batchd.runtime.keys import KeyDirectory
 from batchd_client.opening import GREETING_BYTES, diagnose
 from batchd_client.sockets import Sockets
 from batchd_wire.runtime import TcpAddress

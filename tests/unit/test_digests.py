@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.commands.history.cards import RunCard, joined_card, read_card
+from batchd.commands.history.differ import difference
 from batchd.core import digests as module
 from batchd.core.digests import EpochDigests, RowsDigest, digest_text, joined, rows_lanes
 from batchd.core.plan import Plan
 from batchd.errors import BatchdError, ConfigInvalid
-from batchd.history.cards import RunCard, joined_card, read_card
-from batchd.history.differ import difference
 from batchd_wire.position import Position
 from support.configs import load
 

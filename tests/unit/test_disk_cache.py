@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchd.config.tree import Config, StreamConfig
-from batchd.daemon.memory.cache_file import (
+from batchd.data.pipeline.image.options import Decode, RandomResizedCrop
+from batchd.data.sources.cache import disk as disk_cache
+from batchd.data.sources.cache.disk import FULL_PAUSE_S, DiskCache, Trouble, records_start, troubles
+from batchd.data.sources.files.options import FolderSource
+from batchd.stream.cache_file import (
     CacheOnDisk,
     CacheUnusable,
     cache_files,
@@ -20,11 +24,7 @@ from batchd.daemon.memory.cache_file import (
     cache_problems,
     file_problem,
 )
-from batchd.daemon.memory.cache_memory import CacheSpec
-from batchd.pipeline.image.options import Decode, RandomResizedCrop
-from batchd.sources.cache import disk as disk_cache
-from batchd.sources.cache.disk import FULL_PAUSE_S, DiskCache, Trouble, records_start, troubles
-from batchd.sources.files.options import FolderSource
+from batchd.stream.cache_memory import CacheSpec
 from support.kernel import descriptors_of
 
 SAMPLES = 1000

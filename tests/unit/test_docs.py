@@ -19,8 +19,8 @@ import pytest
 from batchd.cli.main import cli
 from batchd.config import schema
 from batchd.config.load import read_config
-from batchd.diagnosis import verdicts
 from batchd.errors import EXIT_CODE_MEANINGS
+from batchd.observe.diagnosis import verdicts
 from batchd_client import errors
 from batchd_wire.codes import ErrorCode
 from support.reference import programs
@@ -308,9 +308,19 @@ PACKAGES = [ROOT / "batchd", ROOT / "client" / "batchd_client", ROOT / "client" 
 FOLDERS = [ROOT, ROOT / "batchd", ROOT / "client", ROOT / "benchmarks"]
 """Paths on pages begin at one of these."""
 FIRST_FOLDERS = {path.name for path in (*ROOT.iterdir(), *PACKAGES[0].iterdir(), *PACKAGES) if path.is_dir()} - LEFT_OUT
-INVENTED = ("batchd/sources/squares/", "batchd/sources/KIND/", "batchd/pipeline/FAMILY/")
+INVENTED = ("batchd/data/sources/squares/", "batchd/data/sources/KIND/", "batchd/data/pipeline/FAMILY/")
 """Paths of examples, and of what a reader is going to make."""
-OWN_FILES = {"batchd.toml", "batchd.toml.new", "batchd.sock", "daemon.yaml", "config.yaml"}
+NOT_CODE = {
+    "batchd.toml",
+    "batchd.toml.new",
+    "batchd.sock",
+    "daemon.yaml",
+    "config.yaml",
+    "data.mdb",
+    "pool.key",
+    "batchd.sources",
+}
+"""Files, and a group of entry points."""
 
 
 def defined(tree):
@@ -360,8 +370,8 @@ def named_code(name):
         in_column = not is_code and (line.endswith("| where in the code |") or (in_column and line.startswith("|")))
         if in_column:
             yield from ((number, span) for span in SPAN.findall(line.removesuffix(" |").rpartition(" | ")[2]))
-        elif not is_code:
-            for span in set(SPAN.findall(line)) - OWN_FILES:
+        elif not is_code and not line.startswith("#"):
+            for span in set(SPAN.findall(line)) - NOT_CODE:
                 if re.fullmatch(r"\w+(\.\w+)+", span) and span.partition(".")[0] in FIRST_FOLDERS:
                     yield number, span
 

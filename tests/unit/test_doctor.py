@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from batchd.commands.doctor import checks, decoding, examine, storage
+from batchd.commands.doctor.decoding import DecoderSpeed
+from batchd.commands.doctor.machine import Finding, Level, Machine, Running
+from batchd.commands.doctor.storage import PlaceSpeed
 from batchd.config.load import load_config
-from batchd.daemon.memory.rings import DescriptorPlan, file_size_refusal, plan_rings
-from batchd.doctor import checks, decoding, examine, storage
-from batchd.doctor.decoding import DecoderSpeed
-from batchd.doctor.machine import Finding, Level, Machine, Running
-from batchd.doctor.storage import PlaceSpeed
-from batchd.pipeline.image import jpeg_box
-from batchd.samples.location import Url
-from batchd.sources.composed.options import ConcatSource
-from batchd.sources.files.options import FolderSource, ListSource
-from batchd.storage.access import Storage
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.samples.location import Url
+from batchd.data.sources.composed.options import ConcatSource
+from batchd.data.sources.files.options import FolderSource, ListSource
+from batchd.data.storage.access import Storage
+from batchd.stream.rings import DescriptorPlan, file_size_refusal, plan_rings
 from batchd_wire.status import read_status
 from support.images import write_photos
 from support.machines import GROUP, made_machine

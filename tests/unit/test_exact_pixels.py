@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchd.pipeline.image import recolor, resample
-from batchd.pipeline.image.geometry import Orientation, Warp
-from batchd.pipeline.image.resample import sine_and_cosine, warp
+from batchd.data.pipeline.image import recolor, resample
+from batchd.data.pipeline.image.geometry import Orientation, Warp
+from batchd.data.pipeline.image.resample import sine_and_cosine, warp
 
 METHODS = ("nearest", "linear", "area", "cubic")
 RANDOM = np.random.default_rng(11)
@@ -41,7 +41,7 @@ FLIPS = [Orientation(False, *flips) for flips in ((True, False), (False, True), 
 
 def of_each_kind(make):
     """Results of the extension with AVX2 (if the processor has it) and without, and of numpy."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
+    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     made = []
     try:
@@ -214,7 +214,7 @@ def test_sines_are_exact_to_the_last_bits() -> None:
 )
 def test_invalid_arguments_are_refused(name, arguments) -> None:
     """No byte is read or written before."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
+    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     with pytest.raises(ValueError, match=r"image|taps|fill|channels"):
         getattr(_pixels, name)(*arguments())
@@ -227,7 +227,7 @@ TAPS = resample.taps(4, 4, "linear")
 @needs_extension
 def test_places_far_outside_are_fill() -> None:
     """This holds for any distance: nothing else is read."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
+    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     for place in (2**60, -(2**60)):
         for is_linear in (True, False):
@@ -239,7 +239,7 @@ def test_places_far_outside_are_fill() -> None:
 @needs_extension
 def test_read_only_memory_is_refused() -> None:
     """It is a target, or pixels that change in place."""
-    from batchd.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
+    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
 
     frozen = PIXELS.copy()
     frozen.flags.writeable = False

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
+from batchd.data.pipeline.image import jpeg_box
 from batchd.errors import ConfigInvalid
-from batchd.pipeline.image import jpeg_box
 from support.images import encode, jpeg, jpeg_of, jpeg_with_exif, photo, ycck_jpeg
 from support.megatron import write_megatron
 

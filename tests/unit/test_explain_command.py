@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from batchd.config.manual import MANUAL
-from batchd.daemon.memory.rings import DescriptorPlan
 from batchd.errors import ProblemKind
+from batchd.stream.rings import DescriptorPlan
 from support.commands import batchd
 from support.images import write_photos
 

@@ -15,7 +15,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 PASS = """
 import sys
-from batchd import failpoints
+from batchd.runtime import failpoints
 for step in sys.argv[1:]:
     name, _, sample = step.partition("#")
     failpoints.passing(name, int(sample)) if sample else failpoints.passing(name)
@@ -137,7 +137,7 @@ def test_invalid_faults_are_refused_at_the_start() -> None:
         "b=kill;a=Kill",
     ]
     program = (
-        "import sys\nfrom batchd import failpoints\n"
+        "import sys\nfrom batchd.runtime import failpoints\n"
         "for slip in sys.argv[1:]:\n"
         "    try:\n        failpoints._parse(slip)\n        print(slip, 'accepted')\n"
         "    except SystemExit as error:\n        print(error)\n"

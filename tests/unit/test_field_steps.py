@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.numbers.options import OneHot
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.samples.columns import Column
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.pipeline.numbers.options import OneHot
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.columns import Column
 from support.images import jpeg, photo
 from support.steps import check_steps
 

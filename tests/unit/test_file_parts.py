@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from batchd.config.load import load_config
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
-from batchd.daemon.stream_plan import plan_stream
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.access_points import FileHead
-from batchd.sources.cache.record import FILE_WITH_PARTS_BYTES_MIN
-from batchd.sources.interface import kind_of
-from batchd.sources.scan import scan_source
-from batchd.storage.index_cache import IndexCache
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.access_points import FileHead
+from batchd.data.sources.cache.record import FILE_WITH_PARTS_BYTES_MIN
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.index_cache import IndexCache
+from batchd.stream.cache_memory import CacheMemory, CacheSpec
+from batchd.stream.plan import plan_stream
 from batchd.worker.sample_maker import SampleMaker
 from batchd.worker.stopwatch import Stopwatch
 from support.http_files import FileServer, IgnoreRange, Status
@@ -30,7 +30,7 @@ from support.tfrecords import example, write_records
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.pipeline import _jpeg
+    from batchd.data.pipeline import _jpeg
 
 SIZE = 1200, 900
 CROPS = {

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from batchd.samples.errors import SampleUnreadable
-from batchd.storage import reader
-from batchd.storage.reader import Folders
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.storage import reader
+from batchd.data.storage.reader import Folders
 
 
 @pytest.fixture

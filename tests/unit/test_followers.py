@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields.options import Rename
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Rename
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -28,11 +28,11 @@ from batchd.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.pipeline.numbers.options import Cast
-from batchd.pipeline.sample_fields import drawing_step
-from batchd.pipeline.shapes.options import PadBatch
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.sample_fields import drawing_step
+from batchd.data.pipeline.shapes.options import PadBatch
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import (
     encode,
     jpeg,

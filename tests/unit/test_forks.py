@@ -13,12 +13,12 @@ import sys
 
 import pytest
 
-from batchd import children
 from batchd.core.events import WorkerGone
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.workers.local import WorkerProcesses
-from batchd.orders.worker import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
+from batchd.runtime import children
+from batchd.runtime.descriptors import Selector
 from batchd.worker import fork_server
+from batchd.worker.messages import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
+from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.channel import receive_message, send_message
 from support.kernel import descriptors_of
 from support.waiting import PATIENCE_S, wait_until
@@ -40,13 +40,13 @@ print(json.dumps([sorted(set(sys.modules) - mine), os.environ == before, isinsta
 early.child.end()
 """
 USED_BY_WORKERS = (
-    "import json, sys, batchd.sources.files.reader, batchd.worker.fork_server, batchd.worker.loop\n"
+    "import json, sys, batchd.data.sources.files.reader, batchd.worker.fork_server, batchd.worker.loop\n"
     "print(json.dumps(list(sys.modules)))"
 )
 SLEEPS = "import time; time.sleep(3600)"
 REAL = "import socket, sys; from batchd.worker.entry import work; work(socket.socket(fileno=int(sys.argv[1])))"
 ENDS_FIRST = (
-    "import os, time; from batchd import children; mine = os.getpid()\n"
+    "import os, time; from batchd.runtime import children; mine = os.getpid()\n"
     "def until_it_has_ended():\n"
     "    while os.getppid() == mine: time.sleep(0.001)\n"
     "children.die_with_parent = until_it_has_ended\n"
@@ -217,8 +217,8 @@ def test_the_daemon_imports_nothing_that_its_first_batch_can_do_without():
         "batchd.daemon.config_checks",
         "batchd.daemon.reload.rescan",
         "batchd.daemon.tcp.sessions",
-        "batchd.daemon.workers.remote",
-        "batchd.observer",
+        "batchd.pool.remote",
+        "batchd.observe.http",
     }
 
 

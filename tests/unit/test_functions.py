@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from batchd.functions.find import ModuleNotFound, find_module, function_problems, parse_function
-from batchd.functions.load import (
+from batchd.data.functions.find import ModuleNotFound, find_module, function_problems, parse_function
+from batchd.data.functions.load import (
     FRAMES_MAX,
     FunctionFailed,
     FunctionUnusable,
@@ -16,8 +16,8 @@ from batchd.functions.load import (
     expect,
     load,
 )
-from batchd.functions.signature import CallArguments
-from batchd.samples.columns import parse_column
+from batchd.data.functions.signature import CallArguments
+from batchd.data.samples.columns import parse_column
 
 BOMB = "raise AssertionError('imported')\n"
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from batchd.daemon.limits import HandshakeRate
-from batchd.gateway.links import ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
-from batchd.orders.link import LINK_VERSION, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.gateway.links import ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
+from batchd.pool.link_messages import LINK_VERSION, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
+from batchd.runtime.limits import HandshakeRate
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from support.gateways import RULES

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from batchd.gateway.orders import REPORT_BYTES, OrderTable, RemoteOrder
-from batchd.gateway.rows import places_of
-from batchd.gateway.streams import HostStream, IndexMemory
-from batchd.orders.link import ORDERS_MAX, HostFill
+from batchd.pool.gateway.orders import REPORT_BYTES, OrderTable, RemoteOrder
+from batchd.pool.gateway.rows import places_of
+from batchd.pool.gateway.streams import HostStream, IndexMemory
+from batchd.pool.link_messages import ORDERS_MAX, HostFill
 from support.gateways import LAYOUT, serve_message
 
 LINKS, WORKERS = (11, 12), (0, 1)

@@ -22,13 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.tcp.connections import Connection
-from batchd.daemon.workers.gateway_child import GatewayChild
-from batchd.gateway.links import Link
-from batchd.gateway.loop import Gateway
-from batchd.orders import gateway as wire
-from batchd.orders.link import (
+from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool import gateway_messages as wire
+from batchd.pool.gateway.links import Link
+from batchd.pool.gateway.loop import Gateway
+from batchd.pool.gateway_child import GatewayChild
+from batchd.pool.link_messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
     TO_HOST,
@@ -39,9 +38,10 @@ from batchd.orders.link import (
     WorkerDown,
     WorkerUp,
 )
-from batchd.orders.together import Together, messages_in
-from batchd.orders.worker import NO_WORK, UseSlot
-from batchd.pipeline.kinds import CONTENT_VERSION
+from batchd.pool.together import Together, messages_in
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.tcp.connections import Connection
+from batchd.worker.messages import NO_WORK, UseSlot
 from batchd_wire.channel import SEND_BUFFER_BYTES, receive_message
 from batchd_wire.codec import Message
 from batchd_wire.fields import Field, place_fields

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.gateway.rows import (
+from batchd.core.rows import rows_of, runs_of
+from batchd.pool.gateway.rows import (
     SLACK_US,
     TRIES_MAX,
     RowsInvalid,
@@ -20,9 +21,8 @@ from batchd.gateway.rows import (
     places_of,
     write,
 )
-from batchd.orders.link import ROW_FRAME_BYTES, HostFilled
-from batchd.orders.rows import rows_of, runs_of
-from batchd.orders.worker import NO_WORK, Work
+from batchd.pool.link_messages import ROW_FRAME_BYTES, HostFilled
+from batchd.worker.messages import NO_WORK, Work
 from batchd_wire.fields import HEADER_BYTES, PADDED, Field, Varying, place_fields, sizes_field
 from batchd_wire.tcp import Piece
 from batchd_wire.views import field_array

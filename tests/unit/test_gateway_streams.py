@@ -7,10 +7,10 @@ from hashlib import sha256
 
 import pytest
 
-from batchd.gateway import streams as module
-from batchd.gateway.streams import HostStreams, IndexMemory
-from batchd.orders.link import INDEX_PART_BYTES, HostQuarantine, HostServe
-from batchd.orders.worker import QUARANTINED_AT_ONCE, TO_WORKER
+from batchd.pool.gateway import streams as module
+from batchd.pool.gateway.streams import HostStreams, IndexMemory
+from batchd.pool.link_messages import INDEX_PART_BYTES, HostQuarantine, HostServe
+from batchd.worker.messages import QUARANTINED_AT_ONCE, TO_WORKER
 from support.gateways import LAYOUT, index_descriptor, serve_message
 
 CONTENT = os.urandom(3 * INDEX_PART_BYTES + 5)

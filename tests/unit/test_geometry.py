@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from batchd.pipeline.image.geometry import (
+from batchd.data.pipeline.image.geometry import (
     UPRIGHT,
     Cut,
     DecodePlan,
@@ -17,9 +17,9 @@ from batchd.pipeline.image.geometry import (
     planner_for,
     scaled_cut,
 )
-from batchd.pipeline.image.options import CenterCrop, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.randomness import SampleRandom
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image.options import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.samples.errors import SampleUndecodable
 
 PIXELS_MAX = 100_000_000
 RANDOM = SampleRandom(0)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from batchd.data.sources.files.options import GlobSource
+from batchd.data.sources.files.scan import KINDS
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
-from batchd.sources.files.options import GlobSource
-from batchd.sources.files.scan import KINDS
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
 from support.source_files import make, nothing, scan_files
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
-from batchd.diagnosis.overview import Overview, overview_between
-from batchd.observer.status_client import (
+from batchd.observe.diagnosis.overview import Overview, overview_between
+from batchd.observe.http.status_client import (
     FINE_POINTS,
     FINE_STEP_S,
     OTHER,

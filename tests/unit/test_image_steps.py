@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.effects import effect
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.effects import effect
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -26,11 +26,11 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.image.stages import ImageStage
-from batchd.pipeline.randomness import SampleRandom
-from batchd.pipeline.timings import Timings
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image.stages import ImageStage
+from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.timings import Timings
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import encode, jpeg, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, run_on_pixels, run_once
 

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 
 from batchd.config.directories import default_cache_dir
+from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.kinds import source_to_plain
+from batchd.data.sources.scan import Extension, scan_source
+from batchd.data.sources.tokens.options import TokensSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage import index_cache as cache_module
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.interface import kind_of
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.kinds import source_to_plain
-from batchd.sources.scan import Extension, scan_source
-from batchd.sources.tokens.options import TokensSource
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage import index_cache as cache_module
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
 from support.megatron import write_megatron
 from support.shards import write_shard
 from support.source_files import make, nothing
@@ -47,7 +47,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         kind = kind_of(source)
         return replace(kind, scan=lambda source, survey: done.append(source.type) or kind.scan(source, survey))
 
-    monkeypatch.setattr("batchd.sources.scan.kind_of", watched)
+    monkeypatch.setattr("batchd.data.sources.scan.kind_of", watched)
     return done
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from batchd.pipeline.image.geometry import Geometry, planner_for
-from batchd.pipeline.image.options import Decode, RandomResizedCrop, Resize
-from batchd.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.image.geometry import Geometry, planner_for
+from batchd.data.pipeline.image.options import Decode, RandomResizedCrop, Resize
+from batchd.data.pipeline.randomness import SampleRandom
 from support.images import encode, photo
 from support.pipelines import run_once
 

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 
 from batchd.cli.main import main
+from batchd.data.sources import scan as isolated
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.parquet import scan as parquet_scan
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage import index_cache as cache_module
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
+from batchd.data.storage.values import USUAL_LIMITS
 from batchd.errors import ExitCode, SourceInvalid
-from batchd.sources import scan as isolated
-from batchd.sources.interface import kind_of
-from batchd.sources.parquet import scan as parquet_scan
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.scan import scan_source
-from batchd.storage import index_cache as cache_module
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
-from batchd.storage.values import USUAL_LIMITS
 from support.http_files import FileServer, Status
 from support.parquet_files import FATAL_BYTES, write_arrow, write_fatal_parquet, write_parquet
 from support.settings import STILL_PIPELINE, write_settings

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 
 Rows = list[dict[str, object]]
 Write = Callable[[Path, Rows, dict[str, str], dict[str, str]], SourceOptions]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.memory.cache_file import CacheUnusable
-from batchd.daemon.memory.journal import HEADER_BYTES, MAGIC, Journal, JournalSpec, read_journal
 from batchd.errors import BatchdError
+from batchd.stream.cache_file import CacheUnusable
+from batchd.stream.journal import HEADER_BYTES, MAGIC, Journal, JournalSpec, read_journal
 from batchd_wire.fields import CHECKSUM, Field, place_fields
 from batchd_wire.position import Position
 

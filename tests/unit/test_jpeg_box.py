@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.options import Decode, RandomResizedCrop
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.options import Decode, RandomResizedCrop
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import (
     JPEG_END,
     arithmetic_jpeg,
@@ -32,7 +32,7 @@ from support.pipelines import image_pipeline, run, run_once
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.pipeline import _jpeg
+    from batchd.data.pipeline import _jpeg
 
 RANDOM_CROPS = [Decode(), RandomResizedCrop(size=(32, 32), scale=(0.05, 0.6))]
 TALL = photo(256, 64)

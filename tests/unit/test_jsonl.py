@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.jsonl import scan as jsonl_scan
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.recognise import recognise
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import quick_look
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import kind_of
-from batchd.sources.jsonl import scan as jsonl_scan
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.recognise import recognise
-from batchd.storage.access import Storage
-from batchd.storage.survey import quick_look
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import source_problems
 

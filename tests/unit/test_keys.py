@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from zmq.utils import z85
 
-from batchd.config.addresses import is_loopback, parse_tcp, tcp_endpoint
 from batchd.config.directories import default_keys_dir
-from batchd.daemon.tcp.keys import AcceptedKey, KeyDirectory, check_tcp_keys
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, KeysInvalid
+from batchd.runtime.addresses import is_loopback, parse_tcp, tcp_endpoint
+from batchd.runtime.keys import AcceptedKey, KeyDirectory, check_tcp_keys
 from batchd_wire.keys import (
     KEY_FILE_BYTES_MAX,
     ConnectionKey,
@@ -70,7 +70,7 @@ def mode_of(path: Path) -> int:
 def settle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an hour pass for the reader of ``path``, so that it may cache the file."""
     later = path.stat().st_ctime_ns + 3600 * 10**9
-    monkeypatch.setattr("batchd.daemon.tcp.keys.time_ns", lambda: later)
+    monkeypatch.setattr("batchd.runtime.keys.time_ns", lambda: later)
 
 
 # --- the text of a key ----------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from batchd import children
-from batchd.children import PIPE
+from batchd.runtime import children
+from batchd.runtime.children import PIPE
 from support.daemon_process import clean_environment
 from support.launcher import Program, start_program
 from support.waiting import PATIENCE_S

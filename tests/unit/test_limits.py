@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.daemon.limits import BURST, HOSTS_MAX, PER_S, HandshakeRate, SessionLimits, peer_network, peer_site
+from batchd.runtime.limits import BURST, HOSTS_MAX, PER_S, HandshakeRate, SessionLimits, peer_network, peer_site
 
 
 def admitted(rate: HandshakeRate, host: str, now: float, times: int) -> int:

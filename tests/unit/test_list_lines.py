@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.data.sources.files import scan as scan_module
+from batchd.data.sources.files.options import ListSource
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.sources.files import scan as scan_module
-from batchd.sources.files.options import ListSource
-from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 GOOD = [

@@ -14,12 +14,12 @@ import msgpack
 import numpy as np
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 from support.lmdb_files import open_lmdb, scan_lmdb, write_lmdb
 from support.source_files import nothing
 

@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.daemon.descriptors import PeerSockets, Selector
-from batchd.daemon.limits import PENDING_TICKS, oldest_of_crowds
 from batchd.daemon.local import listener as local
 from batchd.daemon.local.listener import Listener, PendingConnections, descriptors_left
-from batchd.daemon.memory.rings import SPARE_DESCRIPTORS
+from batchd.runtime.descriptors import PeerSockets, Selector
+from batchd.runtime.limits import PENDING_TICKS, oldest_of_crowds
+from batchd.stream.rings import SPARE_DESCRIPTORS
 from support.kernel import descriptors_of
 
 

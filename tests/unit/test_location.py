@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from batchd.config.load import load_config
+from batchd.data.pipeline.text.options import RemoveStopwords
+from batchd.data.samples.location import Url
+from batchd.data.sources.arrays.options import NpySource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.options import FolderSource, ListSource
+from batchd.data.sources.kinds import source_from_plain, source_to_plain
+from batchd.data.sources.webdataset.options import WebDatasetSource
 from batchd.errors import ConfigInvalid
-from batchd.pipeline.text.options import RemoveStopwords
-from batchd.samples.location import Url
-from batchd.sources.arrays.options import NpySource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, ListSource
-from batchd.sources.kinds import source_from_plain, source_to_plain
-from batchd.sources.webdataset.options import WebDatasetSource
 
 
 @pytest.mark.parametrize(

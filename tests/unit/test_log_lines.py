@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from batchd.children import fill_standard_streams
 from batchd.cli import log_lines
 from batchd.cli.log_lines import PORTION_BYTES, VALUE_CHARACTERS_MAX, LogLines, is_journal, set_up_logs
 from batchd.cli.text import escaped
+from batchd.runtime.children import fill_standard_streams
 
 EVIL = 'x.jpg\n<0>forged: ok\x1b[2J\r\x9b31m\u202e "quoted"'
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from batchd.mapped_files import unmap_loaded_pages
+from batchd.runtime.mapped_files import unmap_loaded_pages
 
 PAGE = mmap.PAGESIZE
 
@@ -50,7 +50,7 @@ def test_a_process_with_all_of_a_workers_libraries_goes_on() -> None:
     """The process has less library memory resident, and the libraries compute the same results."""
     program = """if True:
         import batchd.worker.loop, cv2, numpy as np
-        from batchd.mapped_files import unmap_loaded_pages
+        from batchd.runtime.mapped_files import unmap_loaded_pages
         files = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if "RssFile" in line)
         compute = lambda: cv2.resize(np.arange(75, dtype=np.uint8).reshape(5, 5, 3), (3, 2)).sum()
         expected, before = compute(), files()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from batchd.core.fleet import WorkerState
-from batchd.observer import metrics
-from batchd.observer.metrics import COUNTER, METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Exposition
-from batchd.observer.routes import why_not_ready
-from batchd.observer.status_client import Answer
+from batchd.observe.http import metrics
+from batchd.observe.http.metrics import COUNTER, METRICS, OTHER, OWN, PREFIX, TRAINERS_MAX, Exposition
+from batchd.observe.http.routes import why_not_ready
+from batchd.observe.http.status_client import Answer
 from batchd_wire.status import (
     CacheStatistics,
     DaemonStatistics,
@@ -165,7 +165,7 @@ def test_every_number_of_the_statistics_is_a_metric(kind):
 
     missing = {field.name for field in fields(kind)} - shown - NO_METRIC[kind.__name__]
 
-    assert not missing, f"give {missing} of {kind.__name__} a line in batchd/observer/metrics.py"
+    assert not missing, f"give {missing} of {kind.__name__} a line in batchd/observe/http/metrics.py"
 
 
 def test_reported_values_are_a_histogram():

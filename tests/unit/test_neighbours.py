@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.core.epochs import FACT, STARTS
-from batchd.daemon.stream_plan import epoch_plan, planned_index
-from batchd.daemon.streams import content_of, fingerprint
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.neighbours import Neighbours, blocks_of_bytes, blocks_of_samples, joined, selected
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
-from batchd.sources.interface import kind_of
-from batchd.sources.neighbours import Neighbours, blocks_of_bytes, blocks_of_samples, joined, selected
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
+from batchd.stream.plan import epoch_plan, planned_index
+from batchd.stream.served import content_of, fingerprint
 from golden.data import write_data
 from golden.streams import golden_streams
 from support.configs import load

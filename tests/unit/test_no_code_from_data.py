@@ -15,28 +15,31 @@ import batchd_wire
 from support.forbidden import forbidden_in
 
 ALLOWED = {
-    ("batchd.children", "ctypes"): "Python has no other way to call prctl(2)",
+    ("batchd.runtime.children", "ctypes"): "Python has no other way to call prctl(2)",
     (
-        "batchd.children",
+        "batchd.runtime.children",
         "ctypes.CDLL",
     ): "it opens the C library that is already loaded, and passes two numbers without a cast",
     (
-        "batchd.children",
+        "batchd.runtime.children",
         "ctypes.memmove",
     ): "it writes a forked process's name over its arguments, between the bounds that the kernel gives",
-    ("batchd.children", "ctypes.string_at"): "it reads the environment between such bounds",
-    ("batchd.children", "ctypes.memset"): "it clears variables of the service manager there",
+    ("batchd.runtime.children", "ctypes.string_at"): "it reads the environment between such bounds",
+    ("batchd.runtime.children", "ctypes.memset"): "it clears variables of the service manager there",
     (
-        "batchd.mapped_files",
+        "batchd.runtime.mapped_files",
         "ctypes",
     ): "it calls madvise(2) on mapped files, and the module mmap does so only for its own",
-    ("batchd.mapped_files", "ctypes.CDLL"): "it opens the C library that is already loaded",
-    ("batchd.mapped_files", "ctypes.c_void_p"): "it passes an address from the kernel's list of mappings",
-    ("batchd.mapped_files", "ctypes.c_size_t"): "it passes a length from that list",
-    ("batchd.mapped_files", "ctypes.c_int"): "it passes the advice, which is constant",
+    ("batchd.runtime.mapped_files", "ctypes.CDLL"): "it opens the C library that is already loaded",
+    ("batchd.runtime.mapped_files", "ctypes.c_void_p"): "it passes an address from the kernel's list of mappings",
+    ("batchd.runtime.mapped_files", "ctypes.c_size_t"): "it passes a length from that list",
+    ("batchd.runtime.mapped_files", "ctypes.c_int"): "it passes the advice, which is constant",
     ("batchd.cli.bench", "importlib.util.find_spec"): "it looks for torch without loading it",
-    ("batchd.compiled", "importlib.util.find_spec"): "it looks for batchd's extensions without loading them",
-    ("batchd.suggestions", "importlib.util.find_spec"): "it looks for pip, for a message that names the command",
+    ("batchd.runtime.compiled", "importlib.util.find_spec"): "it looks for batchd's extensions without loading them",
+    (
+        "batchd.runtime.suggestions",
+        "importlib.util.find_spec",
+    ): "it looks for pip, for a message that names the command",
     (
         "batchd.cli.main",
         "importlib.import_module",
@@ -46,30 +49,36 @@ ALLOWED = {
         "importlib.import_module",
     ): "it imports one of two modules of the standard library, named there, at its first use",
     (
-        "batchd.functions.load",
+        "batchd.data.functions.load",
         "importlib.import_module",
     ): "workers import the functions of the configuration; its author may run code anyway",
     (
-        "batchd.functions.find",
+        "batchd.data.functions.find",
         "importlib.machinery.PathFinder",
     ): "it looks for a module in folders, and imports nothing",
-    ("batchd.functions.find", "importlib.machinery.PathFinder.find_spec"): "the same",
-    ("batchd.functions.find", "importlib.machinery.PathFinder.invalidate_caches"): "the same",
+    ("batchd.data.functions.find", "importlib.machinery.PathFinder.find_spec"): "the same",
+    ("batchd.data.functions.find", "importlib.machinery.PathFinder.invalidate_caches"): "the same",
     (
-        "batchd.sources.interface",
+        "batchd.data.sources.interface",
         "importlib.import_module",
     ): "it imports the scan or reader of a source kind, beside the class of its options",
-    ("batchd.sources.interface", "importlib.util.find_spec"): "it looks for a library that a kind of source needs",
-    ("batchd.pipeline.kinds", "importlib.import_module"): "it imports the effects and stages of each family of steps",
+    ("batchd.data.sources.interface", "importlib.util.find_spec"): "it looks for a library that a kind of source needs",
     (
-        "batchd.samples.kinds",
+        "batchd.data.pipeline.kinds",
+        "importlib.import_module",
+    ): "it imports the effects and stages of each family of steps",
+    (
+        "batchd.data.samples.kinds",
         "importlib.import_module",
     ): "it imports the options of each folder of sources and of steps",
     ("batchd_client", "importlib.import_module"): "it imports one of its own modules, from a table there",
-    ("batchd.doctor.examine", "importlib.util.find_spec"): "it looks for batchd's extension without loading it",
+    (
+        "batchd.commands.doctor.examine",
+        "importlib.util.find_spec",
+    ): "it looks for batchd's extension without loading it",
 }
 """The allowed names by module, each with its reason."""
-READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.sources.lmdb.reader", "batchd.sources.cache.record"}
+READERS_OF_MSGPACK = {"batchd_wire.codec", "batchd.data.sources.lmdb.reader", "batchd.data.sources.cache.record"}
 """The codec of messages, the reader of LMDB records, and the cache shared by the workers."""
 
 
@@ -100,7 +109,7 @@ def test_all_modules_are_looked_at():
     assert {
         "batchd.worker.__main__",
         "batchd.worker.fork_server",
-        "batchd.pipeline.image.decode",
+        "batchd.data.pipeline.image.decode",
         "batchd_wire",
         "batchd_client.memory",
     } <= SOURCES.keys()

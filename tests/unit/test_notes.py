@@ -8,15 +8,15 @@ from structlog.testing import capture_logs
 
 from batchd.cli.first_config import comments_on, look_at
 from batchd.config.load import parse_config
-from batchd.daemon.memory.rings import plan_rings
-from batchd.daemon.streams import open_stream
-from batchd.sources.composed.options import ConcatSource, SubsetSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.recognise import recognise
-from batchd.storage import index_cache
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
+from batchd.data.sources.composed.options import ConcatSource, SubsetSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.recognise import recognise
+from batchd.data.storage import index_cache
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
+from batchd.stream.rings import plan_rings
+from batchd.stream.served import open_stream
 from support.samples import scan
 from support.source_files import as_shared, nothing
 

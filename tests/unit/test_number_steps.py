@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import Decode, Resize
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import Decode, Resize
+from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import jpeg, photo
 from support.steps import check_steps
 

@@ -9,18 +9,18 @@ import msgpack
 import numpy as np
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.composed.options import SubsetSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.options import ListSource
+from batchd.data.sources.interface import open_reader
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage.access import Storage
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.composed.options import SubsetSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import ListSource
-from batchd.sources.interface import open_reader
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage.access import Storage
 from support.lmdb_files import write_lmdb
 from support.parquet_files import write_parquet
 from support.samples import scan

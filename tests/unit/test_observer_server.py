@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from batchd.observer import __main__ as limits
-from batchd.observer import access
-from batchd.observer.__main__ import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
-from batchd.observer.access import AccessRules, HostNames, endpoint, user_by_question, user_by_table, user_of
-from batchd.observer.contact_sheets import ContactSheets
-from batchd.observer.routes import Router
-from batchd.observer.status_client import StatusClient, StatusRecorder
+from batchd.observe.http import __main__ as limits
+from batchd.observe.http import access
+from batchd.observe.http.__main__ import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_CONNECTIONS_MAX, Server
+from batchd.observe.http.access import AccessRules, HostNames, endpoint, user_by_question, user_by_table, user_of
+from batchd.observe.http.contact_sheets import ContactSheets
+from batchd.observe.http.routes import Router
+from batchd.observe.http.status_client import StatusClient, StatusRecorder
 from support.waiting import PATIENCE_S, wait_until
 
 
@@ -317,7 +317,7 @@ def test_a_client_behind_a_proxy_has_no_user(place, header):
 
 
 BROKEN = """
-from batchd.observer.__main__ import answer
+from batchd.observe.http.__main__ import answer
 class Broken:
     def serve_forever(self):
         raise RuntimeError("accept no more")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.orders.rows import are_runs, ascending, rows_of, runs_of
+from batchd.core.rows import are_runs, ascending, rows_of, runs_of
 
 
 @given(st.sets(st.integers(0, 40), min_size=1))

@@ -6,8 +6,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from batchd.orders.worker import Chunk, FillChunks
-from batchd.storage.reader import RemoteBytes
+from batchd.data.storage.reader import RemoteBytes
+from batchd.worker.messages import Chunk, FillChunks
 from batchd_wire.views import slot_arrays
 from support.http_files import FileServer
 from support.shards import write_shard

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from batchd.diagnosis.overview import FILES_PART, NO_CPU_PART, STILL_S, WINDOW_S, StatusWindow, overview_between
+from batchd.observe.diagnosis.overview import FILES_PART, NO_CPU_PART, STILL_S, WINDOW_S, StatusWindow, overview_between
 from batchd_wire.status import WaitStatistics
 from support.statuses import SECONDS, later, two_looks
 

@@ -6,9 +6,9 @@ Each step that moves pixels moves image and mask alike, where no pixels are mixe
 import numpy as np
 import pytest
 
-from batchd.pipeline.image import resample
-from batchd.pipeline.image.geometry import planner_for
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.image import resample
+from batchd.data.pipeline.image.geometry import planner_for
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     Decode,
     Follow,
@@ -19,7 +19,7 @@ from batchd.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.samples.columns import Column
+from batchd.data.samples.columns import Column
 from support.images import encode, png_with_exif, stored_as
 from support.pipelines import run_fields
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from batchd.config.tree import StreamConfig
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.fields.options import Drop
-from batchd.pipeline.numbers.options import Cast
-from batchd.pipeline.sample_fields import columns_after, sample_fields
-from batchd.pipeline.shapes.options import Pack, PadBatch
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.fields.options import Drop
+from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.sample_fields import columns_after, sample_fields
+from batchd.data.pipeline.shapes.options import Pack, PadBatch
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd.worker.packs import PackWriter
 from batchd_wire.fields import Field
 from support.steps import check_steps

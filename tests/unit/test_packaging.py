@@ -141,7 +141,7 @@ def test_the_daemon_brings_along_no_decoders() -> None:
 
 def test_the_observer_brings_along_no_more_than_it_needs() -> None:
     """The observer runs beside every daemon, even without clients, so it must stay small."""
-    loaded = loaded_by("batchd.observer.__main__")
+    loaded = loaded_by("batchd.observe.http.__main__")
 
     assert {"zmq", "msgpack", "prometheus_client"} <= loaded
     assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
@@ -162,10 +162,10 @@ KINDS = {"arrays", "csv", "jsonl", "lmdb", "parquet", "tfrecord", "tokens", "vid
 """Folders of sources that only a stream with such a source needs."""
 
 
-@pytest.mark.parametrize("process", ["batchd.worker.loop", "batchd.daemon.serve", "batchd.worker_host.host"])
+@pytest.mark.parametrize("process", ["batchd.worker.loop", "batchd.daemon.serve", "batchd.pool.worker_host.host"])
 def test_kinds_of_sources_are_loaded_for_a_stream_that_has_them(process) -> None:
     """Every worker loads sources of files, because they are the most usual."""
-    assert not all_loaded_by(process) & {f"batchd.sources.{kind}.options" for kind in KINDS}
+    assert not all_loaded_by(process) & {f"batchd.data.sources.{kind}.options" for kind in KINDS}
 
 
 def _names(node: ast.AST) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batchd.core.buckets import BucketOrder, BucketSizes, buckets_of
 from batchd.core.cuts import Cuts
 from batchd.core.packs import PackLimits, Packs
-from batchd.daemon.grouping import BALANCE_BUCKETS
+from batchd.stream.grouping import BALANCE_BUCKETS
 
 ROOM = 64
 LENGTHS = st.lists(st.one_of(st.integers(-1, 3 * ROOM), st.just(-(1 << 62))), min_size=1, max_size=700).filter(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from batchd.observer.access import AccessRules, HostNames
-from batchd.observer.contact_sheets import ContactSheets
-from batchd.observer.routes import STATE_MARK, Router
-from batchd.observer.status_client import StatusClient, StatusRecorder
+from batchd.observe.http.access import AccessRules, HostNames
+from batchd.observe.http.contact_sheets import ContactSheets
+from batchd.observe.http.routes import STATE_MARK, Router
+from batchd.observe.http.status_client import StatusClient, StatusRecorder
 from support.statuses import later, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
@@ -67,7 +67,7 @@ def test_the_page_brings_everything_with_it(make_pages, recorder):
 
 def test_names_are_never_put_in_as_markup():
     """The script calls no function that parses text as markup."""
-    for file in (Path(str(files("batchd.observer"))) / "page").glob("*.js"):
+    for file in (Path(str(files("batchd.observe.http"))) / "page").glob("*.js"):
         text = file.read_text()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|DOMParser", text
@@ -124,7 +124,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_words_can_be_read_and_colours_be_seen(scheme):
     """Text has a contrast of at least 4.5, and drawn lines have at least 3."""
-    style = (Path(str(files("batchd.observer"))) / "page/page.css").read_text()
+    style = (Path(str(files("batchd.observe.http"))) / "page/page.css").read_text()
     found = dict(re.findall(r"--(\w[\w-]*): (#[0-9a-f]{6});", style.split(":root {")[1 + scheme].partition("}")[0]))
 
     for text, grounds in (

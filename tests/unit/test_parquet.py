@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import open_reader
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.storage.access import Storage
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import open_reader
-from batchd.sources.parquet.options import ParquetSource
-from batchd.storage.access import Storage
 from support.parquet_files import (
     class_labels,
     hugging_face,
@@ -514,7 +514,8 @@ def test_pyarrow_runs_in_one_thread_and_only_where_a_stream_needs_it() -> None:
     """A worker without such a stream does not import it."""
     program = (
         "import sys; import batchd.worker.loop, batchd.daemon.serve; assert 'pyarrow' not in sys.modules;"
-        "import batchd.sources.parquet.reader; from batchd.sources.parquet.row_groups import use_one_thread; use_one_thread();"
+        "import batchd.data.sources.parquet.reader;"
+        "from batchd.data.sources.parquet.row_groups import use_one_thread; use_one_thread();"
         "import pyarrow; assert (pyarrow.cpu_count(), pyarrow.io_thread_count()) == (1, 1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -532,8 +533,8 @@ def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, opt
     plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
     program = (
         f"import sys; sys.modules[{library!r}] = None;"
-        "from batchd.sources.kinds import source_from_plain; from batchd.sources.source_checks import check_source;"
-        "from batchd.storage.access import Storage;"
+        "from batchd.data.sources.kinds import source_from_plain; from batchd.data.sources.source_checks import check_source;"
+        "from batchd.data.storage.access import Storage;"
         f"print(*[one.text for one in check_source(source_from_plain({plain!r}), Storage()).problems])"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout

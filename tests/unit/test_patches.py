@@ -5,14 +5,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import Decode, Layout, Normalize, Resize
-from batchd.pipeline.numbers.options import Cast
-from batchd.pipeline.sample_fields import columns_after, sample_fields
-from batchd.pipeline.shapes.options import Pack, Patches
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import Decode, Layout, Normalize, Resize
+from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.sample_fields import columns_after, sample_fields
+from batchd.data.pipeline.shapes.options import Pack, Patches
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd.worker.lengths import _patches_of
 from batchd_wire.fields import ITEM_BYTES, Field
 from support.images import encode, photo

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.storage.patterns import ALTERNATIVES_MAX, Pattern, resolve_braces
+from batchd.data.storage.patterns import ALTERNATIVES_MAX, Pattern, resolve_braces
 from support.source_files import make
 
 FILES = (

@@ -7,11 +7,19 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.pipeline.image.decode import decoder_versions
-from batchd.pipeline.image.opencv import KEPT_BYTES_MAX, Scratch, written
-from batchd.pipeline.image.options import CenterCrop, Decode, Layout, Normalize, RandomFlip, RandomResizedCrop, Resize
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.samples.columns import Column
+from batchd.data.pipeline.image.decode import decoder_versions
+from batchd.data.pipeline.image.opencv import KEPT_BYTES_MAX, Scratch, written
+from batchd.data.pipeline.image.options import (
+    CenterCrop,
+    Decode,
+    Layout,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.columns import Column
 from support.images import encode, jpeg, jpeg_with_exif, photo, png_with_exif, stored_as
 from support.pipelines import image_pipeline, image_row, run, run_once
 

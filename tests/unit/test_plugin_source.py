@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.code.options import PluginSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.code.options import PluginSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
 from support.plugins import install, write_zip
 from support.source_files import nothing, source_problems
 

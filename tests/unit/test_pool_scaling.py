@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchd.on_ray.scaling import DOUBLING_S, IDLE_S, HostCount, Limits
+from batchd.pool.ray.scaling import DOUBLING_S, IDLE_S, HostCount, Limits
 
 WORKERS = 8
 

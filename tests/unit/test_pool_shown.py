@@ -14,9 +14,9 @@ from rich.console import Console
 from batchd.cli import status as status_command
 from batchd.cli import why as why_command
 from batchd.cli.frame import frame
-from batchd.diagnosis.overview import overview_between
-from batchd.diagnosis.pool import HOSTS_MAX, NOTES_MAX, notes, pool_view, start_command
-from batchd.observer.routes import _tables
+from batchd.observe.diagnosis.overview import overview_between
+from batchd.observe.diagnosis.pool import HOSTS_MAX, NOTES_MAX, notes, pool_view, start_command
+from batchd.observe.http.routes import _tables
 from batchd_wire.status import DaemonStatus, plain_status
 from support.statuses import link, two_looks, with_pool
 

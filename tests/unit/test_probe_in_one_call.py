@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import (
     JPEG_END,
     arithmetic_jpeg,
@@ -27,7 +27,7 @@ from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.pipeline import _jpeg
+    from batchd.data.pipeline import _jpeg
 
 IMAGE = photo(40, 56)
 PLAIN = jpeg(IMAGE)

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
-from batchd.daemon.memory.rings import plan_rings
-from batchd.daemon.memory.slots import MailboxMemory
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.composed.options import ConcatSource
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.push.options import PushSource
+from batchd.data.sources.push.reader import PushReader
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import MemoryTooSmall
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.composed.options import ConcatSource
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.push.options import PushSource
-from batchd.sources.push.reader import PushReader
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
+from batchd.runtime.slots import MailboxMemory
+from batchd.stream.rings import plan_rings
 from batchd_client.errors import ProtocolError, SampleInvalid
 from batchd_client.memory import Mailbox
 from batchd_client.producer import pack_sample

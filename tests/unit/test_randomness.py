@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from batchd.pipeline.randomness import NUMBER_MAX, SampleRandom
+from batchd.data.pipeline.randomness import NUMBER_MAX, SampleRandom
 
 
 def numbers(seed=0, epoch=0, sample=0, attempt=0, count=8):

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from batchd.samples.errors import SampleUnreadable
-from batchd.storage import reader as reading
-from batchd.storage.access import Storage
-from batchd.storage.reader import SLOW_CHUNKS, BytesReader, Extent, RemoteBytes
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.storage import reader as reading
+from batchd.data.storage.access import Storage
+from batchd.data.storage.reader import SLOW_CHUNKS, BytesReader, Extent, RemoteBytes
 
 EXTENTS = [(4096, 5000), (100, 70), (12_000, 800)]
 

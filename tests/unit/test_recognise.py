@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from batchd.sources import recognise
-from batchd.storage.survey import Survey
+from batchd.data.sources import recognise
+from batchd.data.storage.survey import Survey
 from support.source_files import nothing
 
 

@@ -18,19 +18,20 @@ import pytest
 from batchd.cli.main import main
 from batchd.config.load import load_config
 from batchd.daemon import config_checks
-from batchd.daemon.memory import available, cache_memory
-from batchd.daemon.memory.cache_file import cache_path
-from batchd.daemon.memory.rings import OWN_DESCRIPTORS
 from batchd.daemon.serve import ServeOptions, serve
-from batchd.daemon.stream_plan import plan_stream
+from batchd.data.sources import source_checks
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.sources.source_checks import try_source
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError
-from batchd.sources import source_checks
-from batchd.sources.files.options import FolderSource
-from batchd.sources.scan import scan_source
-from batchd.sources.source_checks import try_source
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
+from batchd.runtime import available
+from batchd.stream import cache_memory
+from batchd.stream.cache_file import cache_path
+from batchd.stream.plan import plan_stream
+from batchd.stream.rings import OWN_DESCRIPTORS
 from support.images import write_photos
 from support.shards import write_shard
 
@@ -323,7 +324,7 @@ def test_what_check_does_not_look_at_it_says(
 
 def test_a_large_source_is_left_behind_its_first_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors in the first samples are found, and a note says that the rest is not checked."""
-    monkeypatch.setattr("batchd.sources.files.index.PROGRESS_EVERY", 2)
+    monkeypatch.setattr("batchd.data.sources.files.index.PROGRESS_EVERY", 2)
     for number in range(9):
         write_shard(tmp_path / f"{number}.tar", SAMPLE)
     source = WebDatasetSource(root=tmp_path, shards=("*.tar",))

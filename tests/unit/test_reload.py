@@ -13,13 +13,13 @@ from time import monotonic
 import pytest
 import structlog
 
-from batchd.children import Child
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.reload import requests as reload
+from batchd.daemon.reload.messages import ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.errors import ExitCode
-from batchd.orders.log import ChildLogged
-from batchd.orders.rescan import ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
+from batchd.runtime.children import Child
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.log_message import ChildLogged
 from batchd_wire.channel import send_message
 from support.waiting import wait_until
 

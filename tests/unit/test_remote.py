@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.exceptions import GenericError
 
+from batchd.data.storage import remote_stream
+from batchd.data.storage.access import FETCHED_BYTES_MAX, Storage
+from batchd.data.storage.ahead import RequestBudget, Requested
+from batchd.data.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
+from batchd.data.storage.remote_stream import ObjectStream
+from batchd.data.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from batchd.errors import SourceInvalid
-from batchd.storage import remote_stream
-from batchd.storage.access import FETCHED_BYTES_MAX, Storage
-from batchd.storage.ahead import RequestBudget, Requested
-from batchd.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
-from batchd.storage.remote_stream import ObjectStream
-from batchd.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.waiting import PATIENCE_S, wait_until
 
@@ -99,7 +99,7 @@ def test_without_credentials_the_variables_are_named(storage: Storage, monkeypat
     def fails(*_arguments: object) -> None:
         raise GenericError(f"Generic error: Error performing {asked} in 5.0 s - HTTP error: error sending request")
 
-    monkeypatch.setattr("batchd.storage.objects.obstore.head", fails)
+    monkeypatch.setattr("batchd.data.storage.objects.obstore.head", fails)
     with pytest.raises(
         ObjectUnreadable, match=f"^there are no credentials for it .*, and this machine has none: {advice}"
     ):
@@ -247,7 +247,7 @@ def test_long_ranges_are_read_in_parts_at_once(
     web: FileServer, monkeypatch: pytest.MonkeyPatch, storage: Storage
 ) -> None:
     """Each part may fail and be retried by itself."""
-    monkeypatch.setattr("batchd.storage.objects.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("batchd.data.storage.objects.BLOCK_BYTES", 1000)
     web.files["a"] = CONTENT
     web.faults["a"] = [Status(500), Cut(3)]
 
@@ -307,7 +307,7 @@ class TestReadingAhead:
     ) -> None:
         """The rest is read on demand, and what is forgotten is read again."""
         assert FETCHED_BYTES_MAX < 1 << 26
-        monkeypatch.setattr("batchd.storage.reader.GAP_BYTES_MAX", 0)
+        monkeypatch.setattr("batchd.data.storage.reader.GAP_BYTES_MAX", 0)
         web.files["a"] = bytes(100 * 1000)
         wanted = self.extents(web, *[(1000 * number, 500) for number in range(100)])
         remote, room = RemoteBytes(storage, b"http://", {}), RequestBudget(1000)

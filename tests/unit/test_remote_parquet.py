@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import Reader, open_reader
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage import index_cache as cache_module
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, open_reader
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.scan import scan_source
-from batchd.storage import index_cache as cache_module
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
 from support.parquet_files import hugging_face, write_parquet
 from support.samples import request

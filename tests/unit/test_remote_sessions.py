@@ -14,14 +14,14 @@ from structlog.testing import capture_logs
 
 from batchd.core.actions import GrantLease
 from batchd.core.events import BatchSent, Event, SessionCutOff
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide, Doors, Queue
-from batchd.daemon.limits import SUBJECTS_MAX, SessionLimits
 from batchd.daemon.loop import Loop
-from batchd.daemon.memory.slots import SlotPool
-from batchd.daemon.tcp.connection_guard import GuardLimits
-from batchd.daemon.tcp.connections import Connection, RemoteSession
 from batchd.daemon.tcp.sessions import TcpDoor
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import SUBJECTS_MAX, SessionLimits
+from batchd.runtime.slots import SlotPool
+from batchd.runtime.tcp.connection_guard import GuardLimits
+from batchd.runtime.tcp.connections import Connection, RemoteSession
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields

@@ -12,27 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources import interface as kinds
+from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.composed.options import ConcatSource, SubsetSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.interface import Reader, kind_of, open_reader
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.sources.tfrecord.options import TFRecordSource
+from batchd.data.sources.tokens.options import TokensSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage import index_cache as cache_module
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
+from batchd.data.storage.values import StorageLimits
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources import interface as kinds
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.composed.options import ConcatSource, SubsetSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.interface import Reader, kind_of, open_reader
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.scan import scan_source
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.tokens.options import TokensSource
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage import index_cache as cache_module
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
-from batchd.storage.values import StorageLimits
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
 from support.megatron import write_megatron
 from support.parquet_files import hugging_face, write_parquet
@@ -393,7 +393,7 @@ class TestScansThatFail:
     def test_a_machine_without_the_library(self, monkeypatch: pytest.MonkeyPatch, storage: Storage) -> None:
         """The error names the package to install."""
         monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-        monkeypatch.delitem(__import__("sys").modules, "batchd.storage.objects", raising=False)
+        monkeypatch.delitem(__import__("sys").modules, "batchd.data.storage.objects", raising=False)
 
         (problem,) = source_problems(ListSource(path=Path("http://127.0.0.1:1/list.txt")), storage)
         assert problem.endswith(f"obstore, which is not installed: {sys.executable} -m pip install 'batchd[cloud]'")
@@ -577,5 +577,5 @@ class TestKeptIndexes:
             kind = kind_of(source)
             return replace(kind, scan=lambda one, survey: done.append(one.type) or kind.scan(one, survey))
 
-        monkeypatch.setattr("batchd.sources.scan.kind_of", watched)
+        monkeypatch.setattr("batchd.data.sources.scan.kind_of", watched)
         return done

@@ -11,18 +11,18 @@ from typing import Self
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.children import Child
 from batchd.core import events as ev
 from batchd.core.events import Event
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import SESSION_LINES_PER_MINUTE
-from batchd.daemon.workers.gateway_child import HANGS_TICKS, GatewayChild
-from batchd.daemon.workers.remote import PATH_CHARACTERS_MAX, RemoteWorkers
-from batchd.daemon.workers.wanted import WantedCount
 from batchd.errors import BatchdError
-from batchd.failpoints import VARIABLE
-from batchd.orders import gateway as wire
-from batchd.orders.worker import NO_WORK, UseStorage
+from batchd.pool import gateway_messages as wire
+from batchd.pool.gateway_child import HANGS_TICKS, GatewayChild
+from batchd.pool.remote import PATH_CHARACTERS_MAX, RemoteWorkers
+from batchd.pool.wanted import WantedCount
+from batchd.runtime.children import Child
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.failpoints import VARIABLE
+from batchd.worker.messages import NO_WORK, UseStorage
 from batchd_wire.codec import Message
 from support.gateways import RULES
 from support.waiting import wait_until

@@ -12,14 +12,20 @@ import structlog
 
 from batchd import __version__
 from batchd.config.load import load_config
-from batchd.daemon.memory.available import RESERVE_BYTES
-from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.reload import rescan
+from batchd.daemon.reload.messages import (
+    SILENCE_MAX_S,
+    TO_DAEMON_FROM_RESCAN,
+    ConfigRead,
+    ReloadRequest,
+    ScanProgressed,
+)
 from batchd.daemon.reload.rescan import LOOK_MAX_S
+from batchd.data.storage.access import Storage
 from batchd.errors import ExitCode
-from batchd.orders.log import ChildLogged
-from batchd.orders.rescan import SILENCE_MAX_S, TO_DAEMON_FROM_RESCAN, ConfigRead, ReloadRequest, ScanProgressed
-from batchd.storage.access import Storage
+from batchd.runtime.available import RESERVE_BYTES
+from batchd.runtime.log_message import ChildLogged
+from batchd.stream.rings import plan_rings
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.forked import Forked
 from support.producers import push_stream

@@ -13,12 +13,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.config.tree import Config
-from batchd.daemon.descriptors import Selector
 from batchd.daemon.doors import DaemonSide
-from batchd.daemon.limits import SessionLimits
 from batchd.daemon.local.sessions import LocalDoor
-from batchd.daemon.memory import slots as slot_memory
-from batchd.daemon.memory.rings import (
+from batchd.data.storage.access import Storage
+from batchd.runtime import slots as slot_memory
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import SessionLimits
+from batchd.runtime.slots import MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS, BlankSlots, SlotPool
+from batchd.stream.rings import (
     OWN_DESCRIPTORS,
     SLOTS_MIN,
     WORKER_DESCRIPTORS,
@@ -26,8 +28,6 @@ from batchd.daemon.memory.rings import (
     plan_descriptors,
     plan_rings,
 )
-from batchd.daemon.memory.slots import MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS, BlankSlots, SlotPool
-from batchd.storage.access import Storage
 
 SLOT_BYTES = 1 << 16
 

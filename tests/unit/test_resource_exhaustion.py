@@ -11,15 +11,15 @@ from typing import cast
 
 import pytest
 
-from batchd.children import Child, Linked
 from batchd.config.tree import Config
-from batchd.daemon import limits
 from batchd.daemon import serve as module
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import CountedPerMinute
 from batchd.daemon.serve import ServeOptions, serve
-from batchd.daemon.workers.local import WorkerProcesses
 from batchd.errors import BatchdError, why_no_process
+from batchd.runtime import limits
+from batchd.runtime.children import Child, Linked
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import CountedPerMinute
+from batchd.worker.supervisor import WorkerProcesses
 from support.kernel import descriptors_of
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.core.buckets import buckets_of
-from batchd.daemon.memory.rings import SLOTS_MAX, bucket_layout, kept_ahead, plan_rings, slot_layout, window_of
+from batchd.data.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
+from batchd.data.pipeline.shapes.options import PadBatch
+from batchd.data.samples.columns import Column
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.storage.access import Storage
 from batchd.errors import ConfigInvalid, ExitCode, MemoryTooSmall
-from batchd.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop
-from batchd.pipeline.shapes.options import PadBatch
-from batchd.samples.columns import Column
-from batchd.sources.files.options import FolderSource
-from batchd.storage.access import Storage
+from batchd.stream.rings import SLOTS_MAX, bucket_layout, kept_ahead, plan_rings, slot_layout, window_of
 
 MEBIBYTE = 1 << 20
 SOURCE = FolderSource(path=Path("/data"))

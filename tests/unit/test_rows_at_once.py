@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from batchd.functions.load import FunctionUnusable
-from batchd.orders import worker as orders
-from batchd.orders.worker import Chunk, FillChunks, Work
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
-from batchd.storage import rows as stored_rows
-from batchd.storage.rows import RowsFile
+from batchd.data.functions.load import FunctionUnusable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.storage import rows as stored_rows
+from batchd.data.storage.rows import RowsFile
 from batchd.worker import loop, stopwatch
+from batchd.worker import messages as orders
 from batchd.worker.loop import WorkerStream
+from batchd.worker.messages import Chunk, FillChunks, Work
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
 from batchd_wire.channel import receive_message, send_message
@@ -478,7 +478,7 @@ def test_a_sigbus_elsewhere_still_ends_the_process(mapped):
     program = (
         "import mmap, os, sys\n"
         "import numpy as np\n"
-        "from batchd.storage import _rows\n"
+        "from batchd.data.storage import _rows\n"
         "file = os.open(sys.argv[1], os.O_RDWR)\n"
         "mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ)\n"
         "os.truncate(file, 0)\n"

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.orders.worker import NOTE, Chunk, FillChunks
-from batchd.pipeline.image import jpeg_box
-from batchd.samples.access_points import has_points
-from batchd.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.samples.access_points import has_points
+from batchd.data.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
 from batchd.worker import loop, stopwatch
+from batchd.worker.messages import NOTE, Chunk, FillChunks
 from batchd.worker.sample_maker import WantedRow
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
@@ -22,7 +22,7 @@ from support.worker_streams import fill, worker_streams
 if not jpeg_box.MAKES_ROWS:
     pytest.skip("the extensions are not built", allow_module_level=True)
 
-from batchd.pipeline import _jpeg
+from batchd.data.pipeline import _jpeg
 
 CROP = "{ op = 'decode' }, { op = 'random_resized_crop', size = [32, 40] }, { op = 'random_flip' }"
 USUAL = [0, 1, 3, 4, 5, 6]

@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 
 from batchd.cli.main import main
-from batchd.config.load import load_config
-from batchd.config.tree import Config
-from batchd.daemon.streams import content_from, fingerprint
-from batchd.errors import BatchdError
-from batchd.history.batches import card_of, open_alone
-from batchd.history.cards import (
+from batchd.commands.history.batches import card_of, open_alone
+from batchd.commands.history.cards import (
     RunCard,
     TrainerState,
     one_changed_part,
@@ -21,7 +17,11 @@ from batchd.history.cards import (
     read_run,
     version_differences,
 )
-from batchd.history.differ import RowOrder, difference
+from batchd.commands.history.differ import RowOrder, difference
+from batchd.config.load import load_config
+from batchd.config.tree import Config
+from batchd.errors import BatchdError
+from batchd.stream.served import content_from, fingerprint
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position
 from support.settings import STILL_PIPELINE, folder_stream, write_settings

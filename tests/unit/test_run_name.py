@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from batchd.daemon.limits import SHOWN_CHARACTERS_MAX
+from batchd.runtime.limits import SHOWN_CHARACTERS_MAX
 from batchd_client import connect, push
 from batchd_client.discovery import NAME_CHARACTERS_MAX, find_name
 from batchd_client.errors import NameInvalid

@@ -17,11 +17,11 @@ from batchd.config.load import load_config
 from batchd.config.tree import DaemonConfig
 from batchd.daemon import config_checks
 from batchd.daemon.config_checks import preview as looked_at
-from batchd.daemon.memory.cache_file import folder_problem
-from batchd.daemon.memory.rings import plan_rings
 from batchd.daemon.runtime import directory_problem, has_daemon, hold
+from batchd.data.storage.access import LocalFiles, Storage
 from batchd.errors import BatchdError
-from batchd.storage.access import LocalFiles, Storage
+from batchd.stream.cache_file import folder_problem
+from batchd.stream.rings import plan_rings
 from batchd_wire import runtime, threads
 from batchd_wire.runtime import RuntimeDirectory
 from support.network import free_port

@@ -7,14 +7,14 @@ import os
 import numpy as np
 import pytest
 
-from batchd.daemon.memory.available import RESERVE_BYTES
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec, allow_caches
-from batchd.samples.errors import SampleUnreadable
-from batchd.samples.kept_files import KeptFiles
-from batchd.sources.cache import memory as sample_cache
-from batchd.sources.cache.memory import CacheForm, SampleCache
-from batchd.sources.cache.reader import CachedReader
-from batchd.sources.cache.record import pack, rewritten, unpack
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.kept_files import KeptFiles
+from batchd.data.sources.cache import memory as sample_cache
+from batchd.data.sources.cache.memory import CacheForm, SampleCache
+from batchd.data.sources.cache.reader import CachedReader
+from batchd.data.sources.cache.record import pack, rewritten, unpack
+from batchd.runtime.available import RESERVE_BYTES
+from batchd.stream.cache_memory import CacheMemory, CacheSpec, allow_caches
 from support.kernel import descriptors_of
 
 SAMPLES = 1000

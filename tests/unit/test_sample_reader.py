@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.files.reader import SampleReader
-from batchd.storage import reader as reader_module
-from batchd.storage import rows
-from batchd.storage.access import Storage
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.files.reader import SampleReader
+from batchd.data.storage import reader as reader_module
+from batchd.data.storage import rows
+from batchd.data.storage.access import Storage
 from support.source_files import make, scan_list
 
 

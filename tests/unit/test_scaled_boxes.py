@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.image import jpeg_box, stages
-from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.image import jpeg_box, stages
+from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Decode,
@@ -19,15 +19,15 @@ from batchd.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import JPEG_END, jpeg, jpeg_of, jpeg_with_exif, photo, progressive_jpeg, ycck_jpeg
 from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
 from support.pipelines import image_pipeline, run
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.pipeline import _jpeg, _pixels
+    from batchd.data.pipeline import _jpeg, _pixels
 
 WIDE = photo(150, 200)
 SIZE = (32, 40)

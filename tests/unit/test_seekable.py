@@ -10,10 +10,10 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.image import jpeg_box
-from batchd.pipeline.image.geometry import Cut
-from batchd.pipeline.image.probe import probe_image
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.errors import SampleUndecodable
 from support.images import (
     JPEG_END,
     JPEG_START,
@@ -32,8 +32,8 @@ from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, w
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.pipeline import _jpeg
-    from batchd.pipeline.image.jpeg_box import made_seekable, seekable
+    from batchd.data.pipeline import _jpeg
+    from batchd.data.pipeline.image.jpeg_box import made_seekable, seekable
 
 WIDE = photo(150, 320)
 UNDER_THE_MIDDLE = Cut(70, 140, 20, 40)

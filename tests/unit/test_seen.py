@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import batchd
 from batchd.cli.main import main
+from batchd.commands.history.seen import Leg, SampleLookup
 from batchd.config.load import load_config
 from batchd.core import plan as plan_module
 from batchd.core.blocks import BlockOrder
@@ -23,10 +24,9 @@ from batchd.core.epochs import planned
 from batchd.core.mixtures import Mixture, Segment
 from batchd.core.packs import PackLimits, Packs
 from batchd.core.plan import Plan
+from batchd.data.sources import finding
+from batchd.data.sources.finding import FilePattern, NamedSamples
 from batchd.errors import BatchdError, SourceInvalid
-from batchd.history.seen import Leg, SampleLookup
-from batchd.sources import finding
-from batchd.sources.finding import FilePattern, NamedSamples
 from batchd_wire.position import Position
 from support.images import write_photos
 from support.settings import folder_stream, write_settings

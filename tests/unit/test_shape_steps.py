@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import Decode, Layout, Normalize, RandomFlip, Resize
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.pipeline.shapes import stages as shape_stage
-from batchd.pipeline.shapes.options import PadBatch, Ragged
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import Decode, Layout, Normalize, RandomFlip, Resize
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.pipeline.shapes import stages as shape_stage
+from batchd.data.pipeline.shapes.options import PadBatch, Ragged
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.fields import Field, Varying
 from support.images import encode, jpeg, jpeg_with_exif, photo
 from support.steps import check_steps

@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.prepare import members as members_module
-from batchd.prepare.members import MemberEncoder, is_image, main_image
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
-from batchd.sources.webdataset.options import is_label
+from batchd.commands.prepare import members as members_module
+from batchd.commands.prepare.members import MemberEncoder, is_image, main_image
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.sources.webdataset.options import is_label
 from support.images import encode, jpeg, photo
 
 PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))

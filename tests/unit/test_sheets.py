@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from batchd.observer import contact_sheets as sheets
-from batchd.observer.contact_sheets import ContactSheets, current_position
+from batchd.observe.http import contact_sheets as sheets
+from batchd.observe.http.contact_sheets import ContactSheets, current_position
 from support.statuses import two_looks
 from support.waiting import PATIENCE_S
 

@@ -11,11 +11,11 @@ from batchd.cli.status import detail, log_line, whole
 from batchd.cli.tables import PIPED_COLUMNS, TableColumn, echo, table
 from batchd.cli.why import in_columns
 from batchd.config.load import load_config
-from batchd.daemon.memory.rings import plan_rings
-from batchd.diagnosis.readings import compare
-from batchd.diagnosis.verdicts import judge
-from batchd.storage.access import Storage
-from batchd.storage.values import CHECK_LIMITS
+from batchd.data.storage.access import Storage
+from batchd.data.storage.values import CHECK_LIMITS
+from batchd.observe.diagnosis.readings import compare
+from batchd.observe.diagnosis.verdicts import judge
+from batchd.stream.rings import plan_rings
 from batchd_wire.status import CacheStatistics, LogLine, StreamDescription
 from support.images import write_photos
 from support.statuses import link, two_looks, with_pool

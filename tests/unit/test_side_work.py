@@ -7,7 +7,6 @@ import pytest
 from batchd.core.course import Course
 from batchd.core.plan import Plan
 from batchd.daemon.doors import Peer, Query, Reported
-from batchd.daemon.limits import QUESTIONS_PER_TICK
 from batchd.daemon.side_work import (
     BEHIND_S,
     PORTION_S,
@@ -19,6 +18,7 @@ from batchd.daemon.side_work import (
     GrantedReports,
     SideWork,
 )
+from batchd.runtime.limits import QUESTIONS_PER_TICK
 from batchd_wire.messages import AskStatus
 from batchd_wire.reports import PULL_REPORTS
 

@@ -7,29 +7,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchd.children import Child
+from batchd.data.sources import scan as isolated
+from batchd.data.sources import source_checks
+from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.csv.options import CsvSource
+from batchd.data.sources.files.options import GlobSource
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.lmdb.scan import MODULE
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.scan import isolated_scan
+from batchd.data.sources.source_checks import try_source
+from batchd.data.sources.tfrecord.options import TFRecordSource
+from batchd.data.sources.tokens.options import TokensSource
+from batchd.data.sources.video.options import VideoSource
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage import patterns
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.failpoints import VARIABLE
-from batchd.sources import scan as isolated
-from batchd.sources import source_checks
-from batchd.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.sources.csv.options import CsvSource
-from batchd.sources.files.options import GlobSource
-from batchd.sources.interface import kind_of
-from batchd.sources.jsonl.options import JsonlSource
-from batchd.sources.lmdb.options import LmdbSource
-from batchd.sources.lmdb.scan import MODULE
-from batchd.sources.options import SourceOptions
-from batchd.sources.parquet.options import ParquetSource
-from batchd.sources.scan import isolated_scan
-from batchd.sources.source_checks import try_source
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.tokens.options import TokensSource
-from batchd.sources.video.options import VideoSource
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.storage import patterns
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
+from batchd.runtime.children import Child
+from batchd.runtime.failpoints import VARIABLE
 from support.lmdb_files import write_lmdb
 from support.parquet_files import write_parquet
 from support.source_files import make, nothing, source_problems

@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.files.reader import FilesReader, SampleReader
+from batchd.data.sources.interface import BuiltInKind, PlainReader, kind_of, open_reader
+from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.sources.files.reader import FilesReader, SampleReader
-from batchd.sources.interface import BuiltInKind, PlainReader, kind_of, open_reader
-from batchd.sources.kinds import SOURCE_KINDS
-from batchd.sources.options import SourceOptions
-from batchd.sources.scan import scan_source
-from batchd.storage.access import Storage
-from batchd.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.survey import Survey
 from batchd_wire.record import options
 from support.source_files import make, nothing, scan_files, scan_folder, scan_list
 
@@ -461,8 +461,8 @@ def test_a_sample_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 PRIVATE_BYTES_OF_A_WORKER = """
 import os, sys
-from batchd.sources.files.index import FilesIndex
-from batchd.storage.index import SourceIndex
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.storage.index import SourceIndex
 
 def private_bytes():
     fields = (line.split() for line in open("/proc/self/smaps_rollup"))
@@ -510,8 +510,8 @@ def test_1280000_paths_cost_a_further_worker_less_than_10_mb(descriptor_of: list
 def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     """Modules such as pydantic and click would cost each worker memory and start time."""
     code = (
-        "import sys, batchd.sources.interface, batchd.sources.files.reader, batchd.sources.webdataset.reader\n"
-        "import batchd.pipeline.kinds\n"
+        "import sys, batchd.data.sources.interface, batchd.data.sources.files.reader, batchd.data.sources.webdataset.reader\n"
+        "import batchd.data.pipeline.kinds\n"
         "print(*sorted({'pydantic', 'click', 'structlog', 'rich', 'zmq'} & sys.modules.keys()))"
     )
 
@@ -537,7 +537,7 @@ def scan_squares(source: SquaresSource, _survey: Survey) -> SourceIndex:
 
 
 KINDS = {SquaresSource: BuiltInKind(scan=scan_squares)}
-"""In a folder of ``batchd.sources`` this is its ``scan``."""
+"""In a folder of ``batchd.data.sources`` this is its ``scan``."""
 
 
 class SquaresReader(PlainReader):

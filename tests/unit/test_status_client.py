@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from batchd.observer import status_client
-from batchd.observer.status_client import (
+from batchd.observe.http import status_client
+from batchd.observe.http.status_client import (
     DEADLINE_S,
     INTERVAL_S,
     LOST_S,
@@ -141,6 +141,6 @@ def test_the_observer_loads_no_numpy():
     The client loads what it needs at its first use.
     """
     large = {"numpy", "cv2", "pydantic", "click", "rich"}
-    program = f"import batchd.observer.__main__, sys; print({large} & set(sys.modules))"
+    program = f"import batchd.observe.http.__main__, sys; print({large} & set(sys.modules))"
 
     assert subprocess.check_output([sys.executable, "-P", "-c", program], text=True) == "set()\n"

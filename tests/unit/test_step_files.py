@@ -8,17 +8,17 @@ import pytest
 
 from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
-from batchd.daemon.stream_plan import StreamCode, StreamPlan
-from batchd.orders.worker import NOTE_BYTES, Chunk, FillChunks, ServeStream
-from batchd.pipeline.cache_split import plan_pipeline
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.pipeline.step_files import changed_file, digest_of
-from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.samples.columns import Column
-from batchd.sources.files.options import FolderSource
-from batchd.storage.access import Storage
-from batchd.storage.index import SourceIndex
+from batchd.data.pipeline.cache_split import plan_pipeline
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.pipeline.step_files import changed_file, digest_of
+from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.samples.columns import Column
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.stream.plan import StreamCode, StreamPlan
 from batchd.worker import loop, sample_maker
+from batchd.worker.messages import NOTE_BYTES, Chunk, FillChunks, ServeStream
 from batchd.worker.process import NoteMemory
 from batchd_wire.fields import place_fields
 from support.steps import check_steps

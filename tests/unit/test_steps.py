@@ -12,11 +12,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from batchd.config.schema import json_schema
-from batchd.pipeline.call.options import Call
-from batchd.pipeline.effects import Columns, effect
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.fields.options import Drop, Rename
-from batchd.pipeline.image.options import (
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.effects import Columns, effect
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -34,16 +34,16 @@ from batchd.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
-from batchd.pipeline.numbers.options import Cast, Clip, OneHot, Scale
-from batchd.pipeline.options import StepOptions
-from batchd.pipeline.sample_fields import columns_after, sample_fields
-from batchd.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
-from batchd.pipeline.stages import Stage, make_stage
-from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
-from batchd.samples.columns import Column, parse_column
-from batchd.samples.kinds import OneOf
-from batchd.sources.files.index import image_columns
+from batchd.data.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
+from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import columns_after, sample_fields
+from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.stages import Stage, make_stage
+from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.kinds import OneOf
+from batchd.data.sources.files.index import image_columns
 from batchd_wire.fields import Field
 from support.steps import check_steps
 
@@ -202,7 +202,7 @@ def test_every_option_is_described_in_the_schema():
 def test_steps_and_fields_load_without_pydantic_and_without_decoders():
     """A worker has no pydantic, and the daemon has no cv2."""
     code = (
-        "import sys, batchd.pipeline.kinds, batchd.pipeline.sample_fields;"
+        "import sys, batchd.data.pipeline.kinds, batchd.data.pipeline.sample_fields;"
         "print(*sorted({'pydantic', 'cv2', 'simplejpeg', 'numpy'} & sys.modules.keys()))"
     )
 
@@ -214,10 +214,10 @@ def test_steps_and_fields_load_without_pydantic_and_without_decoders():
 def test_a_daemon_loads_only_the_families_of_its_steps():
     """A step of another family is found when it is used first."""
     code = (
-        "import sys\nfrom batchd.pipeline.effects import effect\n"
-        "from batchd.pipeline.kinds import STEP_KINDS\n"
-        "import batchd.pipeline.sample_fields\n"
-        "families = lambda: [name for name in ('image', 'text') if f'batchd.pipeline.{name}.effects' in sys.modules]\n"
+        "import sys\nfrom batchd.data.pipeline.effects import effect\n"
+        "from batchd.data.pipeline.kinds import STEP_KINDS\n"
+        "import batchd.data.pipeline.sample_fields\n"
+        "families = lambda: [name for name in ('image', 'text') if f'batchd.data.pipeline.{name}.effects' in sys.modules]\n"
         "print(families())\n"
         "for op in ('decode', 'lowercase'):\n"
         "    try:\n        effect(STEP_KINDS[op](), {})\n"
@@ -236,7 +236,7 @@ def test_a_step_without_an_effect_is_an_error_of_the_program():
     class Unknown(StepOptions):
         op: str = "unknown"
 
-    Unknown.__module__ = "batchd.pipeline.call.options"
+    Unknown.__module__ = "batchd.data.pipeline.call.options"
     with pytest.raises(NotImplementedError, match="unknown has no effect"):
         effect(Unknown(), {})
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from batchd.orders.worker import BAD_PART, SLOW_LISTED_MAX
-from batchd.pipeline import timings
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.image.options import CenterCrop, ColorJitter, Decode, Normalize, RandomFlip, RandomResizedCrop
-from batchd.samples.columns import Column
+from batchd.data.pipeline import timings
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import CenterCrop, ColorJitter, Decode, Normalize, RandomFlip, RandomResizedCrop
+from batchd.data.samples.columns import Column
 from batchd.worker import stopwatch
+from batchd.worker.messages import BAD_PART, SLOW_LISTED_MAX
 from batchd.worker.stopwatch import SLOW_FACTOR, RunQueue, Stopwatch
 from support.images import jpeg, photo
 from support.pipelines import image_row

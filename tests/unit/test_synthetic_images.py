@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from batchd.pipeline.image.probe import probe_image
-from batchd.pipeline.image.synthetic_images import PATTERNS, make_photos
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.pipeline.image.synthetic_images import PATTERNS, make_photos
 
 
 def files(folder):
@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_photos_and_another_seed_gives_others(tmp_path):
 
 def test_the_texture_has_the_spectrum_of_photographs(tmp_path):
     """Detail falls off with frequency but exists: neither flat colour nor white noise."""
-    from batchd.pipeline.image.opencv import cv2  # noqa: PLC0415  after the module that sets it up
+    from batchd.data.pipeline.image.opencv import cv2  # noqa: PLC0415  after the module that sets it up
 
     make_photos(tmp_path, 8, 0, lambda _: None)
     for data in files(tmp_path).values():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from batchd.data.sources.webdataset import scan
+from batchd.data.sources.webdataset.headers import plain_member
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.sources.webdataset import scan
-from batchd.sources.webdataset.headers import plain_member
-from batchd.storage.survey import Survey
 from support.source_files import nothing
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from batchd.daemon.tcp.connection_guard import ConnectionGuard, GuardLimits
-from batchd.daemon.tcp.connections import descriptor_of, wire_bytes
-from batchd.daemon.tcp.keys import KeyDirectory
-from batchd.daemon.tcp.router import RouterLimits, TcpRouter
 from batchd.errors import BatchdError
+from batchd.runtime.keys import KeyDirectory
+from batchd.runtime.tcp.connection_guard import ConnectionGuard, GuardLimits
+from batchd.runtime.tcp.connections import descriptor_of, wire_bytes
+from batchd.runtime.tcp.router import RouterLimits, TcpRouter
 from batchd_wire.keys import ConnectionKey, Role
 from batchd_wire.tcp import CURVE_BYTES, PIECE_BYTES
 from support.waiting import wait_until

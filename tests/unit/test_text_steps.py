@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import batchd_client
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.pipeline.step_files import StepFileInvalid
-from batchd.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.pipeline.step_files import StepFileInvalid
+from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from support.steps import check_steps
 from support.texts import word_table
 

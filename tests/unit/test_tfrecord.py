@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.tfrecord import scan as tfrecord
+from batchd.data.sources.tfrecord.options import TFRecordSource
+from batchd.data.sources.tfrecord.reader import TFRecordReader
+from batchd.data.sources.tfrecord.scan import BLOCK_BYTES, KINDS
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import kind_of, open_reader
-from batchd.sources.tfrecord import scan as tfrecord
-from batchd.sources.tfrecord.options import TFRecordSource
-from batchd.sources.tfrecord.reader import TFRecordReader
-from batchd.sources.tfrecord.scan import BLOCK_BYTES, KINDS
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 from support.source_files import as_shared, nothing
 from support.tfrecords import example, framed, sequence_example, write_records
 

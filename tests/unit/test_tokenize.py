@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.sample_fields import sample_fields
-from batchd.pipeline.shapes.options import Ragged
-from batchd.pipeline.text.options import Tokenize
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.pipeline.shapes.options import Ragged
+from batchd.data.pipeline.text.options import Tokenize
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from support.steps import check_steps
 from support.texts import BPE_MERGES, BPE_VOCABULARY, WORDS, byte_pairs, save, with_special, word_level
 
@@ -268,9 +268,9 @@ def test_no_thread_is_started(files):
     program = f"""
 import os
 from pathlib import Path
-from batchd.samples.columns import Column
-from batchd.pipeline.text.options import Tokenize
-from batchd.pipeline.execute import Pipeline
+from batchd.data.samples.columns import Column
+from batchd.data.pipeline.text.options import Tokenize
+from batchd.data.pipeline.execute import Pipeline
 import numpy as np
 before = len(os.listdir("/proc/self/task"))
 pipeline = Pipeline([Column("text", "text")], [Tokenize(file=Path({str(files["pairs"])!r}), max_length=4)], 0)

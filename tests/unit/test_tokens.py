@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.samples.columns import Column
+from batchd.data.sources.arrays.reader import ArrayReader
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.recognise import recognise
+from batchd.data.sources.tokens.options import TokensSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import quick_look
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.sources.arrays.reader import ArrayReader
-from batchd.sources.interface import kind_of
-from batchd.sources.recognise import recognise
-from batchd.sources.tokens.options import TokensSource
-from batchd.storage.access import Storage
-from batchd.storage.survey import quick_look
 from support.megatron import write_megatron
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import source_problems

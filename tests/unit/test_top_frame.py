@@ -11,7 +11,7 @@ from rich.console import Console
 
 from batchd.cli import top
 from batchd.cli.frame import EVERYTHING, SORTS, TopView, bar, frame
-from batchd.diagnosis.overview import StatusWindow, overview_between
+from batchd.observe.diagnosis.overview import StatusWindow, overview_between
 from support.statuses import later, two_looks
 
 

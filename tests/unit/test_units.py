@@ -12,8 +12,8 @@ import pytest
 
 from batchd.config.tree import DaemonConfig
 from batchd.daemon.serve import WORKERS_END_S
-from batchd.daemon.workers.local import KILL_TIMEOUT_S
 from batchd.errors import ExitCode
+from batchd.worker.supervisor import KILL_TIMEOUT_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "batchd.service"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.pipeline.execute import Pipeline
-from batchd.pipeline.shapes.options import PadBatch, Ragged
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUndecodable
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.shapes.options import PadBatch, Ragged
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd_client.batch import ragged_view
 from batchd_wire.fields import Field, Varying
 from batchd_wire.views import checked_sizes, cut_to_largest, row_views

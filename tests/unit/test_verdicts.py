@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from batchd.diagnosis.readings import compare
-from batchd.diagnosis.verdicts import OTHER_REMEDIES, Kind, Verdict, judge
+from batchd.observe.diagnosis.readings import compare
+from batchd.observe.diagnosis.verdicts import OTHER_REMEDIES, Kind, Verdict, judge
 from batchd_wire.status import CacheStatistics, DaemonStatus, LinkStatistics, WaitStatistics
 from support.statuses import later, link, two_looks, with_pool
 

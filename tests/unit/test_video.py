@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.video import scan as video_scan
+from batchd.data.sources.video.files import READ_BYTES, open_video, packets_of
+from batchd.data.sources.video.frames import VideoFrames
+from batchd.data.sources.video.options import VideoSource
+from batchd.data.sources.video.reader import Pixels
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import kind_of
-from batchd.sources.video import scan as video_scan
-from batchd.sources.video.files import READ_BYTES, open_video, packets_of
-from batchd.sources.video.frames import VideoFrames
-from batchd.sources.video.options import VideoSource
-from batchd.sources.video.reader import Pixels
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 from support.samples import opened, read_samples, reason, scan
 from support.source_files import nothing
 from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, picture, write_video

@@ -8,8 +8,8 @@ import pytest
 
 from batchd.core import events as ev
 from batchd.core.state import TICK_S
-from batchd.daemon.workers import wanted
-from batchd.daemon.workers.wanted import WantedCount, interface_of
+from batchd.pool import wanted
+from batchd.pool.wanted import WantedCount, interface_of
 from support.core_world import World, make_spec
 
 ROW_BYTES = 1_000_000

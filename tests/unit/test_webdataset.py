@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.sources.files.reader import SampleReader
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.sources.webdataset.scan import KINDS
+from batchd.data.storage.access import Storage
+from batchd.data.storage.paths import SHARDS_MAX
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.files.index import FilesIndex
-from batchd.sources.files.reader import SampleReader
-from batchd.sources.webdataset.options import WebDatasetSource
-from batchd.sources.webdataset.scan import KINDS
-from batchd.storage.access import Storage
-from batchd.storage.paths import SHARDS_MAX
-from batchd.storage.survey import Survey
 from support.shards import write_shard
 from support.source_files import as_shared, nothing
 

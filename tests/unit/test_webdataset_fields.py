@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.commands.prepare.members import MemberEncoder, source_table
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources.interface import Reader, open_reader
+from batchd.data.sources.kinds import source_from_plain, source_to_plain
+from batchd.data.sources.webdataset.options import Member, WebDatasetSource, usual_member
+from batchd.data.sources.webdataset.scan import KINDS
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.prepare.members import MemberEncoder, source_table
-from batchd.samples.columns import Column
-from batchd.samples.errors import SampleUnreadable
-from batchd.sources.interface import Reader, open_reader
-from batchd.sources.kinds import source_from_plain, source_to_plain
-from batchd.sources.webdataset.options import Member, WebDatasetSource, usual_member
-from batchd.sources.webdataset.scan import KINDS
-from batchd.storage.access import Storage
-from batchd.storage.survey import Survey
 from support.images import encode, jpeg, photo
 from support.shards import write_shard
 from support.source_files import as_shared, nothing

@@ -7,16 +7,16 @@ import pytest
 
 from batchd.config.tree import Weights
 from batchd.core.mixtures import Segment
-from batchd.daemon.weights import segments_of, weights_of
+from batchd.data.samples.checks import OptionsInvalid
+from batchd.data.sources.arrays.options import NpySource
+from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource
+from batchd.data.sources.composed.scan import shares_of
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.interface import kind_of
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import quick_look
 from batchd.errors import SourceInvalid
-from batchd.samples.checks import OptionsInvalid
-from batchd.sources.arrays.options import NpySource
-from batchd.sources.composed.options import ConcatSource, MixSource, SubsetSource
-from batchd.sources.composed.scan import shares_of
-from batchd.sources.files.options import FolderSource
-from batchd.sources.interface import kind_of
-from batchd.storage.access import Storage
-from batchd.storage.survey import quick_look
+from batchd.stream.weights import segments_of, weights_of
 from support.images import write_photos
 
 BOTH = (FolderSource(path=Path("/a")), FolderSource(path=Path("/b")))

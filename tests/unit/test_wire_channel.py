@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from batchd.orders.worker import (
+from batchd.worker.messages import (
     CHUNK_ROWS_MAX,
     CHUNKS_AT_ONCE,
     HOPELESS_BYTES_MAX,

@@ -14,8 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.orders import gateway, link, prepare, rescan, worker
-from batchd.orders.worker import NO_WORK, ChunksFilled, FillChunks, Quarantine
+from batchd.commands.prepare import messages as prepare
+from batchd.daemon.reload import messages as rescan
+from batchd.pool import gateway_messages as gateway
+from batchd.pool import link_messages as link
+from batchd.worker import messages as worker
+from batchd.worker.messages import NO_WORK, ChunksFilled, FillChunks, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages
 from batchd_wire.codec import (
     ITEMS_MAX,

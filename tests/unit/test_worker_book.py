@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchd.daemon.workers.interface import WorkerBook
+from batchd.worker.interface import WorkerBook
 
 
 @pytest.fixture

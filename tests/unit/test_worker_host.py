@@ -7,12 +7,12 @@ from hashlib import sha256
 
 import pytest
 
-from batchd.daemon.memory.cache_memory import CacheMemory, CacheSpec
-from batchd.orders.link import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
-from batchd.worker_host import indexes, scratch, streams
-from batchd.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
-from batchd.worker_host.scratch import OrderMemory
-from batchd.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener
+from batchd.pool.link_messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
+from batchd.pool.worker_host import indexes, scratch, streams
+from batchd.pool.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
+from batchd.pool.worker_host.scratch import OrderMemory
+from batchd.pool.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener
+from batchd.stream.cache_memory import CacheMemory, CacheSpec
 from batchd_wire.fields import Field, Rooms, Varying, place_fields
 
 # --- paths ----------------------------------------------------------------------------------------

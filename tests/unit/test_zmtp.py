@@ -11,8 +11,6 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 from batchd.daemon.local.zmtp import (
     COMMANDS_MAX,
     FRAMES_MAX,
@@ -23,6 +21,8 @@ from batchd.daemon.local.zmtp import (
     NotUnderstood,
     ZmtpConnection,
 )
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 from support.waiting import PATIENCE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)

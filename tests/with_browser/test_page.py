@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 import batchd_client
-from batchd.diagnosis.overview import overview_between
+from batchd.observe.diagnosis.overview import overview_between
 from batchd_wire.status import LinkStatistics
 from support.made_page import made_page
 from support.observing import ANYWHERE, asked, observer_of, place_of

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
-from batchd.pipeline.image.synthetic_images import make_photos
+from batchd.data.pipeline.image.synthetic_images import make_photos
 from support.daemon_process import clean_environment
 from support.waiting import PATIENCE_S
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import batchd_client
-from batchd.daemon.tcp.keys import open_keys
+from batchd.runtime.keys import open_keys
 from support.daemon_process import clean_environment
 from support.kernel import is_alive, process_ids
 from support.network import free_port

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # TensorFlow and Keras have 
 import keras  # noqa: E402
 
 import batchd_client  # noqa: E402
-from batchd.history.losses import from_pages  # noqa: E402
+from batchd.commands.history.losses import from_pages  # noqa: E402
 from batchd_client.asking import ask_reports, asking  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
     EpochsUneven,

@@ -12,7 +12,7 @@ import tensorflow as tf  # noqa: E402
 
 import batchd_client  # noqa: E402
 import batchd_client.tensorflow as adapter  # noqa: E402
-from batchd.history.losses import from_pages  # noqa: E402
+from batchd.commands.history.losses import from_pages  # noqa: E402
 from batchd_client.asking import ask_reports, asking  # noqa: E402
 from batchd_client.errors import ReportInvalid, TensorsInvalid  # noqa: E402
 from batchd_client.tensorflow import dataset, report, share, state_after  # noqa: E402

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from batchd.history.losses import from_pages  # noqa: E402
+from batchd.commands.history.losses import from_pages  # noqa: E402
 from batchd_client.asking import ask_reports, asking  # noqa: E402
 from batchd_client.batch import BatchRows  # noqa: E402
 from batchd_client.errors import ReportInvalid  # noqa: E402

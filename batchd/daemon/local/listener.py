@@ -26,11 +26,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import structlog
 
-from batchd.daemon.descriptors import PeerSockets, Selector
-from batchd.daemon.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
-from batchd.daemon.memory.rings import SPARE_DESCRIPTORS
-from batchd.daemon.memory.slots import ADVICE
 from batchd.daemon.runtime import unusable
+from batchd.runtime.descriptors import PeerSockets, Selector
+from batchd.runtime.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
+from batchd.runtime.slots import ADVICE
+from batchd.stream.rings import SPARE_DESCRIPTORS
 from batchd_wire.runtime import unmapped_id
 
 SO_PEERGROUPS = 59

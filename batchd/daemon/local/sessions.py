@@ -20,12 +20,10 @@ from secrets import token_bytes
 
 import structlog
 
-from batchd import __version__, failpoints
+from batchd import __version__
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
-from batchd.daemon.descriptors import DescriptorSent, PeerSockets
 from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, encode_answer, refused_version
-from batchd.daemon.limits import UNREAD_MAX, SessionLimits, printable
 from batchd.daemon.local.listener import (
     Listener,
     PeerCredentials,
@@ -36,8 +34,11 @@ from batchd.daemon.local.listener import (
     why_refused,
 )
 from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
-from batchd.daemon.memory.slots import MailboxMemory
 from batchd.daemon.runtime import unusable
+from batchd.runtime import failpoints
+from batchd.runtime.descriptors import DescriptorSent, PeerSockets
+from batchd.runtime.limits import UNREAD_MAX, SessionLimits, printable
+from batchd.runtime.slots import MailboxMemory
 from batchd_wire import OLDEST_VERSION, messages
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message

@@ -23,8 +23,8 @@ from contextlib import suppress
 
 import structlog
 
-from batchd.daemon.descriptors import PeerSockets, Selector
-from batchd.daemon.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.runtime.descriptors import PeerSockets, Selector
+from batchd.runtime.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
 
 _log = structlog.get_logger()
 

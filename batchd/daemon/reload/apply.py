@@ -22,21 +22,21 @@ from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
-from batchd.daemon.limits import SessionLimits
-from batchd.daemon.memory.cache_memory import CacheSpec, different
-from batchd.daemon.memory.journal import JournalSpec
-from batchd.daemon.memory.slots import MailboxMemory, SlotPool
-from batchd.daemon.streams import ServedStream
-from batchd.daemon.workers.interface import Workers
-from batchd.orders.rescan import ReloadRequest
-from batchd.orders.worker import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
-from batchd.storage.index import SourceIndex
-from batchd.storage.values import StorageLimits
+from batchd.daemon.reload.messages import ReloadRequest
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.values import StorageLimits
+from batchd.runtime.limits import SessionLimits
+from batchd.runtime.slots import MailboxMemory, SlotPool
+from batchd.stream.cache_memory import CacheSpec, different
+from batchd.stream.journal import JournalSpec
+from batchd.stream.served import ServedStream
+from batchd.worker.interface import Workers
+from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.status import StreamDescription, read_card
 
 if TYPE_CHECKING:
-    from batchd.daemon.workers.remote import RemoteWorkers
+    from batchd.pool.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 

@@ -25,16 +25,23 @@ from typing import Any
 
 import structlog
 
-from batchd import __version__, failpoints
-from batchd.children import Child, start_linked
-from batchd.daemon.child_log import write_line
-from batchd.daemon.descriptors import Selector
-from batchd.daemon.memory.slots import ADVICE
+from batchd import __version__
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
+from batchd.daemon.reload.messages import (
+    SILENCE_MAX_S,
+    TO_DAEMON_FROM_RESCAN,
+    ConfigRead,
+    ScanProgressed,
+    StreamScanned,
+)
 from batchd.daemon.service.manager import Service
 from batchd.errors import ExitCode
-from batchd.orders.log import ChildLogged
-from batchd.orders.rescan import SILENCE_MAX_S, TO_DAEMON_FROM_RESCAN, ConfigRead, ScanProgressed, StreamScanned
+from batchd.runtime import failpoints
+from batchd.runtime.child_log import write_line
+from batchd.runtime.children import Child, start_linked
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.slots import ADVICE
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
 from batchd_wire.messages import Reloaded

@@ -26,24 +26,25 @@ from threading import Thread
 from time import monotonic
 from typing import Any
 
-from batchd import __version__, failpoints
+from batchd import __version__
 from batchd.config.directories import default_cache_dir
 from batchd.config.load import read_config
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
-from batchd.daemon.child_log import log_over
 from batchd.daemon.config_checks import check_reading
-from batchd.daemon.memory.available import shortage
-from batchd.daemon.memory.rings import RingSize, plan_descriptors
-from batchd.daemon.streams import ServedStream, open_stream
+from batchd.daemon.reload.messages import SILENCE_MAX_S, ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
+from batchd.data.sources.composed.options import sources_in
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, ProblemKind
-from batchd.free_memory import available_bytes
-from batchd.orders.rescan import SILENCE_MAX_S, ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
-from batchd.samples.sizes import round_bytes
-from batchd.sources.composed.options import sources_in
-from batchd.storage.access import Storage
-from batchd.storage.index_cache import IndexCache
-from batchd.storage.values import CHECK_LIMITS
+from batchd.runtime import failpoints
+from batchd.runtime.available import shortage
+from batchd.runtime.child_log import log_over
+from batchd.runtime.free_memory import available_bytes
+from batchd.runtime.sizes import round_bytes
+from batchd.stream.rings import RingSize, plan_descriptors
+from batchd.stream.served import ServedStream, open_stream
 from batchd_wire.channel import ChannelClosed, send_message
 
 PROGRESS_EVERY_S = 0.5

@@ -27,7 +27,7 @@ from typing import Self
 import structlog
 
 from batchd.core.state import DaemonState
-from batchd.samples.sizes import round_bytes
+from batchd.runtime.sizes import round_bytes
 from batchd_wire.status import DaemonStatistics
 from batchd_wire.wording import counted
 

@@ -22,12 +22,12 @@ from typing import Self
 
 import structlog
 
-from batchd.children import DEVNULL, Child, start_linked
-from batchd.config.addresses import EVERYWHERE, parse_http
 from batchd.config.schema import problem_at
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.descriptors import Selector
 from batchd.errors import ConfigInvalid, ProblemKind, why_no_process
+from batchd.runtime.addresses import EVERYWHERE, parse_http
+from batchd.runtime.children import DEVNULL, Child, start_linked
+from batchd.runtime.descriptors import Selector
 from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -213,7 +213,7 @@ class ObserverProcess:
         details = "all" if self._door.details_for_all else "insiders"
         arguments = [str(listener), os.fspath(self._place.path), details, *self._door.names]
         child, lifeline = start_linked(
-            "batchd.observer",
+            "batchd.observe.http",
             *arguments,
             descriptors=[listener],
             stdout=DEVNULL,

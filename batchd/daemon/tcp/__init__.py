@@ -1,1 +1,1 @@
-"""Trainers on other hosts: sockets, keys, sessions, and the connection guard. DAEMON process."""
+"""Trainers on other hosts. DAEMON process."""

@@ -20,7 +20,7 @@ from time import monotonic
 import structlog
 import zmq
 
-from batchd import __version__, failpoints
+from batchd import __version__
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
@@ -33,7 +33,9 @@ from batchd.daemon.doors import (
     encode_answer,
     refused_version,
 )
-from batchd.daemon.limits import (
+from batchd.runtime import failpoints
+from batchd.runtime.keys import RoleKeys
+from batchd.runtime.limits import (
     MESSAGE_BYTES_MAX,
     QUESTIONS_PER_TICK,
     HandshakeRate,
@@ -43,18 +45,17 @@ from batchd.daemon.limits import (
     peer_site,
     printable,
 )
-from batchd.daemon.tcp.connection_guard import GuardLimits
-from batchd.daemon.tcp.connections import (
+from batchd.runtime.tcp.connection_guard import GuardLimits
+from batchd.runtime.tcp.connections import (
     Connection,
     OpenSubscription,
     RemoteSession,
     SessionTable,
     host_of,
 )
-from batchd.daemon.tcp.front import TcpFront
-from batchd.daemon.tcp.keys import RoleKeys
-from batchd.daemon.tcp.router import RouterLimits
-from batchd.daemon.tcp.sent_memory import SentMemory
+from batchd.runtime.tcp.front import TcpFront
+from batchd.runtime.tcp.router import RouterLimits
+from batchd.runtime.tcp.sent_memory import SentMemory
 from batchd_wire import OLDEST_VERSION, messages
 from batchd_wire.codec import NUMBER_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode

@@ -1,0 +1,183 @@
+"""The values of one sample as members of a shard in WebDataset format. In a WRITER.
+
+    image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     undecoded file      as it was: .jpg, .png
+    label, one whole number        .cls                    other numbers, all together     .json
+    text                           NAME.txt                other arrays                    NAME.npy
+
+The image called "image", or else the first one, has its ending alone, others their name in front. A
+``webdataset`` source looks for fields of these names and types there. ``source_table`` and
+``files_table`` write the source, as TOML for the user's configuration, that reads all columns
+again.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.commands.prepare.folder import FileSet
+from batchd.config.schema import toml_value
+from batchd.data.pipeline.image.decode import Decoder
+from batchd.data.pipeline.image.jpeg_box import seekable
+from batchd.data.pipeline.image.opencv import Scratch, cv2
+from batchd.data.pipeline.image.options import Decode
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.values import Value
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.webdataset import options as webdataset
+
+try:
+    import simplejpeg
+except ImportError:  # cv2 encodes JPEG too
+    simplejpeg = None
+
+_PAIR = {"image": "image", "label": "int64"}
+"""The fields of a source that names none."""
+_IMAGE_CHANNELS = (1, 3)
+_IMAGE_DIMENSIONS = 3
+_ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
+LOSSLESS = 100
+"""The quality that is lossless, if the format can be."""
+_WEBP_LOSSLESS = 101
+"""OpenCV's value for a lossless WebP: 100 is not quite lossless."""
+
+
+class MemberEncoder:
+    """Encodes samples. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, for jpg and webp.
+
+    ``is_bgr``: pixels are BGR. ``is_seekable``: all JPEGs get restart markers.
+    """
+
+    def __init__(
+        self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool, is_seekable: bool = False
+    ) -> None:
+        self._columns = columns
+        self._format = image_format
+        self._quality = quality
+        self._is_bgr = is_bgr
+        self._is_seekable = is_seekable
+        self._limits = Decoder(Decode(), Scratch())
+        self._main_image = main_image(columns)
+
+    def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
+        """Ending and content of each member. Raises ``SampleUndecodable`` for unfit pixels."""
+        numbers = {}
+        for name, column in self._columns.items():
+            value = values[name]
+            if is_image(column):
+                ending, content = self._image(column, value)
+                yield ending if name == self._main_image else f"{name}.{ending}", content
+            elif column.kind == "text":
+                yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
+            elif column.shape:
+                yield f"{name}.{webdataset.ARRAY_ENDING}", _npy(np.asarray(value, column.dtype))
+            elif webdataset.is_label(column):
+                yield webdataset.LABEL_ENDING, str(int(np.asarray(value))).encode()
+            else:
+                numbers[name] = np.asarray(value, column.dtype).item()
+        if numbers:
+            yield webdataset.JSON_ENDING, json.dumps(numbers).encode()
+
+    def image(self, values: Mapping[str, Value]) -> tuple[str, bytes]:
+        """Ending and content of the main image. Raises ``SampleUndecodable`` for unfit pixels."""
+        return self._image(self._columns[self._main_image], values[self._main_image])
+
+    def _image(self, column: Column, value: Value) -> tuple[str, bytes]:
+        if column.kind != "encoded":
+            return self._format, self._stored(memoryview(self._encode(np.asarray(value))))
+        assert isinstance(value, memoryview), "the bytes of a file"
+        return _ENDINGS[probe_image(value).format], self._stored(value)
+
+    def _stored(self, file: memoryview) -> bytes:
+        """The file, maybe with restart markers. Raises ``SampleUndecodable`` if it is broken."""
+        if not self._is_seekable:
+            return bytes(file)
+        header = probe_image(file)
+        self._limits.check_limits(file, header)
+        return seekable(file, header) or bytes(file)
+
+    def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
+        height, width, channels = pixels.shape
+        try:
+            if not pixels.size:
+                raise ValueError("there are none")
+            return self._encode_any(np.ascontiguousarray(pixels), is_gray=channels == 1)
+        except (ValueError, cv2.error) as error:
+            why = error.err if isinstance(error, cv2.error) else error
+            raise SampleUndecodable(f"{width} x {height} pixels cannot be encoded: {why}") from None
+
+    def _encode_any(self, pixels: npt.NDArray[np.uint8], *, is_gray: bool) -> bytes:
+        """Encode uint8 ``[height, width, 1 or 3]``. Raises ``ValueError`` or ``cv2.error``."""
+        if self._format == "jpg" and simplejpeg is not None:
+            color = "GRAY" if is_gray else "BGR" if self._is_bgr else "RGB"
+            encoded: bytes = simplejpeg.encode_jpeg(pixels, self._quality, color, "Gray" if is_gray else "420")
+            return encoded
+        if not is_gray and not self._is_bgr:
+            pixels = np.ascontiguousarray(pixels[:, :, ::-1])
+        options = {
+            "jpg": [cv2.IMWRITE_JPEG_QUALITY, self._quality],
+            "png": [],
+            "webp": [cv2.IMWRITE_WEBP_QUALITY, self._quality if self._quality < LOSSLESS else _WEBP_LOSSLESS],
+        }
+        return cv2.imencode(f".{self._format}", pixels, options[self._format])[1].tobytes()
+
+
+def main_image(columns: Mapping[str, Column]) -> str:
+    """The image of a ``webdataset`` sample that is called "image", else the first, else ""."""
+    images = [name for name, column in columns.items() if is_image(column)]
+    return webdataset.IMAGE if webdataset.IMAGE in images else next(iter(images), "")
+
+
+def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, webdataset.Member]]:
+    """Type and member from which a ``webdataset`` source reads each column again."""
+    main = main_image(columns)
+    found = {}
+    for name, column in columns.items():
+        read = Column(name, "encoded") if is_image(column) else column
+        is_main = name == main
+        found[name] = read, webdataset.Member(webdataset.IMAGE_ENDINGS) if is_main else webdataset.usual_member(read)
+    return found
+
+
+def is_image(column: Column) -> bool:
+    """True for the bytes of an image file, and for pixels that can be encoded as one."""
+    is_pixels = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == _IMAGE_DIMENSIONS
+    return column.kind == "encoded" or (is_pixels and not column.channels_first and column.shape[2] in _IMAGE_CHANNELS)
+
+
+def _npy(array: npt.NDArray[np.generic]) -> bytes:
+    array = np.ascontiguousarray(array)
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+    return stream.getvalue() + array.tobytes()
+
+
+def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
+    """The table of a ``webdataset`` source that reads the pattern ``shards`` below ``root``."""
+    members = stored(columns)
+    fields = {name: column.text for name, (column, _member) in members.items()}
+    names = {
+        name: member.text for name, (column, member) in members.items() if member != webdataset.usual_member(column)
+    }
+    table: dict[str, object] = {"type": "webdataset", "root": str(root), "shards": [shards]}
+    if list(fields.items()) != list(_PAIR.items()):
+        table["fields"] = fields
+    if names:
+        table["names"] = names
+    return toml_value(table)
+
+
+def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
+    """The table of a source that reads ``files``: a folder, if it was one with all its classes."""
+    if isinstance(source, FolderSource) and files.has_all_classes:
+        table: dict[str, object] = {"type": "folder", "path": str(files.root.absolute())}
+    else:
+        table = {"type": "list", "path": str(files.list_file.absolute()), "root": str(files.root.absolute())}
+    if source.path_bytes:
+        table["path_bytes"] = max(source.path_bytes, files.path_bytes)
+    return toml_value(table)

@@ -1,1 +1,0 @@
-"""Memory of the daemon: slots, rings, mailboxes, caches, held descriptors. DAEMON process."""

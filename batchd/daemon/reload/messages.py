@@ -1,0 +1,67 @@
+"""Between daemon and the process that reads the configuration again. Never reused numbers.
+
+daemon                                        rescan
+|  ----------------------------------------->  |   ReloadRequest, as JSON on standard input
+|  <-----------------------------------------  |   ScanProgressed, ChildLogged: repeatedly
+|  <-----------------------------------------  |   StreamScanned (+ fds): once for each new source
+|  <-----------------------------------------  |   ConfigRead (+ fd): the last one
+"""
+
+from typing import Any
+
+from batchd.runtime.log_message import ChildLogged
+from batchd_wire.codec import Message, Vocabulary, message
+from batchd_wire.record import frozen
+
+SILENCE_MAX_S = 300
+"""Silence that is allowed beside that of libraries: a scan reports after some thousand samples, but
+not while it checks whether a large former index is still valid."""
+
+
+@frozen
+class ReloadRequest:
+    """The streams in service, and where the configuration is.
+
+    ``daemon``: the [daemon] in force. ``signatures``: of each stream that may continue
+    unchanged, by name. ``slots`` (the most that a ring may have): of each stream by name.
+    ``made_bytes``: memory of all their rings and mailboxes. ``cached_bytes``: memory of each of
+    their caches, by its key.
+    """
+
+    version: str
+    file: str
+    overrides: dict[str, str]
+    daemon: dict[str, Any]
+    signatures: dict[str, str]
+    slots: dict[str, int]
+    made_bytes: int
+    cached_bytes: dict[str, int]
+
+
+@message(53)
+class StreamScanned(Message):
+    """A new stream. Travels with the source's index, and a live stream's mailbox, to write."""
+
+    name: str
+
+
+@message(54)
+class ConfigRead(Message):
+    """The last message. Travels with one descriptor: memory with ``document_bytes`` of JSON."""
+
+    document_bytes: int
+
+
+@message(55)
+class ScanProgressed(Message):
+    """``found`` samples of the stream ``name`` so far; no name while no source is scanned.
+
+    ``patience_s``: if no message follows within so many seconds, the process hangs.
+    """
+
+    name: str
+    found: int
+    patience_s: int
+
+
+TO_DAEMON_FROM_RESCAN = Vocabulary(ScanProgressed, ChildLogged, StreamScanned, ConfigRead)

@@ -1,1 +1,0 @@
-"""The worker processes, behind an interface that hides where they run. DAEMON process."""

@@ -1,0 +1,139 @@
+"""Facts that follow from a stream's steps: where a cache cuts them, the longest record.
+
+Daemon and CLI; imports no decoder.
+
+    decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  to
+    once for each sample: the cache keeps the result           |  in each epoch
+
+A cache of decoded samples keeps the output of the steps before the first random one. Steps that are
+not ``is_cacheable`` are after the cut, too: conversions of pixels to numbers, which are larger, and
+calls of users' functions, which may be random.
+
+Invariant: the steps before the cut give the same values for a sample in every epoch, so the cache
+cannot change a batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from itertools import takewhile
+from typing import Any
+
+from batchd.data.pipeline.image.options import CropStep, Decode, Follow, Resize
+from batchd.data.pipeline.options import StepOptions
+from batchd_wire.record import frozen
+
+KINDS_WITH_POINTS = {"points", "pixels", "encoded", "seekable"}
+"""Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
+RECORD_BYTES_MAX = 64 << 20
+"""Length of a record, in bytes, above which a sample is bad, unless a ``decode`` step sets it."""
+
+
+@frozen
+class PipelinePlan:
+    """The steps of a stream, and the facts that follow from them alone.
+
+    ``cut``: the number of steps whose output a cache of decoded samples keeps; 0 without one.
+    ``record_bytes_max``: the longest record of the source. ``cropped``: the fields for which a
+    cache keeps access points, each with the maximum size of a file in bytes; empty without one.
+    ``is_random``: a sample can have different fields each time.
+    """
+
+    steps: tuple[StepOptions, ...]
+    cut: int
+    record_bytes_max: int
+    cropped: Mapping[str, int]
+    is_random: bool
+
+
+def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_side: int | None = None) -> PipelinePlan:
+    """Plan the steps of a stream. ``short_side``: of decoded images in a cache, in pixels."""
+    steps = steps_of(pipeline, short_side if cache == "decoded" else None)
+    return PipelinePlan(
+        steps,
+        cut_of(steps) if cache == "decoded" else 0,
+        max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX),
+        cropped_files(steps) if cache in KINDS_WITH_POINTS else {},
+        any(step.is_random for step in steps),
+    )
+
+
+def steps_of(steps: tuple[StepOptions, ...], short_side: int | None) -> tuple[StepOptions, ...]:
+    """Return a stream's pipeline, with the resize that its ``cache_short_side`` inserts."""
+    decode = next((step for step in steps if isinstance(step, Decode)), None)
+    if short_side is None or decode is None:
+        return steps
+    place = steps.index(decode) + 1
+    while place < len(steps) and isinstance(steps[place], Follow):
+        place += 1
+    return (*steps[:place], Resize(field=decode.field, shorter_side=short_side), *steps[place:])
+
+
+def cut_of(steps: Sequence[StepOptions]) -> int:
+    """Count the steps before the cut."""
+    return len(list(takewhile(lambda step: step.is_cacheable and not step.is_random, steps)))
+
+
+def cut_problem(steps: Sequence[StepOptions]) -> str | None:
+    """The reason why a pipeline cannot be cut, and what to do; None if it can."""
+    in_front = steps[: cut_of(steps)]
+    if any(isinstance(step, Decode) for step in in_front):
+        return None
+    if not any(isinstance(step, Decode) for step in steps):
+        return 'no step decodes, so there are no pixels to keep; cache = "encoded" keeps the values of the source'
+    step = steps[len(in_front)]
+    why = "is random" if step.is_random else "runs in each epoch"
+    return (
+        f'"{step.op}" (pipeline[{len(in_front)}]) {why} and is before "decode", so no decoded image is the same in all '
+        'epochs; move "decode" before it, or set cache = "encoded"'
+    )
+
+
+def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
+    """The fields that only a ``decode`` with a crop reads, and the largest size of their files."""
+    found = {}
+    for place, step in enumerate(steps):
+        if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place]):
+            behind = (later for later in steps[place + 1 :] if _looks_at(later, step.field))
+            if isinstance(next((later for later in behind if not isinstance(later, Follow)), None), CropStep):
+                found[step.field] = step.max_bytes
+    return found
+
+
+def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[Any]]:
+    """The fields that only ``decode`` reads, and the options that decide pixels and bad files."""
+    return {
+        step.field: [step.color, step.max_bytes, step.max_pixels]
+        for place, step in enumerate(steps)
+        if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place])
+    }
+
+
+def crop_problem(steps: Sequence[StepOptions], cache: str) -> str | None:
+    """The reason why a pipeline cannot use access points, and what to do; None if it can."""
+    instead = 'cache = "off"' if cache == "points" else 'cache = "encoded"'
+    if not cropped_files(steps):
+        return (
+            f'cache = "{cache}" needs a crop directly after "decode" (random_resized_crop, random_crop, center_crop), and '
+            f"there is none; set {instead}"
+        )
+    if not has_crop_decoder():
+        return (
+            f'cache = "{cache}" needs the extension that decodes crops, which was not built: install a compiler and the '
+            f"headers of libjpeg-turbo, then reinstall batchd; or set {instead}"
+        )
+    return None
+
+
+@cache
+def has_crop_decoder() -> bool:
+    """True if the extension that decodes crops of JPEGs was built."""
+    try:
+        import_module("batchd.data.pipeline._jpeg")
+    except ImportError:
+        return False
+    return True
+
+
+def _looks_at(step: StepOptions, field: str) -> bool:
+    return step.touches is None or field in step.touches

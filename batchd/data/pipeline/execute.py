@@ -1,0 +1,221 @@
+"""The steps of one stream: from the values of a source straight into one row of a batch.
+
+Worker process.
+
+    values  --stage-->  values  --stage-->  values  --store-->  row
+                                    the last stage of an image writes into the row itself
+
+Successive steps on one image are one stage, which decodes no more than they need and writes pixels
+once; geometry after a step on pixels begins another, so each step sees what those before it made.
+
+Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's
+values) and the versions of what decodes them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from batchd.data.pipeline.effects import Columns, effect
+from batchd.data.pipeline.image.jpeg_box import FileTask
+from batchd.data.pipeline.image.options import ImageStep
+from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
+from batchd.data.pipeline.kinds import import_families
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.sample_fields import columns_after
+from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
+from batchd.data.pipeline.timings import Timings
+from batchd.data.samples.access_points import FileHead
+from batchd.data.samples.columns import Column
+from batchd.data.samples.kept_files import KeptFiles, KnownFile
+from batchd.data.samples.values import Value, array_of
+
+import_families("effects")
+import_families("stages")
+
+
+class Pipeline:
+    """The steps of one stream, ready to run on sample after sample, in one thread."""
+
+    def __init__(  # noqa: PLR0913  each is one thing that all samples share
+        self,
+        columns: Sequence[Column],
+        steps: Sequence[StepOptions],
+        seed: int,
+        *,
+        has_rows: bool = True,
+        timings: Timings | None = None,
+        kept: KeptFiles | None = None,
+    ) -> None:
+        """``timings`` measures each step; the caller of ``run`` starts it.
+
+        ``kept``: what a cache keeps of the files of the sample that is made.
+        """
+        self.columns = columns_after(columns, steps)
+        """The columns of a sample after the steps, by name."""
+        self._scalars = {
+            name: np.dtype(column.dtype).type if column.kind == "array" and not column.shape else None
+            for name, column in self.columns.items()
+        }
+        """The type of the values that fit into the field as they are, where it is one number."""
+        self._random = SampleRandom(seed)
+        self._timings = timings or Timings()
+        stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
+        self._stages = [(stage, part) for stage, _on_rows, part in stages]
+        self._storing = self._timings.part("store") if has_rows else None
+        self._read = [column for column in columns if column.is_fixed]
+        self._rows_stages = [on_rows for _stage, on_rows, _part in stages]
+        self.runs_rows = has_rows and len(self._read) == len(columns) and None not in self._rows_stages
+        """True if ``run_rows`` makes what ``run`` makes."""
+
+    def note_draws(self) -> list[dict[str, object]]:
+        """Have the random steps note what they draw; the list has those of the last sample."""
+        self._random.draws = []
+        return self._random.draws
+
+    def run(self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row) -> None:
+        """Make the fields of ``sample`` from the values of its source and write them into ``row``.
+
+        ``attempt`` is 0, or counts the samples that were tried in this one's place. Raises
+        ``SampleUndecodable``, and then leaves the fields in no particular state.
+        """
+        assert self._storing is not None, "a pipeline with rows"
+        self._store(self.make(values, epoch, sample, attempt, row), row)
+        self._timings.lap(self._storing)
+
+    def _store(self, made: Mapping[str, Value], row: Row) -> None:
+        for name, column in self.columns.items():
+            value, out = made[name], row[name]
+            if type(value) is self._scalars[name]:
+                out[...] = value
+            elif value is not out:
+                out[...] = array_of(column, value)
+
+    @property
+    def of_files(self) -> ImageStage | None:
+        """The stage that is all of it and makes rows of files, several in one call; else None."""
+        stage = self._stages[0][0] if len(self._stages) == 1 and self._storing is not None else None
+        return stage if isinstance(stage, ImageStage) and stage.makes_files else None
+
+    def file_task(  # noqa: PLR0913, PLR0917  each is one thing that a row is made of
+        self, stage: ImageStage, file: KnownFile, known: Mapping[str, Value], epoch: int, sample: int, row: Row
+    ) -> FileTask | None:
+        """Plan the image of a sample, and write its other fields, which are ``known``.
+
+        ``stage`` is ``of_files``. None: ``run`` makes the sample. Raises ``SampleUndecodable``.
+        """
+        self._random.start(epoch, sample, 0)
+        task = stage.file_task(file, self._random, row)
+        if task is not None:
+            self._store({**known, stage.field: row[stage.field]}, row)
+        return task
+
+    def run_rows(self, read: Callable[[Sequence[Row]], None], chunks: Sequence[Row], reading: int) -> None:
+        """Make the samples of ``chunks`` at once, ``[samples, *shape]``. Only if ``runs_rows``.
+
+        ``read`` writes the values of the source, which counts as the part ``reading``. Raises what
+        it raises, and ``SampleUndecodable``.
+        """
+        assert self._storing is not None, "a pipeline with rows"
+        made: list[dict[str, Numbers]] = [{} for _chunk in chunks]
+        for values, rows in zip(made, chunks, strict=True):
+            count = len(next(iter(rows.values())))
+            for column in self._read:
+                is_kept = self.columns.get(column.name) is column
+                values[column.name] = (
+                    rows[column.name] if is_kept else np.empty((count, *column.fixed_shape), column.dtype)
+                )
+        read(made)
+        self._timings.lap(reading)
+        for stage, (_stage, part) in zip(self._rows_stages, self._stages, strict=True):
+            assert stage is not None, "it runs rows"
+            for values, rows in zip(made, chunks, strict=True):
+                stage(values, rows)
+            self._timings.lap(part)
+        for values, rows in zip(made, chunks, strict=True):
+            for name in self.columns:
+                if values[name] is not rows[name]:
+                    rows[name][...] = values[name]
+        self._timings.lap(self._storing)
+
+    def make(
+        self, values: Mapping[str, Value], epoch: int, sample: int, attempt: int, row: Row = MappingProxyType({})
+    ) -> dict[str, Value]:
+        """The values of ``sample`` after all steps; a pipeline without rows needs no ``row``."""
+        made = dict(values)
+        self._random.start(epoch, sample, attempt)
+        for stage, part in self._stages:
+            stage(made, self._random, row)
+            self._timings.lap(part)
+        return made
+
+    def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
+        """Plan the first stage on an image. Raises ``SampleUndecodable``; None if none decodes."""
+        self._random.start(epoch, sample, 0)
+        stages = (stage for stage, _ in self._stages if isinstance(stage, ImageStage))
+        return next((stage.plan(values, self._random) for stage in stages), None)
+
+    def part(
+        self, epoch: int, sample: int, field: str, head: FileHead, points: memoryview | bytes
+    ) -> tuple[int, int] | None:
+        """(first, end) of the bytes of ``field``'s file that ``make`` reads; None: all of them."""
+        stage = self._stages[0][0] if self._stages else None
+        if not isinstance(stage, ImageStage):
+            return None
+        self._random.start(epoch, sample, 0)
+        return stage.part(field, head, points, self._random)
+
+    def keep(self, values: Mapping[str, Value], row: Row) -> None:
+        """Write the fields of a bad sample that no step changes, and its filling elsewhere."""
+        for name, column in self.columns.items():
+            row[name][...] = column.fill
+            if name in values and not column.made_by:
+                row[name][...] = array_of(column, values[name])
+
+
+def _stages(
+    columns: Sequence[Column],
+    steps: Sequence[StepOptions],
+    timings: Timings,
+    kept: KeptFiles | None,
+    *,
+    has_rows: bool,
+) -> Iterator[tuple[Stage, RowsStage | None, int]]:
+    """The stages, for one sample and for many, and the number of the part that the lap times."""
+    made: Columns = {column.name: column for column in columns}
+    runs = _runs(steps)
+    for place, run in enumerate(runs):
+        before = made
+        for step in run:
+            made = effect(step, made)
+        on_image = [step for step in run if isinstance(step, ImageStep)]
+        if not on_image:
+            yield make_stage(run[0], before, made), make_rows_stage(run[0]), timings.part(run[0].op)
+            continue
+        rest = [step for later in runs[place + 1 :] for step in later]
+        writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
+        stage = ImageStage(on_image, before, made, writes, timings, kept)
+        yield stage, stage.on_rows, stage.last_part
+
+
+def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
+    """Group the steps that run together: successive ones on the same image, in one stage each."""
+    runs: list[list[StepOptions]] = []
+    for step in steps:
+        last = runs[-1][-1] if runs else None
+        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and can_join(last, step):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
+
+
+def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
+    """The fields that an image's stage may write into the row: no later step changes them."""
+    names = {image.name, *(name for role, name in image.followers if role == "mask" and name in after)}
+    touched_later = [names if image.name in (step.touches or names) else step.touches or names for step in rest]
+    return frozenset(
+        name for name in names if after[name].is_fixed and not any(name in touched for touched in touched_later)
+    )

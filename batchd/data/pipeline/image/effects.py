@@ -1,0 +1,256 @@
+"""The effects of the steps on images.
+
+Daemon, workers and ``batchd check``; standard library only.
+
+    encoded  --decode-->  uint8 [?, ?, 3]  --geometry-->  uint8 [224, 224, 3]
+             --normalize-->  float32  --layout-->  [3, 224, 224]
+
+Invariant: for steps without problems, the column at the end is exactly what ``image.stages`` makes.
+"""
+
+from dataclasses import replace
+
+from batchd.data.pipeline.effects import (
+    IMAGE_DIMENSIONS,
+    Columns,
+    NoSuchField,
+    StepInvalid,
+    changed,
+    column_of,
+    effect,
+    first_step_on,
+)
+from batchd.data.pipeline.image import options
+from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.samples.columns import Column
+from batchd_wire.wording import counted
+
+GRAY_DIMENSIONS = 2
+"""Dimensions of an image without an axis for its one channel; the first step on it adds that."""
+COLOR_CHANNELS = 3
+CHANNELS_MAX = 4
+"""More than that cv2 cannot do in every step."""
+_CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
+_FOLLOWERS = {
+    "mask": 'a mask is the bytes of a PNG ("image"), without a "decode" of its own, or uint8[?,?]',
+    "boxes": "boxes are float32[?,4]",
+    "points": "points are float32[?,2]",
+    "label": "labels have a row for each box, such as int64[?]",
+}
+_COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
+
+
+@effect.register
+def _decode(step: options.Decode, columns: Columns) -> Columns:
+    column = column_of(step, columns)
+    if column.kind != "encoded":
+        raise _misplaced(step, column)
+    shape = (None, None, _CHANNELS[step.color])
+    return changed(
+        step, columns, kind="array", dtype="uint8", shape=shape, is_bgr=step.color == "bgr", pixels_max=step.max_pixels
+    )
+
+
+@effect.register
+def _follow(step: options.Follow, columns: Columns) -> Columns:
+    lead = _pixels(step, columns)
+    maker = STEP_KINDS.get(lead.made_by)
+    if lead.followers or (lead.made_by != "decode" and maker is not None and issubclass(maker, options.ImageStep)):
+        raise StepInvalid(
+            f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
+            f'what "{lead.made_by}" did would not be done to those who follow'
+        )
+    facts = {"drops_boxes": step.drops_boxes, "min_visible": step.min_visible}
+    made = dict(changed(step, columns, shape=lead.shape, followers=step.followers, **facts))
+    following = {name for column in columns.values() for _role, name in column.followers}
+    missing = [(role, name) for role, name in step.followers if name not in columns]
+    if missing:
+        said = " and ".join(f"{_KEYS.get(role, role)} = {name!r}" for role, name in missing)
+        key = _KEYS.get(missing[0][0], missing[0][0])
+        raise NoSuchField(f'"follow" has {said}', (key,), [name for _role, name in missing], columns)
+    for role, name in step.followers:
+        key, column = _KEYS.get(role, role), columns[name]
+        if name in following:
+            raise StepInvalid(f'"follow" has {key} = {name!r}, which follows another image already', (key,))
+        if not (_can_follow(role, column) or (role == "mask" and column.kind == "encoded")):
+            raise StepInvalid(f'"follow" has {key} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}', (key,))
+        shape = lead.shape[:2] if role == "mask" else column.shape
+        if step.drops_boxes and role in ("boxes", "label"):
+            shape = (None, *column.shape[1:])
+        dtype = "uint8" if role == "mask" else column.dtype
+        fill = step.mask_fill if role == "mask" else 0
+        made[name] = replace(column, kind="array", dtype=dtype, shape=shape, made_by=step.op, fill=fill)
+    return made
+
+
+_KEYS = {"label": "labels"}
+"""The option that names a follower, where it is not called as its role."""
+
+
+def _can_follow(role: str, column: Column) -> bool:
+    if column.kind != "array":
+        return False
+    if role == "mask":
+        return column.dtype == "uint8" and len(column.shape) == GRAY_DIMENSIONS
+    if role == "label":
+        return len(column.shape) > 0 and column.varying is None
+    return column.dtype == "float32" and (None, *column.shape[1:]) == _COORDINATES[role]
+
+
+@effect.register
+def _resize(step: options.Resize, columns: Columns) -> Columns:
+    return _placed(step, columns, step.size or (None, None))
+
+
+@effect.register
+def _crop(step: options.CropStep, columns: Columns) -> Columns:
+    if isinstance(step, options.RandomCrop):
+        _check_fill(step, columns)
+    return _placed(step, columns, step.size)
+
+
+@effect.register
+def _flip(step: options.RandomFlip, columns: Columns) -> Columns:
+    height, width, _channels = _pixels(step, columns).shape
+    return _placed(step, columns, (height, width))
+
+
+@effect.register
+def _pad(step: options.Pad, columns: Columns) -> Columns:
+    _check_fill(step, columns)
+    height, width, _channels = _pixels(step, columns).shape
+    if step.border is not None:
+        above, below, before, behind = step.border
+        size = _sum(above, height, below), _sum(before, width, behind)
+        return _placed(step, columns, size)
+    assert step.size is not None
+    if (height or 0) > step.size[0] or (width or 0) > step.size[1]:
+        raise StepInvalid(
+            f'"pad" cannot make {height} x {width} pixels {step.size[0]} x {step.size[1]}: a crop makes them smaller'
+        )
+    return _placed(step, columns, step.size)
+
+
+@effect.register
+def _rotate(step: options.Rotate, columns: Columns) -> Columns:
+    _check_fill(step, columns)
+    height, width, _channels = _pixels(step, columns).shape
+    sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
+    if sideways == {False} or (height is not None and height == width):
+        return _placed(step, columns, (height, width))
+    return _placed(step, columns, (width, height) if sideways == {True} else (None, None))
+
+
+@effect.register
+def _same(step: options.ColorJitter | options.Cutout, columns: Columns) -> Columns:
+    column = _pixels(step, columns)
+    if isinstance(step, options.Cutout):
+        _check_fill(step, columns)
+    elif column.shape[2] not in (1, COLOR_CHANNELS):
+        raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
+    return changed(step, columns, shape=column.shape)
+
+
+@effect.register
+def _gray(step: options.Gray, columns: Columns) -> Columns:
+    column = _pixels(step, columns)
+    height, width, channels = column.shape
+    if channels not in (1, COLOR_CHANNELS):
+        raise StepInvalid(f'"gray" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
+    return changed(step, columns, shape=(height, width, step.channels))
+
+
+@effect.register
+def _to_floats(step: options.Normalize | options.SubtractMean, columns: Columns) -> Columns:
+    shape = _pixels(step, columns).shape
+    factors, dtype = {"mean": step.mean}, "float32"
+    if isinstance(step, options.Normalize):
+        factors, dtype = {"mean": step.mean, "std": step.std}, step.dtype
+    for name, values in factors.items():
+        if len(values) != shape[2]:
+            raise StepInvalid(
+                f'"{step.op}" has {counted(len(values), "number")} in {name}, and the image has {_shown_channels(shape[2])}',
+                (name,),
+            )
+    return changed(step, columns, dtype=dtype, shape=shape)
+
+
+@effect.register
+def _to(step: options.To, columns: Columns) -> Columns:
+    height, width, channels = _pixels(step, columns).shape
+    is_first = step.layout == "nchw"
+    shape = (channels, height, width) if is_first else (height, width, channels)
+    return changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
+
+
+@effect.register
+def _layout(step: options.Layout, columns: Columns) -> Columns:
+    column = _with_channels(column_of(step, columns))
+    if column.kind != "array" or len(column.shape) != IMAGE_DIMENSIONS or column.channels_first:
+        raise _misplaced(step, column)
+    height, width, channels = column.shape
+    if step.order == "nhwc":
+        return {**columns, step.field: column}
+    return changed(step, columns, shape=(channels, height, width), channels_first=True)
+
+
+def _placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
+    """The columns after the geometry of an image, and of all that follows it, was changed."""
+    lead = _pixels(step, columns)
+    made = dict(changed(step, columns, shape=(*size, lead.shape[2])))
+    for role, name in lead.followers:
+        follower = columns.get(name)
+        if follower is None or not _can_follow(role, follower):
+            raise StepInvalid(
+                f'"{step.op}" is done to {name!r} as well, which follows {lead.name!r}, and '
+                f"{'is not there any more' if follower is None else f'is {follower.text} by then'}: "
+                f"change {name!r} behind all steps on {lead.name!r}"
+            )
+        made[name] = replace(follower, shape=size) if role == "mask" else follower
+    return made
+
+
+def _pixels(step: options.ImageStep, columns: Columns) -> Column:
+    """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one."""
+    column = _with_channels(column_of(step, columns))
+    is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
+    if not is_image or column.channels_first:
+        raise _misplaced(step, column)
+    if column.shape[2] is None or column.shape[2] > CHANNELS_MAX:
+        raise StepInvalid(
+            f'"{step.op}" is for images whose number of channels is known and at most {CHANNELS_MAX}, '
+            f"and {column.name!r} is {column.text}"
+        )
+    return column
+
+
+def _with_channels(column: Column) -> Column:
+    if column.kind == "array" and column.dtype == "uint8" and len(column.shape) == GRAY_DIMENSIONS:
+        return replace(column, shape=(*column.shape, 1))
+    return column
+
+
+def _check_fill(step: options.RandomCrop | options.Pad | options.Rotate | options.Cutout, columns: Columns) -> None:
+    channels = _pixels(step, columns).shape[2]
+    if len(step.fill) not in (1, channels):
+        raise StepInvalid(
+            f'"{step.op}" has {counted(len(step.fill), "number")} in fill, and the image has {_shown_channels(channels)}'
+        )
+
+
+def _sum(before: int, length: int | None, behind: int) -> int | None:
+    return None if length is None else before + length + behind
+
+
+def _misplaced(step: options.ImageStep, column: Column) -> StepInvalid:
+    if column.kind == "encoded":
+        return StepInvalid(f"{first_step_on(column)}: {column.name!r} is the bytes of an image file")
+    if column.made_by:
+        return StepInvalid(
+            f'"{step.op}" cannot come after "{column.made_by}": {column.name!r} is {column.text} by then'
+        )
+    return StepInvalid(f'"{step.op}" cannot be done to {column.name!r}, which is {column.text}')
+
+
+def _shown_channels(channels: int | None) -> str:
+    return "channels that differ" if channels is None else counted(channels, "channel")

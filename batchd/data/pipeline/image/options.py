@@ -1,0 +1,430 @@
+"""The steps on images, as plain data. Daemon, workers and CLI; standard library only.
+
+Each step is one class under ``options``. The text under a field is its documentation wherever the
+field is shown: in ``batchd config``, in the JSON Schema and in an error message.
+
+Angles and quarter turns are counter-clockwise for the viewer. ``fill`` is the value
+outside of the image: one number for all channels, or one for each, in their order.
+"""
+
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from batchd.data.pipeline.options import (
+    FILE_BYTES_MAX,
+    PIXELS_MAX,
+    SIDE_PIXELS_MAX,
+    FieldStep,
+    Interpolation,
+    Side,
+    Size,
+)
+from batchd.data.samples.checks import Example, Range
+from batchd_wire.record import options
+
+
+@options
+class ImageStep(FieldStep):
+    """Base of the steps on images and on what follows them."""
+
+    keeps_pixels: ClassVar[bool] = True
+    op: str
+    field: str = "image"
+
+
+@options
+class CropStep(ImageStep):
+    """Base of the steps that keep a box of the image, which may be padded before."""
+
+    keeps_pixels: ClassVar[bool] = False
+    size: Annotated[Size, Example([224, 224])]
+    """Height and width afterwards, in pixels."""
+
+
+@options
+class Decode(ImageStep):
+    """Turn the bytes of a JPEG, PNG, WebP, BMP or GIF file into an image of 8 bits per channel.
+
+    Always the first step. Alpha is dropped: a pixel has the colour that the file stores. 16 bits
+    become 8, of an animation the first frame is used.
+    """
+
+    op: Literal["decode"] = "decode"
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    """Order of the channels: "rgb" and "bgr" give three, "gray" gives one: the luma of a JPEG, and
+    of other formats what the "gray" step makes of the colours."""
+    exif: Literal["apply", "ignore"] = "apply"
+    """Whether the camera's orientation tag turns the image upright ("apply") or is left alone
+    ("ignore")."""
+    scale: Literal["auto", "off"] = "auto"
+    """"auto" decodes a JPEG at 1/2, 1/4 or 1/8 of its size where the part that is used is still no
+    smaller than what it is resized to; "off" always decodes at full size."""
+    max_pixels: Annotated[int, Range(1, PIXELS_MAX)] = 100_000_000
+    """Width times height, in pixels, above which an image is a bad sample; read from its header
+    before decoding. So is an image that needs more memory to decode than 8 bytes for each of these
+    pixels, or that announces more pixels than its bytes are believed to hold. For JPEG, PNG and GIF
+    that is what the format allows. WebP, run-length coded BMP, arithmetic coded JPEG, and GIF whose
+    first frame is smaller than its screen may have 1040 pixels for each byte, and 4.2 million in a
+    file of up to 4 KiB. A PNG of up to 4 KiB with less than 8 bits per pixel may have 9 million,
+    and 4.2 million if it is interlaced. A larger image that is nearly empty passes as a PNG of 8
+    bits per pixel."""
+    max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 64 * 1024 * 1024
+    """Length of a file, in bytes, above which it is a bad sample."""
+
+
+@options
+class Resize(ImageStep):
+    """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept.
+
+    Needs one of the two.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    op: Literal["resize"] = "resize"
+    size: Annotated[Size | None, Example([224, 224])] = None
+    """Height and width afterwards, in pixels; proportions are not kept."""
+    shorter_side: Side | None = None
+    """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then
+    fix the size."""
+    interpolation: Interpolation = "auto"
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
+    there on."""
+
+    def __post_init__(self) -> None:
+        if (self.size is None) == (self.shorter_side is None):
+            raise ValueError("resize needs either size = [height, width] or shorter_side = pixels")
+
+
+@options
+class CenterCrop(CropStep):
+    """Cut ``size`` out of the middle. A smaller image is centred on black."""
+
+    op: Literal["center_crop"] = "center_crop"
+
+
+@options
+class RandomResizedCrop(CropStep):
+    """Crop a random area and proportions, scaled to ``size``: torchvision's RandomResizedCrop.
+
+    Ten attempts to fit a random box into the image; then the largest box in the middle with
+    proportions in range.
+    """
+
+    op: Literal["random_resized_crop"] = "random_resized_crop"
+    is_random: ClassVar[bool] = True
+    scale: tuple[Annotated[float, Range(1e-6, 1.0)], Annotated[float, Range(1e-6, 1.0)]] = (0.08, 1.0)
+    """Smallest and largest area of the part, as a fraction of the image's."""
+    ratio: tuple[Annotated[float, Range(1e-3, 1e3)], Annotated[float, Range(1e-3, 1e3)]] = (3 / 4, 4 / 3)
+    """Smallest and largest width of the part divided by its height."""
+    interpolation: Interpolation = "auto"
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
+    there on."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if low > high:
+                raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
+
+
+@options
+class RandomFlip(ImageStep):
+    """Mirror the image, or not, at random.
+
+    Drawn: once; for "both" once for left and right, then once for top and bottom.
+    """
+
+    op: Literal["random_flip"] = "random_flip"
+    probability: Annotated[float, Range(0.0, 1.0)] = 0.5
+    """How often, from 0 (never) to 1 (always)."""
+    direction: Literal["horizontal", "vertical", "both"] = "horizontal"
+    """"horizontal" swaps left and right, "vertical" swaps top and bottom, "both" either of them,
+    each by itself."""
+
+    @property
+    def is_random(self) -> bool:
+        """True unless the result is certain."""
+        return 0 < self.probability < 1
+
+
+Factors: TypeAlias = tuple[Annotated[float, Range(-1e6, 1e6)], ...]
+Divisors: TypeAlias = tuple[Annotated[float, Range(1e-6, 1e6)], ...]
+
+
+@options
+class Normalize(ImageStep):
+    """Make floating-point numbers: ``(pixel / 255 - mean) / std``, channel by channel.
+
+    Only ``layout`` may follow.
+    """
+
+    op: Literal["normalize"] = "normalize"
+    is_cacheable: ClassVar[bool] = False
+    mean: Factors = (0.485, 0.456, 0.406)
+    """The values to subtract, in the order of the channels, where white is 1. The default is
+    ImageNet's, for "rgb"."""
+    std: Divisors = (0.229, 0.224, 0.225)
+    """The divisors, in the order of the channels. The default is ImageNet's, for "rgb"."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the numbers; each is rounded once."""
+
+
+@options
+class Layout(ImageStep):
+    """Set the order of the numbers in memory.
+
+    Without this step it is "nhwc". Always the last step.
+    """
+
+    op: Literal["layout"] = "layout"
+    is_cacheable: ClassVar[bool] = False
+    order: Literal["nhwc", "nchw"] = "nchw"
+    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions
+    name them)."""
+
+
+Level: TypeAlias = Annotated[int, Range(0, 255)]
+Fill: TypeAlias = tuple[Level, ...]
+Margin: TypeAlias = Annotated[int, Range(0, SIDE_PIXELS_MAX)]
+Degrees: TypeAlias = Annotated[float, Range(-180.0, 180.0)]
+QuarterTurns: TypeAlias = Annotated[int, Range(0, 3)]
+
+
+@options
+class RandomCrop(CropStep):
+    """Cut ``size`` out at a random place, all equally likely.
+
+    ``padding`` puts this much ``fill`` around the image first. If that is still smaller than
+    ``size``, it is centred on ``fill``. Drawn: the row, then the column.
+    """
+
+    op: Literal["random_crop"] = "random_crop"
+    is_random: ClassVar[bool] = True
+    padding: Margin = 0
+    """Pixels that are put around the image first, on each side."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+
+@options
+class Pad(ImageStep):
+    """Put ``fill`` around the image: as much as makes it ``size``, or a ``border``.
+
+    Needs one of the two.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    op: Literal["pad"] = "pad"
+    size: Annotated[Size | None, Example([224, 224])] = None
+    """Height and width afterwards, in pixels. An image that is larger is a bad sample; a "resize"
+    in front makes it fit."""
+    place: Literal["center", "top_left"] = "center"
+    """The place of the image in ``size``; an odd pixel is added below and to the right."""
+    border: tuple[Margin, Margin, Margin, Margin] | None = None
+    """Pixels above, below, left and right of the image. A later step must then fix the size."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+    def __post_init__(self) -> None:
+        if (self.size is None) == (self.border is None):
+            raise ValueError("pad needs either size = [height, width] or border = [above, below, left, right]")
+
+
+@options
+class Rotate(ImageStep):
+    """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``.
+
+    Needs one of the two. An odd number of quarter turns swaps height and width. An angle turns the
+    image about its middle on a canvas that stays: what leaves it is lost, and ``fill`` is used for
+    pixels from outside; "linear" mixes with ``fill`` at the image's edge.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    op: Literal["rotate"] = "rotate"
+    quarter_turns: Annotated[tuple[QuarterTurns, ...] | None, Example([0, 1, 2, 3])] = None
+    """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
+    once, [0, 1, 2, 3] any way up."""
+    degrees: tuple[Degrees, Degrees] | None = None
+    """The smallest and the largest angle; each in between is as likely. [-10, 10] is up to 10
+    degrees either way."""
+    interpolation: Literal["nearest", "linear"] = "linear"
+    """How pixels are made from pixels, for an angle; a quarter turn only moves them."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+    def __post_init__(self) -> None:
+        if (self.quarter_turns is None) == (self.degrees is None):
+            raise ValueError("rotate needs either quarter_turns = [0, 1, 2, 3] or degrees = [smallest, largest]")
+        if self.quarter_turns == ():
+            raise ValueError("quarter_turns = [] leaves nothing to draw from; [0] is no turn")
+        if self.degrees is not None and self.degrees[0] > self.degrees[1]:
+            low, high = self.degrees
+            raise ValueError(f"degrees = [{low}, {high}] goes downwards; write the smaller number first")
+
+    @property
+    def is_random(self) -> bool:
+        """True if there is a choice of turns."""
+        return len(set(self.quarter_turns or self.degrees or ())) > 1
+
+
+@options
+class Follow(ImageStep):
+    """Make the ``mask``, ``boxes`` and ``points`` of an image follow its geometry in later steps.
+
+    Needs one of them. Put it directly after ``decode``, or before all steps on the image.
+    Coordinates are x to the right and y down, in pixels of the upright image, where the first pixel
+    reaches from 0 to 1.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"labels", "keep_empty", "min_visible"})
+    op: Literal["follow"] = "follow"
+    field: str = "image"
+    """The image that is followed."""
+    mask: Annotated[str | None, Example("mask")] = None
+    """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with
+    a palette (whose indices count), or uint8[?,?]. Made uint8 [height, width]; never
+    interpolated."""
+    mask_fill: Level = 0
+    """The value of the mask outside of the image; 255 is a common "ignore"."""
+    boxes: str | None = None
+    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge. A box of
+    which nothing is left vanishes: see "labels"."""
+    labels: Annotated[tuple[str, ...], Example(["classes"])] = ()
+    """Fields with a row for each box, such as its class: when a box vanishes, its row leaves them
+    and "boxes" together."""
+    keep_empty: bool | None = None
+    """Whether a box that vanishes becomes four zeros in its place, and keeps its rows. When not
+    set: false with "labels", and true without."""
+    min_visible: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """A box also vanishes when a step cuts off so much that less than this fraction of its area is
+    left."""
+    points: str | None = None
+    """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say
+    so."""
+
+    def __post_init__(self) -> None:
+        if not self.followers:
+            raise ValueError('follow needs a field that follows: mask = "…", boxes = "…" or points = "…"')
+        if len(self.touches) != len(self.followers) + 1:
+            raise ValueError("follow names one field twice; image, mask, boxes, labels and points are different fields")
+        if self.boxes is None and (self.labels or self.keep_empty is not None or self.min_visible):
+            raise ValueError('labels, keep_empty and min_visible are of boxes: name their field, as in boxes = "boxes"')
+        if self.labels and self.keep_empty:
+            raise ValueError("keep_empty = true keeps all rows of labels = […]; leave one of the two out")
+
+    @property
+    def drops_boxes(self) -> bool:
+        """Whether the rows of boxes that vanish leave the sample."""
+        return self.boxes is not None and not (not self.labels if self.keep_empty is None else self.keep_empty)
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        """``keep_empty`` changes nothing where it says what holds without it."""
+        is_usual = self.drops_boxes == bool(self.labels)
+        usual = super(Follow, self).unsaid  # noqa: UP008  slots make the class anew
+        return usual | ({"keep_empty"} if is_usual else set())
+
+    @property
+    def followers(self) -> tuple[tuple[str, str], ...]:
+        """The kinds of fields that follow the image, and their names."""
+        named = (("mask", self.mask), ("boxes", self.boxes), ("points", self.points))
+        labels = (("label", name) for name in self.labels)
+        return (*((role, name) for role, name in named if name is not None), *labels)
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The image and all that follows it."""
+        return frozenset({self.field, *(name for _role, name in self.followers)})
+
+
+Strength: TypeAlias = Annotated[float, Range(0.0, 10.0)]
+
+HOLES_MAX = 1_000
+
+
+@options
+class ColorJitter(ImageStep):
+    """Change brightness, contrast, saturation and hue at random, as torchvision's ColorJitter.
+
+    With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``,
+    contrast ``f * pixel + (1 - f) * mean`` with the mean grey level of the image, saturation ``f *
+    pixel + (1 - f) * grey`` with the pixel's own grey level. Each rounds to 8 bits; "gray" says
+    what grey is. Drawn: the order, then what each of the four takes.
+    """
+
+    op: Literal["color_jitter"] = "color_jitter"
+    brightness: Strength = 0.0
+    """How far from 1 the factor of brightness may be; 0.4 is from 0.6 to 1.4, 0 leaves it alone."""
+    contrast: Strength = 0.0
+    """How far from 1 the factor of contrast may be."""
+    saturation: Strength = 0.0
+    """How far from 1 the factor of saturation may be. An image of one channel has none."""
+    hue: Annotated[float, Range(0.0, 0.5)] = 0.0
+    """How far the hue may go round the circle of colours, either way; 0.5 is to the opposite.
+    Saturation and value (HSV) stay."""
+
+    @property
+    def is_random(self) -> bool:
+        """True if any factor varies."""
+        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
+
+
+@options
+class Gray(ImageStep):
+    """Make the image grey: ``0.299 red + 0.587 green + 0.114 blue`` (Rec. 601), rounded."""
+
+    op: Literal["gray"] = "gray"
+    channels: Literal[1, 3] = 3
+    """Channels afterwards: 3 that are alike, or 1."""
+
+
+@options
+class Cutout(ImageStep):
+    """Cover random rectangles of the image.
+
+    Their middles are anywhere in it, so a part may lie outside. Drawn for each: the row, then the
+    column of its middle. A mask that follows the image is unchanged.
+    """
+
+    op: Literal["cutout"] = "cutout"
+    is_random: ClassVar[bool] = True
+    holes: Annotated[int, Range(1, HOLES_MAX)] = 1
+    """How many."""
+    size: Annotated[Size, Example([224, 224])]
+    """Height and width of each, in pixels."""
+    fill: Fill = (0,)
+    """The value of the rectangles: one number from 0 to 255 for all channels, or one for each."""
+
+
+@options
+class SubtractMean(ImageStep):
+    """Make float32: ``(pixel - mean) * scale``, channel by channel, each rounded once.
+
+    Only ``layout`` may follow.
+    """
+
+    op: Literal["subtract_mean"] = "subtract_mean"
+    is_cacheable: ClassVar[bool] = False
+    mean: Factors = (123.68, 116.779, 103.938)
+    """The values to subtract, in the order of the channels, where white is 255. The default is
+    ImageNet's, for "rgb"."""
+    scale: Annotated[float, Range(-1e6, 1e6)] = 1.0
+    """The factor of the difference."""
+
+
+@options
+class To(ImageStep):
+    """Set type and order of the numbers in one step, without subtracting a mean."""
+
+    op: Literal["to"] = "to"
+    is_cacheable: ClassVar[bool] = False
+    dtype: Literal["uint8", "float32", "float16"] = "float32"
+    """Type of the numbers; each is rounded once."""
+    scale: bool = True
+    """Whether floating-point numbers are divided by 255, so that white is 1. uint8 stays what it
+    is."""
+    layout: Literal["nhwc", "nchw"] = "nchw"
+    """"nhwc": height, width, channels (as decoded). "nchw": channels first (as torch's convolutions
+    name them)."""

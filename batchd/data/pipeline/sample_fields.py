@@ -1,0 +1,245 @@
+"""The fields of a batch, and the problems of a list of steps. Daemon, workers and ``batchd check``.
+
+Decides from the configuration alone, before any sample is seen; imports neither cv2 nor simplejpeg.
+
+Invariant: for steps without problems, ``sample_fields`` is exactly what ``execute.Pipeline``
+writes.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from batchd.data.pipeline import effects
+from batchd.data.pipeline.image.options import CropStep, Follow, Rotate
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.shapes.options import Pack
+from batchd.data.pipeline.step_files import check_files
+from batchd.data.samples.columns import Column
+from batchd.errors import KeyPath
+from batchd.runtime.suggestions import nearest
+from batchd_wire.fields import FIELDS_MAX, Field
+from batchd_wire.record import frozen
+
+SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
+"""Of what a source and its steps make, besides ``index``, ``valid`` and the checksums."""
+LARGEST_SIDE, LARGEST_LENGTH = 512, 128
+"""Proposed room of a sample, in pixels and in elements."""
+OTHERS_MAX = 4
+"""Fields that are proposed in the place of one that is not there."""
+
+
+def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
+    """The fields of one sample: those of valid steps, ``index``, and ``valid`` for "mask"."""
+    made = columns_after(columns, steps).values()
+    fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
+    pack = pack_of(steps)
+    fields.append(Field(effects.INDEX, "int64", () if pack is None else (pack.documents_max,)))
+    if on_error == "mask":
+        fields.append(Field(effects.VALID, "bool", ()))
+    return tuple(fields)
+
+
+def pack_of(steps: Sequence[StepOptions]) -> Pack | None:
+    """The step that fills a row with several samples; None if each sample has a row."""
+    return next((step for step in steps if isinstance(step, Pack)), None)
+
+
+def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> effects.Columns:
+    """The columns that the steps make of those of a source. Raises ``StepInvalid``."""
+    made: effects.Columns = {column.name: column for column in columns}
+    for step in steps:
+        made = _after(step, made)
+    return made
+
+
+def reserved_names(columns: Sequence[Column]) -> list[str]:
+    """Report the columns of a source that have reserved names."""
+    return [
+        f"the source has a field {column.name!r}, which is what every batch calls something else; give it another name"
+        for column in columns
+        if column.name in effects.RESERVED
+    ]
+
+
+@frozen
+class StepProblem:
+    """For users; ``key``: the step's number, and its option; empty for the whole pipeline."""
+
+    text: str
+    key: KeyPath = ()
+
+
+class StepCheck:
+    """Checks the steps of one pipeline in order; only their files if the ``columns`` are unknown.
+
+    Reports no problem that follows from an earlier one. Reads files, so run it once.
+    """
+
+    def __init__(self, columns: Sequence[Column] | None) -> None:
+        self._problems: list[StepProblem] = []
+        self._columns: effects.Columns = {column.name: column for column in columns or ()}
+        self._is_unknown = columns is None
+        """Whether the columns of a sample are unknown by now."""
+        self._wrong: set[str] = set()
+        """Fields with a reported problem: each later step on them would report it again."""
+        self._removed_by: dict[str, str] = {}
+        """The step that removed each removed field."""
+        self._earlier: list[StepOptions] = []
+
+    def check_step(self, place: int, step: StepOptions) -> None:
+        """Check the next step, ``pipeline[place]``."""
+        files = check_files(step)
+        self._problems += [StepProblem(text, (place, *key)) for key, text in files]
+        if files or self._is_wrong(step.touches):
+            self._mark_wrong(step.changes)
+            return
+        before = self._columns
+        try:
+            if isinstance(step, Pack):
+                _check_lengths(step, self._earlier)
+            self._columns = _after(step, before)
+        except effects.StepInvalid as problem:
+            self._report(place, problem, step)
+            self._mark_wrong(step.changes)
+            if isinstance(problem, effects.NoSuchField):
+                self._mark_wrong(self._likely_fields(step, problem))
+        self._earlier.append(step)
+        self._removed_by |= dict.fromkeys(before.keys() - self._columns.keys(), f'pipeline[{place}], "{step.op}",')
+
+    def skip_step(self, place: int, op: str, field: str | None, touches: frozenset[str] | None) -> None:
+        """Check only the field of the next step, whose options have errors already."""
+        if field is not None and not self._is_wrong(frozenset({field})) and field not in self._columns:
+            self._report(place, effects.NoSuchField(f'"{op}" is done to {field!r}', ("field",), [field], self._columns))
+        self._mark_wrong(touches)
+        for name in (touches or frozenset()) - self._columns.keys():
+            meant = nearest(name, self._columns)
+            self._mark_wrong(frozenset() if meant is None else frozenset({meant}))
+
+    def finish(self) -> list[StepProblem]:
+        """Return all problems, after the last step: the remaining columns must fit a batch."""
+        if self._is_unknown:
+            return self._problems
+        count = len(self._columns)
+        if count > SAMPLE_FIELDS_MAX and not self._wrong:
+            text = f'a sample has {count} fields by then, and a batch holds {SAMPLE_FIELDS_MAX} at most; "drop" leaves some out'
+            self._problems.append(StepProblem(text))
+        return self._problems + [
+            StepProblem(_not_fixed(column))
+            for column in self._columns.values()
+            if not column.is_fixed and column.name not in self._wrong
+        ]
+
+    def _report(self, place: int, problem: effects.StepInvalid, step: StepOptions | None = None) -> None:
+        text = str(problem)
+        if isinstance(problem, effects.NoSuchField):
+            taken = [
+                f"{self._removed_by[name]} took {name!r} away" for name in problem.names if name in self._removed_by
+            ]
+            others = self._alternatives(step, problem) if step is not None else []
+            if taken:
+                text = f"{problem.reason}; {' and '.join(taken)}"
+            elif others:
+                text = f"{problem.reason}; write field = {' or field = '.join(map(json.dumps, others))}"
+        self._problems.append(StepProblem(text, (place, *problem.key)))
+
+    def _alternatives(self, step: StepOptions, problem: effects.NoSuchField) -> list[str]:
+        """Return the few fields that accept a step whose ``field`` is not similar to any."""
+        if problem.key != ("field",) or nearest(problem.names[0], self._columns) is not None:
+            return []
+        others = [name for name in self._columns if self._accepts(step, name)]
+        return others if len(others) <= OTHERS_MAX else []
+
+    def _likely_fields(self, step: StepOptions, problem: effects.NoSuchField) -> frozenset[str]:
+        """Return the fields that unknown names may mean: do not report later steps on these."""
+        near = {nearest(name, self._columns) for name in problem.names}
+        if None not in near:
+            return frozenset(filter(None, near))
+        if problem.key != ("field",):
+            return frozenset(self._columns)
+        return frozenset(name for name in self._columns if self._accepts(step, name))
+
+    def _accepts(self, step: Any, name: str) -> bool:
+        try:
+            _after(replace(step, field=name), self._columns)
+        except ValueError:  # StepInvalid is one, and so is what a step says of its own options
+            return False
+        return True
+
+    def _is_wrong(self, touches: frozenset[str] | None) -> bool:
+        return self._is_unknown or bool(self._wrong if touches is None else self._wrong & touches)
+
+    def _mark_wrong(self, touches: frozenset[str] | None) -> None:
+        if touches is None:
+            self._is_unknown = True
+        else:
+            self._wrong |= touches
+
+
+def _check_lengths(pack: Pack, steps: Sequence[StepOptions]) -> None:
+    """Raise ``StepInvalid`` if a sample may have another length in each epoch."""
+    if (op := drawing_step(steps, pack.field)) is not None:
+        raise effects.StepInvalid(
+            f'"pack" needs samples of the same length in all epochs, and "{op}" draws random numbers for {pack.field!r}'
+        )
+
+
+def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
+    """The name of the step that makes a field differ between epochs; None if none does.
+
+    What reads a field that differs makes fields that differ. A function reads all fields, but its
+    promise (``random = false``) covers what other steps have drawn. What cuts boxes off at random
+    makes the rows differ that follow their image.
+    """
+    drawn: dict[str, str] = {}
+    followed: dict[str, frozenset[str]] = {}
+    for step in steps:
+        if isinstance(step, Follow) and step.drops_boxes:
+            followed[step.field] = frozenset(name for role, name in step.followers if role in ("boxes", "label"))
+        elif step.is_random and isinstance(step, CropStep | Rotate):
+            drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
+        read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
+        op = step.op if step.is_random else next((drawn[name] for name in sorted(read & drawn.keys())), None)
+        if op is not None and step.changes is None:
+            return op
+        if op is not None:
+            drawn |= dict.fromkeys(step.changes or (), op)
+    return drawn.get(field)
+
+
+def _after(step: StepOptions, columns: effects.Columns) -> effects.Columns:
+    """The columns after a step. Raises ``StepInvalid``, also after a step that must be the last."""
+    for column in columns.values():
+        if column.made_by == "pack":
+            raise effects.StepInvalid(
+                f'"{step.op}" cannot come after "pack", which must be the last step; put it before'
+            )
+        if column.varying is None:
+            continue
+        done = {column.name, effects.sizes_column(column).name}
+        if step.touches is None or step.touches & done:
+            raise effects.StepInvalid(
+                f'"{step.op}" cannot come after "{column.made_by}", which must be the last step on {column.name!r}; put it before'
+            )
+    return effects.effect(step, columns)
+
+
+def _not_fixed(column: Column) -> str:
+    if column.kind == "encoded":
+        return f"{column.name!r} is the bytes of an image file; {effects.first_step_on(column)}"
+    if column.kind == "text":
+        return (
+            f"{column.name!r} is text, which a batch cannot hold; add "
+            '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
+        )
+    is_image = len(column.shape) == effects.IMAGE_DIMENSIONS
+    largest = [length or (LARGEST_SIDE if is_image else LARGEST_LENGTH) for length in column.shape]
+    options = f"field = {json.dumps(column.name)}, max_shape = {largest}"
+    differ = f'{{ op = "pad_batch", {options} }} (filled up) or {{ op = "ragged", {options} }} (a list of arrays)'
+    if not is_image:
+        return f"a batch cannot hold {column.name!r} ({column.text}, of different lengths); add {differ}"
+    return (
+        f"the images keep their different sizes ({column.name!r} is {column.text}), so no batch can hold them; add "
+        f'"random_resized_crop", "center_crop" or "resize" with size, or let them differ with {differ}'
+    )

@@ -1,0 +1,146 @@
+"""The files that steps read: checks, digests and reading. Daemon, workers and CLI.
+
+    check    check_files     are they there, readable, and what the step needs?
+    daemon   digest_of       once, when the stream is opened; for its fingerprint and all workers
+    worker   read_file       all of a small one
+             MappedFile      a large one, as pages that all workers share
+             changed_file    after they were read: compares them with what the daemon read
+
+Invariant: a worker that makes rows has read what the daemon read. A worker compares after it has
+read, so it finds a file that changes before or meanwhile; a mapped one is checked for each sample.
+"""
+
+import hashlib
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import singledispatch
+from io import BufferedReader
+from pathlib import Path
+from typing import TypeAlias
+
+from batchd.data.pipeline.effects import StepInvalid
+from batchd.data.pipeline.kinds import step_to_plain
+from batchd.data.pipeline.options import StepOptions
+from batchd.errors import KeyPath
+
+ADVICE = "restart the daemon to serve what it is now, as another stream"
+
+
+Digests: TypeAlias = Mapping[Path, str]
+"""Of the files that steps read."""
+
+
+class StepFileInvalid(StepInvalid):
+    """A file that a step reads is missing, invalid, or has changed; the text names it."""
+
+
+def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
+    """The problems of a step's files, with their options: all that would end its first batch."""
+    problems: list[tuple[KeyPath, str]] = []
+    for name, path in step.files.items():
+        try:
+            with open_file(path):
+                pass
+        except StepFileInvalid as problem:
+            problems.append(((name,), str(problem)))
+    if problems:
+        return problems
+    try:
+        check_content(step)
+    except StepInvalid as problem:
+        named = [name for name, path in step.files.items() if str(path) in str(problem)]
+        return [(tuple(named[:1]), str(problem))]
+    return []
+
+
+@singledispatch
+def check_content(_step: StepOptions) -> None:
+    """Raise ``StepInvalid`` if a step's files are not what it needs; families register theirs."""
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file, waiting for no FIFO. Raises ``StepFileInvalid``, also for the block."""
+    try:
+        with open(path, "rb", opener=_open_regular) as stream:
+            yield stream
+    except FileNotFoundError:
+        raise StepFileInvalid(f"there is no file {path}") from None
+    except OSError as error:
+        raise StepFileInvalid(f"{path} cannot be read: {error.strerror}") from None
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits. Raises ``StepFileInvalid``."""
+    with open_file(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digests_of(steps: Iterable[StepOptions]) -> Digests:
+    """The digests of all files that steps read. Raises ``StepFileInvalid``."""
+    return {path: digest_of(path) for step in steps for path in step.files.values()}
+
+
+def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
+    """The options of a step, with the digest of each file in the place of its path."""
+    plain = {name: value for name, value in step_to_plain(step).items() if name not in step.unsaid}
+    return {**plain, **{name: digests[path] for name, path in step.files.items()}}
+
+
+def read_file(path: Path, bytes_max: int) -> bytes:
+    """The content of a file that is no longer than it may be. Raises ``StepFileInvalid``."""
+    with open_file(path) as stream:
+        content = stream.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise StepFileInvalid(f"{path} is longer than {bytes_max} bytes")
+    return content
+
+
+def changed_file(digests: Iterable[tuple[str, str]]) -> str | None:
+    """Describe the first of (path, digest) that is not what the daemon read; None if all are."""
+    for path, digest in digests:
+        try:
+            now = digest_of(Path(path))
+        except StepFileInvalid as problem:
+            return f"{problem}; it was there when the daemon started"
+        if now != digest:
+            return f"{path} has changed since the daemon started; {ADVICE}"
+    return None
+
+
+class MappedFile:
+    """A file as memory, read-only; its pages are the kernel's, the same for all workers."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with open_file(path) as stream:
+            self._descriptor = os.dup(stream.fileno())
+        self._status = _status(self._descriptor)
+        size = os.fstat(self._descriptor).st_size
+        self.memory = memoryview(mmap.mmap(self._descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ) if size else b"")
+
+    def check(self) -> None:
+        """Raise ``StepFileInvalid`` if the file was written to since; about 1 µs."""
+        if _status(self._descriptor) != self._status:
+            raise StepFileInvalid(f"{self._path} was written to while it was in use; {ADVICE}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _status(descriptor: int) -> tuple[int, int]:
+    """Return what changes with the content, but not if the file is only renamed or replaced."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StepFileInvalid(f"{path} is not a regular file")
+    return descriptor

@@ -1,0 +1,266 @@
+"""The columns of samples: names, kinds, dtypes and shapes. Daemon, workers, CLI; standard library.
+
+    source  -->  columns  --step-->  columns  --step-->  ...  -->  fields of a batch
+                 image: encoded      image: uint8[?,?,3]           image: uint8[224,224,3]
+                 label: int64        label: int64                  label: int64
+
+A source says which columns its samples have, and each step which columns it turns them into. The
+columns after the last step become the fields of a batch, so by then each must have one shape.
+
+Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
+from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``. Of samples that
+have no shape of their own they declare the columns:
+
+    fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
+    names    = { label = "class_id" }                  what the data calls a field, if it differs
+    defaults = { label = -1, ids = [], caption = "" }  in the place of a value that a sample lacks
+
+Invariants: ``parse_column(name, column.text) == column`` for a source's column. A field that is
+wrong in itself has no further problems. A default that was checked fits into its field.
+"""
+
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Literal, TypeAlias
+
+from batchd.data.samples.checks import Checks
+from batchd.runtime.suggestions import nearest
+from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
+from batchd_wire.record import frozen
+from batchd_wire.wording import counted
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+LENGTH_MAX = 1 << 32
+_ARRAY = re.compile(r"([a-z]+\d*)(?:\[([0-9?, ]*)\])?")
+
+ColumnKind = Literal["encoded", "text", "array"]
+"""``encoded``: the bytes of an image file. ``text``: a string. ``array``: numbers."""
+
+
+@frozen
+class Column:
+    """One named value of a sample.
+
+    ``dtype`` and ``shape`` count for arrays; a length of None differs from sample to sample. Once a
+    step has given such a column room in a batch, ``varying`` says how its samples differ,
+    and ``shape`` is the room.
+    """
+
+    name: str
+    kind: ColumnKind = "array"
+    dtype: str = "uint8"
+    shape: tuple[int | None, ...] = ()
+    channels_first: bool = False
+    """Whether an image has its channels in front: [channels, height, width]."""
+    is_bgr: bool = False
+    """Whether the channels of an image are blue, green, red."""
+    pixels_max: int = 0
+    """The most pixels that an image may have, height times width; 0 if no step limits them."""
+    followers: tuple[tuple[str, str], ...] = ()
+    """The columns that follow the image: ("mask", "boxes", "points" or "label", name of the
+    column)."""
+    drops_boxes: bool = False
+    """Whether the rows of boxes that vanish leave the boxes and labels that follow the image."""
+    min_visible: float = 0.0
+    """The fraction of a box that has to be left by each step, or it vanishes."""
+    made_by: str = ""
+    """The step that made it; "" for a column of the source."""
+    varying: Varying | None = None
+    """How its samples are placed in a room that is larger than they are."""
+    fill: float = 0.0
+    """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if it can be a field of a batch without further steps."""
+        return self.kind == "array" and None not in self.shape
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...]:
+        """The shape of a column that has one."""
+        assert self.is_fixed, f"{self.name} is {self.text}"
+        return tuple(length for length in self.shape if length is not None)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """True if a value may have this shape."""
+        return len(shape) == len(self.shape) and all(
+            wanted in (None, length) for wanted, length in zip(self.shape, shape, strict=True)
+        )
+
+    @property
+    def text(self) -> str:
+        """The column as users write it."""
+        if self.kind != "array":
+            return {"encoded": "image", "text": "text"}[self.kind]
+        if not self.shape:
+            return self.dtype
+        known = length_texts([length or 0 for length in self.shape], self.varying)
+        lengths = ["?" if length is None else text for length, text in zip(self.shape, known, strict=True)]
+        return f"{self.dtype}[{','.join(lengths)}]"
+
+
+def check_field_names(*names: str) -> None:
+    """Raise ``ValueError`` for a name that no field can have."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is not a valid field name: letters, digits, _, . and -, at most 64, and no digit in front"
+            )
+
+
+def parse_column(name: str, text: str) -> Column:
+    """Parse ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``. Raises ``ValueError``."""
+    check_field_names(name)
+    if text in ("image", "text"):
+        return Column(name, "encoded" if text == "image" else "text")
+    written = _ARRAY.fullmatch(text)
+    if written is None or written[1] not in ITEM_BYTES:
+        meant = _meant(text)
+        if meant is not None:
+            raise ValueError(f'{name} = "{text}" is not a valid type; did you mean "{meant}"?')
+        raise ValueError(
+            f'{name} = "{text}" is not a valid type: "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape if it '
+            'has one, as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
+        )
+    return Column(name, "array", written[1], _lengths(name, text, written[2]))
+
+
+def _meant(text: str) -> str | None:
+    """The type that was probably meant: with the nearest name, and in the right brackets."""
+    begins = re.match("[A-Za-z]+[0-9]*", text)
+    word = begins[0] if begins else ""
+    if sum(known.startswith(word) for known in ITEM_BYTES) > 1:
+        return None
+    known = nearest(word, ["image", "text", *ITEM_BYTES])
+    lengths = text[len(word) :].strip().translate(str.maketrans("(){}<>", "[][][]"))
+    meant = f"{known}{lengths}"
+    if known in ITEM_BYTES and _ARRAY.fullmatch(meant):
+        return meant
+    return known if known != word or known not in ITEM_BYTES else None
+
+
+def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...]:
+    if written is None:
+        return ()
+    try:
+        lengths = tuple(None if part.strip() == "?" else int(part) for part in written.split(","))
+    except ValueError:
+        raise ValueError(f'{name} = "{text}": a length is a number, or ? where it differs') from None
+    known = [length for length in lengths if length is not None]
+    if not all(known) or prod(known) > LENGTH_MAX or len(lengths) > DIMENSIONS_MAX:
+        raise ValueError(
+            f'{name} = "{text}": lengths are 1 and more, {LENGTH_MAX} elements together at most, in {DIMENSIONS_MAX} '
+            "dimensions at most"
+        )
+    return lengths
+
+
+def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+    """The columns of the valid fields; problems of the others are added to ``checks``.
+
+    ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ.
+    """
+    if not fields:
+        checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
+    columns = check_types(checks, "fields", fields)
+    usable = []
+    for column in columns:
+        if column.name in ("index", "valid"):
+            text = f"every batch calls something else {column.name!r}; choose another name, and say the old in names"
+            checks.say(text, "fields", column.name)
+        elif column.shape.count(None) > 1 and not with_shapes:
+            text = f'{column.name} = "{column.text}": one length may differ from sample to sample, not several'
+            checks.say(text, "fields", column.name)
+        else:
+            usable.append(column)
+    return tuple(usable)
+
+
+def check_types(checks: Checks, key: str, fields: Mapping[str, str]) -> tuple[Column, ...]:
+    """The columns of the valid types in table ``key``; problems of others go to ``checks``."""
+    columns = []
+    for name, text in fields.items():
+        with checks.at(key, name):
+            columns.append(parse_column(name, text))
+    return tuple(columns)
+
+
+def check_names(
+    checks: Checks, fields: Mapping[str, str], names: Mapping[str, str], **tables: Mapping[str, object]
+) -> None:
+    """Add problems for empty names, and for names in ``names`` or ``tables`` that are no fields."""
+    check_known(checks, fields, names=names, **tables)
+    for field, name in names.items():
+        if field in fields and not name:
+            checks.say(f"names.{field} must not be empty", "names", field)
+
+
+def check_known(checks: Checks, fields: Mapping[str, str], **tables: Mapping[str, object]) -> None:
+    """Add a problem for each name in one of the ``tables``, by their keys, that is no field."""
+    for key, table in tables.items():
+        for name in table if fields else ():
+            if name not in fields:
+                meant = nearest(name, fields)
+                advice = f"; did you mean {meant}?" if meant else ""
+                checks.say(f"{key} has {name!r}, which is none of the fields {', '.join(fields)}{advice}", key, name)
+
+
+Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
+"""Replaces a missing value: a number for every element, all of the numbers, or a text."""
+_PACKED = {
+    "uint8": "<B",
+    "int8": "<b",
+    "uint16": "<H",
+    "int16": "<h",
+    "float16": "<e",
+    "uint32": "<I",
+    "int32": "<i",
+    "float32": "<f",
+    "uint64": "<Q",
+    "int64": "<q",
+    "float64": "<d",
+}
+
+
+def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[str, Default]) -> None:
+    """Add a problem for every default that does not fit its field."""
+    for column in columns:
+        if column.name in defaults:
+            with checks.at("defaults", column.name):
+                _check_default(column, defaults[column.name])
+
+
+def _check_default(column: Column, default: Default) -> None:
+    what = f"defaults: {column.name} is {column.text}, so"
+    if column.kind == "encoded":
+        raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
+    if (column.kind == "text") != isinstance(default, str):
+        raise ValueError(
+            f"{what} its default is {'a text' if column.kind == 'text' else 'a number, or a list of them'}"
+        )
+    if isinstance(default, str):
+        return
+    if isinstance(default, tuple) and default and column.shape.count(None) > 1:
+        raise ValueError(f"{what} its default is [], or none")
+    if isinstance(default, tuple):
+        known = prod(length for length in column.shape if length is not None)
+        fits = len(default) % known == 0 if None in column.shape else len(default) == known
+        if not fits or not column.shape:
+            raise ValueError(f"{what} its default is not {counted(len(default), 'number')}")
+    elif None in column.shape:
+        raise ValueError(f"{what} its default is a list, such as []")
+    for number in default if isinstance(default, tuple) else (default,):
+        if not _holds(column.dtype, number):
+            raise ValueError(f"{what} {number} cannot be in it")
+
+
+def _holds(dtype: str, number: float) -> bool:
+    if dtype == "bool":
+        return number in (0, 1)
+    try:
+        struct.pack(_PACKED[dtype], number)
+    except (struct.error, OverflowError):
+        return False
+    return not isinstance(number, bool)

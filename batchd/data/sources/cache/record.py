@@ -1,0 +1,237 @@
+"""The record of one sample in a cache: its values, or what is known of its files. Workers only.
+
+Each value of a sample is a fact of its record, as msgpack: (name, kind, ...). The bytes of images
+and arrays follow behind the facts, in this order:
+
+    bytes     (name, 0, bytes)                    a read-only memoryview
+    array     (name, 1, dtype, shape, bytes)      copied out, as steps may write into it
+    scalar    (name, 2, dtype, its bytes)         of numpy
+    plain     (name, 3, value)                    a text, or a number of Python
+    points    (name, 4, bytes)                    the access points of the field's file
+    pixels    (name, 5, header, length of the file, ((factor, shape), ...), bytes)    instead of the
+              file's bytes: all of them as decoded at 1/factor, one factor after the other
+    head      (name, 6, header, length of the file, bytes)    what is in front of its image data
+    header    (name, 7, header)                   of the file, as its decoder has read it
+
+Invariant: ``unpack`` gives the values that ``pack`` got, in type, order and content.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+import msgpack
+import numpy as np
+
+from batchd.data.samples.access_points import FileHead
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.kept_files import DecodedFile
+from batchd.data.samples.values import Value, array_of
+from batchd_wire.views import Array
+
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER = range(8)
+WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD})
+"""Kinds of facts whose last number says how many bytes they have behind the facts."""
+HEAD_BYTES_MAX = 1 << 14
+"""Longer heads of files are not kept."""
+FILE_WITH_PARTS_BYTES_MIN = 1 << 18
+"""Shorter files are read whole: few crops leave out enough of them."""
+
+Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
+"""Makes other bytes of a field, with the same meaning for all readers; None: the same bytes."""
+
+
+class Record(NamedTuple):
+    """A sample as a cache keeps it."""
+
+    facts: bytes
+    values: list[memoryview | bytes]
+
+
+NO_VALUES = Record(msgpack.packb([]), [])
+
+
+def pack(values: Mapping[str, Value]) -> Record:
+    """The record of a sample: views of bytes, and copies of arrays, which steps may write into."""
+    facts: list[tuple[object, ...]] = []
+    parts: list[memoryview | bytes] = []
+    for name, value in values.items():
+        if isinstance(value, memoryview):
+            facts.append((name, _BYTES, value.nbytes))
+            parts.append(value)
+        elif isinstance(value, np.ndarray):
+            facts.append((name, _ARRAY, value.dtype.str, value.shape, value.nbytes))
+            parts.append(value.tobytes())
+        elif isinstance(value, DecodedFile):
+            shapes = [(factor, image.shape) for factor, image in value.pixels.items()]
+            size = sum(image.nbytes for image in value.pixels.values())
+            facts.append((name, _PIXELS, value.header, value.file_bytes, shapes, size))
+            parts += [image.data.cast("B") for image in value.pixels.values()]
+        elif isinstance(value, np.generic):
+            facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
+        else:
+            facts.append((name, _PLAIN, value))
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
+
+
+def with_points(record: Record, points: Mapping[str, memoryview | bytes]) -> Record:
+    """The record with these access points of its files."""
+    if not points:
+        return record
+    facts = facts_of(record.facts)
+    facts += [(name, _POINTS, len(one)) for name, one in points.items()]
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), [*record.values, *points.values()])
+
+
+def with_heads(record: Record, heads: Mapping[str, FileHead]) -> Record:
+    """The record with those of these heads from which parts of files are planned."""
+    kept = {
+        name: head
+        for name, head in heads.items()
+        if len(head.data) <= HEAD_BYTES_MAX and head.file_bytes >= FILE_WITH_PARTS_BYTES_MIN
+    }
+    if not kept:
+        return record
+    facts = facts_of(record.facts)
+    facts += [(name, _HEAD, head.header, head.file_bytes, len(head.data)) for name, head in kept.items()]
+    return Record(
+        msgpack.packb(facts, unicode_errors="surrogatepass"), [*record.values, *(head.data for head in kept.values())]
+    )
+
+
+def with_headers(record: Record, headers: Mapping[str, tuple[Any, ...]]) -> Record:
+    """The record with these headers of its files."""
+    facts = facts_of(record.facts) + [(name, _HEADER, header) for name, header in headers.items()]
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), record.values)
+
+
+def header_and_points(facts: memoryview, parts: memoryview, field: str) -> tuple[list[Any] | None, memoryview | None]:
+    """The header of a field's file, None if the record has none, and its access points."""
+    header: list[Any] | None = None
+    points: memoryview | None = None
+    start = 0
+    for name, kind, *rest in facts_of(facts):
+        if kind == _HEADER and name == field:
+            (header,) = rest
+        elif kind in WITH_VALUES:
+            if kind == _POINTS and name == field:
+                points = parts[start : start + rest[-1]]
+            start += rest[-1]
+    return header, points
+
+
+def heads_of(facts: memoryview, parts: memoryview) -> dict[str, FileHead]:
+    """The heads of the files of a record."""
+    heads: dict[str, FileHead] = {}
+    start = 0
+    for name, kind, *rest in facts_of(facts):
+        if kind == _HEAD:
+            header, file_bytes, size = rest
+            heads[name] = FileHead(tuple(header), file_bytes, parts[start : start + size])
+        start += rest[-1] if kind in WITH_VALUES else 0
+    return heads
+
+
+def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
+    """The record with the bytes of the rewriters."""
+    facts = facts_of(record.facts)
+    parts: list[memoryview | bytes] = []
+    old_parts = iter(record.values)
+    for fact in facts:
+        if fact[1] == _PIXELS:
+            parts += islice(old_parts, len(fact[-2]))
+            continue
+        if fact[1] not in WITH_VALUES:
+            continue
+        part = next(old_parts)
+        if fact[1] == _BYTES and fact[0] in rewriters:
+            part = rewriters[fact[0]](memoryview(part)) or part
+            fact[2] = len(part)
+        parts.append(part)
+    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
+
+
+def unpack(
+    facts: memoryview, parts: memoryview, file: Callable[[str], memoryview] | None = None
+) -> tuple[dict[str, Value], dict[str, memoryview]]:
+    """The values of a record, and the access points of its files.
+
+    ``file`` reads the file of a field whose pixels the record has.
+    """
+    values: dict[str, Value] = {}
+    points: dict[str, memoryview] = {}
+    start = 0
+    for name, kind, *rest in facts_of(facts):
+        if kind in {_BYTES, _POINTS}:
+            (size,) = rest
+            (values if kind == _BYTES else points)[name] = parts[start : start + size]
+            start += size
+        elif kind == _ARRAY:
+            dtype, shape, size = rest
+            array: Array = np.frombuffer(parts[start : start + size], dtype)
+            values[name] = array.reshape(shape).copy()
+            start += size
+        elif kind == _PIXELS:
+            header, file_bytes, shapes, _size = rest
+            assert file is not None, "the reader of samples whose pixels are kept"
+            pixels = {}
+            for factor, shape in shapes:
+                pixels[factor] = np.ndarray(shape, np.uint8, parts, start)
+                start += pixels[factor].size
+            values[name] = DecodedFile(tuple(header), file_bytes, pixels, partial(file, name))
+        elif kind == _HEAD:
+            start += rest[-1]
+        elif kind == _HEADER:
+            pass  # ``header_and_points`` has it
+        elif kind == _SCALAR:
+            dtype, content = rest
+            values[name] = np.frombuffer(content, dtype)[0]
+        else:
+            (values[name],) = rest
+    return values, points
+
+
+class RecordForm(NamedTuple):
+    """What the facts of a record say about some columns.
+
+    ``arrays``: the first byte and the length of each array in the values. ``numbers``: all others.
+    """
+
+    arrays: Mapping[str, tuple[int, int]]
+    numbers: Mapping[str, float]
+
+
+def record_form(facts: bytes, rows: Mapping[str, Array]) -> RecordForm:
+    """The form of a record, for the columns of ``rows``, ``[samples, *shape]`` of its dtype each.
+
+    Raises ``SampleUnreadable`` or ``SampleUndecodable`` if a column is not one of these numbers.
+    """
+    arrays: dict[str, tuple[int, int]] = {}
+    numbers: dict[str, float] = {}
+    start = 0
+    for name, kind, *rest in facts_of(facts):
+        if name in rows:
+            dtype, shape = rows[name].dtype, rows[name].shape[1:]
+            if kind == _ARRAY and (np.dtype(rest[0]), tuple(rest[1])) == (dtype, shape):
+                arrays[name] = start, rest[2]
+            elif kind in {_SCALAR, _PLAIN}:
+                value = rest[0] if kind == _PLAIN else np.frombuffer(rest[1], rest[0])[0]
+                numbers[name] = array_of(Column(name, dtype=dtype.name, shape=shape), value).item()
+        start += rest[-1] if kind in WITH_VALUES else 0
+    missing = rows.keys() - arrays.keys() - numbers.keys()
+    if missing:
+        raise SampleUnreadable(f"{min(missing)!r} has another shape in the cache")
+    return RecordForm(arrays, numbers)
+
+
+def has_values(facts: memoryview) -> bool:
+    """True if a record has values of its sample, and not only access points of files."""
+    return any(kind not in {_POINTS, _HEAD, _HEADER} for _name, kind, *_rest in facts_of(facts))
+
+
+def facts_of(facts: memoryview | bytes) -> list[Any]:
+    """All facts of a record."""
+    made: list[Any] = msgpack.unpackb(facts, unicode_errors="surrogatepass")
+    return made

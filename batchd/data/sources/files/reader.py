@@ -1,0 +1,104 @@
+"""Read samples that are files, or records in files. Workers only."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from batchd.data.samples.location import is_url
+from batchd.data.samples.values import Value
+from batchd.data.sources.files.index import FilesIndex
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.interface import FilePlace
+from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.paths import bound_of
+from batchd.data.storage.reader import BytesReader, Extent, RemoteBytes
+
+
+class SampleReader(BytesReader):
+    """Reads the bytes of samples."""
+
+    def __init__(self, index: FilesIndex, max_bytes: int, storage: Storage, bound: bytes | None = None) -> None:
+        super().__init__(RemoteBytes(storage, index.root, index.index.place), max_bytes, bound=bound)
+        self._index = index
+
+    def read(self, sample: int) -> memoryview:
+        """The bytes of a sample, until the next call. Raises ``SampleUnreadable``."""
+        extent, file = self._index.extent(sample), self._index.file(sample)
+        return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
+
+    def read_part(self, sample: int, first: int, end: int) -> memoryview:
+        """Some bytes of a sample, as ``read``."""
+        part = self._part(sample, first, end)
+        return self.read_extent(part.path, part.start, end - first)
+
+    def read_ahead(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> None:
+        """Announce the bytes of all these samples, or ``parts`` of them: see ``prefetch``."""
+        self.prefetch(
+            self._part(sample, *parts[sample])
+            if sample in parts
+            else Extent(self._index.file(sample), *(self._index.extent(sample) or (0, None)))
+            for sample in samples
+        )
+
+    def _part(self, sample: int, first: int, end: int) -> Extent:
+        start, _size = self._index.extent(sample) or (0, None)
+        return Extent(self._index.file(sample), start + first, end - first)
+
+
+class FilesReader:
+    """Reads ``image`` (bytes), ``label`` (int64) and, with ``path_bytes``, ``path``."""
+
+    def __init__(
+        self,
+        source: FolderSource | ListSource | GlobSource | WebDatasetSource,
+        index: SourceIndex,
+        max_bytes: int,
+        storage: Storage,
+    ) -> None:
+        self._index = FilesIndex(index)
+        bound = bound_of(self._index.root, allow_outside_root=source.allow_outside_root)
+        self._bytes = SampleReader(self._index, max_bytes, storage, bound)
+        self._path_bytes = source.path_bytes
+        self.name, self.file = self._index.path, self._index.file
+        if self._bytes.reads_ahead or self._index.extents is not None:
+            self.prefetch = self.prefetch_with = self._bytes.read_ahead
+        self.close = self._bytes.close
+
+    def read(self, sample: int) -> Mapping[str, Value]:
+        """See ``interface.Reader``."""
+        return {"image": self._bytes.read(sample), **self.known(sample)}
+
+    def place(self, sample: int) -> FilePlace | None:
+        """See ``interface.PlacesFiles``: records in files have none."""
+        return None if self._index.extents is not None else self._bytes.place(self._index.file(sample))
+
+    def memory(self) -> memoryview:
+        """See ``interface.PlacesFiles``."""
+        return self._bytes.memory()
+
+    def reads_parts(self) -> bool:
+        """See ``interface.ReadsParts``: a part of a local file saves nothing."""
+        return is_url(self._index.root)
+
+    def read_part(self, sample: int, first: int, end: int) -> Mapping[str, Value]:
+        """See ``interface.ReadsParts``."""
+        return {"image": self._bytes.read_part(sample, first, end), **self.known(sample)}
+
+    def known(self, sample: int) -> Mapping[str, Value]:
+        """Label and path, from the index."""
+        known: dict[str, Value] = {"label": self._index.labels[sample]}
+        if self._path_bytes:
+            known["path"] = padded_text(self._index.name(sample), self._path_bytes)
+        return known
+
+
+def padded_text(text: bytes, length: int) -> npt.NDArray[np.uint8]:
+    """A text, which has to fit, padded with zeros: uint8 ``[length]``."""
+    return np.frombuffer(text.ljust(length, b"\0"), np.uint8)
+
+
+READERS = dict.fromkeys((FolderSource, ListSource, GlobSource), FilesReader)

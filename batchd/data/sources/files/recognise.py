@@ -1,0 +1,102 @@
+"""Recognise folders of images, and lists of them. CLI.
+
+cat/1.jpg  dog/2.jpg                   a folder with classes
+1.jpg  2.jpg                           a flat folder
+train/cat/1.jpg  test/cat/2.jpg        the folder of the training part
+1.jpg  cat/2.jpg                       patterns for the larger part
+labels.txt: "cat/1.jpg 0"              a list, if its first file exists
+"""
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+
+from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.files.scan import lines_of, read_line
+from batchd.data.sources.interface import FoundFiles, Recognised
+from batchd.data.sources.recognise import (
+    LOOKED_AT,
+    OTHER_PART,
+    Annotations,
+    advice_on,
+    annotations_of,
+    ending_of,
+    of_kind,
+    patterns_of,
+    training_folder,
+    training_part,
+)
+from batchd.data.storage.index import readable
+from batchd.data.storage.paths import may_lead_out
+from batchd.data.storage.survey import Survey
+from batchd.errors import SourceInvalid
+from batchd_wire.wording import counted
+
+
+def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
+    names = of_kind(files, FolderSource)
+    if files.patterns:
+        return Recognised(GlobSource(root=files.root, patterns=patterns_of(files, names)), names)
+    found = annotations_of(files, names, survey)
+    if found is not None:
+        return _with_annotations(files, names, found)
+    part, note = training_folder(names)
+    notes = [f'{note}, with classes = "STREAM", the name of this one, so that labels are the same'] if note else []
+    root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
+    left_out = dict.fromkeys(names, OTHER_PART)
+    names = [name for name in names if name.startswith(before)]
+    deep = [name for name in names if b"/" in name[len(before) :]]
+    flat = [name for name in names if b"/" not in name[len(before) :]]
+    folders = {name[len(before) :].partition(b"/")[0] for name in files.folders if name.startswith(before)}
+    classes = {name[len(before) :].partition(b"/")[0] for name in deep}
+    if (deep and not flat and folders == classes) or (flat and not folders):
+        return Recognised(FolderSource(path=root), names, tuple(notes), left_out)
+    endings = sorted({readable(name.rpartition(b".")[2]) for name in names})
+    end = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
+    if len(deep) >= len(flat):
+        left_out |= dict.fromkeys(flat, "outside of the class folders")
+        return Recognised(
+            GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder"), deep, tuple(notes), left_out
+        )
+    left_out |= dict.fromkeys(deep, "in folders beside more images without one")
+    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, tuple(notes), left_out)
+
+
+def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: Annotations) -> Recognised:
+    """The images of the training part; folders such as train and images are no classes."""
+    names, notes = training_part(images)
+    try:
+        patterns = patterns_of(files, names)
+    except SourceInvalid:
+        names, patterns = list(images), patterns_of(files, images)
+    left_out = dict.fromkeys(images, OTHER_PART)
+    left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}, which no source reads")
+    return Recognised(GlobSource(root=files.root, patterns=patterns), names, (*notes, advice_on(found.form)), left_out)
+
+
+def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
+    texts = sorted(of_kind(files, ListSource), key=lambda name: name.count(b"/"))
+    lists = [name for name in texts[:LOOKED_AT] if _is_list(files, name, survey)]
+    if len(lists) != 1:
+        many = f": {', '.join(map(readable, lists[:3]))}; name one of them" if lists else ""
+        raise SourceInvalid(f"{files.root} has {counted(len(lists), 'list')} of images{many}")
+    path = files.root / os.fsdecode(lists[0])
+    lines = [line for _number, line in islice(lines_of(path, survey), LOOKED_AT)]
+    is_outside = any(may_lead_out(read_line(line, allow_outside_root=True)[0]) for line in lines)
+    images = [name for name in files.names if ending_of(name) in FolderSource.endings]
+    return Recognised(ListSource(path=path, allow_outside_root=is_outside), [*lists, *images])
+
+
+def _is_list(files: FoundFiles, name: bytes, survey: Survey) -> bool:
+    """True if the first lines of a text name images with labels, and the first image exists."""
+    path = files.root / os.fsdecode(name)
+    try:
+        lines = list(islice(lines_of(path, survey), 4))
+        first, *_others = [read_line(line, allow_outside_root=True)[0] for _number, line in lines]
+    except (ValueError, SourceInvalid):
+        return False
+    image = path.parent / os.fsdecode(first)
+    return not survey.storage.at(image).file_problems(image, "the image")
+
+
+RECOGNISE = {FolderSource: _recognise_images, ListSource: _recognise_list}

@@ -1,0 +1,97 @@
+"""Recognise lines of JSON: the types of their keys, and keys that name images. CLI.
+
+The types come from the first lines of the first file. Keys in objects are paths of keys. A key
+becomes an image if its texts end like images and the first file exists: beside the lines, or in a
+folder below the place.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.sources import recognise
+from batchd.data.sources.csv.recognise import root_of_images
+from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.interface import FoundFiles, Recognised
+from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.jsonl.scan import LineFinder
+from batchd.data.sources.jsonl.values import json_object
+from batchd.data.storage.survey import Survey
+from batchd.errors import SourceInvalid
+
+_LINE_BYTES_MAX = 16 << 20
+LINES_MAX = 10_000
+"""Lines that the types come from."""
+_DEPTH_MAX = 8
+
+
+def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
+    names, notes, path = recognise.training_files(files, JsonlSource)
+    lines = _objects(path, survey)
+    values: dict[str, list[object]] = {}
+    for name, value in chain.from_iterable(map(_leaves, lines)):
+        values.setdefault(name, []).append(value)
+    found = {name: recognise.type_of(those) for name, those in values.items() if len(those) == len(lines)}
+    types = {name: text for name, text in found.items() if text is not None}
+    reasons = {name: recognise.why_no_type(those, len(lines)) for name, those in values.items() if name not in types}
+    image_root = None
+    for name in [name for name, text in types.items() if text == "text"]:
+        first, *others = map(str, values[name])
+        if all(recognise.ending_of(os.fsencode(value)) in FolderSource.endings for value in (first, *others)):
+            root = root_of_images(files, path, first, survey)
+            if root is not None and image_root in (None, root):
+                types[name], image_root = "image", root
+    if not types:
+        raise SourceInvalid(f"{path}: no key has a text, a number or a list of numbers in each of its first lines")
+    whole = {
+        name: [one for one in values[name] if isinstance(one, int)] for name, text in types.items() if text == "int64"
+    }
+    exact = {name for name, those in whole.items() if max(map(abs, those)) <= recognise.FLOAT32_WHOLE}
+    chosen = recognise.choose_fields(types, reasons, exact)
+    fields = recognise.named_fields(chosen.types, joined=chosen.joined)
+    images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image_root else []
+    source = JsonlSource(
+        root=files.root,
+        shards=recognise.patterns_of(files, names),
+        fields=fields.fields,
+        names=fields.names,
+        image_root=None if image_root in (None, path.parent) else image_root,
+    )
+    return Recognised(
+        source,
+        [*names, *images],
+        (*notes, *recognise.left_out_notes("key", reasons)),
+    )
+
+
+def _objects(path: Path, survey: Survey) -> list[Mapping[str, object]]:
+    """The objects on the first lines of a file. Raises ``SourceInvalid`` if there are none."""
+    with survey.open(path) as stream:
+        next(LineFinder(path).starts(stream), None)  # refuses another format
+        stream.seek(0)
+        lines = iter(lambda: stream.readline(_LINE_BYTES_MAX), b"")
+        first = list(islice((line for line in lines if line.strip()), LINES_MAX))
+    reason = "is empty"
+    objects = []
+    for line in first:
+        try:
+            objects.append(json_object(line))
+        except SampleUnreadable as error:
+            reason = f"has no line that can be read: one {error}"
+    if not objects:
+        raise SourceInvalid(f"{path} {reason}")
+    return objects
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """The values in an object that are no objects, with their paths of keys; no nulls."""
+    if isinstance(value, dict) and path.count(".") < _DEPTH_MAX:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif value is not None:
+        yield path, value
+
+
+RECOGNISE = {JsonlSource: _recognise}

@@ -1,0 +1,136 @@
+"""The bases of all options of sources. Daemon, workers and CLI; standard library only.
+
+Workers import this, so it does not import pydantic: ``__pydantic_config__`` is plain data, which
+``config.tree`` reads. The string under a field of a source is its documentation everywhere: in
+error messages, ``batchd config``, the JSON Schema and the manual.
+"""
+
+from contextlib import suppress
+from dataclasses import fields
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from batchd.data.samples.checks import Checks
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.location import Url, as_location, check_written
+from batchd.data.storage.patterns import resolve_braces
+from batchd_wire.wording import counted
+
+PATH_BYTES_MAX = 4096
+
+
+class SourceOptions:
+    """Base of the sources, each a dataclass. Unknown keys are refused."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    is_live: ClassVar[bool] = False
+    """True if samples arrive while they are read: a number is a place in the stream, and reading it
+    again gives another sample."""
+
+    is_own_code: ClassVar[bool] = False
+    """True if its samples come from the user's own code."""
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Modules that its scan and its reader need beyond batchd's own dependencies."""
+    extra: ClassVar[str] = ""
+    """The extra of the distribution that installs them."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """Endings of the names of its files, in lower case: `batchd init` knows them by these."""
+
+    type: str
+    """The name of the kind."""
+
+    @property
+    def place(self) -> str:
+        """The place of the samples, for messages: one path, or a root and what is below it."""
+        path: Path | None = getattr(self, "path", None)
+        if path is not None:
+            return str(path)
+        below = next(getattr(self, name) for name in ("shards", "files", "patterns") if hasattr(self, name))
+        return f"{getattr(self, 'root', None)}: {' '.join(below)}"
+
+    @property
+    def unscanned(self) -> str:
+        """The part that `batchd check` does not see since it does not scan; "" if it scans."""
+        return ""
+
+    @property
+    def unread(self) -> str:
+        """The content that `batchd check` cannot see; "" for the content of its samples."""
+        return ""
+
+    @property
+    def reads_urls(self) -> bool:
+        """True if its samples are on a server; of a source with parts, ask these."""
+        return any(isinstance(getattr(self, field.name), Url) for field in fields(self))
+
+    def settle_paths(self) -> None:
+        """Check all paths, and make ``Url`` of URLs; each source does. Raises ``ValueError``."""
+        for field in fields(self):
+            path = getattr(self, field.name)
+            if isinstance(path, Path):
+                check_written(field.name, path)
+                object.__setattr__(self, field.name, as_location(field.name, path))
+
+
+class DeclaredOptions(SourceOptions):
+    """Base of the sources whose users declare the fields of a sample, with their types."""
+
+    __slots__ = ()
+    fields: dict[str, str] | None
+    names: dict[str, str]
+    """The names of fields in the data, if they differ; some kinds have no such names."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The declared fields, in their order."""
+        return tuple(parse_column(name, text) for name, text in (self.fields or {}).items())
+
+    def name_of(self, field: str) -> str:
+        """The name of a field in the data."""
+        return self.names.get(field, field)
+
+    def names_of(self, column: Column) -> tuple[str, ...]:
+        """The names of the numbers that are an array together: ``pixel{0..783}``; else one name."""
+        name = self.name_of(column.name)
+        if column.kind != "array" or not column.shape or None in column.shape or "{" not in name:
+            return (name,)
+        try:
+            return tuple(resolve_braces(name))
+        except ValueError:
+            return (name,)
+
+    def check_joined(self, checks: Checks) -> None:
+        """Add a problem for each field of several names that are not as many as its numbers."""
+        for name, text in (self.fields or {}).items():
+            with suppress(ValueError):
+                column = parse_column(name, text)
+                names, numbers = self.names_of(column), prod(length or 1 for length in column.shape)
+                if 1 < len(names) != numbers:
+                    problem = f"names.{name} stands for {len(names)} names, and {text} has {counted(numbers, 'number')}"
+                    checks.say(problem, "names", name)
+
+
+class FilesOptions(SourceOptions):
+    """Base of the sources that are either one file, or several files below a folder."""
+
+    __slots__ = ()
+    path: Path | None
+    root: Path | None
+    files: tuple[str, ...]
+    allow_outside_root: bool
+
+    def check_files(self) -> None:
+        """Raise ``ValueError`` unless one of both is set."""
+        if (self.path is None) == (not self.files) or (self.root is None) != (not self.files):
+            raise ValueError("set either path, for one file, or root and files, for several")
+        if not all(self.files):
+            raise ValueError("files must not hold an empty path")
+
+
+def check_path_bytes(count: int) -> None:
+    """Raise ``ValueError`` if no field can be so long."""
+    if not 0 <= count <= PATH_BYTES_MAX:
+        raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")

@@ -1,0 +1,241 @@
+"""Scans video files for their frames, in a process of its own: see ``data.sources.scan``.
+
+No frame is decoded. A file is read once, from its first packet to its last. Packets are in decoding
+order, each with the time at which its frame is shown; the number in the header does not count.
+
+    names       uint8 [bytes]         the paths of the files below the root, joined
+    files       int64 [4, files + 1]  where each file begins in names, samples, frames, packets, and
+                                      where the last one ends
+    units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
+    labels      int64 [files]
+    digests     uint8 [files, 32]     of the bytes of the file, or of some of them if it is long
+    classes     uint8 [bytes]         the names of the labels, a NUL after each
+    order       uint32 [frames]       the packet of each frame, in display order
+    keys        uint32 [frames]       the packet at which decoding begins that gives the frame
+    times       int64 [packets]       when a packet's frame is shown; packets are in decoding order
+    checksums   uint32 [packets]      CRC-32 of the data
+
+    packets     I0  P3  B1  B2  I4  P7  B5  B6
+    order        0   2   3   1   4   6   7   5
+    keys         0   0   0   0   4   4   4   4
+
+Frames and packets are counted within their file. Samples have no arrays of their own: they begin
+at each ``every``-th frame.
+
+Invariants: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
+reported. Within a file, frames are in the order of their times, and no two times are the same.
+"""
+
+import os
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, BinaryIO
+from zlib import crc32
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from batchd.data.samples.columns import Column
+from batchd.data.sources.arrays.index import fingerprint
+from batchd.data.sources.files.index import check_path_length, path_columns
+from batchd.data.sources.files.scan import folder_labels
+from batchd.data.sources.files.walk import Patterns, matching, shards_problems
+from batchd.data.sources.finding import FilePattern, NamedSamples
+from batchd.data.sources.interface import BuiltInKind
+from batchd.data.sources.neighbours import in_files
+from batchd.data.sources.scan import answer, isolated_scan
+from batchd.data.sources.video.files import NO_KEY, VideoUnreadable, open_video, packets_of, reason_of
+from batchd.data.sources.video.options import VideoSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex, blob, number_array, readable
+from batchd.data.storage.survey import Survey
+from batchd.errors import SourceInvalid
+from batchd.runtime import failpoints
+from batchd_wire.wording import counted
+
+MODULE = "batchd.data.sources.video.scan"
+PROGRESS_EVERY_S = 0.5
+"""Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
+_VP8_SHOWN = 0x10
+"""The bit of a VP8 frame's first byte that says whether it is shown: some frames are only
+references for others."""
+_REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
+
+
+def scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    """Find the frames of all files, by path, in the scanning process. Raises ``SourceInvalid``."""
+    folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
+    growing = _GrowingIndex(source)
+    found = [folder for folder, _names in folders]
+    labels, class_names = folder_labels(source.classes, found, str(source.root), survey)
+    for label, (folder, names) in zip(labels, folders, strict=True):
+        for name in names:
+            path = source.root / os.fsdecode(folder) / os.fsdecode(name)
+            with survey.open(path) as stream:
+                failpoints.passing("scan.video.opening")
+                growing.add(path, stream, label, survey)
+            survey.progress(growing.samples)
+    if growing.samples == 0:
+        raise SourceInvalid(
+            f"no file of {source.place} has the {counted(source.span, 'frame')} that a sample reaches over"
+        )
+    return growing.finish(class_names, survey)
+
+
+class _GrowingIndex:
+    """An index of videos while it is built."""
+
+    def __init__(self, source: VideoSource) -> None:
+        self.samples = 0
+        self._source = source
+        self._names = bytearray()
+        self._files = array("q", [0, 0, 0, 0])
+        self._units = array("q")
+        self._labels = array("q")
+        self._digests = bytearray()
+        self._order = array("I")
+        self._keys = array("I")
+        self._times = array("q")
+        self._checksums = array("I")
+
+    def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
+        """Add the frames of one file, all with ``label``."""
+        try:
+            container, stream = open_video(file.fileno())
+        except VideoUnreadable as error:
+            raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
+        with container:
+            found = _read_packets(path, container, stream, partial(survey.progress, self.samples))
+            unit = stream.time_base
+        assert unit is not None, "as open_video found"
+        _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
+        order, keys = _in_order(path, found)
+        self.samples += max(0, -(-(len(order) - self._source.span + 1) // self._source.every))
+        name = os.fsencode(path.relative_to(self._source.root))
+        check_path_length("the path", name, self._source.path_bytes)
+        self._names += name
+        self._order.frombytes(order.astype(np.uint32).tobytes())
+        self._keys.frombytes(keys.astype(np.uint32).tobytes())
+        self._times.extend(found.times)
+        self._checksums.extend(found.checksums)
+        self._digests += bytes.fromhex(digest)
+        self._units.extend((unit.numerator, unit.denominator))
+        self._labels.append(label)
+        self._files.extend((len(self._names), self.samples, len(self._order), len(self._times)))
+
+    def finish(self, class_names: list[bytes], survey: Survey) -> SourceIndex:
+        """Make the index; nothing may be added afterwards."""
+        arrays: dict[str, NDArray[Any]] = {
+            "names": np.frombuffer(self._names, np.uint8),
+            "files": number_array(self._files).reshape(-1, 4).T,
+            "units": number_array(self._units).reshape(-1, 2),
+            "labels": number_array(self._labels),
+            "digests": np.frombuffer(self._digests, np.uint8).reshape(len(self._labels), -1),
+            "classes": blob(class_names),
+            "order": number_array(self._order),
+            "keys": number_array(self._keys),
+            "times": number_array(self._times),
+            "checksums": number_array(self._checksums),
+        }
+        source = self._source
+        options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
+        facts = {name: getattr(source, name) for name in options}
+        place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
+        return SourceIndex.build(self.samples, facts, arrays, place)
+
+
+@dataclass(slots=True)
+class _Packets:
+    """The facts of one file's packets, in the order in which they are decoded."""
+
+    times: "array[int]" = field(default_factory=lambda: array("q"))
+    checksums: "array[int]" = field(default_factory=lambda: array("I"))
+    flags: bytearray = field(default_factory=bytearray)
+    """1 where it is a key frame, plus 2 where its frame is shown."""
+
+
+def _read_packets(path: Path, container: InputContainer, stream: VideoStream, progress: Callable[[], None]) -> _Packets:
+    found, reported_s = _Packets(), monotonic()
+    codec: Any = stream.codec_context
+    is_vp8 = codec.name == "vp8"
+    try:
+        for packet in packets_of(container, stream):
+            if packet.pts is None:
+                raise SourceInvalid(f"{path}: packet {len(found.times)} does not say when it is shown; {_REMUX}")
+            data = memoryview(packet)
+            is_hidden = packet.is_discard or (is_vp8 and data and not data[0] & _VP8_SHOWN)
+            found.times.append(packet.pts)
+            found.checksums.append(crc32(data))
+            found.flags.append(packet.is_keyframe + 2 * (not is_hidden))
+            if monotonic() - reported_s >= PROGRESS_EVERY_S:
+                reported_s = monotonic()
+                progress()
+    except av.FFmpegError as error:
+        raise SourceInvalid(f"{path} cannot be read behind packet {len(found.times)}: {reason_of(error)}") from None
+    if not any(flags & 2 for flags in found.flags):
+        raise SourceInvalid(f"{path} has no frame in it: it is cut, or was never finished")
+    return found
+
+
+def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The packets of the frames in display order, and where the decoding of each begins."""
+    times = np.frombuffer(found.times, np.int64)
+    flags = np.frombuffer(found.flags, np.uint8)
+    shown, keys = np.flatnonzero(flags & 2), np.flatnonzero(flags & 1)
+    order = shown[np.argsort(times[shown], kind="stable")]
+    same = np.flatnonzero(np.diff(times[order]) == 0)
+    if len(same):
+        raise SourceInvalid(f"{path}: frames {same[0]} and {same[0] + 1} are shown at the same time; {_REMUX}")
+    if not len(keys):
+        return order, np.zeros(len(order), np.uint32)
+    keys = keys[np.argsort(times[keys], kind="stable")]
+    places = np.searchsorted(times[keys], times[order], "right") - 1
+    return order, np.where(places < 0, NO_KEY, keys[places])
+
+
+def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:
+    height, width = source.size or (None, None)
+    several = (source.frames,) if source.frames > 1 else ()
+    return (
+        Column("image", shape=(*several, height, width, source.channels)),
+        Column("label", dtype="int64"),
+        Column("time", dtype="float64", shape=several),
+        *path_columns(source.path_bytes),
+    )
+
+
+def _scan(source: VideoSource, survey: Survey) -> SourceIndex:
+    return isolated_scan(MODULE, source, survey, source.scan_timeout_s)
+
+
+def _find(_source: VideoSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    names, samples = index.arrays["files"][:2]
+    listed = NamedSamples(names, index.arrays["names"], os.path.join(os.fsencode(index.place["root"]), b""))  # noqa: PTH118  bytes
+    found = [pattern.chosen(samples[file], samples[file + 1]) for file in listed.find(pattern)]
+    return np.concatenate(found or [np.zeros(0, np.int64)])
+
+
+KINDS = {
+    VideoSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
+        columns=_columns,
+        scan=_scan,
+        neighbours=lambda _source, index: in_files(
+            np.append(0, index.arrays["files"][1, :-1]), len(index), why_no_bytes="frames have no sizes of their own"
+        ),
+        find=_find,
+        labels=lambda _source, index: np.repeat(index.arrays["labels"], np.diff(index.arrays["files"][1])),
+    )
+}
+
+
+if __name__ == "__main__":
+    sys.exit(answer(scan))

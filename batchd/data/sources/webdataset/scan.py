@@ -1,0 +1,402 @@
+"""Find the samples of shards in tar format. Daemon.
+
+    train-0001.tar   | cat/0017.jpg | cat/0017.cls | cat/0018.jpg | cat/0018.cls | ...
+                       key.ending     consecutive members with the same key are one sample
+
+The key of a member is its name up to the first dot of its last part, as in WebDataset. An ending
+that differs only in case stands for one that a sample does not have: .JPG for .jpg.
+
+Without ``fields``, labels are read here, and the index is one of ``files.index``: of an image only
+the extent is noted, and workers read each with one ``pread``, in any order. With ``fields``, short
+numbers, arrays and texts enter the digest with their content, everything else with its extent:
+
+    firsts    int64 [shards + 1]        first sample of each shard, and the number of all samples
+    starts    int64 [n]                 first byte of the first member of each sample in its shard
+    extents   uint32 [n, members, 2]    (blocks of 512 bytes from there, bytes) of each member
+    endings   uint8 [n, members]        the number of its ending; MISSING if there is no such member
+    offsets   int64 [n + 1]             the key of sample i is keys[offsets[i]:offsets[i + 1]]
+    keys      uint8 [bytes]             one key right after the other
+    shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
+
+A shard ends with at least one block of zeros, so a shard that was cut between two members is
+recognised. Behind it there are only zeros: what `cat` appended would be lost.
+
+Invariants: a damaged or truncated tar file, and a sample without image or label, are refused with
+the names of shard and member; so is a field that no sample has, because its name is misspelt. Each
+member is in a sample, noted, or refused: a link has no content, and members of one sample that are
+apart would be two samples.
+"""
+
+import os
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import chain, groupby
+from pathlib import Path
+from tarfile import BLOCKSIZE
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.values import default_value, from_plain, whole_number
+from batchd.data.sources.files import index as files_index
+from batchd.data.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.data.sources.finding import FilePattern, find_in_shards
+from batchd.data.sources.interface import BuiltInKind
+from batchd.data.sources.jsonl.values import json_object, value_at
+from batchd.data.sources.neighbours import Neighbours, in_files
+from batchd.data.sources.webdataset.headers import plain_member
+from batchd.data.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.compression import compression_of
+from batchd.data.storage.index import SourceIndex, blob, number_array, readable
+from batchd.data.storage.paths import behind_the_end, size_of
+from batchd.data.storage.survey import Survey
+from batchd.errors import SourceInvalid
+
+HEADER_BYTES_MAX = 1 << 20
+"""Longest name or extended header of a member: tarfile reads any length that a member claims."""
+MAGIC, MAGIC_AT = b"ustar", 257
+"""Magic of a tar file. At its start is a name, which may look like the magic of another format."""
+CONTENT_BYTES_MAX = 4096
+"""Of longer members, only the length enters the digest."""
+LABEL_BYTES_MAX = 1 << 20
+_LABEL = Column("label", dtype="int64")
+_SHOWN_MEMBERS_MAX = 12
+_PACK_AGAIN = "mkdir DIR && tar -xif FILE -C DIR && tar --sort=name -cf NEW -C DIR ."
+
+
+class TarMember(NamedTuple):
+    """One file in a shard."""
+
+    name: str
+    start: int
+    size: int
+
+
+class TarSample(NamedTuple):
+    """Members with the same key, by the rest of their names."""
+
+    key: str
+    members: dict[str, TarMember]
+
+    def find(self, endings: Sequence[str]) -> tuple[int, TarMember] | None:
+        """The first of some endings that the sample has, as written or else in any case."""
+        for number, ending in enumerate(endings):
+            if ending in self.members:
+                return number, self.members[ending]
+        in_any_case = {ending.lower(): member for ending, member in reversed(self.members.items())}
+        found = ((number, in_any_case.get(ending.lower())) for number, ending in enumerate(endings))
+        return next(((number, member) for number, member in found if member is not None), None)
+
+
+def samples_in(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarSample]:
+    """The samples of a shard, each with at least one member. Raises ``SourceInvalid``."""
+    hashes: set[int] = set()  # of the keys, which would take several times the memory
+    for key, members in groupby(_members(path, stream, survey), _key_of):
+        sample: dict[str, TarMember] = {}
+        for member in members:
+            if not sample and hash(key) in hashes:
+                raise SourceInvalid(
+                    f"{path}: the members of {readable(os.fsencode(key))} are apart: {readable(os.fsencode(member.name))}, "
+                    f"whose bytes begin at {member.start}, lies behind other samples, so it would be a sample of its own; "
+                    f"sort the shard: {_PACK_AGAIN}"
+                )
+            ending = member.name[len(key) + 1 :]
+            if ending in sample:
+                raise SourceInvalid(f"{path}: two members are called {readable(os.fsencode(member.name))}")
+            sample[ending] = member
+        hashes.add(hash(key))
+        yield TarSample(key, sample)
+
+
+def _key_of(member: TarMember) -> str:
+    folder, slash, last = member.name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
+
+
+def _members(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
+    """The files in a shard, in their order, without hidden ones."""
+    start = stream.read(BLOCKSIZE)
+    found = compression_of(start)
+    if found is not None and not start.startswith(MAGIC, MAGIC_AT):
+        raise SourceInvalid(
+            f"{path} is compressed ({found.name}), so its samples cannot be read one by one; images are compressed already: "
+            f"unpack the shard: {found.unpack} < FILE > UNPACKED"
+        )
+    stream.seek(0)
+    last = TarMember("", 0, 0)
+    try:
+        with tarfile.open(fileobj=_HeadersOnly(stream), mode="r:", errors="surrogateescape") as shard:  # type: ignore[call-overload]
+            for last in _files(path, shard, stream, survey):
+                yield last
+            _check_end(path, stream, shard.offset, survey)
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        size = size_of(stream)
+        if size < last.start - -last.size // BLOCKSIZE * BLOCKSIZE:
+            name = readable(os.fsencode(last.name))
+            raise SourceInvalid(f"{path} is cut: it ends at byte {size}, within {name}; copy it again") from None
+        raise SourceInvalid(f"{path} is not a tar file, or is damaged: {error}") from None
+
+
+def _check_end(path: Path, stream: BinaryIO, offset: int, survey: Survey) -> None:
+    """Refuse a shard with anything but zeros from byte ``offset`` on."""
+    stream.seek(offset)
+    block = stream.read(BLOCKSIZE)
+    if len(block) < BLOCKSIZE:
+        raise SourceInvalid(f"{path}: no end-of-archive block at byte {offset}: the shard is cut; copy it again")
+    if block.strip(b"\0"):  # tarfile takes a broken header for the end
+        raise SourceInvalid(f"{path} is damaged: no header of a member at byte {offset}")
+    if problem := behind_the_end(stream, offset + BLOCKSIZE, survey.looked):
+        raise SourceInvalid(f"{path} {problem}; if several shards were joined, pack it again: {_PACK_AGAIN}")
+
+
+def _files(path: Path, shard: tarfile.TarFile, stream: BinaryIO, survey: Survey) -> Iterator[TarMember]:
+    """The files that tarfile finds. ``shard.offset`` is the first byte of the next header."""
+    is_usual = False  # tarfile has read the first header
+    while True:
+        plain = plain_member(stream, shard.offset) if is_usual else None
+        if plain is not None:
+            shard.offset = plain.end
+            if not _is_hidden(path, plain.name, plain.start, survey):
+                yield TarMember(plain.name, plain.start, plain.size)
+            continue
+        stream.seek(max(0, shard.offset - 1))  # tarfile reads this byte first
+        member = shard.next()
+        if member is None:
+            return
+        if shard.offset < member.offset_data:  # tarfile would begin again and again
+            raise ValueError(f"{member.name} has {member.size} bytes")
+        shard.members = []  # type: ignore[attr-defined]  # it would keep them all
+        is_usual = not shard.pax_headers  # global ones apply to all members behind them
+        if member.isdir() or _is_hidden(path, member.name, member.offset_data, survey):
+            continue
+        _check_file(path, member)
+        yield TarMember(member.name, member.offset_data, member.size)
+
+
+def _is_hidden(path: Path, name: str, start: int, survey: Survey) -> bool:
+    """True for a file whose name begins with a dot, such as those that macOS adds; notes it."""
+    is_hidden = name.startswith(".", name.rfind("/") + 1)
+    if is_hidden:
+        where = f"{path}: {readable(os.fsencode(name))} (byte {start})"
+        survey.note("hidden members of shards, which no sample has", where)
+    return is_hidden
+
+
+def _check_file(path: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a member that is no file, or lacks a part of its content."""
+    where = f"{path}: {readable(os.fsencode(member.name))}, whose header is at byte {member.offset},"
+    if member.islnk() or member.issym():
+        kind, target = "hard" if member.islnk() else "symbolic", readable(os.fsencode(member.linkname))
+        raise SourceInvalid(
+            f"{where} is a {kind} link to {target}, so the shard has not its bytes; write it with the files themselves: tar -h "
+            "--hard-dereference"
+        )
+    if member.issparse():
+        raise SourceInvalid(f"{where} is sparse, which no sample can be; write the shard without tar's --sparse")
+    if not member.isreg():
+        raise SourceInvalid(f"{where} is no file (type {member.type!r}); leave it out of the shard")
+
+
+class _HeadersOnly:
+    """A shard for tarfile: members can be skipped; one read is at most as long as a header."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.seek = stream.seek
+        self.tell = stream.tell
+        self._stream = stream
+
+    def read(self, count: int) -> bytes:
+        """Read a header. Raises ``ValueError`` if its length is too long, or negative."""
+        if not 0 <= count <= HEADER_BYTES_MAX:
+            raise ValueError(f"a header of {count} bytes")
+        return self._stream.read(count)
+
+
+def _samples(
+    source: WebDatasetSource, shards: list[bytes], survey: Survey
+) -> Iterator[tuple[int, Path, BinaryIO, TarSample]]:
+    """Each sample, with the number, path and stream of its shard. Raises ``SourceInvalid``."""
+    for number, shard in enumerate(shards):
+        path, sample = source.root / os.fsdecode(shard), None
+        with survey.open(path) as stream:
+            for sample in samples_in(path, stream, survey):
+                survey.looked()
+                yield number, path, stream, sample
+        if sample is None:
+            raise SourceInvalid(f"{path} holds no sample; leave it out of the shards")
+
+
+def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
+    """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
+    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
+    if source.fields:
+        return _FoundMembers(source).scan(shards, survey)
+    growing = files_index.GrowingIndex(survey.progress, source.path_bytes)
+    for number, path, stream, sample in _samples(source, shards, survey):
+        image, label = _image(source, path, sample), _label(source, path, stream, sample)
+        growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
+    return growing.finish(source.root, [], survey, shards)
+
+
+class _FoundMembers:
+    """The members of the samples of a source with ``fields``, found so far."""
+
+    def __init__(self, source: WebDatasetSource) -> None:
+        self._source = source
+        self._parts = source.parts
+        self._wanted = source.wanted
+        self._images = {part.slot for part in self._parts if part.coding == "image"}
+        self._content = sha256()
+        self._starts = array("q")
+        self._extents = array("I")
+        self._endings = array("B")
+        self._keys = bytearray()
+        self._offsets = array("q", [0])
+        self._seen = [False] * len(self._wanted)
+
+    def scan(self, shards: list[bytes], survey: Survey) -> SourceIndex:
+        """Find all samples. Raises ``SourceInvalid``, also for a field that none of them has."""
+        firsts, first = array("q"), ""
+        for number, path, stream, sample in _samples(self._source, shards, survey):
+            first = first or f"{readable(os.fsencode(sample.key))} of {path} has {_listed(sample.members)}"
+            if len(firsts) == number:
+                firsts.append(len(self._starts))
+            self._add(path, stream, sample)
+            if len(self._starts) % files_index.PROGRESS_EVERY == 0:
+                survey.progress(len(self._starts))
+        firsts.append(len(self._starts))
+        survey.progress(firsts[-1])
+        for part in self._parts:
+            if not self._seen[part.slot] and part.column.name not in self._source.defaults:
+                raise SourceInvalid(
+                    f"{self._source.place}: no sample has a member {part.members} for the field {part.column.name}; the first, "
+                    f"{first}; say in names where the field comes from, or in defaults what stands for it"
+                )
+        facts = {"fields": list(map(self._fact, self._parts)), "content": self._content.hexdigest()}
+        arrays = {
+            "firsts": number_array(firsts),
+            "starts": number_array(self._starts),
+            "extents": number_array(self._extents).reshape(-1, len(self._wanted), 2),
+            "endings": number_array(self._endings).reshape(-1, len(self._wanted)),
+            "offsets": number_array(self._offsets),
+            "keys": np.frombuffer(self._keys, np.uint8),
+            "shards": blob(shards),
+        }
+        place = {"root": os.fsdecode(self._source.root.absolute()), **survey.place()}
+        return SourceIndex.build(firsts[-1], facts, arrays, place)
+
+    def _add(self, path: Path, stream: BinaryIO, sample: TarSample) -> None:
+        key = os.fsencode(sample.key)
+        files_index.check_path_length(f"{path}: the name", key, self._source.path_bytes)
+        start = next(iter(sample.members.values())).start
+        self._starts.append(start)
+        self._keys += key
+        self._offsets.append(len(self._keys))
+        for slot, wanted in enumerate(self._wanted):
+            found = sample.find(wanted)
+            if found is None:
+                self._endings.append(MISSING)
+                self._extents.extend((0, 0))
+                continue
+            number, member = found
+            self._endings.append(number)
+            blocks = (member.start - start) // BLOCKSIZE
+            if blocks > MEMBER_BYTES_MAX:
+                raise SourceInvalid(f"{path}: the members of {readable(key)} lie too far from each other")
+            self._seen[slot] = True
+            self._extents.extend((blocks, min(member.size, MEMBER_BYTES_MAX)))
+            if slot not in self._images and member.size <= CONTENT_BYTES_MAX:
+                content = content_of(stream, member)
+                self._content.update(b"%d:%b" % (len(content), content))
+
+    def _fact(self, part: MemberField) -> list[Any]:
+        """The facts that decide the bytes of a field, in a normal form."""
+        default: Any = self._source.defaults.get(part.column.name)
+        if default is not None and not isinstance(default, str):
+            default = np.asarray(default_value(part.column, default)).tobytes().hex()
+        return [part.column.text, part.member.text, default]
+
+
+def content_of(stream: BinaryIO, member: TarMember) -> bytes:
+    """The bytes of a member."""
+    stream.seek(member.start)
+    return stream.read(member.size)
+
+
+def _listed(members: dict[str, TarMember]) -> str:
+    more = [f"{len(members) - _SHOWN_MEMBERS_MAX} more"] if len(members) > _SHOWN_MEMBERS_MAX else []
+    shown = (readable(os.fsencode(f".{ending}")) for ending in list(members)[:_SHOWN_MEMBERS_MAX])
+    return ", ".join(chain(shown, more))
+
+
+def _image(source: WebDatasetSource, path: Path, sample: TarSample) -> TarMember:
+    if found := sample.find(source.image):
+        return found[1]
+    name = next(iter(sample.members.values())).name
+    raise SourceInvalid(
+        f"{path}: the sample of {readable(os.fsencode(name))} has no image: its endings are {', '.join(sample.members)}, and "
+        f"image = {list(source.image)}"
+    )
+
+
+def _label(source: WebDatasetSource, path: Path, stream: BinaryIO, sample: TarSample) -> int:
+    ending, _, key = source.label.partition(":")
+    if not ending:
+        return 0
+    found = sample.find([ending])
+    if found is None:
+        name = next(iter(sample.members.values())).name
+        raise SourceInvalid(
+            f"{path}: the sample of {readable(os.fsencode(name))} has no member .{ending} for its label; label = "
+            f'"{source.label}" says that it has, and label = "" that there are no labels'
+        )
+    member = found[1]
+    shown = readable(os.fsencode(member.name))
+    if member.size > LABEL_BYTES_MAX:
+        raise SourceInvalid(f"{path}: {shown} has {member.size} bytes, too many for a label")
+    text = content_of(stream, member)
+    try:
+        value = value_at(json_object(text), key) if key else whole_number(text.decode("ascii").strip())
+        return int(from_plain(_LABEL, value)) if type(value) in {int, float, bool} else _no_label(path, shown, key)
+    except (UnicodeDecodeError, SampleUnreadable):
+        return _no_label(path, shown, key)
+
+
+def _no_label(path: Path, member: str, key: str) -> NoReturn:
+    what = f"JSON with a whole number under {key!r}" if key else "a whole number"
+    raise SourceInvalid(f"{path}: {member} is not {what}")
+
+
+def _columns(source: WebDatasetSource, _storage: Storage) -> tuple[Column, ...]:
+    if source.fields:
+        return *source.columns, *files_index.path_columns(source.path_bytes)
+    return files_index.image_columns(source.path_bytes)
+
+
+def _neighbours(source: WebDatasetSource, index: SourceIndex) -> Neighbours:
+    if "firsts" not in index.arrays:
+        return files_index.files_neighbours(source, index)
+    return in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"])
+
+
+def _find(source: WebDatasetSource, index: SourceIndex, pattern: FilePattern) -> NDArray[np.int64]:
+    return (
+        find_in_shards(pattern, index) if "firsts" in index.arrays else files_index.find_files(source, index, pattern)
+    )
+
+
+KINDS = {
+    WebDatasetSource: BuiltInKind(
+        problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+        columns=_columns,
+        scan=_scan,
+        neighbours=_neighbours,
+        find=_find,
+    )
+}

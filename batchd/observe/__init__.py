@@ -1,0 +1,5 @@
+"""From the daemon's status to what people look at.
+
+diagnosis  the daemon's numbers -> verdicts and the overview; pure, for commands and the observer
+http       the observer process: HTTP, metrics, the page
+"""

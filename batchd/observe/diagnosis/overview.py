@@ -1,0 +1,320 @@
+"""Overview of a daemon at one moment: ``batchd top`` and the page show the same. Pure.
+
+    statuses in order --> StatusWindow --> Overview: streams, trainers with their verdicts, workers
+
+Rates and shares are those of the last ``WINDOW_S``: the difference between the oldest status that
+is kept and the newest.
+
+Invariant: a number that is not known yet is None, never zero.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from batchd.observe.diagnosis.pool import PoolView, pool_view
+from batchd.observe.diagnosis.readings import Reading, StreamReading, WorkReading, compare
+from batchd.observe.diagnosis.verdicts import judge_trainers
+from batchd.worker.messages import BAD_PART
+from batchd_wire.status import DaemonStatus, LogLine, StreamDescription, StreamStatistics, WorkerStatistics
+
+WINDOW_S = 5.0
+STILL_S = 5.0
+"""Time without progress after which a trainer is shown as still."""
+NO_CPU_PART = "no CPU"
+"""Name of the part in which a worker was ready to run and had no CPU."""
+FILES_PART = "wait for files"
+"""Name of the part of a sample's time that is spent waiting for a file server."""
+
+SubscriptionKey = tuple[str, int]
+"""A subscription: the name of its stream, and its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """One stream. ``parts``: (name, ms per sample), in order of the work; see ``parts_of_sample``.
+
+    ``partial_slots``: partly filled, and no trainer waits for them.
+    """
+
+    name: str
+    batch_size: int
+    is_live: bool
+    stopped: str | None
+    slots_max: int
+    leased_slots: int
+    ready_slots: int
+    filling_slots: int
+    partial_slots: int
+    trainers: int
+    bad_samples: int
+    decoded_per_s: float | None
+    delivered_per_s: float | None
+    sample_ms: float | None
+    parts: tuple[tuple[str, float], ...]
+    samples: int = 0
+    steps: int = 0
+    description: StreamDescription = field(default_factory=StreamDescription)
+    reports: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictView:
+    """A verdict as text. ``is_healthy``: nothing needs a remedy."""
+
+    kind: str
+    is_healthy: bool
+    proof: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerView:
+    """One subscription. ``still_s``: seconds without a batch; ``is_waiting``: it waits for one.
+
+    ``epoch`` and ``step`` are None at its end; ``sent_bytes_per_s`` is None on this host.
+    """
+
+    name: str
+    pid: int | None
+    stream: str
+    rank: int
+    world_size: int
+    epoch: int | None
+    step: int | None
+    transport: str
+    host: str | None
+    ready_ahead: int
+    window: int
+    held_slots: int
+    is_waiting: bool
+    still_s: float
+    wait_share: float | None
+    batches_per_s: float | None
+    sent_bytes_per_s: float | None
+    verdict: VerdictView | None
+
+    @property
+    def is_still(self) -> bool:
+        """True if it has taken no batch for ``STILL_S``, although there are more."""
+        return self.epoch is not None and self.still_s >= STILL_S
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker. ``replaced``: how often a new one took its place since the first status."""
+
+    place: int
+    pid: int | None
+    state: str
+    orders: int
+    replaced: int
+    samples_per_s: float | None
+    sample_ms: float | None
+    busy_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The whole daemon. ``seconds``: time between the two statuses; None with a single one.
+
+    ``busy_share``: of all workers, also those of worker hosts. ``workers``: those of this host.
+    """
+
+    version: str
+    pid: int
+    uptime_s: float
+    memory_bytes: int
+    decoders: str
+    draining: bool
+    worker_deaths: int
+    seconds: float | None
+    busy_share: float | None
+    streams: tuple[StreamView, ...]
+    trainers: tuple[TrainerView, ...]
+    workers: tuple[WorkerView, ...]
+    pool: PoolView | None = None
+    host: str = ""
+    address: str = ""
+    warnings: tuple[LogLine, ...] = ()
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Changes that two statuses do not show: last progress of trainers, replaced workers."""
+
+    since_s: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = field(default_factory=dict)
+    replaced: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def take(self, status: DaemonStatus) -> None:
+        """Add a status. Ended subscriptions are dropped."""
+        now_s = status.daemon.uptime_s
+        since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
+        for stream in status.streams:
+            for one in stream.subscriptions:
+                key, state = (stream.name, one.number), (one.consumed_batches, one.waiting)
+                known = self.since_s.get(key)
+                since[key] = known if known is not None and known[0] == state else (state, now_s)
+        self.since_s = since
+        for worker in status.workers:
+            number, times = self.replaced.get(worker.place, (worker.number, 0))
+            self.replaced[worker.place] = (worker.number, times + (number != worker.number))
+
+
+class StatusWindow:
+    """The statuses of the last ``WINDOW_S``. A restarted daemon starts an empty window."""
+
+    def __init__(self) -> None:
+        self._kept: deque[DaemonStatus] = deque()
+        self._changes = _Changes()
+
+    def add(self, status: DaemonStatus) -> None:
+        """Add a status."""
+        daemon = status.daemon
+        if self._kept:
+            last = self._kept[-1].daemon
+            if last.pid != daemon.pid or last.uptime_s > daemon.uptime_s:
+                self._kept.clear()
+                self._changes = _Changes()
+        self._kept.append(status)
+        while len(self._kept) > 2 and daemon.uptime_s - self._kept[1].daemon.uptime_s >= WINDOW_S:  # noqa: PLR2004  a difference needs two
+            self._kept.popleft()
+        self._changes.take(status)
+
+    def overview(self) -> Overview | None:
+        """The overview; None before the first status."""
+        return overview_between(self._kept[0], self._kept[-1], self._changes) if self._kept else None
+
+
+def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Changes | None = None) -> Overview:
+    """Overview from two statuses of a daemon. If they are the same one, there are no rates."""
+    changes = changes or _Changes()
+    reading = compare(before, after)
+    daemon = after.daemon
+    streams = {one.name: one for one in before.streams}
+    readings = {one.name: one for one in reading.streams} if reading else {}
+    workers = {one.number: one for one in before.workers}
+    seconds = daemon.uptime_s - before.daemon.uptime_s
+    return Overview(
+        version=daemon.version,
+        pid=daemon.pid,
+        uptime_s=daemon.uptime_s,
+        memory_bytes=daemon.memory_bytes,
+        decoders=daemon.decoders,
+        draining=daemon.draining,
+        worker_deaths=daemon.worker_deaths,
+        seconds=reading.seconds if reading else None,
+        busy_share=reading.utilisation if reading and reading.workers else None,
+        streams=tuple(_stream(one, streams.get(one.name), readings.get(one.name), seconds) for one in after.streams),
+        trainers=tuple(_trainers(after, reading, changes)),
+        workers=tuple(
+            _worker(one, workers.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
+            for one in sorted(after.workers, key=lambda one: one.place)
+        ),
+        pool=pool_view(after.pool, reading.pool if reading else None) if after.pool is not None else None,
+        host=daemon.host,
+        address=daemon.address,
+        warnings=after.warnings,
+    )
+
+
+def _stream(
+    one: StreamStatistics, former: StreamStatistics | None, reading: StreamReading | None, seconds: float
+) -> StreamView:
+    work = reading.work if reading else None
+    delivered = None
+    if reading is not None and former is not None and seconds:
+        delivered = max(0, one.delivered_samples - former.delivered_samples) / seconds
+    return StreamView(
+        name=one.name,
+        batch_size=one.batch_size,
+        is_live=one.live is not None,
+        stopped=one.stopped,
+        slots_max=one.slots_max,
+        leased_slots=one.leased_slots,
+        ready_slots=max(0, one.ready_slots - one.leased_slots),
+        filling_slots=max(0, one.slots - one.ready_slots) if one.filling_slots is None else one.filling_slots,
+        partial_slots=one.partial_slots or 0,
+        trainers=len(one.subscriptions) + one.subscriptions_left_out,
+        bad_samples=one.bad_samples,
+        decoded_per_s=work.samples / seconds if work is not None and seconds else None,
+        delivered_per_s=delivered,
+        sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
+        parts=parts_of_sample(work) if work is not None else (),
+        samples=one.samples,
+        steps=one.steps,
+        description=one.description or StreamDescription(),
+        reports=one.reports.received if one.reports is not None else 0,
+    )
+
+
+def parts_of_sample(work: WorkReading) -> tuple[tuple[str, float], ...]:
+    """The parts of a sample's time: (name, ms), in order of the work.
+
+    Each part is measured by the clock, so time without a CPU is in all of them. It becomes a part
+    of its own, and the others lose it in proportion.
+    """
+    if not work.samples:
+        return ()
+    no_cpu_s = min(work.no_cpu_s, work.busy_s)
+    with_cpu = 1 - no_cpu_s / work.busy_s if work.busy_s else 1.0
+    spent = [(name, part_s * with_cpu) for name, part_s in work.parts if part_s or name != BAD_PART]
+    if no_cpu_s:
+        spent.append((NO_CPU_PART, no_cpu_s))
+    if work.waited_s:
+        spent.append((FILES_PART, work.waited_s))
+    return tuple((name, 1000 * part_s / work.samples) for name, part_s in spent)
+
+
+def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> Iterator[TrainerView]:
+    trainers = {one.session: one for one in after.trainers}
+    now_s = after.daemon.uptime_s
+    judged = (
+        {(one.stream.name, one.now.number): (one, found) for one, found in judge_trainers(reading)} if reading else {}
+    )
+    for stream in after.streams:
+        for one in stream.subscriptions:
+            trainer = trainers.get(one.session)
+            if trainer is None:  # only batches in flight are left
+                continue
+            key = (stream.name, one.number)
+            read, verdict = judged.get(key, (None, None))
+            yield TrainerView(
+                name=trainer.name,
+                pid=trainer.pid,
+                stream=stream.name,
+                rank=one.rank,
+                world_size=one.world_size,
+                epoch=one.epoch,
+                step=one.step,
+                transport=trainer.transport,
+                host=trainer.host,
+                ready_ahead=read.ready_ahead if read else one.ready_ahead,
+                window=one.window,
+                held_slots=one.held_slots,
+                is_waiting=one.waiting,
+                still_s=now_s - changes.since_s[key][1] if key in changes.since_s else 0.0,
+                wait_share=read.wait_share if read else None,
+                batches_per_s=read.batches / read.seconds if read else None,
+                sent_bytes_per_s=trainer.sent_bytes_per_s,
+                verdict=VerdictView(verdict.kind.value, verdict.kind.is_healthy, verdict.proof, verdict.remedy)
+                if verdict
+                else None,
+            )
+
+
+def _worker(one: WorkerStatistics, former: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
+    samples, busy_s = 0, 0.0
+    if former is not None:
+        samples, busy_s = one.samples - former.samples, one.busy_s - former.busy_s
+    is_known = former is not None and seconds > 0
+    return WorkerView(
+        place=one.place,
+        pid=one.pid,
+        state=one.state,
+        orders=one.orders,
+        replaced=replaced,
+        samples_per_s=samples / seconds if is_known else None,
+        sample_ms=1000 * busy_s / samples if samples else None,
+        busy_share=min(1.0, busy_s / seconds) if is_known else None,
+    )

@@ -1,0 +1,344 @@
+"""The table of all paths and the answers at them. OBSERVER process; threads of the server.
+
+    /metrics            numbers for Prometheus;  /healthz, /readyz  for probes
+    /status.json        what `batchd status --json` prints
+    /                   page.html, with the first state as tables for browsers without scripts
+    /page.css, .js      beside it in the package
+    /overview.json      the present state, each second
+    /history.json       the last ?seconds=, at most 15 minutes
+    /bad.json           bad samples of a stream;  /sheet.png  contact sheet of its current batch
+    /losses.json        the last reports about a stream: positions and means
+
+Invariants: a path that is not ``is_private`` has numbers, and names of streams, trainers and worker
+hosts, and nothing else. Names are text, whatever they contain: escaped here, and inserted as text
+by the page's script.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from email.message import Message
+from html import escape
+from importlib.resources import files
+from math import isfinite
+from struct import iter_unpack
+from time import monotonic
+from urllib.parse import parse_qsl
+
+from batchd.observe.diagnosis.overview import Overview
+from batchd.observe.diagnosis.pool import summary
+from batchd.observe.http.access import AccessRules, HostNames, is_forwarded
+from batchd.observe.http.contact_sheets import ContactSheets, current_position
+from batchd.observe.http.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
+from batchd.observe.http.status_client import POINTS, STEP_S, StatusClient, StatusRecorder
+from batchd_wire.position import Position
+from batchd_wire.reports import HEAD, VALUE_BYTES
+from batchd_wire.status import DaemonStatus, ReportPage
+
+PLAIN = "text/plain; charset=utf-8"
+JSON = "application/json"
+ANSWER_S = 2.0
+"""How long a request waits for the daemon, or for a contact sheet."""
+STATE_MARK, TITLE = "<!-- state -->", "<title>batchd</title>"
+HISTORY_S = int(STEP_S * POINTS)
+SECONDS_DIGITS = 9
+PUBLIC_PATHS = "/metrics, /healthz and /readyz are public"
+NO_ANSWER = "the daemon has not answered yet"
+_FILES = files("batchd.observe.http") / "page"
+_FILE_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_OWN_SITES = {"same-origin", "none"}
+"""``Sec-Fetch-Site`` of requests by our page, and of addresses that a user typed."""
+
+Query = Mapping[str, str]
+"""The query's parameters; of a repeated one the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response. ``status``: of HTTP."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path."""
+
+    answer: Callable[[Query], Response]
+    meaning: str
+    is_private: bool = False
+    """It is only for users who may connect to the daemon."""
+    has_effect: bool = False
+    """A request costs the daemon something, so other web pages may not cause one in a browser."""
+
+
+def text_response(status: int, text: str) -> Response:
+    """One line for a user."""
+    return Response(status, PLAIN, f"{text}\n".encode())
+
+
+def json_response(value: object) -> Response:
+    """Data for programs. Raises ``ValueError`` for numbers that JSON does not have."""
+    return Response(200, JSON, json.dumps(value, allow_nan=False).encode())
+
+
+class Router:
+    """The table of all paths, and who gets their answers. Use from any thread."""
+
+    def __init__(
+        self,
+        client: StatusClient,
+        recorder: StatusRecorder,
+        sheets: ContactSheets,
+        names: HostNames,
+        access: AccessRules,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._sheets = sheets
+        self._names = names
+        self._access = access
+        self._exposition = Exposition(client)
+        self._html = _text("page.html")
+        self.routes: Mapping[str, Route] = {
+            "/metrics": Route(self._metrics, "numbers for Prometheus"),
+            "/healthz": Route(self._health, "200 as long as the daemon's loop answers"),
+            "/readyz": Route(self._readiness, "200 when trainers get batches"),
+            "/status.json": Route(self._status, "what `batchd status --json` prints", is_private=True),
+            "/": Route(self._page, "a page to look at", is_private=True),
+            "/page.css": _fixed("page.css"),
+            "/page.js": _fixed("page.js"),
+            "/plots.js": _fixed("plots.js"),
+            "/icon.svg": _fixed("icon.svg"),
+            "/overview.json": Route(self._overview, "what the page shows", is_private=True),
+            "/history.json": Route(self._history, "?seconds=: the last ones, of 15 minutes", is_private=True),
+            "/bad.json": Route(self._bad, "?stream=NAME: its bad samples", is_private=True),
+            "/losses.json": Route(self._losses, "?stream=NAME: its last reported losses", is_private=True),
+            "/sheet.png": Route(self._sheet, "?stream=NAME: its current batch", is_private=True, has_effect=True),
+        }
+
+    def answer(self, target: str, headers: "Message[str, str]", connection: socket.socket) -> Response:
+        """Answer a request for ``target``, which arrived over ``connection``."""
+        host, *further = headers.get_all("Host", [None])
+        if further:
+            return text_response(400, "a request has one Host header")  # RFC 9112, 3.2
+        if host is None:
+            return text_response(400, "a request needs a Host header")
+        if not self._names.match(host):
+            text = f"the Host header names {host}, which is no name of this machine: use an address, or add it to http_names"
+            return text_response(421, text)
+        path, _mark, query = target.partition("?")
+        route = self.routes.get(path)
+        if route is None:
+            known = "\n".join(f"{path:<16}{route.meaning}" for path, route in self.routes.items())
+            return text_response(404, f"unknown path; known are\n{known}")
+        if route.is_private and not self._access.may_see_details(connection, headers):
+            return text_response(403, self._refusal(connection, headers))
+        if route.has_effect and headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+            return text_response(403, "this path is for batchd's own page, not for other web pages")
+        return route.answer(dict(parse_qsl(query)))
+
+    def _refusal(self, connection: socket.socket, headers: "Message[str, str]") -> str:
+        port = connection.getsockname()[1]
+        forwarded = "a proxy forwarded the request, so its user is unknown; " if is_forwarded(headers) else ""
+        return forwarded + (
+            "this path shows processes, users and paths, so it is for users of the daemon's machine who may connect to "
+            f"the daemon, over loopback: ssh -L {port}:localhost:{port} SERVER (with an account in the runtime directory's "
+            f"group), then http://localhost:{port}; or http_details = true in [daemon] shows it to every client. {PUBLIC_PATHS}"
+        )
+
+    def _metrics(self, _query: Query) -> Response:
+        return Response(200, CONTENT_TYPE, self._exposition.text())
+
+    def _health(self, _query: Query) -> Response:
+        if self._client.is_answered:
+            return text_response(200, "ok")
+        return text_response(503, f"the daemon's loop has not answered for {self._client.silent_s():.0f} s")
+
+    def _readiness(self, _query: Query) -> Response:
+        answer = self._client.latest()
+        if not self._client.is_answered:
+            return self._health({})
+        reason = NO_ANSWER if answer is None else why_not_ready(answer.status)
+        return text_response(200, "ready") if reason is None else text_response(503, reason)
+
+    def _status(self, _query: Query) -> Response:
+        answer = self._client.fresh(SCRAPE_S)
+        if answer is None:
+            return text_response(503, NO_ANSWER)
+        observer = {"age_s": monotonic() - answer.received_s, "up": self._client.is_answered}
+        return json_response({**answer.plain, "observer": observer})
+
+    def _page(self, _query: Query) -> Response:
+        overview = self._recorder.overview()
+        state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(_tables(overview))
+        host = overview.host if overview is not None else ""
+        page = self._html.replace(TITLE, f"<title>{escape(host)} · batchd</title>" if host else TITLE, 1)
+        return Response(200, "text/html; charset=utf-8", page.replace(STATE_MARK, state, 1).encode())
+
+    def _overview(self, _query: Query) -> Response:
+        overview, answer = self._recorder.overview(), self._client.latest()
+        if overview is None or answer is None:
+            return text_response(503, NO_ANSWER)
+        observer = {
+            "age_s": monotonic() - answer.received_s,
+            "silent_s": self._client.silent_s(),
+            "up": self._client.is_answered,
+        }
+        return json_response({**asdict(overview), "observer": observer})
+
+    def _history(self, query: Query) -> Response:
+        wanted = query.get("seconds", "")
+        seconds = min(int(wanted[:SECONDS_DIGITS]), HISTORY_S) if wanted.isascii() and wanted.isdigit() else HISTORY_S
+        return json_response(self._recorder.history(seconds))
+
+    def _bad(self, query: Query) -> Response:
+        stream = self._stream(query)
+        if stream is None:
+            return _no_stream(query)
+        answer = self._client.bad(stream, ANSWER_S)
+        if answer is None:
+            return text_response(503, NO_ANSWER)
+        return json_response(answer.to_plain())
+
+    def _losses(self, query: Query) -> Response:
+        stream = self._stream(query)
+        if stream is None:
+            return _no_stream(query)
+        page = self._client.reports(stream, ANSWER_S)
+        return json_response({"runs": _runs_of(page) if page is not None else []})
+
+    def _sheet(self, query: Query) -> Response:
+        stream = self._stream(query)
+        if stream is None:
+            return _no_stream(query)
+        answer = self._client.latest()
+        found = answer.status.stream(stream) if answer is not None else None
+        position = current_position(found) if found is not None else Position(0, 0)
+        sheet = self._sheets.sheet(stream, position, ANSWER_S)
+        if sheet is None:
+            return text_response(202, "the sheet is being drawn")
+        return Response(200, "image/png", sheet.picture) if sheet.picture else text_response(200, sheet.text)
+
+    def _stream(self, query: Query) -> str | None:
+        """The name of the requested stream, or None if there is no such stream."""
+        overview = self._recorder.overview()
+        known = {stream.name for stream in overview.streams} if overview is not None else set()
+        return query["stream"] if query.get("stream") in known else None
+
+
+def why_not_ready(status: DaemonStatus) -> str | None:
+    """Reason why trainers would get no batches, or None if they get them."""
+    if status.daemon.draining:
+        return "the daemon is draining"
+    if not any(worker.state == "ready" for worker in status.workers):
+        return "no worker is ready"
+    if all(stream.stopped is not None for stream in status.streams):
+        return "all streams have stopped; `batchd status` shows the reasons"
+    return None
+
+
+def _runs_of(page: ReportPage) -> list[dict[str, object]]:
+    """The reports of each run: [epoch, step, rank, mean or None if that is no number], in order."""
+    names = dict(zip(page.run_numbers, page.runs, strict=False))
+    runs: dict[int, list[list[float | None]]] = {}
+    if len(page.heads) % HEAD.size or len(page.values) != VALUE_BYTES * (len(page.heads) // HEAD.size):
+        return []
+    values = (mean for (mean,) in iter_unpack("<f", page.values))
+    for head, mean in zip(HEAD.iter_unpack(page.heads), values, strict=True):
+        epoch, step, _number, _first, _rows, _values, run, rank, _world_size = head
+        runs.setdefault(run, []).append([epoch, step, rank, mean if isfinite(mean) else None])
+    return [
+        {"run": names.get(run, ""), "reports": sorted(reports, key=lambda one: one[:3])}
+        for run, reports in runs.items()
+    ]
+
+
+def _no_stream(query: Query) -> Response:
+    return text_response(404, f"there is no stream {query.get('stream', '')!r}")
+
+
+def _text(name: str) -> str:
+    return (_FILES / name).read_text("utf-8")
+
+
+def _fixed(name: str) -> Route:
+    kind = _FILE_TYPES[name.rpartition(".")[2]]
+    response = Response(200, f"{kind}; charset=utf-8", _text(name).encode())
+    return Route(lambda _query: response, "part of the page")
+
+
+# --- without JavaScript ---------------------------------------------------------------------------
+
+
+def _tables(overview: Overview) -> Iterable[str]:
+    host = f" on {escape(overview.host)}" if overview.host else ""
+    yield f"<p>batchd {escape(overview.version)}{host}, up {overview.uptime_s:.0f} s</p>"
+    yield _table(
+        "Trainers",
+        ("trainer", "stream", "waits", "ready ahead", "verdict", "proof", "what helps"),
+        (
+            (
+                one.name,
+                one.stream,
+                _share(one.wait_share),
+                f"{one.ready_ahead} of {one.window}",
+                *((one.verdict.kind, one.verdict.proof, one.verdict.remedy) if one.verdict else ("", "", "")),
+            )
+            for one in overview.trainers
+        ),
+    )
+    yield _table(
+        "Streams",
+        ("stream", "slots leased", "ready", "filling", "of", "decoded/s", "delivered/s", "bad samples"),
+        (
+            (
+                one.name,
+                *map(str, (one.leased_slots, one.ready_slots, one.filling_slots, one.slots_max)),
+                _number(one.decoded_per_s),
+                _number(one.delivered_per_s),
+                str(one.bad_samples),
+            )
+            for one in overview.streams
+        ),
+    )
+    yield _table(
+        "Workers",
+        ("worker", "pid", "state", "busy", "ms/sample"),
+        (
+            (str(one.place), str(one.pid or ""), one.state, _share(one.busy_share), _number(one.sample_ms, 2))
+            for one in overview.workers
+        ),
+    )
+    if overview.pool is not None:
+        yield f"<p>{escape('; '.join([summary(overview.pool), *overview.pool.notes]))}</p>"
+        yield _table(
+            "Worker hosts",
+            ("worker host", "from", "state", "workers", "busy", "samples/s", "GB/s", "withdrawn", "disagreements"),
+            (
+                (
+                    *(one.name, one.host, one.state, str(one.workers), _share(one.busy_share)),
+                    _number(one.samples_per_s),
+                    _number(one.bytes_per_s and one.bytes_per_s / 1e9, 2),
+                    *(str(one.withdrawn), str(one.disagreements)),
+                )
+                for one in overview.pool.hosts
+            ),
+        )
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"

@@ -1,0 +1,465 @@
+"""The workers of worker hosts, and the gateways through which they come. DAEMON process.
+
+    gateway 0, 1, ... <- GatewayChild -> heard -> events for the loop's queue
+                                      -> ended -> its links and workers are gone
+
+A gateway gets each stream and each slot once; an order names a remote worker by its link and its
+number there, and goes to the gateway of that link. Remote workers come and go by themselves, and
+their worker host watches them.
+
+The first gateway gets the number of links of each, and sends worker hosts to the smallest. If
+a gateway has ended, its hosts come to others; when it listens again, some of them are moved to it,
+one with each tick.
+
+Invariant: a remote worker that is reported gone writes nothing more: the gateway, which alone
+writes its rows, has dropped its orders before, or has ended.
+"""
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import structlog
+
+from batchd.core import events as ev
+from batchd.core.actions import OrderChunk, ProveChunk
+from batchd.core.events import Event
+from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
+from batchd.core.links import Link
+from batchd.core.rows import runs_of
+from batchd.daemon.doors import SESSION_LINES_PER_MINUTE
+from batchd.pool import gateway_messages as wire
+from batchd.pool.gateway_child import END_TIMEOUT_S, GatewayChild
+from batchd.pool.link_messages import ORDERS_MAX
+from batchd.pool.wanted import WantedCount
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import LinesPerMinute, printable
+from batchd.worker.messages import Work
+from batchd_wire.codec import Message
+from batchd_wire.status import LinkStatistics, PoolStatistics
+
+_log = structlog.get_logger()
+
+REMOTE = WorkerKind(orders_max=ORDERS_MAX, start_timeout_s=60.0, note_delay_s=0.0, is_remote=True)
+MOVE_DIFFERENCE = 2
+"""Links that a gateway must have more than another, so that moving one of them helps."""
+TIME_MAX_US = 3_600_000_000
+BYTES_MAX = 1 << 40
+SENT_AWAY_KEPT = 8
+"""Worker hosts that were sent away, and that the status still names."""
+WORDS_MAX = 1 << 17
+"""Characters of what all worker hosts say, decoders and refusals each: a status is one message."""
+NUMBERS_MAX = 64
+PATH_CHARACTERS_MAX = 256
+"""Limits of what a worker host may report of its work: no number of it is trusted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Host:
+    """A link: what is known of it beside the core's counts. ``workers``: numbers by theirs."""
+
+    facts: wire.LinkUp
+    gateway: GatewayChild
+    since_s: float
+    workers: dict[int, int] = field(default_factory=dict)
+    decoders: str = ""
+    is_leaving: bool = False
+    refused: dict[int, str] = field(default_factory=dict)
+    """By stream: why the host cannot fill it."""
+    received_bytes: int = 0
+    late_rows: int = 0
+
+
+class RemoteWorkers:
+    """Runs the gateways, one at each of ``endpoints``, and speaks with them.
+
+    ``rules``: what they need of the configuration; the limits are those of all together.
+    ``wanted`` counts how many workers should come.
+    """
+
+    def __init__(  # noqa: PLR0913  its parts
+        self,
+        selector: Selector,
+        enqueue: Callable[[Event], None],
+        endpoints: Sequence[str],
+        keys_dir: Path | None,
+        rules: wire.PoolRules,
+        *,
+        wanted: WantedCount,
+    ) -> None:
+        self.kind = REMOTE
+        self._enqueue = enqueue
+        self._rules = rules
+        self._address = endpoints[0]
+        keys = "" if keys_dir is None else os.fspath(keys_dir)
+        self.gateways = tuple(
+            GatewayChild(number, selector, (endpoint, f"daemon.{_key(number)}", keys), self)
+            for number, endpoint in enumerate(endpoints)
+        )
+        self.wanted = wanted
+        self._hosts: dict[int, _Host] = {}
+        self._places: dict[int, tuple[int, int]] = {}
+        """By worker: its link, and its number there."""
+        self._last_number = REMOTE_NUMBERS - 1
+        self._moves_left = 0
+        """How many worker hosts may be moved to a gateway that has begun to listen."""
+        self.ended_links = 0
+        self.last_end = ""
+        """Why the last link ended."""
+        self.last_left = False
+        """The last worker host that has gone had said that it leaves."""
+        self._ended_bytes = 0
+        self._sent_away: deque[str] = deque(maxlen=SENT_AWAY_KEPT)
+        self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
+
+    def start(self) -> None:
+        """Start the gateways, and wait until all listen. Raises ``BatchdError`` if one cannot.
+
+        The first one listens last, so it knows the others when worker hosts come.
+        """
+        for gateway in self.gateways:
+            gateway.spawn()
+        for gateway in reversed(self.gateways):
+            gateway.wait_listening()
+
+    @property
+    def port(self) -> int:
+        """The port of ``worker_address``."""
+        return self.gateways[0].port
+
+    def tick(self) -> None:
+        """Start gateways that are due; end those that hang; let worker hosts move to a new one."""
+        for gateway in self.gateways:
+            gateway.tick()
+        if self._moves_left:
+            self._move_one()
+
+    def use_limits(self, daemon: Mapping[str, Any]) -> None:
+        """Tell the gateways the limits of ``[daemon]``, as plain values, if they are others."""
+        rules = wire.PoolRules.filled_from(self._rules, sample_timeout_s=daemon["sample_timeout_s"])
+        if rules != self._rules:
+            self._rules = rules
+            for gateway in self.gateways:
+                gateway.send(self._rules_of(gateway))
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Send a message to all gateways without waiting."""
+        for gateway in self.gateways:
+            gateway.send(message)
+
+    def gateway_of(self, worker: int) -> GatewayChild | None:
+        """The gateway of a remote worker; None if it is gone, and WorkerGone in the queue."""
+        place = self._places.get(worker)
+        return self._hosts[place[0]].gateway if place is not None else None
+
+    def fill(self, order: OrderChunk, bucket: int) -> None:
+        """Have a remote worker fill rows; ``flush`` follows. ``bucket``: of their layout."""
+        gateway = self.gateway_of(order.worker)
+        if gateway is not None:
+            gateway.fill(wire.RemoteFill(*self._facts(order, bucket)))
+
+    def flush(self) -> None:
+        """Send the orders of this round of the loop, in one message for each gateway."""
+        for gateway in self.gateways:
+            gateway.flush()
+
+    def prove(self, proof: ProveChunk, bucket: int) -> None:
+        """Have a remote worker fill rows to be compared. ``bucket``: of their layout."""
+        gateway = self.gateway_of(proof.worker)
+        if gateway is not None:
+            gateway.send(wire.RemoteProve(*self._facts(proof, bucket)))
+
+    def withdraw(self, worker: int, order: int) -> None:
+        """Have nothing more written for an order."""
+        gateway = self.gateway_of(worker)
+        if gateway is not None:
+            gateway.withdraw(wire.RemoteWithdraw(*self._places[worker], order))
+
+    def report_serving(self, link: int, stream: str, refusal: str) -> None:
+        """Log that a worker host fills a stream from now on, or cannot because of ``refusal``."""
+        host = self._hosts.get(link)
+        if host is not None and refusal:
+            self._warn("worker host cannot fill a stream", host.facts, stream=stream, reason=refusal)
+        elif host is not None:
+            self._tell("worker host fills a stream", host.facts, stream=stream)
+
+    def send_away(self, link: int, reason: str, decoders: str) -> None:
+        """End a link whose rows differ from those of local workers, which use ``decoders``."""
+        host = self._hosts.get(link)
+        if host is not None:
+            theirs = f"it decodes with {host.decoders or 'what it does not name'}, the daemon's host with {decoders}"
+            both = f"both hosts decode with {decoders}"
+            self._send_away(host, f"{reason}; {both if host.decoders == decoders else theirs}")
+
+    def release(self, link: int) -> None:
+        """End the link of a leaving worker host, which waits for that and then ends."""
+        host = self._hosts.get(link)
+        if host is not None:
+            host.gateway.send(wire.CloseLink(link, "its orders are done", is_final=False))
+
+    def _send_away(self, host: _Host, reason: str) -> None:
+        self._warn("worker host sent away", host.facts, reason=reason)
+        self._sent_away.append(f"{host.facts.name}: {reason}")
+        host.gateway.send(wire.CloseLink(host.facts.link, reason, is_final=True))
+
+    def kill(self, number: int, reason: str) -> None:
+        """End the link of a worker that breaks the rules."""
+        place = self._places.get(number)
+        if place is not None:
+            self._send_away(self._hosts[place[0]], reason)
+
+    def close(self) -> None:
+        """End the gateways, and with them all links."""
+        with ExitStack() as stack:
+            for child in [gateway.let_go() for gateway in self.gateways]:
+                if child is not None:
+                    stack.callback(child.end, END_TIMEOUT_S)
+
+    def statistics(self, links: Mapping[int, Link], names: Mapping[int, str], now: float) -> PoolStatistics:
+        """All worker hosts, with the core's counts of their ``links``; ``names``: of streams."""
+        hosts = []
+        words_max = WORDS_MAX // max(1, len(self._hosts))
+        for number, host in self._hosts.items():
+            link = links.get(number)
+            if link is None:
+                continue
+            state = "leaving" if link.is_leaving else "serving" if link.serves else "opening"
+            hosts.append(
+                LinkStatistics(
+                    link=number,
+                    name=host.facts.name,
+                    host=host.facts.host,
+                    key=host.facts.key,
+                    pid=host.facts.pid,
+                    machine=host.facts.machine,
+                    version=host.facts.batchd,
+                    decoders=host.decoders[:words_max],
+                    state="closing" if link.is_closed else "proving" if link.proven and state == "opening" else state,
+                    since_s=now - host.since_s,
+                    workers=len(host.workers),
+                    orders=link.orders,
+                    samples=link.samples,
+                    busy_s=link.busy_us / 1e6,
+                    received_bytes=host.received_bytes,
+                    late_rows=host.late_rows,
+                    withdrawn=link.withdrawn,
+                    disagreements=link.disagreements,
+                    streams=tuple(names[stream] for stream in sorted(link.serves) if stream in names),
+                    refused=_cut(
+                        [f"{names[one]}: {why}" for one, why in host.refused.items() if one in names], words_max
+                    ),
+                    gateway=host.gateway.number,
+                )
+            )
+        address = f"{self._address.rpartition(':')[0]}:{self.port}"
+        wanted = self.wanted.now
+        return PoolStatistics(
+            address=address,
+            links=tuple(hosts),
+            ended_links=self.ended_links,
+            last_end=self.last_end,
+            last_left=self.last_left,
+            wanted=wanted.workers,
+            cap=wanted.cap,
+            capped_by=wanted.capped_by,
+            interface=self.wanted.interface,
+            interface_bytes_per_s=self.wanted.interface_bytes_per_s,
+            sent_away=tuple(self._sent_away),
+            received_bytes=self._ended_bytes + sum(host.received_bytes for host in self._hosts.values()),
+            gateways=len(self.gateways),
+            gateways_down=tuple(one.number for one in self.gateways if not one.listens),
+        )
+
+    # --- the gateways -----------------------------------------------------------------------------
+
+    def _facts(self, order: OrderChunk | ProveChunk, bucket: int) -> tuple[Any, ...]:
+        """The fields of a ``RemoteFill`` or a ``RemoteProve``."""
+        return (
+            *self._places[order.worker],
+            order.order,
+            order.stream,
+            order.slot,
+            *order.position,
+            runs_of(order.rows),
+            bucket,
+        )
+
+    def _rules_of(self, gateway: GatewayChild) -> wire.PoolRules:
+        """The rules for a gateway: all together admit no more than the limits allow."""
+        number, rules = len(self.gateways), self._rules
+        links, of_key = (
+            (limit + number - 1 - gateway.number) // number for limit in (rules.links_max, rules.links_per_key)
+        )
+        return wire.PoolRules.filled_from(rules, links_max=links, links_per_key=of_key, gateways=number)
+
+    def _links_of(self, gateway: GatewayChild) -> list[int]:
+        return [number for number, host in self._hosts.items() if host.gateway is gateway]
+
+    def _tell_links(self) -> None:
+        """Tell the first gateway how many links all have: it chooses one for each worker host."""
+        if len(self.gateways) > 1 and self.gateways[0].listens:
+            numbers = Counter(host.gateway.number for host in self._hosts.values())
+            links = [numbers[one.number] if self._admits(one) else None for one in self.gateways]
+            self.gateways[0].send(wire.GatewayLinks(links))
+
+    def _admits(self, gateway: GatewayChild) -> bool:
+        """Whether worker hosts can register there. A small limit has no part for some gateways."""
+        rules = self._rules_of(gateway)
+        return gateway.listens and min(rules.links_max, rules.links_per_key) > 0
+
+    def _move_one(self) -> None:
+        """End a link of the gateway that has the most, so that its worker host comes to another."""
+        listening = sorted(filter(self._admits, self.gateways), key=lambda one: len(self._links_of(one)))
+        most = self._links_of(listening[-1]) if listening else []
+        if not most or len(most) - len(self._links_of(listening[0])) < MOVE_DIFFERENCE:
+            self._moves_left = 0
+            return
+        self._moves_left -= 1
+        listening[-1].send(wire.CloseLink(most[-1], "another gateway has room for it", is_final=False))
+
+    # --- what they report -------------------------------------------------------------------------
+
+    def heard(self, gateway: GatewayChild, message: Message) -> None:
+        """See ``GatewayEvents``."""
+        match message:
+            case wire.GatewayReady():
+                self._tell_links()
+                gateway.send(self._rules_of(gateway))
+                if gateway.number:  # hosts of the first one come to it by themselves
+                    self._moves_left = len(self._hosts) // len(self.gateways)
+            case wire.LinkUp():
+                self._hosts[message.link] = _Host(message, gateway, monotonic())
+                where = {"gateway": gateway.number} if len(self.gateways) > 1 else {}
+                self._tell("worker host connected", message, key=message.key, workers=message.workers, **where)
+                self._tell_links()
+                self._enqueue(ev.LinkBegun(message.link, message.name, message.workers))
+            case wire.LinkDown():
+                self._end_link(message.link, message.reason)
+                self._tell_links()
+            case _ if (host := self._hosts.get(getattr(message, "link", -1))) is not None:
+                self._take_of(host, message)
+
+    def ended(self, gateway: GatewayChild) -> None:
+        """See ``GatewayEvents``."""
+        for link in self._links_of(gateway):
+            self._end_link(link, "the gateway has ended")
+        self._tell_links()
+
+    def _take_of(self, host: _Host, message: Message) -> None:
+        """Take a message of one link."""
+        match message:
+            case wire.LinkOpened():
+                host.refused.pop(message.stream, None)
+                self._enqueue(ev.StreamOpened(message.link, message.stream))
+            case wire.LinkRefuses():
+                host.refused[message.stream] = message.reason
+                self._enqueue(ev.StreamRefused(message.link, message.stream, message.reason))
+            case wire.LinkLeaving():
+                host.is_leaving = True
+                self._tell("worker host leaving", host.facts)
+                self._enqueue(ev.HostLeaves(message.link))
+            case wire.LinkTraffic():
+                host.received_bytes, host.late_rows = message.bytes, message.late_rows
+            case wire.RemoteUp():
+                self._last_number += 1
+                host.workers[message.worker] = self._last_number
+                host.decoders = message.decoders
+                self._places[self._last_number] = message.link, message.worker
+                self._enqueue(ev.WorkerJoined(self._last_number, message.link))
+            case wire.RemoteDown():
+                self._end_worker(host, message.worker, message.how)
+            case _ if (number := host.workers.get(getattr(message, "worker", -1))) is not None:
+                self._enqueue(_event(number, message))
+
+    def _end_worker(self, host: _Host, worker: int, how: str) -> None:
+        number = host.workers.pop(worker, None)
+        if number is not None:
+            del self._places[number]
+            self._enqueue(ev.WorkerGone(number, how, None))
+
+    def _end_link(self, link: int, reason: str) -> None:
+        host = self._hosts.pop(link, None)
+        if host is None:
+            return
+        for worker in list(host.workers):
+            self._end_worker(host, worker, reason)
+        self._ended_bytes += host.received_bytes
+        self.ended_links += 1
+        self.last_left = host.is_leaving
+        if host.is_leaving:
+            reason = f"it was told to end; {reason}"
+        self.last_end = f"{host.facts.name}: {reason}"
+        self._tell("worker host disconnected", host.facts, reason=reason)
+        self._enqueue(ev.LinkEnded(link))
+
+    def _tell(self, event: str, host: wire.LinkUp, **facts: object) -> None:
+        """Log something of a worker host. Hundreds may come with one key, but not repeatedly."""
+        write = _log.info if self._may_log(host) else _log.debug
+        write(event, link=host.link, name=host.name, host=host.host, **facts)
+
+    def _warn(self, event: str, host: wire.LinkUp, **facts: object) -> None:
+        write = _log.warning if self._may_log(host) else _log.debug
+        write(event, link=host.link, name=host.name, host=host.host, **facts)
+
+    def _may_log(self, host: wire.LinkUp) -> bool:
+        return self._lines_per_minute.allows("worker hosts", f"key {host.key!r}")
+
+
+def _key(number: int) -> str:
+    """The key of ``[daemon]`` that sets the address of a gateway."""
+    return "pool_gateways" if number else "worker_address"
+
+
+def _event(number: int, message: Message) -> Event:
+    """The event of a message about an order."""
+    match message:
+        case wire.RemoteFilled():
+            bad = [
+                (sample, printable(path, PATH_CHARACTERS_MAX), printable(reason, PATH_CHARACTERS_MAX))
+                for sample, path, reason in message.bad
+            ]
+            return ev.ChunkDone(number, (message.order,), _plausible(Work(*message.work)), bad, message.hopeless)
+        case wire.ReferenceTaken():
+            return ev.ReferenceCopied(number, message.order)
+        case wire.RemoteProved():
+            proved = message.difference, message.bad_rows, message.is_hopeless, message.last_bad
+            return ev.ChunkProved(number, message.order, *proved)
+        case wire.RemoteWithdrawn():
+            return ev.OrderWithdrawn(number, message.order)
+        case wire.RemoteSettled():
+            return ev.OrderSettled(number, message.order)
+    raise AssertionError(f"{type(message).__name__} is about no order")
+
+
+def _plausible(work: Work) -> Work:
+    """Limit what a worker host says of its work, so that no sum grows beyond all bounds."""
+    most = {"read_bytes": BYTES_MAX, "slow_rows": 1 << 20, "cache_hits": 1 << 20, "cache_misses": 1 << 20}
+    limited = {
+        name: min(value, most.get(name, TIME_MAX_US))
+        for name, value in work._asdict().items()
+        if isinstance(value, int)
+    }
+    parts_us = [min(spent, TIME_MAX_US) for spent in work.parts_us[:NUMBERS_MAX]]
+    slow = [
+        (sample, printable(path, PATH_CHARACTERS_MAX), min(taken, TIME_MAX_US))
+        for sample, path, taken in work.slow[:NUMBERS_MAX]
+    ]
+    return work._replace(**limited, parts_us=parts_us, slow=slow)
+
+
+def _cut(texts: Iterable[str], characters_max: int) -> tuple[str, ...]:
+    """The texts, as far as they have so many characters together."""
+    kept = []
+    for text in texts:
+        kept.append(text[:characters_max])
+        characters_max -= len(kept[-1])
+        if not characters_max:
+            break
+    return tuple(kept)

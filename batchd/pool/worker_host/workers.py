@@ -1,0 +1,370 @@
+"""The workers of this host, and their orders. WORKER HOST process.
+
+    HostFill -> waiting, in order -> at its worker (two at most) -> HostFilled + rows
+                   |                      |        |
+              HostWithdraw           HostWithdraw  +--(it dies)--> WorkerDown
+                   |                      |
+              HostFilled, at once    HostFilled when it is done; both without rows
+
+The workers are those of a daemon (``worker.supervisor``), and so are the rules for starts,
+restarts and stuck workers (``core.fleet``). The difference: a worker's further orders wait here, so
+an order that is withdrawn early is never begun.
+
+Where no sample of a stream can be read here, for example without credentials, the worker host
+refuses the stream with the reason, after its answer.
+
+Invariant: each order of the present link gets one answer, or its worker is reported dead. Results
+of orders of former links are dropped.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import structlog
+
+from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
+from batchd.core.events import ChunkDone, Event, WorkerGone, WorkerReady
+from batchd.core.fleet import Fleet, Order, Worker, WorkerState
+from batchd.core.measure import Moment
+from batchd.core.ring import Slot
+from batchd.core.rows import Rows, are_runs, rows_of
+from batchd.core.state import GAP_S, TICK_S
+from batchd.errors import why_no_process
+from batchd.pool.link_messages import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
+from batchd.pool.worker_host.scratch import SCRATCH_MAX, OrderMemory
+from batchd.pool.worker_host.streams import OpenedStream
+from batchd.runtime.child_log import ChildOutput
+from batchd.runtime.children import Linked
+from batchd.runtime.descriptors import Selector
+from batchd.runtime.limits import CountedPerMinute
+from batchd.runtime.tcp.sent_memory import SentMemory
+from batchd.worker import messages as orders
+from batchd.worker.interface import WorkerBook
+from batchd.worker.supervisor import WorkerProcesses
+from batchd_wire.codec import Message
+from batchd_wire.position import Position
+
+_log = structlog.get_logger()
+
+SAMPLE_TIMEOUT_S = 60.0
+"""Placeholder until a gateway sends the timeout; there are no orders before that."""
+ENDED = "it could not be started"
+
+
+@dataclass(slots=True, eq=False)
+class _HostOrder:
+    """An order of a gateway. ``number``: the number on this host, never used twice."""
+
+    number: int
+    fill: HostFill
+    stream: OpenedStream
+    rows: Rows
+    scratch: OrderMemory | None = None
+    is_withdrawn: bool = False
+
+
+class HostWorkers:
+    """Starts workers, gives them orders, and sends the rows."""
+
+    def __init__(
+        self,
+        selector: Selector,
+        count: int,
+        send: Callable[[Message, Sequence[memoryview]], None],
+        launched: Linked | None = None,
+        output: ChildOutput | None = None,
+    ) -> None:
+        self._events: deque[Event] = deque()
+        self._processes = WorkerProcesses(selector, self._events.append, launched, output)
+        self._counted_per_minute = CountedPerMinute()
+        self._moment = Moment()
+        self._moment.now_s = monotonic()
+        self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)
+        self._book = WorkerBook()
+        self._sent = SentMemory(selector)
+        self._send = send
+        self._link = 0
+        self._reported: set[int] = set()
+        """Workers that the present link knows."""
+        self._waiting: defaultdict[int, deque[_HostOrder]] = defaultdict(deque)
+        self._in_hand: dict[int, _HostOrder] = {}
+        """By number: orders that their worker has."""
+        self._scratches: defaultdict[tuple[int, int], list[OrderMemory]] = defaultdict(list)
+        """By worker and stream."""
+        self._reasons: dict[int, str] = {}
+        """Why a worker is being killed."""
+        self._last_number = 0
+        self._last_scratch = 0
+        self._next_tick_s = 0.0
+
+    # --- the link ---------------------------------------------------------------------------------
+
+    def begin_link(self, link: int, sample_timeout_s: float) -> None:
+        """Report the workers that take orders to the gateway of a new link."""
+        self._link = link
+        self.use_limits(sample_timeout_s)
+        for worker in self._fleet.workers.values():
+            if worker.state is WorkerState.READY:
+                self._report_up(worker.number)
+
+    def use_limits(self, sample_timeout_s: float) -> None:
+        """Kill workers whose sample takes longer than ``sample_timeout_s``."""
+        self._fleet.sample_timeout_s = sample_timeout_s
+
+    def end_link(self) -> None:
+        """Forget the orders of the link. Rows of orders that workers have begun are dropped."""
+        self._link = 0
+        self._reported.clear()
+        self._waiting.clear()
+
+    def fill(self, message: HostFill, stream: OpenedStream) -> bool:
+        """Take an order; false if it is invalid. Its worker may be gone already."""
+        rows = rows_of(message.runs) if are_runs(message.runs, stream.message.batch_size) else ()
+        buckets = len(stream.layout.buckets) or 1
+        if message.bucket >= buckets or not 0 < len(rows) <= stream.layout.of(message.bucket).rows:
+            return False
+        if message.worker in self._fleet.workers:
+            if len(self._waiting[message.worker]) >= ORDERS_MAX:
+                return False
+            self._last_number += 1
+            self._waiting[message.worker].append(_HostOrder(self._last_number, message, stream, rows))
+            self._begin_orders(message.worker)
+        return True
+
+    def withdraw(self, worker: int, order: int) -> None:
+        """Drop an order that waits, and do not send the rows of one that was begun."""
+        for one in self._in_hand.values():
+            if (one.fill.link, one.fill.worker, one.fill.order) == (self._link, worker, order):
+                one.is_withdrawn = True
+        for one in [one for one in self._waiting.get(worker, ()) if one.fill.order == order]:
+            self._drop(worker, one)
+
+    def quarantine(self, stream: OpenedStream, samples: Sequence[int]) -> None:
+        """Treat further samples of a stream as bad."""
+        stream.quarantined += samples
+        for worker in self._book.workers_of(stream.number):
+            self._tell_quarantined(worker, stream, samples)
+
+    def use_storage(self, storage: tuple[int, int, int]) -> None:
+        """Have all workers use these limits for file servers."""
+        for worker in self._processes.pids():
+            self._processes.send(worker, orders.UseStorage(storage))
+
+    def renew(self, reason: str) -> None:
+        """Replace all workers; their orders end with them."""
+        self._moment.now_s = monotonic()
+        actions: list[Action] = []
+        for worker in self._fleet.workers.values():
+            self._fleet.end(worker, reason, actions)
+        self._perform(actions)
+
+    def forget(self, stream: OpenedStream) -> None:
+        """Close a stream. Workers first finish its orders that they have begun."""
+        for one in self._in_hand.values():
+            one.is_withdrawn |= one.stream is stream
+        for worker, waiting in self._waiting.items():
+            for one in [one for one in waiting if one.stream is stream]:
+                self._drop(worker, one)
+        keys = [key for key in self._scratches if key[1] == stream.number]
+        scratches = [one for key in keys for one in self._scratches.pop(key)]
+        for worker, slots in self._book.drop_slots(one.number for one in scratches).items():
+            self._processes.send(worker, orders.ForgetSlots(slots))
+        for worker in self._book.drop_stream(stream.number):
+            self._processes.send(worker, orders.ForgetStream(stream.number))
+        for scratch in scratches:
+            scratch.close()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no order of the link is left, and all rows were sent."""
+        has_any = any(self._waiting.values()) or any(one.fill.link == self._link for one in self._in_hand.values())
+        return not has_any and not len(self._sent)
+
+    @property
+    def ready(self) -> int:
+        """Workers that take orders."""
+        return self._fleet.ready
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until a timer of the workers is due."""
+        due_s = min(self._next_tick_s, self._fleet.next_spawn_s or inf)
+        return 0.0 if self._events else max(0.0, due_s - monotonic())
+
+    def leave(self) -> None:
+        """Start no further worker."""
+        self._fleet.is_ending = True
+
+    def tick(self) -> None:
+        """Act on timers, then on the events of the workers."""
+        now = monotonic()
+        spawn_s = self._fleet.next_spawn_s
+        if now >= self._next_tick_s or (spawn_s is not None and now >= spawn_s):
+            self._pass_time(now)
+        while self._events:
+            self._moment.now_s = monotonic()
+            event = self._events.popleft()
+            if isinstance(event, WorkerReady):
+                self._fleet.is_up(event.worker)
+                if self._fleet.workers[event.worker].state is WorkerState.READY:
+                    self._report_up(event.worker)
+            elif isinstance(event, ChunkDone):
+                self._done(event)
+            elif isinstance(event, WorkerGone):
+                self._gone(event)
+
+    def close(self, wait_s: float) -> None:
+        """End all workers. The connection is closed, so ZeroMQ has released all rows."""
+        self._processes.close(wait_s)
+        self._sent.close()
+        for scratches in self._scratches.values():
+            for one in scratches:
+                one.close()
+        self._scratches.clear()
+
+    def _pass_time(self, now: float) -> None:
+        actions: list[Action] = []
+        gap_s, self._moment.now_s = now - self._moment.now_s, now
+        if gap_s > GAP_S:  # the machine was paused
+            self._fleet.forgive(gap_s)
+        self._next_tick_s = now + TICK_S
+        self._fleet.spawn_due(actions)
+        self._fleet.kill_late(actions)
+        for worker in self._processes.pids():
+            self._fleet.observe(worker, self._processes.note(worker), actions)
+        self._perform(actions)
+        for scratches in self._scratches.values():
+            for one in scratches:
+                one.rest()
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case SpawnWorker():
+                    try:
+                        self._processes.spawn(action.worker)
+                    except OSError as error:
+                        reason = why_no_process(error)
+                        if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
+                            _log.error("worker not started", worker=action.worker, reason=reason, **more)
+                        self._events.append(WorkerGone(action.worker, ENDED, None))
+                case KillWorker():
+                    self._reasons[action.worker] = action.reason
+                    self._processes.kill(action.worker, action.reason)
+                case DismissWorker():
+                    self._processes.dismiss(action.worker)
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def _drop(self, worker: int, order: _HostOrder) -> None:
+        """End an order that was not sent to its worker."""
+        self._waiting[worker].remove(order)
+        self._send(HostFilled(self._link, worker, order.fill.order, orders.NO_WORK, [], ""), ())
+
+    def _begin_orders(self, number: int) -> None:
+        """Send waiting orders to a worker while it takes orders and has memory for them."""
+        worker, waiting = self._fleet.workers.get(number), self._waiting.get(number)
+        while waiting and worker is not None and worker.state is WorkerState.READY:
+            if len(worker.orders) >= worker.kind.orders_max:
+                return
+            order = waiting[0]
+            try:
+                scratch = self._take_scratch(number, order)
+            except OSError as error:
+                actions: list[Action] = []
+                self._fleet.end(worker, f"no memory for its rows: {error.strerror}", actions)
+                self._perform(actions)
+                return
+            if scratch is None:
+                return  # all of them are being sent
+            order.scratch = scratch
+            waiting.popleft()
+            self._give(worker, order, scratch)
+
+    def _take_scratch(self, worker: int, order: _HostOrder) -> OrderMemory | None:
+        """Free memory of a worker for a stream; None if all is in use. Raises ``OSError``."""
+        scratches = self._scratches[worker, order.stream.number]
+        scratch = next((one for one in scratches if one.is_free), None)
+        if scratch is None and len(scratches) < SCRATCH_MAX:
+            self._last_scratch += 1
+            scratch = OrderMemory(self._last_scratch, order.stream.layout)
+            scratches.append(scratch)
+        if scratch is not None:
+            scratch.take(len(order.rows), order.fill.bucket)
+        return scratch
+
+    def _give(self, worker: Worker, order: _HostOrder, scratch: OrderMemory) -> None:
+        """Send an order, after the stream and the memory if the worker does not know them."""
+        stream, fill, number = order.stream, order.fill, worker.number
+        if self._book.enter_stream(number, stream.number):
+            self._processes.send(number, stream.message, *stream.descriptors)
+            self._tell_quarantined(number, stream, stream.quarantined)
+        if self._book.enter_slot(number, scratch.number):
+            self._processes.send(number, orders.UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)
+        position = Position(fill.epoch, fill.step)
+        self._fleet.give(worker, Order(order.number, stream.number, Slot(scratch.number), position, order.rows))
+        self._in_hand[order.number] = order
+        chunk = orders.Chunk(order.number, scratch.number, *position, fill.runs, [])
+        self._processes.send(number, orders.FillChunks(stream.number, [chunk], is_packed=True))
+
+    def _tell_quarantined(self, worker: int, stream: OpenedStream, samples: Sequence[int]) -> None:
+        for first in range(0, len(samples), orders.QUARANTINED_AT_ONCE):
+            part = list(samples[first : first + orders.QUARANTINED_AT_ONCE])
+            self._processes.send(worker, orders.Quarantine(stream.number, part))
+
+    def _done(self, event: ChunkDone) -> None:
+        """Send the rows of a finished order from the memory that the worker has filled."""
+        (number,) = event.orders
+        order = self._in_hand.pop(number)
+        fill, scratch = order.fill, order.scratch
+        assert scratch is not None, "the order is at a worker"
+        self._fleet.done(self._fleet.workers[event.worker], event.orders, event.work.busy_us)
+        is_wanted = fill.link == self._link and not order.is_withdrawn
+        frames = self._frames(scratch, order) if is_wanted else ()
+        if not is_wanted:
+            scratch.release()
+        if fill.link == self._link:
+            work: orders.Work = order.stream.as_daemon_counts(event.work)
+            self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
+            if event.hopeless:
+                _log.error("stream cannot be filled here", stream=order.stream.name, reason=event.hopeless)
+                self._send(CannotOpen(fill.link, fill.stream, event.hopeless), ())
+        self._begin_orders(event.worker)
+
+    def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:
+        """The frames of an order's rows; the memory is free again when ZeroMQ has sent them."""
+
+        def released() -> None:
+            scratch.release()
+            self._begin_orders(order.fill.worker)
+
+        view = self._sent.view(scratch.memory(), released)
+        return scratch.frames(view, len(order.rows), order.fill.bucket)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _report_up(self, worker: int) -> None:
+        if self._link:
+            self._reported.add(worker)
+            self._send(WorkerUp(self._link, worker, self._processes.decoders), ())
+
+    def _gone(self, event: WorkerGone) -> None:
+        """Remove a dead worker with its orders and its memory, and report it."""
+        number = event.worker
+        worker = self._fleet.gone(number)
+        self._book.drop_worker(number)
+        self._waiting.pop(number, None)
+        for order in worker.orders:
+            del self._in_hand[order]
+        for key in [key for key in self._scratches if key[0] == number]:
+            for scratch in self._scratches.pop(key):
+                scratch.close()
+        reason = self._reasons.pop(number, "")
+        if number in self._reported:
+            self._reported.discard(number)
+            self._send(WorkerDown(self._link, number, f"{event.how}: {reason}" if reason else event.how), ())

@@ -1,0 +1,338 @@
+"""Facts and problems of a stream that need no scan. Daemon, ``check`` and ``prepare``.
+
+    StreamConfig ------------------------> pipeline: steps, cut, longest record
+    source ------------------------------> columns
+    files of steps ----------------------> digests
+    modules of the user's functions -----> code
+
+Nothing here imports the user's functions. Each problem has its key:
+
+    source      at its own key, or that of one of its parts      streams.a.source.sources[1].path
+    functions   at the key that names them                       streams.a.pipeline[2].function
+    steps       at the step, or at the option that is wrong      streams.a.pipeline[1].field
+    the whole   if the steps leave no valid fields               streams.a.pipeline
+
+Invariant: a stream has one plan, made when it is opened and passed to all code that needs its
+facts. Invariant: a stream without problems has columns.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.config.draft import StreamDraft
+from batchd.config.schema import problem_at
+from batchd.config.tree import BlockShuffle, StreamConfig
+from batchd.core.draws import POINT_BITS, bounds_of
+from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
+from batchd.core.packs import packed_in
+from batchd.core.plan import Plan
+from batchd.data.functions.find import ModuleNotFound, find_module, function_problems, parse_function
+from batchd.data.functions.signature import CallArguments
+from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
+from batchd.data.pipeline.call.effects import ARGUMENTS
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.kinds import step_to_plain
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import StepCheck, columns_after, drawing_step, pack_of, reserved_names
+from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
+from batchd.data.pipeline.step_files import Digests, StepFileInvalid, digests_of
+from batchd.data.samples.columns import Column
+from batchd.data.sources.code.options import FunctionOptions
+from batchd.data.sources.composed.options import MixSource, sources_in
+from batchd.data.sources.interface import kind_of
+from batchd.data.sources.kinds import source_to_plain
+from batchd.data.sources.neighbours import blocks_of_bytes, blocks_of_samples
+from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.push.options import PushSource
+from batchd.data.sources.source_checks import check_source, known_columns
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import NUMBER, SourceIndex
+from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
+from batchd.stream.weights import segments_of, weights_of
+from batchd.worker.lengths_question import AFTER_STEPS
+from batchd.worker.messages import SampleRecipe
+from batchd_wire.fields import RAGGED
+from batchd_wire.record import frozen
+from batchd_wire.wording import counted
+
+IMAGE_AXES = 2
+"""The dimensions of an image that vary: its height and its width."""
+LIVE_STEPS = 1 << 40
+"""Batches in an epoch of a live stream, which never ends: at a million per second it lasts twelve
+days."""
+
+
+@frozen
+class StreamCode:
+    """Modules of one stream: digests by name, and the folders that workers search first."""
+
+    python_path: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
+
+
+@frozen
+class StreamPlan:
+    """The plan of one stream.
+
+    ``columns``: of the source. ``digests``: SHA-256 of each file that a step reads. ``code``: the
+    user's modules. ``runs_own_code``: the source, or a part of it, is the user's own code.
+    """
+
+    name: str
+    config: StreamConfig
+    columns: tuple[Column, ...]
+    pipeline: PipelinePlan
+    digests: Digests
+    code: StreamCode
+    runs_own_code: bool
+
+    @property
+    def pack(self) -> Pack | None:
+        """The last step of a packed stream."""
+        return pack_of(self.pipeline.steps)
+
+    def recipe(self) -> SampleRecipe:
+        """How samples are made, for the processes that make them; ``pack`` joins them to rows."""
+        return SampleRecipe(
+            seed=self.config.seed,
+            source=source_to_plain(self.config.source),
+            columns=[(column.name, column.text) for column in self.columns],
+            steps=[step_to_plain(step) for step in self.pipeline.steps if not isinstance(step, Pack)],
+            cut=self.pipeline.cut,
+            record_bytes_max=self.pipeline.record_bytes_max,
+            cropped=list(self.pipeline.cropped.items()),
+            files=[(str(path), digest) for path, digest in self.digests.items()],
+            python_path=list(self.code.python_path),
+            modules=list(self.code.digests.items()),
+        )
+
+
+def plan_stream(
+    name: str, config: StreamConfig, columns: tuple[Column, ...], python_path: Sequence[Path]
+) -> StreamPlan:
+    """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
+    pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
+    check_bucket(name, config, columns)
+    try:
+        code = code_of(config, python_path)
+    except SourceInvalid as error:
+        raise SourceInvalid(f"streams.{name}.source: {error}") from None
+    try:
+        digests = digests_of(pipeline.steps)
+    except StepFileInvalid as error:
+        raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
+    return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
+
+
+def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:
+    """Raise ``SourceInvalid`` if samples have no size by which a bucket is chosen."""
+    bucket = config.bucket
+    if bucket is None:
+        return
+    key, field = f"streams.{name}.bucket.field", bucket.field
+    steps = [step for step in config.pipeline if not isinstance(step, LAST_STEPS)]
+    is_after = bucket.by in AFTER_STEPS
+    made = columns_after(columns, steps) if is_after else {column.name: column for column in columns}
+    where = "after the steps" if is_after else "in the source"
+    if field not in made:
+        raise SourceInvalid(f"{key}: a sample has no {field!r} {where}; it has {', '.join(made)}")
+    column = made[field]
+    kind = "an image file" if column.kind == "encoded" else column.text
+    if bucket.by == "length" and (column.kind != "array" or column.shape[:1] != (None,)):
+        raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
+    if bucket.by == "value" and (column.kind != "array" or column.shape != ()):
+        raise SourceInvalid(f'{key}: {field!r} is {kind} {where}: by = "value" needs one number')
+    random = drawing_step(steps, field)
+    if is_after and random is not None:
+        raise SourceInvalid(
+            f'{key}: {field!r} must have the same {bucket.by} in all epochs, and "{random}" draws random numbers for it'
+            + (
+                ", if it does not say random = false, or name its outputs without this field"
+                if random == "call"
+                else ""
+            )
+        )
+    is_image = column.kind == "encoded" or (column.kind == "array" and column.shape[:2] == (None, None))
+    if bucket.by in {"aspect", "pixels"} and not is_image:
+        raise SourceInvalid(
+            f"{key}: {field!r} is {kind} {where}: only image files, and pixels [?, ?, …], differ in size"
+        )
+
+
+def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | None:
+    """The field whose room in each row follows from the budget of a batch; None if none does.
+
+    The sizes of its bucket must bound it: a length that alone varies, or the pixels of a ragged
+    image that no step enlarges. ``columns``: of the source; the steps fit them.
+    """
+    bucket = config.bucket
+    if bucket is None or bucket.budget is None:
+        return None
+    column = columns_after(columns, config.pipeline).get(bucket.field)
+    if column is None or column.varying is None:
+        return None
+    if bucket.by == "length":
+        return column.name if column.varying.axes == (0,) else None
+    on_field = (step for step in config.pipeline if step.changes is None or column.name in step.changes)
+    keeps_pixels = all(step.keeps_pixels for step in on_field if not isinstance(step, LAST_STEPS))
+    is_bounded = bucket.by == "pixels" and column.varying.kind == RAGGED and keeps_pixels
+    return column.name if is_bounded and len(column.varying.axes) == IMAGE_AXES else None
+
+
+def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
+    """Find the modules of a stream. Raises ``SourceInvalid`` if one is missing."""
+    named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
+    functions = [one.function for one in named if isinstance(one, (FunctionOptions, Call))]
+    if not functions:
+        return StreamCode()
+    try:
+        modules = {parse_function(function).module for function in functions}
+        digests = {module: find_module(module, python_path).digest for module in sorted(modules)}
+    except ModuleNotFound as error:
+        raise SourceInvalid(str(error)) from None
+    return StreamCode(tuple(map(str, python_path)), digests)
+
+
+def runs_own_code(whole: SourceOptions) -> bool:
+    """True if the source, or a part of it, is the user's own code."""
+    return any(source.is_own_code for _key, source in sources_in(whole))
+
+
+def code_problems(
+    sources: Iterable[tuple[KeyPath, SourceOptions]], steps: Mapping[int, StepOptions], python_path: Sequence[Path]
+) -> list[tuple[KeyPath, str]]:
+    """Problems of the functions that a stream names, each with its key in the stream.
+
+    ``sources``: with their keys in the stream's source. ``steps``: by their index in its pipeline.
+    """
+    named: list[tuple[KeyPath, str, CallArguments]] = [
+        (("source", *key, *inner, "function"), source.function, source.arguments)
+        for key, whole in sources
+        for inner, source in sources_in(whole)
+        if isinstance(source, FunctionOptions)
+    ]
+    named += [
+        (("pipeline", place, "function"), step.function, ARGUMENTS)
+        for place, step in steps.items()
+        if isinstance(step, Call)
+    ]
+    return [(key, text) for key, name, arguments in named for text in function_problems(name, python_path, arguments)]
+
+
+def planned_index(name: str, config: StreamConfig, index: SourceIndex) -> SourceIndex:
+    """Add what the order of an epoch needs to the index of a source; the digest is still its own.
+
+    Raises ``SourceInvalid`` if the source cannot have the order.
+    """
+    facts: dict[str, object] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    if isinstance(config.shuffle, BlockShuffle):
+        facts["open_blocks"] = config.shuffle.blocks
+        arrays[STARTS] = _blocks_of(f"streams.{name}.shuffle", config.shuffle, config.source, index)
+    if isinstance(config.source, MixSource) and config.source.changes:
+        sizes = [samples for samples, _facts in index.facts["parts"]]
+        facts["rows"] = rows = config.source.samples or len(index)
+        try:
+            segments = segments_of(config.source, config.batch_size, rows, drop_last=config.drop_last)
+        except SourceInvalid as error:
+            raise SourceInvalid(f"streams.{name}.{error}") from None
+        facts["mixture"] = sizes, segments
+    if config.weights is not None:
+        try:
+            weights = weights_of(config.weights, config.source, index)
+        except SourceInvalid as error:
+            raise SourceInvalid(f"streams.{name}.weights: {error}") from None
+        facts["rows"] = rows = config.weights.samples or len(index)
+        if not config.weights.replacement:
+            arrays[WEIGHTS] = weights
+        else:
+            arrays[BOUNDS] = bounds = bounds_of(weights, rows)
+            if STARTS in arrays:  # of draws, which ascend with their samples
+                ends = -(-bounds[arrays[STARTS][1:] - 1] >> POINT_BITS)
+                arrays[STARTS] = np.unique(np.append(0, ends)).astype(NUMBER)
+    if not facts:
+        return index
+    return replace(index, facts={**index.facts, FACT: facts}, arrays={**index.arrays, **arrays})
+
+
+def _blocks_of(key: str, shuffle: BlockShuffle, source: SourceOptions, index: SourceIndex) -> NDArray[np.int64]:
+    """Return the first sample of each block, and the number of all: int64 ``[blocks + 1]``."""
+    neighbours = kind_of(source).neighbours(source, index)
+    if neighbours.why_none:
+        raise SourceInvalid(f"{key}: the source has no blocks of neighbours: {neighbours.why_none}; use shuffle = true")
+    if shuffle.block_samples is not None:
+        return blocks_of_samples(neighbours, len(index), shuffle.block_samples).astype(NUMBER)
+    if neighbours.why_no_bytes:
+        raise SourceInvalid(f"{key}.block_bytes: {neighbours.why_no_bytes}; use block_samples")
+    assert shuffle.block_bytes is not None, "one of both is given"
+    return blocks_of_bytes(neighbours, len(index), shuffle.block_bytes).astype(NUMBER)
+
+
+def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
+    """Plan which sample is in which batch. Raises ``SourceInvalid`` if the stream has no batch.
+
+    ``index``: as ``planned_index`` returns it; of a packed stream with its packs.
+    """
+    packs = packed_in(index.arrays)
+    samples = index.facts.get(FACT, {}).get("rows", len(index)) if packs is None else len(packs)
+    if isinstance(config.source, PushSource):
+        samples = config.batch_size * LIVE_STEPS
+    documents = None if packs is None else len(index)
+    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
+    plan = planned(plan, index.facts, index.arrays)
+    if plan.steps == 0:
+        of_what = counted(samples, "sample" if packs is None else "pack")
+        raise SourceInvalid(
+            f"streams.{name}: a source of {of_what} makes no batch of {config.batch_size}, and drop_last = true drops the "
+            "rest; set a smaller batch_size, or drop_last = false"
+        )
+    return plan
+
+
+class Findings(NamedTuple):
+    """Result of checks. ``columns``: None if unknown, or if the steps make no fields of them."""
+
+    columns: tuple[Column, ...] | None
+    problems: list[Problem]
+
+
+def look_at_stream(
+    name: str, draft: StreamDraft, python_path: Sequence[Path] | None, storage: Storage, *, thoroughly: bool = True
+) -> Findings:
+    """Check the source, the functions and the steps of a stream, without a scan.
+
+    ``python_path`` is None if it is unknown; then no functions are looked up. Not ``thoroughly``:
+    check only the source's columns, because it will be scanned.
+    """
+    looks = [(key, check_source(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
+    found: list[tuple[ProblemKind, KeyPath, str]] = [
+        (ProblemKind.UNUSABLE_SOURCE, ("source", *key, *one.key), one.text)
+        for key, look in looks
+        for one in look.problems
+    ]
+    try:
+        columns = known_columns([look for _key, look in looks])
+    except SourceInvalid:  # the source's own options are wrong anyhow
+        columns = None
+    if columns is not None:
+        columns = (*columns, *(Column(name, dtype="int64") for name in draft.source_fields))
+    wrong_names = reserved_names(columns or ())
+    found += [(ProblemKind.UNUSABLE_SOURCE, ("source",), text) for text in wrong_names]
+    if python_path is not None:
+        found += [(ProblemKind.OWN_FUNCTION, *one) for one in code_problems(draft.sources, draft.steps, python_path)]
+    check = StepCheck(columns)
+    for place in range(len(draft.steps) + len(draft.gaps)):
+        if place in draft.steps:
+            check.check_step(place, draft.steps[place])
+        else:
+            check.skip_step(place, *draft.gaps[place])
+    wrong_steps = check.finish()
+    found += [(ProblemKind.STEP_MISFIT, ("pipeline", *one.key), one.text) for one in wrong_steps]
+    data = {"streams": {name: draft.data}}
+    problems = [problem_at(("streams", name, *key), kind, text, data) for kind, key, text in found]
+    return Findings(None if wrong_names or wrong_steps else columns, problems)

@@ -1,0 +1,427 @@
+"""The streams that the daemon serves: facts for core, workers and trainers. DAEMON process.
+
+    StreamConfig --> StreamPlan --scan--> index (memfd) --> ServeStream + descriptor, for workers
+                                          layout, epochs --> StreamSpec, for the core
+                                          fingerprint    --> the meaning of this stream's positions
+
+Invariant: two streams with the same fingerprint have the same bytes at every position.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from hashlib import sha256
+from itertools import combinations
+from typing import Any
+
+import structlog
+
+from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
+from batchd.core.digests import EpochDigests
+from batchd.core.mailbox import LiveSpec
+from batchd.core.plan import Plan
+from batchd.core.spec import StreamSpec
+from batchd.data.pipeline.kinds import CONTENT_VERSION, step_to_plain
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import columns_after
+from batchd.data.pipeline.step_files import named_by_content
+from batchd.data.sources.composed.options import sources_in
+from batchd.data.sources.push.options import PushSource
+from batchd.data.sources.scan import scan_source
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.index_cache import IndexCache
+from batchd.errors import SourceInvalid
+from batchd.runtime.slots import MailboxMemory
+from batchd.stream.cache_file import CacheOnDisk, CacheUnusable
+from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
+from batchd.stream.grouping import grouping_of
+from batchd.stream.journal import Journal, JournalSpec, journal_spec
+from batchd.stream.measuring import Pass
+from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_index
+from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
+from batchd.worker.messages import SampleRecipe, ServeStream
+from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
+from batchd_wire.fields import SlotLayout
+from batchd_wire.position import Position
+from batchd_wire.status import ContentPart, DeliveredRows, StreamCard, StreamDescription
+from batchd_wire.wording import classes_apart
+
+_log = structlog.get_logger()
+
+FINGERPRINT_DIGITS = 32
+REMOTE_BYTES_MAX = 1 << 30
+REMOTE_WINDOW_MIN = 2
+"""Bytes of a stream that a remote trainer has waiting in its memory, or two batches, whatever its
+window."""
+REPLAYED_KEYS = {"python_path", "worker_address", "pool_accept"}
+"""The keys of [daemon] that have a say in what a stream's samples are."""
+PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
+"""Parts of a fingerprint that are not called as the keys of the configuration."""
+TEXT_CHARACTERS_MAX = 200
+DESCRIBED_CHARACTERS_MAX = 1_000
+"""Of a description: one text, and all fields or all steps. A status has those of every stream."""
+_QUERY = re.compile(r"\?\S+")
+"""Of a URL; it may be a signature."""
+CLASSES_MAX = 4_096
+CLASSES_CHARACTERS_MAX = 256 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class ServedStream:
+    """One stream, as plain facts. The index's descriptor stays open, for later workers.
+
+    ``message``: for workers. ``signature``: equal for two streams with equal settings and equal
+    findings in source and files. ``place_layout`` and ``mailbox``: of a live stream.
+    """
+
+    spec: StreamSpec
+    message: ServeStream
+    layout: SlotLayout
+    signature: str
+    index_descriptor: int
+    classes: list[str]
+    description: StreamDescription
+    card: StreamCard
+    place_layout: object = None
+    mailbox: MailboxMemory | None = None
+    cache_spec: CacheSpec | None = None
+    cache: CacheMemory | CacheOnDisk | None = None
+    """The process that serves the stream provides it: see ``provide_cache``."""
+    journal_spec: JournalSpec | None = None
+    journal: Journal | None = None
+    """Of a push stream; the process that serves it provides it: see ``provide_journal``."""
+    quarantined: list[int] = field(default_factory=list)
+    digests: EpochDigests | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec.has_digests:
+            self.digests = EpochDigests(self.spec.plan)
+
+    @property
+    def number(self) -> int:
+        """Its number in orders and in the core."""
+        return self.spec.number
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        return self.spec.name
+
+    def layout_of(self, position: Position) -> SlotLayout:
+        """The layout of a batch."""
+        return self.layout.of(self.spec.bucket_of(position))
+
+    @property
+    def mailbox_bytes(self) -> int:
+        """The memory of its mailbox; 0 if it is no live stream."""
+        return self.mailbox.mailbox_bytes if self.mailbox is not None else 0
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors for a worker: the index, then the mailbox or the cache."""
+        mailbox = [self.mailbox.readable] if self.mailbox is not None else []
+        return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
+
+    def dated_card(self) -> StreamCard:
+        """The card, with the digests of what was delivered up to now."""
+        digests = [] if self.digests is None else list(self.digests)
+        return replace(self.card, digests=tuple(DeliveredRows(*one) for one in digests))
+
+    def provide_cache(self, others: Iterable["ServedStream"]) -> None:
+        """Join the cache of one of the ``others``, or make one, if wanted. Raises ``OSError``."""
+        spec = self.cache_spec
+        if spec is None:
+            return
+        present = [one.cache for one in others if one.cache is not None]
+        same = (cache for cache in present if (cache.spec.key, cache.spec.folder) == (spec.key, spec.folder))
+        try:
+            cache = next(same, None) or (CacheOnDisk(spec) if spec.folder else CacheMemory(spec))
+        except CacheUnusable as error:
+            raise CacheUnusable(f"streams.{self.name}.cache_dir: {error.strerror or error}") from None
+        cache.join()
+        self.cache = cache
+        if isinstance(cache, CacheOnDisk):
+            cache.resize(spec.budget_bytes)
+
+    def provide_journal(self, others: Iterable["ServedStream"]) -> None:
+        """Open the journal, if any, or take it from one of the ``others``. Raises ``OSError``."""
+        spec = self.journal_spec
+        if spec is None:
+            return
+        before = next((one for one in others if one.journal and one.journal.spec.path == spec.path), None)
+        journal = None if before is None else before.journal
+        try:
+            self.journal = Journal(spec, self.layout, self.spec.fingerprint, journal)
+        except CacheUnusable as error:
+            raise CacheUnusable(f"streams.{self.name}.journal: {error.strerror or error}") from None
+        if before is not None and journal is not None:
+            journal.close()
+            before.journal = None
+
+    def close(self) -> None:
+        """Close index, mailbox, cache and journal. Workers and producers keep theirs."""
+        os.close(self.index_descriptor)
+        if self.journal is not None:
+            self.journal.close()
+        if self.cache is not None:
+            self.cache.leave()
+        if self.mailbox is not None:
+            self.mailbox.close()
+
+
+def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is made of
+    number: int,
+    name: str,
+    whole: Config,
+    ring: RingSize,
+    storage: Storage,
+    index_cache: IndexCache,
+    found: Callable[[int], None],
+) -> ServedStream:
+    """Scan the source and derive the rest. Raises ``SourceInvalid``, naming the stream.
+
+    ``found`` is called now and then with the number of samples found so far.
+    """
+    config, python_path = whole.streams[name], whole.daemon.python_path or ()
+    source = config.source
+    plan = plan_stream(name, config, ring.columns, python_path)
+    try:
+        pass_ = Pass(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
+        index = scan_source(source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
+    except SourceInvalid as error:
+        raise SourceInvalid(f"streams.{name}.source: {error}") from None
+    for note in index.notes:
+        _log.warning("note on a source", stream=name, note=note)
+    planned = planned_index(name, config, index)
+    epochs = epoch_plan(name, config, planned)
+    ring = replace(ring, layout=bucket_layout(ring.layout, planned.arrays))
+    decodes_here = bool(config.why_here)
+    content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(whole, name))
+    is_planned = epochs.order is not None or epochs.draws is not None
+    repeats = not (config.shuffle or is_planned or source.is_live or plan.pipeline.is_random)
+    bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
+    spec = StreamSpec(
+        number=number,
+        name=name,
+        fingerprint=fingerprint(content),
+        plan=epochs,
+        repeats=repeats,
+        window=window_of(config, whole.daemon, ring),
+        remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
+        max_skew=config.max_skew if config.lag == "lockstep" else None,
+        slots_max=ring.slots_max,
+        kept_ahead=kept_ahead(config, ring, repeats=repeats),
+        on_error=config.on_error,
+        bad_fraction_max=config.max_bad_fraction,
+        bgr_fields=tuple(bgr_fields),
+        decodes_here=decodes_here,
+        shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared" and plan.pack is None,
+        live=LiveSpec(source.capacity, source.when_full, config.journal is not None)
+        if isinstance(source, PushSource)
+        else None,
+        groups_neighbours=epochs.order is not None and any(one.reads_urls for _key, one in sources_in(source)),
+        own_source=plan.runs_own_code,
+        report_memory=config.report_memory,
+        source="" if source.is_live else source_digest(index),
+        has_digests=config.digest,
+        has_buckets=bool(ring.layout.buckets),
+    )
+    wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
+    if config.unused_by_cache:
+        _log.warning("keys of a cache not used", stream=name, reason=config.unused_by_cache)
+    message = ServeStream(
+        stream=number,
+        name=name,
+        recipe=plan.recipe(),
+        samples=epochs.samples,
+        batch_size=config.batch_size,
+        shuffle=config.is_shuffled,
+        on_error=config.on_error,
+        storage=storage.limits.to_wire(),
+        layout=ring.layout.to_wire(),
+        cache="off" if wanted_cache is None else wanted_cache.kind,
+        pack={} if plan.pack is None else step_to_plain(plan.pack),
+        as_of_ns=storage.as_of_ns,
+    )
+    classes = [name for name in index.class_names if name]
+    are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX
+    return ServedStream(
+        spec=spec,
+        message=message,
+        layout=ring.layout,
+        signature=signature(config, spec.fingerprint, index, message.recipe),
+        index_descriptor=planned.to_memfd(),
+        classes=[] if are_too_many else classes,
+        description=describe(config, ring.layout),
+        card=card_of(name, whole, content, epochs.samples),
+        place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
+        mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
+        cache_spec=wanted_cache,
+        journal_spec=journal_spec(whole, name),
+    )
+
+
+def differing_classes(classes: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Streams whose labels mean other classes than those of one before them, and how."""
+    return [
+        (name, f'classes differ: {found}; set classes = "{other}" of its source, or the same list in both')
+        for (other, others), (name, own) in combinations(classes.items(), 2)
+        if (found := classes_apart(name, own, other, others))
+    ]
+
+
+def source_digest(index: SourceIndex) -> str:
+    """Digest of the samples of a source and of their places."""
+    return sha256(json.dumps([index.digest, index.place], sort_keys=True, default=str).encode()).hexdigest()[
+        :FINGERPRINT_DIGITS
+    ]
+
+
+def describe(config: StreamConfig, layout: SlotLayout) -> StreamDescription:
+    """What a stream is, for people. Texts are cut, and nothing secret of a URL is in them."""
+    place = config.source.place
+    if "://" in place:
+        place = _QUERY.sub("?…", place)
+    source = _cut(f"{config.source.type} {place}")
+    return StreamDescription(source, _few(layout.field_texts), _few(map(_step_text, config.pipeline)))
+
+
+def _step_text(step: StepOptions) -> str:
+    """The step, and its options that are not the defaults: ``resize(size=[224, 224])``."""
+    given = [
+        f"{option.name}={_option_text(value)}"
+        for option in fields(step)
+        if option.name != "op" and (value := getattr(step, option.name)) != _default_of(option)
+    ]
+    return f"{step.op}({', '.join(given)})" if given else step.op
+
+
+def _default_of(option: Field[object]) -> object:
+    return option.default if option.default_factory is MISSING else option.default_factory()
+
+
+def _option_text(value: object) -> str:
+    """As TOML has it; of a table only that it is one, as users pass their own options there."""
+    return "{…}" if isinstance(value, Mapping) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _few(texts: Iterable[str]) -> tuple[str, ...]:
+    """The first texts, each cut, and an ellipsis for more than a description may have."""
+    found: list[str] = []
+    left = DESCRIBED_CHARACTERS_MAX
+    for text in map(_cut, texts):
+        left -= len(text)
+        if left < 0:
+            return (*found, "…")
+        found.append(text)
+    return tuple(found)
+
+
+def _cut(text: str) -> str:
+    plain = "".join(one if one.isprintable() else "?" for one in text)
+    return plain if len(plain) <= TEXT_CHARACTERS_MAX else f"{plain[: TEXT_CHARACTERS_MAX - 1]}…"
+
+
+def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:
+    """Digest of a stream: settings, fingerprint, and its files with their versions.
+
+    Its share of the daemon's memory does not count: a stream that stays keeps its ring.
+    """
+    facts = {
+        "settings": config.model_dump(mode="json"),
+        "content": content,
+        "samples": len(index),
+        "place": index.place,
+        "files": recipe.files,
+        "python_path": recipe.python_path,
+    }
+    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def is_made_by_any(whole: Config, name: str) -> bool:
+    """True if worker hosts may fill the stream that need not make the same bytes as this host."""
+    daemon = whole.daemon
+    return not whole.streams[name].why_here and daemon.worker_address is not None and daemon.pool_accept == "any"
+
+
+def content_of(
+    plan: StreamPlan, source_digest: str, epochs: Plan | None = None, *, made_by_any: bool = False
+) -> dict[str, object]:
+    """All that decides the bytes of a position: source, steps, batches.
+
+    ``epochs``: an order of its own and draws by weight count by what they are, and not by the
+    options that made them. ``made_by_any``: see ``is_made_by_any``.
+
+    Files that steps read and modules of the user's functions count by their content, not their
+    path. Window, memory and workers do not count: they decide when a batch is ready. Nor does a
+    cache, except one of decoded samples, which cuts the pipeline.
+    """
+    config = plan.config
+    content = {
+        "version": CONTENT_VERSION,
+        "source": source_digest,
+        "columns": [(column.name, column.text) for column in plan.columns],
+        "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
+        **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
+        "shuffle": config.is_shuffled,  # not if live
+    }
+    if config.weights is None:
+        del content["weights"]
+    elif epochs is not None and epochs.draws is not None:
+        content["weights"] = epochs.draws.digest
+    if epochs is not None and epochs.order is not None:
+        content["shuffle"] = epochs.order.digest
+    if config.cache == "decoded":
+        # what is decoded without knowing a crop may be other pixels
+        content["cut"] = plan.pipeline.cut
+    if made_by_any:
+        content["accept"] = "any"
+    if plan.code.digests:
+        content["modules"] = dict(plan.code.digests)
+    return content
+
+
+def fingerprint(content: Mapping[str, object]) -> str:
+    """Digest of ``content_of`` a stream."""
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def card_of(name: str, whole: Config, content: Mapping[str, object], samples: int) -> StreamCard:
+    """The parts of a stream's fingerprint, and the configuration that makes its batches again."""
+    daemon = whole.daemon.model_dump(mode="json", include=REPLAYED_KEYS, exclude_unset=True)
+    stream = whole.streams[name].model_dump(mode="json", exclude_unset=True)
+    if (journal := journal_spec(whole, name)) is not None:
+        daemon["cache_dir"] = os.path.dirname(journal.path)  # noqa: PTH120  a text
+    text = json.dumps({"daemon": daemon, "streams": {name: stream}})
+    pieces = tuple(text[at : at + MESSAGE_CHARACTERS_MAX] for at in range(0, len(text), MESSAGE_CHARACTERS_MAX))
+    parts = tuple(ContentPart(part, json.dumps(value)) for part, value in _parts(content))
+    return StreamCard(name, fingerprint(content), samples, parts, pieces)
+
+
+def _parts(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Name the parts of a fingerprint: steps as ``pipeline[0]``, modules as ``module NAME``."""
+    for key, value in content.items():
+        if key == "steps" and isinstance(value, list):
+            yield from ((f"pipeline[{place}]", step) for place, step in enumerate(value))
+        elif key == "modules" and isinstance(value, dict):
+            yield from ((f"module {module}", digest) for module, digest in value.items())
+        elif key == "columns":
+            yield "columns", dict(value)  # type: ignore[call-overload]
+        else:
+            yield PART_NAMES.get(key, key), value
+
+
+def content_from(parts: Mapping[str, Any]) -> dict[str, object]:
+    """The content that the ``parts`` of a card describe: the way back from ``card_of``."""
+    keys = {shown: key for key, shown in PART_NAMES.items()}
+    content: dict[str, object] = {"steps": [step for name, step in parts.items() if name.startswith("pipeline[")]}
+    modules = {name.removeprefix("module "): one for name, one in parts.items() if name.startswith("module ")}
+    for name, value in parts.items():
+        if name == "columns":
+            content[name] = list(value.items())
+        elif not name.startswith(("pipeline[", "module ")):
+            content[keys.get(name, name)] = value
+    return content | ({"modules": modules} if modules else {})

@@ -1,0 +1,335 @@
+"""Messages between daemon, workers and the fork server. Numbers are never reused.
+
+They travel over private socket pairs:
+
+    daemon                                        worker
+       |  <-----------------------------------------  |   Ready
+       |  -- ServeStream (+ fd: the source's index) -> |   once per stream, before its first order
+       |        (live: + fd of the mailbox, to read)   |
+       |        (with a cache: + its fds, to write)    |
+       |  <-----------------------------------------  |   StreamMeasured
+       |  -- UseSlot (+ fd, read and write) --------->  |   once per slot, before its first order
+       |  -- FillChunks ----------------------------->  |   two chunks at a time, or many small ones
+       |  <-----------------------------------------  |   ChunksFilled: of one message or several
+       |  -- Quarantine ----------------------------->  |
+       |  -- ForgetSlots, ForgetStream, UseStorage ---> |   after a reload of the configuration
+       |                 end of file, either way: the other side is gone
+
+    daemon                                   fork server              worker
+       |  -- Fork (+ fds: channel, note) -------> |                       .
+       |                                          |  -- fork(2) --------> |
+       |  <------------ Forked (+ fd: a pidfd) -- |                       |  Ready, on its channel
+       |                                          |                       x  pidfd: it has ended
+       |  -- Reap ------------------------------> |
+       |         end of file: the daemon is gone, so the fork server ends with all of its workers
+
+Next to the channel each worker owns one small note in shared memory (its fd is inherited): the
+order it works on, the current row, and the sample that it decodes for the row (another sample than
+the row's own if that one is bad). The worker is its only writer. The daemon reads it when a worker
+is stuck or dead, to learn which sample it was decoding.
+
+    0                8               16              24
+    +----------------+---------------+---------------+
+    | order          | row + 1       | sample        |      row + 1 = 0: between samples
+    +----------------+---------------+---------------+      row + 1 >= MANY_ROWS: many at once
+    64
+    +-------------------------------------------------+
+    | what decoders print while they decode a file    |      zeros: nothing
+    +-------------------------------------------------+
+"""
+
+from struct import Struct
+from typing import NamedTuple
+
+from batchd_wire.codec import Message, Vocabulary, message
+
+NOTE = Struct("<QQQ")
+NOTE_BYTES = 4096
+NOTE_TEXT_AT = 64
+MANY_ROWS = 1 << 32
+"""Added to ``row + 1`` while several rows are made at once: none of their samples is suspected."""
+assert NOTE.size == 24  # noqa: PLR2004  as drawn above
+
+OUT_OF_MEMORY_STATUS = 12
+"""The exit status of a worker that found no memory for a sample: ENOMEM."""
+
+
+@message(30)
+class Ready(Message):
+    """The worker has finished its imports. ``decoders``: their names and versions."""
+
+    decoders: str
+
+
+class SampleRecipe(NamedTuple):
+    """How the samples of a stream are made: what decides their bytes, beside the source's index.
+
+    ``source`` and ``steps`` are the validated configuration as plain data; ``columns``: the columns
+    of the source's samples, as (name, type as in the configuration). The first ``cut`` steps make
+    the content of a cache of decoded samples, 0 for any other. ``record_bytes_max``: a longer
+    record of the source is a bad sample. ``cropped``: the fields for whose files a cache keeps
+    access points, each with its maximum size in bytes. ``files``: the files that steps read, as
+    (path, SHA-256 of the content that the daemon read). ``modules``: the modules of users'
+    functions, as (name, SHA-256); ``python_path``: the folders that are searched for them first.
+    """
+
+    seed: int
+    source: dict[str, object]
+    columns: list[tuple[str, str]]
+    steps: list[dict[str, object]]
+    cut: int
+    record_bytes_max: int
+    cropped: list[tuple[str, int]]
+    files: list[tuple[str, str]]
+    python_path: list[str]
+    modules: list[tuple[str, str]]
+
+
+@message(31)
+class ServeStream(Message):
+    """All facts about a stream that a worker needs. Travels with the source's index, read-only.
+
+    A live stream has a second descriptor: the mailbox for its samples, read-only. If ``cache`` is
+    not "off", two more follow, to read and write: the cache and its claims; or, on disk, three: its
+    index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" or
+    "seekable" values of the source, their "pixels", or "decoded", the result of the first steps.
+
+    ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs,
+    and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
+    servers, as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is
+    followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
+    began, see ``Storage``.
+    """
+
+    stream: int
+    name: str
+    recipe: SampleRecipe
+    samples: int
+    batch_size: int
+    shuffle: bool
+    on_error: str
+    storage: tuple[int, int, int]
+    layout: object
+    cache: str
+    pack: dict[str, object]
+    tells_rows: bool = False
+    as_of_ns: int = 0
+
+
+@message(32)
+class UseSlot(Message):
+    """Travels with one descriptor: the memory of ``slot`` for writing."""
+
+    slot: int
+    slot_bytes: int
+
+
+class Chunk(NamedTuple):
+    """Fill the rows of ``runs`` (``core.rows``) of position (``epoch``, ``step``) into ``slot``.
+
+    ``places``: for a live stream, the place in the mailbox of each row's sample; else empty.
+    ``share``, of a shuffle of blocks: (place of the worker, number of workers that divide the
+    blocks); no worker, if they are not divided.
+    """
+
+    order: int
+    slot: int
+    epoch: int
+    step: int
+    runs: list[tuple[int, int]]
+    places: list[int]
+    share: tuple[int, int] = (0, 0)
+
+
+@message(102)
+class FillChunks(Message):
+    """Fill ``chunks`` of ``stream``, in this order.
+
+    ``is_packed``: write the rows to the first rows of the slot, consecutively: a worker host's
+    memory has only these rows.
+    """
+
+    stream: int
+    chunks: list[Chunk]
+    is_packed: bool
+
+
+class Work(NamedTuple):
+    """A worker's time in one chunk, or in several consecutive ones, in microseconds.
+
+    ``busy_us`` excludes the ``waited_us`` for file servers. ``cpu_us`` of it was on a CPU, and
+    ``read_cpu_us`` of that was spent reading; in ``cpu_wait_us`` the worker was runnable without a
+    CPU (None if the kernel does not report it). ``parts_us`` is in the order of
+    ``StreamMeasured.parts``. ``read_bytes``: bytes of encoded samples. ``usual_us``: the median
+    time of the worker's samples. ``slow_rows`` took several times as long, ``slow_us`` together;
+    ``slow``: the slowest as (sample index, path, us). ``cache_hits`` samples were in the stream's
+    cache, ``cache_misses`` were not.
+    """
+
+    busy_us: int
+    waited_us: int
+    cpu_us: int
+    cpu_wait_us: int | None
+    read_cpu_us: int
+    parts_us: list[int]
+    read_bytes: int
+    usual_us: int
+    slow_rows: int
+    slow_us: int
+    slow: list[tuple[int, str, int]]
+    cache_hits: int
+    cache_misses: int
+
+
+NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
+
+
+@message(103)
+class ChunksFilled(Message):
+    """The rows of ``orders``, of one stream, are in their slots. ``work``: see ``Work``.
+
+    ``bad``: (sample index, path, reason) of bad samples. ``hopeless``, unless empty: the reason why
+    the stream's policy left a row without a sample.
+    """
+
+    orders: list[int]
+    work: Work
+    bad: list[tuple[int, str, str]]
+    hopeless: str
+
+
+@message(110)
+class RowMade(Message):
+    """How a row of ``order`` was made: of ``sample``, called ``name``; ``planned`` is the plan's.
+
+    ``is_good``: false if the stream's policy left it without a sample. ``tried``: the samples that
+    were bad before it, as (index, path, reason); the first one is the planned one.
+    ``modified_ns``: when the file of the sample was last written, in ns since 1970; 0 if not known.
+    ``draws``: of each random step, in order, by the names of its results. A packed row has no
+    sample of its own: ``planned`` and ``sample`` are 0.
+    """
+
+    order: int
+    row: int
+    planned: int
+    sample: int
+    name: str
+    is_good: bool
+    tried: list[tuple[int, str, str]]
+    modified_ns: int
+    draws: list[dict[str, object]]
+
+
+@message(111)
+class DocumentMade(Message):
+    """How a document of a packed ``row`` of ``order`` was made; it comes before its ``RowMade``.
+
+    ``first``: its first element in ``sample``; ``offset`` and ``length``: its elements in the row.
+    ``reason``: why the sample is bad; then it has no element in the row. The rest as ``RowMade``.
+    """
+
+    order: int
+    row: int
+    sample: int
+    name: str
+    first: int
+    offset: int
+    length: int
+    reason: str
+    modified_ns: int
+    draws: list[dict[str, object]]
+
+
+@message(49)
+class StreamMeasured(Message):
+    """The names of the timed ``parts`` of ``stream``, in order."""
+
+    stream: int
+    parts: list[str]
+
+
+@message(36)
+class Quarantine(Message):
+    """Further samples that killed workers: treat them as bad, without decoding them."""
+
+    stream: int
+    samples: list[int]
+
+
+@message(37)
+class ForgetStream(Message):
+    """No further order will name the stream: close its files."""
+
+    stream: int
+
+
+@message(38)
+class ForgetSlots(Message):
+    """No order will name any of ``slots`` any more: unmap them."""
+
+    slots: list[int]
+
+
+@message(39)
+class UseStorage(Message):
+    """Use these limits for file servers from now on, in every stream; see ``ServeStream``."""
+
+    storage: tuple[int, int, int]
+
+
+REASON_BYTES_MAX = 200
+PATH_BYTES_MAX = 250
+CHUNK_ROWS_MAX = 256
+CHUNKS_AT_ONCE = 32
+"""Chunks in one ``FillChunks``, so that it fits into one message."""
+QUARANTINED_AT_ONCE = 1_024
+"""Samples in one ``Quarantine``; a stream that has more gets several."""
+READ_PART = "read"
+KEEP_PART = "cache"
+BAD_PART = "bad samples"
+"""Parts in ``StreamMeasured`` beside the steps: reading, writing to a cache, and bad samples."""
+LONG_REASON_BYTES_MAX = 1500
+LONG_REASONS_MAX = 4
+"""Number of bad samples of a chunk that may have a longer reason, such as a traceback."""
+SLOW_LISTED_MAX = 4
+"""Number of slow samples of a chunk that are listed."""
+HOPELESS_BYTES_MAX = 2000
+"""Small enough for a chunk of bad samples alone to fit into one message."""
+
+TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
+TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
+TO_REPLAY_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade, DocumentMade)
+
+
+@message(57)
+class Fork(Message):
+    """Start ``worker``. Travels with its end of its channel, and its note, both writable."""
+
+    worker: int
+
+
+@message(58)
+class Reap(Message):
+    """The worker with process id ``pid`` has ended, and its pidfd was read: reap it."""
+
+    pid: int
+
+
+@message(59)
+class Forked(Message):
+    """``worker`` lives, as process ``pid``. Travels with its pidfd (pidfd_open(2))."""
+
+    worker: int
+    pid: int
+
+
+@message(60)
+class NotForked(Message):
+    """``worker`` was not started, for the kernel's ``reason`` (no memory, too many processes)."""
+
+    worker: int
+    reason: str
+
+
+TO_FORKSERVER = Vocabulary(Fork, Reap)
+TO_DAEMON_FROM_FORKSERVER = Vocabulary(Forked, NotForked)
