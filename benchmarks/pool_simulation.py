@@ -30,8 +30,9 @@ from batchd.core.links import LinkRules
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import TICK_S, DaemonState
+from batchd.core.work import NO_WORK
 from batchd.pool.remote import REMOTE
-from batchd.worker.messages import CHUNK_ROWS_MAX, NO_WORK
+from batchd.worker.messages import CHUNK_ROWS_MAX
 from batchd.worker.supervisor import WorkerProcesses
 
 STREAM = 1

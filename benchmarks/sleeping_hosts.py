@@ -18,6 +18,7 @@ from pool_simulation import JITTER
 
 from batchd import __version__
 from batchd.core.rows import rows_of
+from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.link_messages import (
     LINK_VERSION,
@@ -33,7 +34,7 @@ from batchd.pool.link_messages import (
     WorkerUp,
 )
 from batchd.pool.together import messages_in
-from batchd.worker.messages import CHUNK_ROWS_MAX, NO_WORK, ServeStream
+from batchd.worker.messages import CHUNK_ROWS_MAX, ServeStream
 from batchd_wire.codec import Message, Vocabulary
 from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
 from batchd_wire.tcp import SOCKET_OPTIONS, pieces

@@ -15,17 +15,9 @@ import time
 from contextlib import suppress
 
 from batchd.core.rows import rows_of
+from batchd.core.work import NO_WORK
 from batchd.worker.fork_server import serve_forks
-from batchd.worker.messages import (
-    NO_WORK,
-    TO_WORKER,
-    Chunk,
-    ChunksFilled,
-    FillChunks,
-    Ready,
-    ServeStream,
-    StreamMeasured,
-)
+from batchd.worker.messages import TO_WORKER, Chunk, ChunksFilled, FillChunks, Ready, ServeStream, StreamMeasured
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 
 IMAGE_US = float(os.environ["SCALING_IMAGE_US"])

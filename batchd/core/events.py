@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from batchd.core.spec import StreamSpec
-from batchd.worker.messages import Work
+from batchd.core.work import Work
 from batchd_wire.record import record
 
 

@@ -19,7 +19,7 @@ from enum import Enum
 from heapq import nlargest
 from operator import attrgetter
 
-from batchd.worker.messages import Work
+from batchd.core.work import Work
 from batchd_wire.status import PartStatistics, SlowSample, WaitStatistics, WorkStatistics
 
 SLOWEST_LISTED_MAX = 32

@@ -43,7 +43,7 @@ from batchd.core.events import (
 )
 from batchd.runtime import failpoints
 from batchd.runtime.descriptors import Selector
-from batchd.runtime.limits import LinesPerMinute, OncePerMinute, SessionLimits
+from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, OncePerMinute, SessionLimits
 from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import MESSAGE_BYTES_MAX, Message
@@ -70,8 +70,6 @@ from batchd_wire.status import LocalCounts, TcpCounts, TrainerStatistics
 _log = structlog.get_logger()
 
 SECRET_BYTES = 16
-SESSION_LINES_PER_MINUTE = 240
-"""Log lines about the trainers of one user or host: hundreds may connect, but not repeatedly."""
 
 
 @frozen

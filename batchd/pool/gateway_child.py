@@ -18,12 +18,11 @@ from typing import Protocol
 
 import structlog
 
-from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S
 from batchd.errors import BatchdError, why_no_process
 from batchd.pool import gateway_messages as wire
 from batchd.pool.together import Outbox, messages_in
 from batchd.runtime.child_log import write_line
-from batchd.runtime.children import Child, describe, start_linked
+from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_encoded

@@ -29,6 +29,7 @@ A remote worker is named by its link and its number there. An order ends by exac
 of one round of the gateway's.
 """
 
+from batchd.core.work import Work
 from batchd.pool.together import Together
 from batchd.runtime.log_message import ChildLogged
 from batchd.worker import messages as orders
@@ -158,7 +159,7 @@ class RemoteFilled(Message):
     link: int
     worker: int
     order: int
-    work: orders.Work
+    work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str
 

@@ -34,8 +34,8 @@ otherwise rows would wait for those of another order.
 
 from dataclasses import field
 
+from batchd.core.work import Work
 from batchd.pool.together import Together
-from batchd.worker.messages import Work
 from batchd_wire.codec import Message, Vocabulary, message
 
 LINK_VERSION = 4

@@ -32,14 +32,13 @@ from batchd.core.events import Event
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
 from batchd.core.links import Link
 from batchd.core.rows import runs_of
-from batchd.daemon.doors import SESSION_LINES_PER_MINUTE
+from batchd.core.work import Work
 from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import END_TIMEOUT_S, GatewayChild
 from batchd.pool.link_messages import ORDERS_MAX
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.descriptors import Selector
-from batchd.runtime.limits import LinesPerMinute, printable
-from batchd.worker.messages import Work
+from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, printable
 from batchd_wire.codec import Message
 from batchd_wire.status import LinkStatistics, PoolStatistics
 

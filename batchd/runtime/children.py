@@ -31,6 +31,9 @@ PR_SET_PDEATHSIG = 1
 """From sys/prctl.h."""
 READ_BYTES = 64 << 10
 """Size of a pipe's buffer: one read empties it."""
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+"""Before a child that has ended is started again; twice as long each time."""
 STAT_BYTES_MAX = 4096
 TEXTS, EXIT_CODE = slice(45, 49), 49
 """Indices of the fields 48 to 51 (where its arguments and its environment begin and end) and 52

@@ -47,6 +47,8 @@ SUBJECTS_MAX = 256
 LINES_TOGETHER = 480
 ONCE_TOGETHER = 20
 """Log lines of one kind per minute about all peers: where each may have many, and one."""
+SESSION_LINES_PER_MINUTE = 240
+"""Log lines about the trainers of one user or host: hundreds may connect, but not repeatedly."""
 _HOST_BITS = 64
 _SITE_BITS = 48
 """Of the network that a provider gives to one customer: 65,536 times that of a host."""

@@ -44,6 +44,7 @@ from batchd.core.blocks import BlockOrder
 from batchd.core.epochs import planned
 from batchd.core.plan import Plan
 from batchd.core.rows import Rows, rows_of
+from batchd.core.work import NO_WORK
 from batchd.data.functions.load import FunctionUnusable
 from batchd.data.pipeline.effects import INDEX, VALID, StepInvalid
 from batchd.data.pipeline.image.decode import decoder_versions
@@ -373,7 +374,7 @@ class WorkerStream:
                 self._join(rest, heard)
             is_due = not rest or (not together and self._stopwatch.left_s(len(rest[0][1])) < 0)
             if is_due or bad or hopeless:
-                work = self._stopwatch.work() if self._hopeless is None else orders.NO_WORK
+                work = self._stopwatch.work() if self._hopeless is None else NO_WORK
                 yield orders.ChunksFilled(filled, work, bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX))
                 filled = []
                 self._stopwatch.begin()

@@ -41,6 +41,7 @@ is stuck or dead, to learn which sample it was decoding.
 from struct import Struct
 from typing import NamedTuple
 
+from batchd.core.work import Work
 from batchd_wire.codec import Message, Vocabulary, message
 
 NOTE = Struct("<QQQ")
@@ -154,36 +155,6 @@ class FillChunks(Message):
     is_packed: bool
 
 
-class Work(NamedTuple):
-    """A worker's time in one chunk, or in several consecutive ones, in microseconds.
-
-    ``busy_us`` excludes the ``waited_us`` for file servers. ``cpu_us`` of it was on a CPU, and
-    ``read_cpu_us`` of that was spent reading; in ``cpu_wait_us`` the worker was runnable without a
-    CPU (None if the kernel does not report it). ``parts_us`` is in the order of
-    ``StreamMeasured.parts``. ``read_bytes``: bytes of encoded samples. ``usual_us``: the median
-    time of the worker's samples. ``slow_rows`` took several times as long, ``slow_us`` together;
-    ``slow``: the slowest as (sample index, path, us). ``cache_hits`` samples were in the stream's
-    cache, ``cache_misses`` were not.
-    """
-
-    busy_us: int
-    waited_us: int
-    cpu_us: int
-    cpu_wait_us: int | None
-    read_cpu_us: int
-    parts_us: list[int]
-    read_bytes: int
-    usual_us: int
-    slow_rows: int
-    slow_us: int
-    slow: list[tuple[int, str, int]]
-    cache_hits: int
-    cache_misses: int
-
-
-NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)
-
-
 @message(103)
 class ChunksFilled(Message):
     """The rows of ``orders``, of one stream, are in their slots. ``work``: see ``Work``.
@@ -284,10 +255,6 @@ CHUNKS_AT_ONCE = 32
 """Chunks in one ``FillChunks``, so that it fits into one message."""
 QUARANTINED_AT_ONCE = 1_024
 """Samples in one ``Quarantine``; a stream that has more gets several."""
-READ_PART = "read"
-KEEP_PART = "cache"
-BAD_PART = "bad samples"
-"""Parts in ``StreamMeasured`` beside the steps: reading, writing to a cache, and bad samples."""
 LONG_REASON_BYTES_MAX = 1500
 LONG_REASONS_MAX = 4
 """Number of bad samples of a chunk that may have a longer reason, such as a traceback."""

@@ -50,9 +50,10 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime import failpoints
-from batchd.worker.messages import KEEP_PART, PATH_BYTES_MAX, SampleRecipe
+from batchd.worker.messages import PATH_BYTES_MAX, SampleRecipe
 from batchd.worker.process import NoteMemory
 from batchd.worker.stopwatch import Stopwatch
+from batchd_wire.wording import KEEP_PART
 
 BAD = SampleUnreadable, SampleUndecodable
 """Errors of a single sample."""

@@ -10,11 +10,13 @@ from operator import itemgetter
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 
+from batchd.core.work import Work
 from batchd.data.pipeline.image.jpeg_box import FileMade
 from batchd.data.pipeline.timings import Timings
 from batchd.data.samples.kept_files import FilePart
 from batchd.data.samples.values import Value
-from batchd.worker.messages import BAD_PART, READ_PART, SLOW_LISTED_MAX, Work
+from batchd.worker.messages import SLOW_LISTED_MAX
+from batchd_wire.wording import BAD_PART, READ_PART
 
 REPORT_AFTER_S = 0.01
 """A worker reports what it has filled before it works longer than this on more."""

@@ -26,6 +26,7 @@ import structlog
 
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
+from batchd.core.work import Work
 from batchd.runtime.available import OomKills
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Child, Grandchild, Linked, describe, start_linked
@@ -230,7 +231,7 @@ class WorkerProcesses:
             return PartsNamed(message.stream, tuple(message.parts))
         assert isinstance(message, orders.ChunksFilled)
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
-        return ChunkDone(process.number, tuple(message.orders), orders.Work(*message.work), bad, message.hopeless)
+        return ChunkDone(process.number, tuple(message.orders), Work(*message.work), bad, message.hopeless)
 
     def _on_exit(self, process: _Process, grandchild: Grandchild) -> None:
         """The kernel reports that the process has ended. What it reported before still counts."""

@@ -2,6 +2,11 @@
 
 from collections.abc import Sequence
 
+READ_PART = "read"
+KEEP_PART = "cache"
+BAD_PART = "bad samples"
+"""Names of ``PartStatistics`` beside the steps: reading, writing to a cache, and bad samples."""
+
 
 def classes_apart(name: str, classes: Sequence[str], other: str, others: Sequence[str]) -> str:
     """How the labels of two streams differ that have classes in common; "" if they do not."""

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway.links import LINK_NUMBER_BITS
 from batchd.pool.gateway_messages import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
@@ -42,7 +43,7 @@ from batchd.pool.link_messages import (
     WorkerDown,
     WorkerUp,
 )
-from batchd.worker.messages import NO_WORK, ForgetStream
+from batchd.worker.messages import ForgetStream
 from batchd_wire.channel import DATAGRAM_BYTES_MAX
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode

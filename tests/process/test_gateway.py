@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import pytest
 
+from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway_messages import (
     TO_DAEMON_FROM_GATEWAY,
@@ -56,7 +57,7 @@ from batchd.pool.link_messages import (
 )
 from batchd.runtime.children import start_linked
 from batchd.runtime.keys import KeyDirectory
-from batchd.worker.messages import NO_WORK, TO_WORKER, ForgetSlots, ForgetStream, Quarantine, UseStorage
+from batchd.worker.messages import TO_WORKER, ForgetSlots, ForgetStream, Quarantine, UseStorage
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import Role

@@ -27,7 +27,7 @@ from batchd.core.links import PROOF_ROWS, LinkRules
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
-from batchd.worker.messages import NO_WORK, Work
+from batchd.core.work import NO_WORK, Work
 from batchd_wire.codes import ErrorCode
 from batchd_wire.position import Position
 from support.core_course import reading, rows_of

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import zmq
 
+from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway_messages import (
     TO_DAEMON_FROM_GATEWAY,
@@ -44,7 +45,7 @@ from batchd.pool.together import Together, messages_in
 from batchd.runtime.children import start_linked
 from batchd.runtime.failpoints import VARIABLE
 from batchd.runtime.log_message import ChildLogged
-from batchd.worker.messages import NO_WORK, SampleRecipe, ServeStream, UseSlot
+from batchd.worker.messages import SampleRecipe, ServeStream, UseSlot
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.fields import CHECKSUM, Field, SlotLayout, Varying, place_fields, sizes_field

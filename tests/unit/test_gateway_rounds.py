@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
+from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway.links import Link
@@ -41,7 +42,7 @@ from batchd.pool.link_messages import (
 from batchd.pool.together import Together, messages_in
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.tcp.connections import Connection
-from batchd.worker.messages import NO_WORK, UseSlot
+from batchd.worker.messages import UseSlot
 from batchd_wire.channel import SEND_BUFFER_BYTES, receive_message
 from batchd_wire.codec import Message
 from batchd_wire.fields import Field, place_fields

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.core.rows import rows_of, runs_of
+from batchd.core.work import NO_WORK, Work
 from batchd.pool.gateway.rows import (
     SLACK_US,
     TRIES_MAX,
@@ -22,7 +23,6 @@ from batchd.pool.gateway.rows import (
     write,
 )
 from batchd.pool.link_messages import ROW_FRAME_BYTES, HostFilled
-from batchd.worker.messages import NO_WORK, Work
 from batchd_wire.fields import HEADER_BYTES, PADDED, Field, Varying, place_fields, sizes_field
 from batchd_wire.tcp import Piece
 from batchd_wire.views import field_array

@@ -5,7 +5,7 @@ import pytest
 from batchd.core import events as ev
 from batchd.core.measure import SLOWEST_LISTED_MAX, Moment, Spells, WorkDone
 from batchd.core.state import DaemonState
-from batchd.worker.messages import NO_WORK
+from batchd.core.work import NO_WORK
 from batchd_wire.status import SubscriptionStatistics, WaitStatistics, WorkStatistics
 from support.core_invariants import CheckedWorld
 from support.core_live import LiveWorld, live_spec

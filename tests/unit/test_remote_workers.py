@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from batchd.core import events as ev
 from batchd.core.events import Event
-from batchd.daemon.doors import SESSION_LINES_PER_MINUTE
+from batchd.core.work import NO_WORK
 from batchd.errors import BatchdError
 from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import HANGS_TICKS, GatewayChild
@@ -22,7 +22,8 @@ from batchd.pool.wanted import WantedCount
 from batchd.runtime.children import Child
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.failpoints import VARIABLE
-from batchd.worker.messages import NO_WORK, UseStorage
+from batchd.runtime.limits import SESSION_LINES_PER_MINUTE
+from batchd.worker.messages import UseStorage
 from batchd_wire.codec import Message
 from support.gateways import RULES
 from support.waiting import wait_until

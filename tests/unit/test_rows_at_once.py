@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from batchd.core.work import Work
 from batchd.data.functions.load import FunctionUnusable
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Drop, Rename
@@ -23,7 +24,7 @@ from batchd.data.storage.rows import RowsFile
 from batchd.worker import loop, stopwatch
 from batchd.worker import messages as orders
 from batchd.worker.loop import WorkerStream
-from batchd.worker.messages import Chunk, FillChunks, Work
+from batchd.worker.messages import Chunk, FillChunks
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
 from batchd_wire.channel import receive_message, send_message

@@ -7,9 +7,9 @@ from batchd.core.actions import AdmitProducer, AdmitSubscription
 from batchd.core.course import Course
 from batchd.core.events import SessionCutOff, SessionEnded, SubscriptionEnded, Ticked
 from batchd.core.plan import Plan
-from batchd.daemon.doors import SESSION_LINES_PER_MINUTE, Peer, SessionLog
+from batchd.daemon.doors import Peer, SessionLog
 from batchd.runtime import limits
-from batchd.runtime.limits import PERIOD_S, LinesPerMinute, OncePerMinute
+from batchd.runtime.limits import PERIOD_S, SESSION_LINES_PER_MINUTE, LinesPerMinute, OncePerMinute
 
 HERE = Peer("resnet", 4711, "user 1000")
 THERE = Peer("resnet", 1, "host 10.0.0.5", is_remote=True)

@@ -10,8 +10,9 @@ from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import CenterCrop, ColorJitter, Decode, Normalize, RandomFlip, RandomResizedCrop
 from batchd.data.samples.columns import Column
 from batchd.worker import stopwatch
-from batchd.worker.messages import BAD_PART, SLOW_LISTED_MAX
+from batchd.worker.messages import SLOW_LISTED_MAX
 from batchd.worker.stopwatch import SLOW_FACTOR, RunQueue, Stopwatch
+from batchd_wire.wording import BAD_PART
 from support.images import jpeg, photo
 from support.pipelines import image_row
 

@@ -5,9 +5,10 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.core.work import NO_WORK
 from batchd.pool.gateway_messages import TO_DAEMON_FROM_GATEWAY, TO_GATEWAY, RemoteFill, RemoteFilled, RemoteSettled
 from batchd.pool.together import TOGETHER_MAX, Outbox, Together, messages_in
-from batchd.worker.messages import CHUNK_ROWS_MAX, NO_WORK
+from batchd.worker.messages import CHUNK_ROWS_MAX
 from batchd_wire.channel import DATAGRAM_BYTES_MAX, receive_message, send_encoded
 from batchd_wire.codec import NUMBER_MAX, Message
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from batchd.core.work import Work
 from batchd.worker.messages import (
     CHUNK_ROWS_MAX,
     CHUNKS_AT_ONCE,
@@ -24,7 +25,6 @@ from batchd.worker.messages import (
     ChunksFilled,
     FillChunks,
     Quarantine,
-    Work,
 )
 from batchd_wire.channel import (
     DATAGRAM_BYTES_MAX,

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.commands.prepare import messages as prepare
+from batchd.core.work import NO_WORK
 from batchd.daemon.reload import messages as rescan
 from batchd.pool import gateway_messages as gateway
 from batchd.pool import link_messages as link
 from batchd.worker import messages as worker
-from batchd.worker.messages import NO_WORK, ChunksFilled, FillChunks, Quarantine
+from batchd.worker.messages import ChunksFilled, FillChunks, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages
 from batchd_wire.codec import (
     ITEMS_MAX,

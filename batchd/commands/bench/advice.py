@@ -10,8 +10,7 @@ from batchd.commands.bench.measure import Figures, Measurement
 from batchd.commands.doctor.checks import cheaper_than_hosts
 from batchd.config.tree import StreamConfig
 from batchd.observe.diagnosis.verdicts import judge
-from batchd.worker.messages import BAD_PART, READ_PART
-from batchd_wire.wording import counted
+from batchd_wire.wording import BAD_PART, READ_PART, counted
 
 BUSY_SHARE = 0.1
 """Other programs are reported if they use more than this part of the CPUs."""

@@ -26,7 +26,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import DaemonConfig
 from batchd.errors import ConfigInvalid, ProblemKind, why_no_process
 from batchd.runtime.addresses import EVERYWHERE, parse_http
-from batchd.runtime.children import DEVNULL, Child, start_linked
+from batchd.runtime.children import DEVNULL, PAUSE_FIRST_S, PAUSE_MAX_S, Child, start_linked
 from batchd.runtime.descriptors import Selector
 from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
@@ -37,8 +37,6 @@ Adopt = Callable[[socket.socket, int], None]
 """Takes the daemon's end of a lifeline, and the pid at the other end, as a session."""
 
 BACKLOG = 128
-PAUSE_FIRST_S = 1.0
-PAUSE_MAX_S = 60.0
 END_TIMEOUT_S = 1.0
 BIND_PATIENCE_S = 2.0
 """The observer of a killed daemon keeps the address until it notices the death."""

@@ -26,7 +26,6 @@ from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
 from batchd.daemon.doors import (
     SECRET_BYTES,
-    SESSION_LINES_PER_MINUTE,
     DaemonSide,
     Door,
     Peer,
@@ -38,6 +37,7 @@ from batchd.runtime.keys import RoleKeys
 from batchd.runtime.limits import (
     MESSAGE_BYTES_MAX,
     QUESTIONS_PER_TICK,
+    SESSION_LINES_PER_MINUTE,
     HandshakeRate,
     LinesPerMinute,
     SessionLimits,

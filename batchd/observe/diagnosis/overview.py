@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from batchd.observe.diagnosis.pool import PoolView, pool_view
 from batchd.observe.diagnosis.readings import Reading, StreamReading, WorkReading, compare
 from batchd.observe.diagnosis.verdicts import judge_trainers
-from batchd.worker.messages import BAD_PART
 from batchd_wire.status import DaemonStatus, LogLine, StreamDescription, StreamStatistics, WorkerStatistics
+from batchd_wire.wording import BAD_PART
 
 WINDOW_S = 5.0
 STILL_S = 5.0

@@ -7,7 +7,6 @@ there is nothing to compare.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from batchd.worker.messages import BAD_PART, READ_PART
 from batchd_wire.status import (
     CacheStatistics,
     DaemonStatus,
@@ -18,6 +17,7 @@ from batchd_wire.status import (
     TrainerStatistics,
     WorkStatistics,
 )
+from batchd_wire.wording import BAD_PART, READ_PART
 
 OWN_PART = "call"
 """The step that is a user's function."""

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from batchd.core.state import TICK_S
+from batchd.core.work import Work
 from batchd.data.functions.find import ModuleNotFound, find_module
 from batchd.data.pipeline.cache_split import decoded_files, has_crop_decoder
 from batchd.data.pipeline.kinds import step_from_plain
@@ -51,7 +52,7 @@ from batchd.stream.cache_memory import (
     different,
     points_budget,
 )
-from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, Work
+from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream
 from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields
 
 _log = structlog.get_logger()

@@ -32,6 +32,7 @@ from batchd.core.measure import Moment
 from batchd.core.ring import Slot
 from batchd.core.rows import Rows, are_runs, rows_of
 from batchd.core.state import GAP_S, TICK_S
+from batchd.core.work import NO_WORK, Work
 from batchd.errors import why_no_process
 from batchd.pool.link_messages import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
 from batchd.pool.worker_host.scratch import SCRATCH_MAX, OrderMemory
@@ -264,7 +265,7 @@ class HostWorkers:
     def _drop(self, worker: int, order: _HostOrder) -> None:
         """End an order that was not sent to its worker."""
         self._waiting[worker].remove(order)
-        self._send(HostFilled(self._link, worker, order.fill.order, orders.NO_WORK, [], ""), ())
+        self._send(HostFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
 
     def _begin_orders(self, number: int) -> None:
         """Send waiting orders to a worker while it takes orders and has memory for them."""
@@ -329,7 +330,7 @@ class HostWorkers:
         if not is_wanted:
             scratch.release()
         if fill.link == self._link:
-            work: orders.Work = order.stream.as_daemon_counts(event.work)
+            work: Work = order.stream.as_daemon_counts(event.work)
             self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
             if event.hopeless:
                 _log.error("stream cannot be filled here", stream=order.stream.name, reason=event.hopeless)
