@@ -122,11 +122,20 @@ def main() -> int:
     for gate in gates:
         lacks = ", ".join(gate.missing())
         print(f"{gate.name:16} needs {gate.needs()}" + (f"; MISSING HERE: {lacks}" if lacks else ""))
-    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=8"]
-    revision = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
-    failed = [gate.name for gate in gates if not _run(gate, revision)]
+    failed = [gate.name for gate in gates if not _run(gate, _revision())]
     print(f"failed: {', '.join(failed)}" if failed else f"all {len(gates)} passed", flush=True)
     return bool(failed)
+
+
+def _revision() -> str:
+    """Return the revision, marked if files are changed; the table of former gates is no change."""
+    git = ["git", "-C", str(ROOT)]
+    changed = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", f":(exclude,top){TABLE.name}"]
+    revision, changes = (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for command in ([*git, "rev-parse", "--short=8", "HEAD"], changed)
+    )
+    return f"{revision}-dirty" if changes else revision
 
 
 def _run(gate: Gate, revision: str) -> bool:
