@@ -243,6 +243,27 @@ def test_odd_numbers_in_a_file_hide_no_damage(path, kind, monkeypatch):
     assert outcome(data[:-60] + JPEG_END) is None
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", ["420", "420 progressive", "inks", "arithmetic 444 restart"])
+@pytest.mark.parametrize(
+    "segment",
+    [
+        b"\xff\xda",
+        b"\xff\xda\x00\x02",
+        b"\xff\xda\xff\xff\xff",
+        b"\xff\xee\x00\x0cAdobe",
+        b"\xff\xee\x00\x0eAdobe\x00d",
+    ],
+)
+def test_a_segment_that_breaks_off_in_a_damaged_file_makes_a_bad_sample(path, kind, segment, monkeypatch):
+    """No number is looked for behind the end of the file."""
+    for name in PATHS[path]:
+        monkeypatch.setattr(jpeg_box if name == "IS_BUILT" else decode, name, None)
+
+    for cut in (60, 200):
+        assert outcome(CUT[kind][:-cut] + segment + JPEG_END) is None
+
+
 @needs_extension
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_is_harmless_to_every_crop_and_to_transcoding(kind):

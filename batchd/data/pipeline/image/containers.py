@@ -168,12 +168,13 @@ def with_usual_numbers(data: memoryview, channels: int) -> bytes | None:
         content = place + 2 * _MARKER_BYTES
         if marker in _PROGRESSIVE:
             is_sequential = False
-        elif marker == _START_OF_SCAN and is_sequential:
+        elif marker == _START_OF_SCAN and is_sequential and content < len(data):
             numbers = content + 1 + 2 * data[content]
-            file[numbers : numbers + 3] = _ALL_COEFFICIENTS
+            file[numbers : numbers + 3] = _ALL_COEFFICIENTS[: max(0, len(data) - numbers)]
         elif marker == _ADOBE_SEGMENT and data[content : content + 5] == _ADOBE_NAME:
             at = place + _ADOBE_TRANSFORM_AT
-            file[at] = file[at] if file[at] in transforms else transforms[0]
+            if at < len(data) and file[at] not in transforms:
+                file[at] = transforms[0]
     return bytes(file) if file != data else None
 
 
