@@ -1,4 +1,4 @@
-"""What a command does; ``batchd.cli`` is how it is typed and shown. None needs the daemon's code.
+"""What a command does; ``batchd.cli`` is how it is typed and shown. None imports the daemon.
 
 bench    measures a stream with a daemon and a trainer of its own, and beside a DataLoader
 doctor   readings of the machine, and pure checks of them

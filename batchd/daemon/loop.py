@@ -133,9 +133,12 @@ class Loop:
     _book: WorkerBook = field(default_factory=WorkerBook)
     _side_work: SideWork = field(init=False)
     _ended: deque[SessionEnded | SessionCutOff] = field(default_factory=deque)
-    """Sessions of which nothing has ended yet: a round ends as much as it has time for."""
+    """Sessions that are gone, and whose subscriptions have not begun to end."""
     _departures: deque[Event] = field(default_factory=deque)
-    """What is left of the session that is ending: its subscriptions, then itself."""
+    """What is left of the session that is ending: its subscriptions, then itself.
+
+    A round ends as many as it has time for.
+    """
     _portion_end_s: float = 0.0
     _status: tuple[float, dict[str, Any]] = (-inf, {})
     """When the last status was made, which several may have asked for, and the status."""

@@ -1,10 +1,10 @@
-"""What every process of the server is made of; nothing here knows a stream or a sample.
+"""What several processes of the server need, and what is about no sample and no stream.
 
 children      starts, watches and ends child processes; child_log, log_message: their lines
 descriptors   waiting for many of them; signals: as one of them
-tcp           a ROUTER socket for peers that nobody trusts, and their keys
+tcp           a ROUTER socket for peers that nobody trusts; keys: files with their keys
 slots         shared memory of slots; available, free_memory, sizes: how much there is
-limits        budgets of log lines
+limits        what one peer may have: sessions, handshakes, connections, log lines
 compiled      whether the extensions are those of the sources
 mapped_files  unmaps what only loading libraries needed
 failpoints    named steps at which tests kill, stop or hang a process

@@ -1,8 +1,10 @@
 """One stream worked out: from its configuration to facts for the core and the workers.
 
-plan          what a configuration and its index give: plan, layout, recipe
-served        a stream as the daemon serves it, and its fingerprint
-grouping      streams that share a scan or a cache; measuring: lengths of samples; weights: of a mix
-rings         how much memory each ring has
-cache_file    a cache on disk; cache_memory: in shared memory; journal: what was delivered
+plan        facts and problems that need no scan
+served      with the index of its source: facts for core, workers and trainers; the fingerprint
+grouping    which samples share a batch, where sizes decide it; measuring: these sizes
+weights     the weights of samples, and when those of a mix change
+rings       the memory and the descriptors of the rings
+cache_file  caches on disk; cache_memory: in shared memory
+journal     what was in the batches of a live stream
 """

@@ -4,10 +4,12 @@ __main__     process entry
 entry        how fork server and workers begin: a fork of the daemon, or a process of its own
 fork_server  the process that imports everything once; each worker is a fork of it
 loop         one order after the other: read, decode, transform, written once into the slot
+packs        orders of a packed stream; blocks: of a shuffle, read ahead from servers
 sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
 messages     orders to workers and their reports, always of the same version
+lengths      helper processes: the sizes of samples; lengths_question: what they are asked
 length       a helper process: the length of a user's own dataset
 
 interface    workers, for a process that has some; supervisor: worker processes of this host

@@ -104,5 +104,5 @@ def test_workers_have_random_numbers_a_channel_and_a_note_of_their_own(start_dae
     assert len(set(ours)) == len(set(numpys)) == len(drawn)
     for pid in daemon.worker_pids():
         descriptors = descriptors_of(pid)
-        held = [target for target in descriptors.values() if target != descriptors[2]]  # its log, by several numbers
+        held = [target for target in descriptors.values() if target != descriptors[2]]  # its log
         assert [sum(what in target for target in held) for what in ("socket:", "note", "pidfd")] == [1, 2, 0], held

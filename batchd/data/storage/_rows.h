@@ -1,4 +1,4 @@
-/* What _rows.c offers to _jpeg.c, in the capsule `batchd.data.storage._rows.READING`. Worker process. */
+/* What _rows.c offers to _jpeg.c, in the capsule `batchd.data.storage._rows.READING`. Worker. */
 #ifndef BATCHD_ROWS_H
 #define BATCHD_ROWS_H
 
