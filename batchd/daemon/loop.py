@@ -209,6 +209,7 @@ class Loop:
             ready = dict(self._poller.poll(0 if is_busy else self._patience_ms()))
             if self.selector.fileno() in ready:
                 self.selector.dispatch()
+            self._handle_events()  # of the workers: not in the portions of the doors
             heard = [door.receive(ready, self._begin_portion()) for door in self.doors]
             self._tick()
             self._handle_queue()
