@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness import benchmark, processor
 
-from batchd.config.cpus import available_cpus
+from batchd.runtime.cpus import available_cpus
 
 BENCHMARKS = (
     "efficiency",

@@ -17,12 +17,12 @@ import click
 
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, path_option, worker_address
-from batchd.config.cpus import available_cpus
 from batchd.errors import BatchdError, KeysInvalid
 from batchd.pool.link_messages import WORKERS_MAX
 from batchd.runtime.addresses import is_loopback
 from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.runtime.compiled import outdated_extension
+from batchd.runtime.cpus import available_cpus
 from batchd.runtime.sizes import parse_bytes, round_bytes
 from batchd.worker.entry import start_early
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key

@@ -29,7 +29,6 @@ from pydantic import (
     model_validator,
 )
 
-from batchd.config.cpus import available_cpus
 from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
 from batchd.data.pipeline.kinds import STEP_KINDS
 from batchd.data.pipeline.options import StepOptions
@@ -43,6 +42,7 @@ from batchd.data.sources.options import SourceOptions
 from batchd.data.sources.push.options import PushSource
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
+from batchd.runtime.cpus import available_cpus
 from batchd.runtime.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
 from batchd_wire.fields import BUCKETS_MAX
 

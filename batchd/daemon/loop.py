@@ -27,7 +27,6 @@ import structlog
 import zmq
 
 from batchd import __version__
-from batchd.config.cpus import available_cpus
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
 from batchd.core.digests import EpochDigests
@@ -56,6 +55,7 @@ from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
 from batchd.errors import why_no_process
 from batchd.runtime import failpoints
+from batchd.runtime.cpus import available_cpus
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.limits import QUESTIONS_PER_TICK, CountedPerMinute, LinesPerMinute, OncePerMinute

@@ -25,7 +25,7 @@ from plot import draw
 from sides import PHOTOGRAPHS, RESIZED, SHARING, TABLES, Side
 from tables import Rounds, Table, figures, report
 
-from batchd.config.cpus import available_cpus
+from batchd.runtime.cpus import available_cpus
 
 CORES = 2
 RESULTS = Path(__file__).parents[1] / "results"

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.config.cpus import available_cpus
 from batchd.config.directories import choose_runtime_directory
 from batchd.config.problems import Place, key_places
 from batchd.config.tree import DaemonConfig
 from batchd.errors import ConfigInvalid, KeyPath
+from batchd.runtime.cpus import available_cpus
 from batchd.runtime.sizes import format_bytes, parse_bytes, round_bytes
 from support.toml_values import TREES, written
 

@@ -23,7 +23,6 @@ from batchd.commands.doctor.machine import (
     problem,
     warning,
 )
-from batchd.config.cpus import control_groups, cpu_quotas
 from batchd.config.tree import Config, StreamConfig
 from batchd.data.pipeline.cache_split import cropped_files
 from batchd.data.pipeline.image.options import Normalize
@@ -31,6 +30,7 @@ from batchd.observe.diagnosis.demand import NETWORK_SHARE
 from batchd.pool.wanted import interface_of
 from batchd.runtime.addresses import parse_tcp
 from batchd.runtime.available import shortage
+from batchd.runtime.cpus import control_groups, cpu_quotas
 from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.slots import MADV_POPULATE_WRITE

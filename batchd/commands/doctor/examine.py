@@ -19,11 +19,11 @@ from time import time
 import batchd
 from batchd.commands.doctor import checks, decoding, storage
 from batchd.commands.doctor.machine import NOTHING_RUNS, Finding, Machine, Running, note, ok, problem, warning
-from batchd.config.cpus import available_cpus
 from batchd.config.directories import choose_runtime_directory
 from batchd.config.tree import Config
 from batchd.data.storage.access import Storage
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.runtime.cpus import available_cpus
 from batchd.stream.rings import RingSize, plan_descriptors, plan_rings
 from batchd_wire.status import DaemonFacts
 from batchd_wire.wording import counted

@@ -24,8 +24,8 @@ import structlog
 import zmq
 from zmq.utils import z85
 
-from batchd.config.cpus import available_cpus
 from batchd.errors import BatchdError
+from batchd.runtime.cpus import available_cpus
 from batchd.runtime.keys import RoleKeys
 from batchd.runtime.limits import HandshakeRate, OncePerMinute, peer_network, peer_site, printable
 from batchd_wire.tcp import SOCKET_OPTIONS, unpack_monitor_event
