@@ -28,7 +28,6 @@ from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
 from batchd.commands.bench.dataloader import Answer, why_none
 from batchd.commands.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
-from batchd.config.directories import default_cache_dir
 from batchd.config.load import read_config
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import check_reading
@@ -45,6 +44,7 @@ from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError
 from batchd.runtime.children import PIPE, STDOUT, start
 from batchd.runtime.cpus import available_cpus
+from batchd.runtime.directories import default_cache_dir
 from batchd_wire.wording import counted
 
 SECONDS = 20.0

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 
 from batchd.cli.text import aligned
-from batchd.config.directories import default_cache_dir
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import BucketOrder, BucketSizes
@@ -45,6 +44,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.observe.diagnosis.verdicts import CACHE_MARGIN
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.cache_memory import points_budget
 from batchd.stream.grouping import grouping_of, unit_of

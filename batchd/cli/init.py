@@ -20,7 +20,6 @@ import click
 
 from batchd.cli import first_config
 from batchd.cli.options import DEFAULT_CONFIG_FILE, path_option
-from batchd.config.directories import default_cache_dir
 from batchd.config.load import parse_config
 from batchd.config.schema import toml_value
 from batchd.config.tree import Config
@@ -35,6 +34,7 @@ from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.survey import ReportProgress, Survey
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
 from batchd.runtime.available import shortage
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.free_memory import available_bytes
 from batchd.stream.rings import memory_problem, needed_bytes, plan_rings
 

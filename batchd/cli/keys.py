@@ -19,9 +19,9 @@ from pathlib import Path
 import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, Command, path_option
-from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.errors import BatchdError
+from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.runtime.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE

@@ -17,7 +17,6 @@ from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options, path_option
 from batchd.commands.prepare.members import files_table, source_table
 from batchd.commands.prepare.run import FILE_SOURCES, Output, Prepared, PrepareJob, prepare
-from batchd.config.directories import default_cache_dir
 from batchd.config.load import load_config, read_config
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.image import jpeg_box
@@ -28,6 +27,7 @@ from batchd.data.sources.options import SourceOptions
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, SourceInvalid
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.suggestions import suggestion
 from batchd_wire.wording import counted

@@ -133,10 +133,10 @@ def command(
         key = _key(key_file, place)  # no worker has it
         with imports_for_a_daemon():  # imported here for the reasons in ``daemon``
             from batchd.cli.log_lines import print_line, set_up_logs  # noqa: PLC0415
-            from batchd.config.directories import default_cache_dir  # noqa: PLC0415
             from batchd.pool.worker_host.connection import GatewayAddress  # noqa: PLC0415
             from batchd.pool.worker_host.host import HostOptions, run_host  # noqa: PLC0415
             from batchd.pool.worker_host.streams import CacheBudget, PathMap  # noqa: PLC0415
+            from batchd.runtime.directories import default_cache_dir  # noqa: PLC0415
 
         gc.freeze()
         gc.enable()

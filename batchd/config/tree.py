@@ -45,6 +45,7 @@ from batchd.runtime.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_ht
 from batchd.runtime.cpus import available_cpus
 from batchd.runtime.sizes import AMOUNT_PATTERN, format_bytes, parse_bytes
 from batchd_wire.fields import BUCKETS_MAX
+from batchd_wire.keys import STREAM_NAME_PATTERN
 
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
@@ -60,7 +61,6 @@ STEPS_MAX = 64
 STREAMS_MAX = 1024
 SAMPLE_SHARE = 0.8
 """Of ``sample_timeout_s``: a slow server makes a bad sample before the worker counts as stuck."""
-STREAM_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 
 PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
 """Defaults of a stream with a push source."""

@@ -27,7 +27,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from batchd.config.directories import choose_runtime_directory, default_cache_dir
+from batchd.config.directories import choose_runtime_directory
 from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
@@ -49,6 +49,7 @@ from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.runtime.addresses import tcp_endpoint
 from batchd.runtime.available import shortage
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import format_bytes
 from batchd.stream.cache_file import file_problem
@@ -155,15 +156,17 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
             problems += error.problems
     addresses = [(key, text) for key, text in _addresses(daemon) if not wrong & {key, "keys_dir"}]
     if addresses:
-        from batchd.runtime.keys import check_tcp_keys, open_keys  # noqa: PLC0415  as below
+        from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  as below
 
         try:
             keys = open_keys(daemon.keys_dir)
         except ConfigInvalid as error:
             return [*problems, *error.problems]
         of_address = {"tcp": keys.trainers, "worker_address": keys.workers}
-        found = (check_tcp_keys(text, ("daemon", key), of_address[key]) for key, text in addresses)
-        problems += [problem for problem in found if problem is not None]
+        for key, address in addresses:
+            lack = missing_keys(address, of_address[key])
+            if lack is not None:
+                problems.append(problem_at(("daemon", key), ProblemKind.MISSING_KEYS, lack))
     return problems
 
 

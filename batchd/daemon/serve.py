@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
-from batchd.config.directories import default_cache_dir
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig
 from batchd.core.events import Event, SlotWanted
@@ -54,6 +53,7 @@ from batchd.runtime.available import wait_for_memory
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import Selector, allow_descriptors
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
 from batchd.runtime.signals import Signals
 from batchd.runtime.slots import BlankSlots, SlotPool
@@ -278,13 +278,13 @@ def _tcp_doors(
     if daemon.tcp is None:
         return []
     from batchd.daemon.tcp.sessions import TcpDoor  # noqa: PLC0415  the same
-    from batchd.runtime.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
+    from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
     from batchd.runtime.tcp.router import check_context_threads  # noqa: PLC0415  the same
 
     keys = open_keys(daemon.keys_dir)
-    problem = check_tcp_keys(daemon.tcp, ("daemon", "tcp"), keys.trainers)
-    if problem is not None:
-        raise ConfigInvalid([problem])
+    lack = missing_keys(daemon.tcp, keys.trainers)
+    if lack is not None:
+        raise ConfigInvalid([problem_at(("daemon", "tcp"), ProblemKind.MISSING_KEYS, lack)])
     check_context_threads()
     door = TcpDoor(side, limits, keys.trainers if keys.daemon_key() is not None else None)
     stack.callback(door.close)
@@ -299,12 +299,11 @@ def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> "
     from batchd.pool.gateway_messages import PoolRules  # noqa: PLC0415  the same
     from batchd.pool.remote import RemoteWorkers  # noqa: PLC0415  the same
     from batchd.pool.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
-    from batchd.runtime.keys import check_tcp_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
+    from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
 
-    where = ("daemon", "worker_address")
-    problem = check_tcp_keys(daemon.worker_address, where, open_keys(daemon.keys_dir).workers)
-    if problem is not None:
-        raise ConfigInvalid([problem])
+    lack = missing_keys(daemon.worker_address, open_keys(daemon.keys_dir).workers)
+    if lack is not None:
+        raise ConfigInvalid([problem_at(("daemon", "worker_address"), ProblemKind.MISSING_KEYS, lack)])
     rules = PoolRules(daemon.sample_timeout_s, daemon.pool_hosts_max, daemon.pool_hosts_per_key)
     endpoints = [tcp_endpoint(daemon.worker_address, number) for number in range(daemon.pool_gateways)]
     wanted = WantedCount(daemon.pool_max, interface_of(parse_tcp(daemon.worker_address)[0]))

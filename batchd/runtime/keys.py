@@ -44,11 +44,9 @@ from typing import Any
 import structlog
 import zmq
 
-from batchd.config.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
-from batchd.config.schema import problem_at
-from batchd.config.tree import STREAM_NAME_PATTERN
-from batchd.errors import BatchdError, KeyPath, KeysInvalid, Problem, ProblemKind
+from batchd.errors import BatchdError, KeysInvalid
 from batchd.runtime.addresses import is_loopback, parse_tcp
+from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY, default_keys_dir
 from batchd.runtime.limits import OncePerMinute
 from batchd_wire import keys as wire
 
@@ -65,7 +63,7 @@ ADDRESS_KEYS = {wire.Role.TRAINER: "tcp", wire.Role.WORKER: "worker_address"}
 """The key of [daemon] with the address that admits the role."""
 _LOCK_FILE = ".lock"
 _TEMPORARY_FILE = ".new"
-_STREAM_NAME = re.compile(STREAM_NAME_PATTERN, re.ASCII)
+_STREAM_NAME = re.compile(wire.STREAM_NAME_PATTERN, re.ASCII)
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _log = structlog.get_logger()
@@ -336,12 +334,9 @@ class KeyDirectory:
                     yield folder
 
 
-def check_tcp_keys(address: str | None, key_path: KeyPath, keys: RoleKeys) -> Problem | None:
-    """Say why the daemon may not listen on ``address``: beyond loopback it needs keys of the role.
-
-    ``key_path`` is the key of the configuration with this address.
-    """
-    if address is None or is_loopback(parse_tcp(address)[0]):
+def missing_keys(address: str, keys: RoleKeys) -> str | None:
+    """Say which key of the role the daemon lacks to listen on ``address``, beyond loopback."""
+    if is_loopback(parse_tcp(address)[0]):
         return None
     directory = keys.directory
     try:
@@ -354,7 +349,7 @@ def check_tcp_keys(address: str | None, key_path: KeyPath, keys: RoleKeys) -> Pr
         lack = f"{directory.path} has no key of {owner}; {directory.advice(keys.role)}"
     except BatchdError as error:
         lack = f"its keys cannot be used: {error}"
-    return problem_at(key_path, ProblemKind.MISSING_KEYS, f"{address} can be reached from other hosts, and {lack}")
+    return f"{address} can be reached from other hosts, and {lack}"
 
 
 @contextmanager

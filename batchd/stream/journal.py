@@ -38,10 +38,10 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from batchd.config.directories import default_cache_dir
 from batchd.config.tree import Config
 from batchd.data.storage.paths import FileForeign, open_own
 from batchd.errors import BatchdError
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import OncePerMinute
 from batchd.stream.cache_file import CacheUnusable
 from batchd_wire.fields import SlotLayout

@@ -8,11 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.config.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.errors import KeysInvalid
-from batchd.runtime.keys import CredentialKeys, KeyDirectory, check_tcp_keys, open_keys
+from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY
+from batchd.runtime.keys import CredentialKeys, KeyDirectory, missing_keys, open_keys
 from batchd_wire.keys import Role
-from support.configs import WHOLE, load
 
 NAMES = ["a", "gpu_7", "x.key"]
 
@@ -114,11 +113,10 @@ def test_credentials_rank_above_the_users_own_keys_and_below_the_configuration(
 def test_a_service_without_keys_gets_the_command_that_makes_them(tmp_path: Path) -> None:
     """Root makes them, and a restart passes them on."""
     (tmp_path / "given").mkdir()
-    config = load(tmp_path, WHOLE, {"daemon.tcp": "10.0.0.5:7070"})
-    problem = check_tcp_keys(config.daemon.tcp, ("daemon", "tcp"), CredentialKeys(tmp_path / "given").workers)
-    assert problem is not None
-    assert "as root, `batchd keys new --role worker --name NAME` makes one in /etc/batchd/keys" in problem.message
-    assert "LoadCredential=keys:/etc/batchd/keys" in problem.message
+    lack = missing_keys("10.0.0.5:7070", CredentialKeys(tmp_path / "given").workers)
+    assert lack is not None
+    assert "as root, `batchd keys new --role worker --name NAME` makes one in /etc/batchd/keys" in lack
+    assert "LoadCredential=keys:/etc/batchd/keys" in lack
 
 
 def test_a_change_of_the_systems_keys_reports_the_needed_restart(

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.config.directories import default_cache_dir
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.index import FilesIndex
@@ -25,6 +24,7 @@ from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
+from batchd.runtime.directories import default_cache_dir
 from support.megatron import write_megatron
 from support.shards import write_shard
 from support.source_files import make, nothing

@@ -29,7 +29,6 @@ import numpy as np
 
 from batchd.commands.bench import measure
 from batchd.commands.bench.trainer import touch
-from batchd.config.directories import default_cache_dir
 from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import plan_pipeline
@@ -56,6 +55,7 @@ from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.runtime.children import die_with_parent
+from batchd.runtime.directories import default_cache_dir
 from batchd_wire.views import Array
 
 Change: TypeAlias = Callable[[Any], object]

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from batchd.commands.history import cards
-from batchd.config.directories import default_cache_dir
 from batchd.config.draft import whole_draft
 from batchd.config.load import load_config
 from batchd.config.tree import Config
@@ -31,6 +30,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, ConfigInvalid, SourceInvalid
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.suggestions import suggestion
 from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout

@@ -27,7 +27,6 @@ from time import monotonic
 from typing import Any
 
 from batchd import __version__
-from batchd.config.directories import default_cache_dir
 from batchd.config.load import read_config
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
@@ -41,6 +40,7 @@ from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, 
 from batchd.runtime import failpoints
 from batchd.runtime.available import shortage
 from batchd.runtime.child_log import log_over
+from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.rings import RingSize, plan_descriptors
