@@ -175,7 +175,7 @@ put_config() { # the only file that is the operator's, so it is in no manifest
 }
 
 put_documents() { # as they are; what they say of deploy/ and examples/ is in the tree
-    for page in "$TREE"/docs/*.md "$TREE"/docs/moving/*.md; do
+    for page in "$TREE"/docs/*.md "$TREE"/docs/moving/*.md "$TREE"/docs/sources/*.md; do
         case ${page##*/} in
         *_head.md) ;; # the beginning of a page that is made
         *) put "$page" "$PREFIX/share/doc/batchd/${page#"$TREE"/docs/}" ;;

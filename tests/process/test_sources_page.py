@@ -1,4 +1,4 @@
-"""What docs/sources.md promises of wrong data, tried on a daemon and with `batchd check`."""
+"""What the pages of sources promise of wrong data, tried on a daemon and with `batchd check`."""
 
 import gzip
 import io

@@ -98,20 +98,24 @@ def test_every_link_of_a_page_has_a_target(name):
             assert link.anchor in anchors(goal), f"{name}:{link.line}: {link.path} has no heading #{link.anchor}"
 
 
+def own_pages():
+    """The pages of docs/, in whatever folder, without the site's front page."""
+    return [path for path in DOCS.rglob("*.md") if "site" not in path.relative_to(DOCS).parts]
+
+
 def test_every_page_is_in_the_index():
     """Readers find pages there, and the site's sidebar is made from it."""
     index = (DOCS / "README.md").read_text()
     linked = {link.path for link in stage.links_of(index)}
 
-    folders = [*DOCS.glob("*.md"), *DOCS.glob("moving/*.md")]
-    there = {path.relative_to(DOCS).as_posix() for path in folders} - FRAGMENTS - {"README.md"}
+    there = {path.relative_to(DOCS).as_posix() for path in own_pages()} - FRAGMENTS - {"README.md"}
 
     assert there <= linked, f"add these pages to docs/README.md: {sorted(there - linked)}"
 
 
 def test_every_page_begins_with_its_title():
     """The title is the only heading of the first level, in the first line."""
-    for path in (*DOCS.glob("*.md"), *DOCS.glob("moving/*.md")):
+    for path in own_pages():
         titles = [
             line for _, line, is_code in stage.numbered(path.read_text()) if line.startswith("# ") and not is_code
         ]

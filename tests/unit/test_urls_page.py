@@ -1,4 +1,4 @@
-"""The table of possible URLs in docs/sources.md against the code: all keys that are paths."""
+"""The table of possible URLs in docs/urls.md against the code: all keys that are paths."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
 from support.s3_server import CREDENTIALS
 
-PAGE = Path(__file__).parents[2] / "docs/sources.md"
+PAGE = Path(__file__).parents[2] / "docs/urls.md"
 NOT_HERE = "must be a path on this machine, not a URL"
 CANNOT_LIST = "http servers cannot list files"
 NO_SERVER = "127.0.0.1:1"

@@ -107,7 +107,7 @@ class GeneratorSource(FunctionOptions):
     """Your own Python generator, endless or not.
 
     Each worker runs one of its own, so the same position is never the same samples again:
-    docs/sources.md says what that changes.
+    docs/sources/generator.md says what that changes.
     """
 
     is_live: ClassVar[bool] = True
