@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md to standard output, from the table of metrics: ``make docs``.
+"""Writes docs/metrics.md to standard output, from the fields of the status: ``make docs``.
 
 The words on top are ``docs/metrics_head.md``. Invariant: every metric that is exposed is on the
 page, and nothing else.
@@ -45,7 +45,8 @@ def _reference() -> Iterator[str]:
 
 
 def _row(metric: Metric) -> str:
-    return f"| `{PREFIX}{metric.name}` | {metric.kind} | {metric.help} | `{metric.key}` |"
+    kind = "counter" if metric.is_counter else "gauge"
+    return f"| `{PREFIX}{metric.name}` | {kind} | {metric.kind.help} | `{metric.key}` |"
 
 
 if __name__ == "__main__":

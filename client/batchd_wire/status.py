@@ -2,25 +2,51 @@
 
     values --plain_status--> maps (a ``Status`` message, ``status --json``) --read_status--> values
 
-Totals count from the start. A class grows by fields: an unknown key is skipped, and a field whose
-key is missing has its default, or zero, "", False, None or () by its type. So a newer and an older
-daemon can be asked.
+Every number says what it is: a ``Counter`` counts from the start, of daemon, worker or trainer, a
+``Gauge`` rises and falls, and a ``Fact`` has no value over time. The metrics of the observer and
+the differences of two statuses follow from that.
+
+A class grows by fields: an unknown key is skipped, and a field whose key is missing has its
+default, or zero, "", False, None or () by its type. So a newer and an older daemon can be asked.
 
 Invariant: values from ``read_status`` have the types of their fields, whatever the other process
 sent.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache, partial
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from batchd_wire.codec import packed_bytes
 from batchd_wire.record import record
 
 T = TypeVar("T")
+Fact = Annotated[T, "fact"]
+
+
+class Counter(NamedTuple):
+    """A number that only grows. ``help``: of its metric; "" if it has none of its own.
+
+    ``metric``: its name without ``_total``, if not made of those of the place and the field.
+    """
+
+    help: str = ""
+    metric: str = ""
+
+
+class Gauge(NamedTuple):
+    """A number that rises and falls, as ``Counter``. ``of``: makes a number of a value.
+
+    ``merge``: makes one number of those of one trainer that reads a stream several times.
+    """
+
+    help: str
+    metric: str = ""
+    merge: Callable[[Iterable[float]], float] = sum
+    of: Callable[[Any], float] | None = None
 
 
 @record
@@ -32,15 +58,15 @@ class WorkerStatistics:
     since its last report, which ``busy_s`` does not count yet; 0.0 without orders.
     """
 
-    number: int
-    place: int
+    number: Fact[int]
+    place: Fact[int]
     state: str
-    orders: int
-    chunks: int
-    samples: int
-    busy_s: float
-    pid: int | None = None
-    unreported_s: float = 0.0
+    orders: Annotated[int, Gauge("Orders that the worker works on, or has in its socket.")]
+    chunks: Annotated[int, Counter("Chunks that the worker has filled.")]
+    samples: Annotated[int, Counter("Samples that the worker has written.")]
+    busy_s: Annotated[float, Counter("Time that the worker has spent on chunks.")]
+    pid: Fact[int | None] = None
+    unreported_s: Fact[float] = 0.0
 
 
 @record
@@ -51,11 +77,11 @@ class WaitStatistics:
     or sent it to another host.
     """
 
-    workers_s: float = 0.0
-    memory_s: float = 0.0
-    trainers_s: float = 0.0
-    producers_s: float = 0.0
-    network_s: float = 0.0
+    workers_s: Annotated[float, Counter()] = 0.0
+    memory_s: Annotated[float, Counter()] = 0.0
+    trainers_s: Annotated[float, Counter()] = 0.0
+    producers_s: Annotated[float, Counter()] = 0.0
+    network_s: Annotated[float, Counter()] = 0.0
 
 
 @record
@@ -70,67 +96,63 @@ class SubscriptionStatistics:
     ``kept_slots``: idle slots whose batches it reads, before any other trainer does.
     """
 
-    number: int
-    session: int
-    rank: int
-    world_size: int
-    window: int
-    epoch: int | None
-    step: int | None
-    last_epoch: int | None
-    last_step: int | None
-    is_spectator: bool
-    consumed_batches: int
-    delivered_samples: int
-    held_slots: int
-    ready_ahead: int
-    waiting: bool
-    wait_s: float
+    number: Fact[int]
+    session: Fact[int]
+    rank: Fact[int]
+    world_size: Fact[int]
+    window: Annotated[int, Gauge("Batches that the trainer wants ready ahead of it.")]
+    epoch: Annotated[int | None, Gauge("Epoch of its next batch; absent at its end; of several, the last.", merge=max)]
+    step: Annotated[int | None, Gauge("Step of its next batch; absent at its end; of several, the last.", merge=max)]
+    last_epoch: Fact[int | None]
+    last_step: Fact[int | None]
+    is_spectator: Fact[bool]
+    consumed_batches: Annotated[int, Counter("Batches that the trainer has consumed.")]
+    delivered_samples: Annotated[int, Counter("Samples handed to the trainer.")]
+    held_slots: Annotated[int, Gauge("Slots that the trainer holds.")]
+    ready_ahead: Annotated[int, Gauge("Batches that are ready ahead of the trainer.")]
+    waiting: Annotated[bool, Gauge("1 while the trainer waits; of several, how many do.")]
+    wait_s: Annotated[float, Counter("Time that the trainer has waited for batches.")]
     waits: WaitStatistics
-    short_of_memory_s: float
-    kept_slots: int = 0
+    short_of_memory_s: Annotated[float, Counter("Time with too few slots in the ring.")]
+    kept_slots: Annotated[int, Gauge("Idle slots that are kept for the trainer.")] = 0
 
 
 @record
 class LiveStatistics:
     """The mailbox of a live stream.
 
-    ``queued_samples`` wait for a batch; ``bound_samples`` are in a batch that no trainer has yet.
-    ``dropped_oldest`` and ``dropped_newest``: samples dropped because the mailbox was full.
-    ``refused_pushes``: samples pushed into places that their producer did not have.
-    ``lost_batches``: batches that one trainer got and another one missed, because the ring could
-    not keep them.
+    ``dropped_oldest`` and ``dropped_newest``: because the mailbox was full. ``lost_batches``: of
+    those that missed them, and other trainers got, because the ring could not keep them.
     """
 
-    capacity: int
+    capacity: Annotated[int, Gauge("Places of a live stream's mailbox.", "mailbox_places")]
     when_full: str
-    producers: int
-    waiting_producers: int
-    queued_samples: int
-    bound_samples: int
-    lent_places: int
-    pushed_samples: int
-    dropped_oldest: int
-    dropped_newest: int
-    refused_pushes: int
-    lost_batches: int
+    producers: Annotated[int, Gauge("Producers that are connected.")]
+    waiting_producers: Annotated[int, Gauge("Producers that wait for a place.")]
+    queued_samples: Annotated[int, Gauge("Samples that wait for a batch.")]
+    bound_samples: Annotated[int, Gauge("Samples of batches that no trainer has received yet.")]
+    lent_places: Annotated[int, Gauge("Places that producers are filling.")]
+    pushed_samples: Annotated[int, Counter("Samples that producers have pushed.")]
+    dropped_oldest: Annotated[int, Counter("Samples dropped for newer ones.")]
+    dropped_newest: Annotated[int, Counter("Samples dropped on arrival.")]
+    refused_pushes: Annotated[int, Counter("Pushes from places not lent to the producer.")]
+    lost_batches: Annotated[int, Counter("Batches that some trainers of the stream missed.")]
 
 
 @record
 class CacheStatistics:
     """The cache of a stream, shared by ``streams`` streams. ``kind``: what it keeps of a sample.
 
-    ``folder``: the folder of its file; None for a cache in memory. ``spoilt_samples``: records that
-    did not match their checksums.
+    ``folder``: the folder of its file; None for a cache in memory.
     """
 
     kind: str
-    held_samples: int
-    used_bytes: int
-    budget_bytes: int
-    streams: int
+    held_samples: Annotated[int, Gauge("Samples in the cache; all streams that share it show it.")]
+    used_bytes: Annotated[int, Gauge("Memory, or space on disk, that the cache takes.")]
+    budget_bytes: Annotated[int, Gauge("Memory, or space on disk, that the cache may take at most.")]
+    streams: Fact[int]
     folder: str | None = None
-    spoilt_samples: int = 0
+    spoilt_samples: Annotated[int, Counter("Records of a cache on disk that were damaged.")] = 0
 
 
 @record
@@ -138,17 +160,17 @@ class PartStatistics:
     """Worker time of one part: "read", "decode", a step's name, "store", or "bad samples"."""
 
     name: str
-    busy_s: float
+    busy_s: Annotated[float, Counter("Time that workers spent on one part: reading, or a step.", "stream_part_seconds")]
 
 
 @record
 class SlowSample:
     """A slow sample. ``taken_s``: its latest time; ``slow_row``: the stream's slow rows by then."""
 
-    sample: int
+    sample: Fact[int]
     path: str
-    taken_s: float
-    slow_row: int
+    taken_s: Fact[float]
+    slow_row: Fact[int]
 
 
 @record
@@ -159,24 +181,25 @@ class WorkStatistics:
     (``read_cpu_s`` of it for reading), and were runnable without a CPU for ``cpu_wait_s`` (None if
     the kernel does not tell). ``waited_s``: time spent waiting for a file server, not part of
     ``busy_s``. ``parts``: the parts of ``busy_s``, without the time between samples.
-    ``usual_sample_s``: the median time of a sample. ``slow_rows`` took several times as long,
-    ``slow_s`` in total; ``slowest``: some recent ones. ``cache_hits`` and ``cache_misses``: samples
-    found and not found in the stream's cache; 0 without one.
+    ``usual_sample_s``: the median time of a sample. ``slowest``: some recent slow ones.
+    ``cache_hits`` and ``cache_misses``: 0 without a cache.
     """
 
-    busy_s: float
-    waited_s: float
-    cpu_s: float
-    cpu_wait_s: float | None
-    read_cpu_s: float
-    read_bytes: int
+    busy_s: Annotated[float, Counter("Time that workers spent on the samples of the stream.")]
+    waited_s: Annotated[
+        float, Counter("Further time in which workers waited for a file server.", "stream_fetch_seconds")
+    ]
+    cpu_s: Annotated[float, Counter("The part of the busy time that had a CPU.")]
+    cpu_wait_s: Annotated[float | None, Counter("Seconds in which workers were runnable and had no CPU.")]
+    read_cpu_s: Annotated[float, Counter("The part of the CPU time that was spent on reading.")]
+    read_bytes: Annotated[int, Counter("Bytes of encoded samples that were read.")]
     parts: tuple[PartStatistics, ...]
-    usual_sample_s: float
-    slow_rows: int
-    slow_s: float
+    usual_sample_s: Annotated[float, Gauge("Half of the samples take less time than this.")]
+    slow_rows: Annotated[int, Counter("Rows whose sample took several times as long as usual.")]
+    slow_s: Annotated[float, Counter("Time that workers spent on slow rows.")]
     slowest: tuple[SlowSample, ...]
-    cache_hits: int = 0
-    cache_misses: int = 0
+    cache_hits: Annotated[int, Counter("Samples that were in the stream's cache.")] = 0
+    cache_misses: Annotated[int, Counter("Samples that were not in the stream's cache.")] = 0
 
 
 REPORT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -187,18 +210,16 @@ REPORT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0
 class ReportStatistics:
     """What trainers reported of a stream's batches, such as losses.
 
-    ``kept`` reports are in the daemon's memory. ``received``: in total, without repeated ones;
-    ``refused``: of wrong sizes, or about rows that the stream does not have. ``not_finite``: values
-    that were NaN or infinite. ``values`` and ``sum``: of all others; ``buckets``: how many of them
-    are in each, see ``REPORT_BOUNDS``.
+    ``refused``: of wrong sizes, or about rows that the stream does not have. ``values`` and
+    ``sum``: of finite numbers; ``buckets``: how many of them are in each, see ``REPORT_BOUNDS``.
     """
 
-    kept: int
-    received: int
-    refused: int
-    not_finite: int
-    values: int
-    sum: float
+    kept: Annotated[int, Gauge("Reports about batches, such as losses, in the daemon's memory.", "stream_reports")]
+    received: Annotated[int, Counter("Reports from trainers, without repeated ones.", "stream_reports")]
+    refused: Annotated[int, Counter("Reports that did not fit the stream.", "stream_refused_reports")]
+    not_finite: Annotated[int, Counter("Reported values that were NaN or infinite.", "stream_not_finite_values")]
+    values: Annotated[int, Counter()]
+    sum: Annotated[float, Counter()]
     buckets: tuple[int, ...]
 
 
@@ -213,7 +234,7 @@ class ReportPage:
     run_numbers: tuple[int, ...]
     heads: bytes
     values: bytes
-    last: int
+    last: Fact[int]
 
 
 @record
@@ -233,55 +254,52 @@ class StreamDescription:
 class StreamStatistics:
     """One stream and its ring. A stream that a reload has changed gets a new ``number``.
 
-    ``shared_batches``: decoded once, read by two trainers or more. ``mismatched_batches``: did not
-    match their checksums in a trainer. ``live``: the mailbox of a live stream, which has no end, so
-    its ``samples`` and ``steps`` have no meaning. ``own_source``: the source is the user's code.
-    ``bgr_fields``: images with blue as their first channel. ``cache``: None without a cache.
-    ``source``: equal for streams that read the same samples; "" if it is live, or not known.
-    ``filling_slots``: batches that workers fill for a trainer; ``partial_slots``: partly filled
-    ones that no trainer waits for any more (both None from an older daemon). ``description``: see
-    ``StreamDescription``. ``reports``: None before the first. ``subscriptions_left_out``: how many
+    ``live``: the mailbox of a live stream, which has no end, so its ``samples`` and ``steps`` have
+    no meaning. ``own_source``: the source is the user's code. ``bgr_fields``: images with blue as
+    their first channel. ``cache``: None without a cache. ``source``: equal for streams that read
+    the same samples; "" if it is live, or not known. ``filling_slots`` and ``partial_slots``: None
+    from an older daemon. ``reports``: None before the first. ``subscriptions_left_out``: how many
     are not in ``subscriptions``, since a status would be too long with them.
     """
 
-    number: int
+    number: Fact[int]
     name: str
-    own_source: bool
+    own_source: Fact[bool]
     fingerprint: str
-    samples: int
-    batch_size: int
-    steps: int
-    slots: int
-    slots_max: int
-    ready_slots: int
-    leased_slots: int
-    decoded_batches: int
-    decoded_samples: int
-    delivered_batches: int
-    delivered_samples: int
-    shared_batches: int
-    mismatched_batches: int
-    bad_rows: int
-    bad_samples: int
-    quarantined_samples: int
-    sample_s: float
+    samples: Annotated[int, Gauge("Samples of one epoch.")]
+    batch_size: Annotated[int, Gauge("Samples of a full batch.")]
+    steps: Annotated[int, Gauge("Batches of one epoch.")]
+    slots: Annotated[int, Gauge("Slots of the ring now.")]
+    slots_max: Annotated[int, Gauge("Slots of the ring that its memory suffices for.")]
+    ready_slots: Annotated[int, Gauge("Slots with a complete batch.")]
+    leased_slots: Annotated[int, Gauge("Slots that trainers read.")]
+    decoded_batches: Annotated[int, Counter("Batches that workers have filled.")]
+    decoded_samples: Annotated[int, Counter("Samples that workers have written.")]
+    delivered_batches: Annotated[int, Counter("Batches handed out, to all trainers ever.")]
+    delivered_samples: Annotated[int, Counter("Samples handed out, to all trainers ever.")]
+    shared_batches: Annotated[int, Counter("Batches decoded once and read by two or more.")]
+    mismatched_batches: Annotated[int, Counter("Batches that did not match their checksums.")]
+    bad_rows: Annotated[int, Counter("Rows whose sample was bad, each occurrence.")]
+    bad_samples: Annotated[int, Gauge("Different samples found bad so far.")]
+    quarantined_samples: Annotated[int, Gauge("Samples skipped because they crash workers.")]
+    sample_s: Annotated[float, Gauge("Worker time for one sample at present.")]
     work: WorkStatistics
-    stopped: str | None
+    stopped: Annotated[str | None, Gauge("1 if the stream has stopped; `batchd status` shows the reason.", of=bool)]
     bgr_fields: tuple[str, ...]
     live: LiveStatistics | None
     subscriptions: tuple[SubscriptionStatistics, ...]
     cache: CacheStatistics | None = None
     source: str = ""
-    filling_slots: int | None = None
-    partial_slots: int | None = None
+    filling_slots: Annotated[int | None, Gauge("Slots that workers fill for a trainer.")] = None
+    partial_slots: Annotated[int | None, Gauge("Slots partly filled, that no trainer waits for.")] = None
     description: StreamDescription | None = None
     reports: ReportStatistics | None = None
-    subscriptions_left_out: int = 0
+    subscriptions_left_out: Annotated[int, Gauge("Trainers without metrics of their own, as there are too many.")] = 0
 
 
 @record
 class DaemonStatistics:
-    """Counts of the pure core. ``ending_slots``: of ended streams, but still read or written."""
+    """Counts of the pure core, as in ``DaemonStatus`` and ``DaemonFacts``."""
 
     workers: tuple[WorkerStatistics, ...]
     streams: tuple[StreamStatistics, ...]
@@ -298,24 +316,26 @@ class TrainerStatistics:
     ``sent_bytes_per_s`` are None without TCP.
     """
 
-    session: int
+    session: Fact[int]
     name: str
-    pid: int | None
-    user: int | None
+    pid: Fact[int | None]
+    user: Fact[int | None]
     transport: str
     host: str | None = None
     key: str | None = None
-    sent_bytes: int | None = None
-    sent_bytes_per_s: float | None = None
-    connections: int = 1
+    sent_bytes: Annotated[int | None, Counter("Bytes of batches sent to a trainer over TCP.")] = None
+    sent_bytes_per_s: Fact[float | None] = None
+    connections: Annotated[int, Gauge("Connections of a trainer over TCP.")] = 1
 
 
 @record
 class ReloadOutcome:
     """The last reload, at Unix time ``time_s``. ``exit_code``: that of `batchd reload`."""
 
-    time_s: float
-    exit_code: int
+    time_s: Annotated[float, Gauge("Unix time at which the last reload ended.", "reload_timestamp_seconds")]
+    exit_code: Annotated[
+        int, Gauge("1 if the last reload was refused or failed; absent before the first.", "reload_failed", of=bool)
+    ]
     text: str
 
     @property
@@ -328,25 +348,25 @@ class ReloadOutcome:
 class LocalCounts:
     """Local connections: open, without a session, and closed by the daemon."""
 
-    connections: int
-    strangers: int
-    closed: int
+    connections: Fact[int]
+    strangers: Fact[int]
+    closed: Annotated[int, Counter()]
 
 
 @record
 class TcpCounts:
-    """TCP connections, as ``LocalCounts``. ``sent_bytes``: of batches, to all, in total."""
+    """TCP connections, as ``LocalCounts``."""
 
-    connections: int
-    strangers: int
-    closed: int
-    failed_handshakes: int
-    sent_bytes: int
+    connections: Annotated[int, Gauge("Connections over TCP, with or without a session.")]
+    strangers: Annotated[int, Gauge("Connections over TCP without a session.")]
+    closed: Annotated[int, Counter("Connections over TCP that the daemon closed by itself.")]
+    failed_handshakes: Annotated[int, Counter("TCP peers that failed to prove a key.")]
+    sent_bytes: Annotated[int, Counter("Bytes of batches sent over TCP, to all trainers ever.")]
 
 
 @record
 class DaemonFacts:
-    """The daemon as a process. ``memory_bytes``: memory of all slots. ``cpus``: CPUs it may use.
+    """The daemon as a process. ``cpus``: CPUs it may use.
 
     ``http``: the observer's address. ``reload``: None before the first reload. ``tcp``: None if the
     daemon does not listen on TCP. ``host``: the name of its machine; ``address``: its own, for
@@ -354,19 +374,19 @@ class DaemonFacts:
     """
 
     version: str
-    pid: int
-    uptime_s: float
-    memory_bytes: int
-    cpus: int
+    pid: Fact[int]
+    uptime_s: Annotated[float, Gauge("How long the daemon has been up.")]
+    memory_bytes: Annotated[int, Gauge("Shared memory of all slots.", "slot_memory_bytes")]
+    cpus: Fact[int]
     decoders: str
-    reloading: bool
+    reloading: Fact[bool]
     reload: ReloadOutcome | None
     http: str | None
     local: LocalCounts
     tcp: TcpCounts | None
-    worker_deaths: int
-    draining: bool
-    ending_slots: int
+    worker_deaths: Annotated[int, Counter("Workers that ended without an order to.")]
+    draining: Annotated[bool, Gauge("1 while the daemon finishes work in progress and starts no more.")]
+    ending_slots: Annotated[int, Gauge("Slots of ended streams that trainers or workers still hold.")]
     host: str = ""
     address: str = ""
     log: str = ""
@@ -376,8 +396,8 @@ class DaemonFacts:
 class LogLine:
     """One line of the log. ``number`` counts from the start; ``time_s``: Unix time."""
 
-    number: int
-    time_s: float
+    number: Fact[int]
+    time_s: Fact[float]
     level: str
     text: str
 
@@ -387,34 +407,32 @@ class LinkStatistics:
     """One worker host. ``state``: opening, proving, serving, leaving or closing.
 
     ``key``: the name of its key. ``machine``: its processor's architecture. ``since_s``: how long
-    it has been here. ``orders``, ``samples``: filled into batches, ``busy_s`` of its workers' time.
-    ``received_bytes`` of rows; ``late_rows`` came when they were not wanted any more. ``withdrawn``
-    orders were given to others. ``disagreements``: samples that it reported bad and that are good.
-    ``streams``: those that it fills; ``refused``: those that it cannot fill, each with the reason.
+    it has been here. ``streams``: those that it fills; ``refused``: those that it cannot fill, each
+    with the reason.
     ``gateway``: the number of the gateway through which it comes.
     """
 
-    link: int
+    link: Fact[int]
     name: str
     host: str
     key: str
-    pid: int
+    pid: Fact[int]
     machine: str
     version: str
     decoders: str
     state: str
-    since_s: float
-    workers: int
-    orders: int
-    samples: int
-    busy_s: float
-    received_bytes: int
-    late_rows: int
-    withdrawn: int
-    disagreements: int
+    since_s: Fact[float]
+    workers: Annotated[int, Gauge("Workers of the worker host.")]
+    orders: Annotated[int, Counter("Orders that the worker host has filled into batches.")]
+    samples: Annotated[int, Counter("Samples that the worker host has filled into batches.")]
+    busy_s: Annotated[float, Counter("Time that its workers have spent on them.")]
+    received_bytes: Annotated[int, Counter("Bytes of rows from the worker host.")]
+    late_rows: Annotated[int, Counter("Its rows that came after their order was withdrawn, and were dropped.")]
+    withdrawn: Annotated[int, Counter("Its orders that were given to other workers.", "link_withdrawn_orders")]
+    disagreements: Annotated[int, Counter("Good samples that it reported bad.")]
     streams: tuple[str, ...]
     refused: tuple[str, ...]
-    gateway: int = 0
+    gateway: Fact[int] = 0
 
 
 @record
@@ -426,24 +444,24 @@ class PoolStatistics:
     ``capped_by`` is "max", "network" or "ring", and ``cap`` says the same for people.
     ``interface`` and ``interface_bytes_per_s``: of ``address``; empty and None if not known.
     ``sent_away``: the last worker hosts that the daemon sent away, each with the reason.
-    ``received_bytes``: of rows, from all worker hosts ever. ``gateways``: how many there should be;
-    ``gateways_down``: the numbers of those that do not listen just now.
+    ``gateways``: how many there should be; ``gateways_down``: the numbers of those that do not
+    listen just now.
     """
 
     address: str
     links: tuple[LinkStatistics, ...]
-    ended_links: int
+    ended_links: Annotated[int, Counter("Worker hosts that have gone.")]
     last_end: str
-    wanted: int = 0
+    wanted: Annotated[int, Gauge("Remote workers that the trainers need, within what caps them.", "workers_wanted")] = 0
     cap: str = ""
     capped_by: str = ""
     interface: str = ""
-    interface_bytes_per_s: float | None = None
+    interface_bytes_per_s: Fact[float | None] = None
     sent_away: tuple[str, ...] = ()
-    received_bytes: int = 0
-    gateways: int = 1
+    received_bytes: Annotated[int, Counter("Bytes of rows from worker hosts, from all ever.")] = 0
+    gateways: Fact[int] = 1
     gateways_down: tuple[int, ...] = ()
-    last_left: bool = False
+    last_left: Fact[bool] = False
 
 
 @record
@@ -458,9 +476,9 @@ class ContentPart:
 class DeliveredRows:
     """A digest of the ``rows`` that were delivered in ``epoch``, out of ``rows_max``: 64 digits."""
 
-    epoch: int
-    rows: int
-    rows_max: int
+    epoch: Fact[int]
+    rows: Fact[int]
+    rows_max: Fact[int]
     digest: str
 
 
@@ -479,7 +497,7 @@ class StreamCard:
 
     stream: str
     fingerprint: str
-    samples: int
+    samples: Fact[int]
     parts: tuple[ContentPart, ...]
     configuration: tuple[str, ...]
     digests: tuple[DeliveredRows, ...] = ()
@@ -489,10 +507,10 @@ class StreamCard:
 class LeftOut:
     """How many of each list are not in a status, since it would be too long with them."""
 
-    streams: int = 0
-    workers: int = 0
-    trainers: int = 0
-    links: int = 0
+    streams: Fact[int] = 0
+    workers: Fact[int] = 0
+    trainers: Fact[int] = 0
+    links: Fact[int] = 0
 
 
 @record

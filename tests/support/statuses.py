@@ -4,9 +4,10 @@ The daemon is healthy: 2 workers are busy half of the time with 1,000 samples a 
 trainer never waits.
 """
 
+from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
-from typing import Any
+from dataclasses import is_dataclass, replace
+from typing import Any, get_args, get_type_hints
 
 from batchd_wire.status import (
     DaemonFacts,
@@ -153,6 +154,16 @@ def with_pool(looks: tuple[DaemonStatus, DaemonStatus], *links: LinkStatistics, 
     facts = {"ended_links": 0, "last_end": "", "received_bytes": came_bytes} | changes
     after.pool = PoolStatistics("tcp://gpu1:7072", links, **facts)
     before.pool = replace(after.pool, links=begun, received_bytes=0)
+
+
+def status_classes(kind: type) -> Iterator[type]:
+    """Return a class of the status, and those of its fields."""
+    yield kind
+    for hint in get_type_hints(kind).values():
+        for one in (hint, *get_args(hint)):
+            if is_dataclass(one):
+                assert isinstance(one, type)
+                yield from status_classes(one)
 
 
 def later(status: DaemonStatus, seconds: float = SECONDS) -> DaemonStatus:

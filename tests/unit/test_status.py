@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
@@ -10,6 +11,7 @@ from batchd_wire.status import (
     STATUS_BYTES_MAX,
     CacheStatistics,
     DaemonFacts,
+    DaemonStatus,
     ReloadOutcome,
     SubscriptionStatistics,
     TcpCounts,
@@ -18,7 +20,7 @@ from batchd_wire.status import (
     read_status,
     shorten,
 )
-from support.statuses import link, two_looks, with_pool
+from support.statuses import link, status_classes, two_looks, with_pool
 
 
 @pytest.fixture
@@ -107,6 +109,16 @@ def test_lists_end_where_a_status_would_be_longer_than_a_message(status) -> None
     assert len(short.workers) + short.left_out.workers == len(crowd.workers)
     assert len(short.pool.links) + short.left_out.links == 3_000 * len(status.pool.links)
     assert short.left_out.streams == 0
+
+
+@pytest.mark.parametrize("kind", [*dict.fromkeys(status_classes(DaemonStatus))], ids=lambda kind: kind.__name__)
+def test_every_number_says_what_it_is(kind) -> None:
+    """A new field needs a decision: a counter, a gauge, or a fact without a value over time."""
+    hints = get_type_hints(kind, include_extras=True)
+    unmarked = {name: hint for name, hint in hints.items() if not hasattr(hint, "__metadata__")}
+
+    numbers = {name for name, hint in unmarked.items() if {hint, *get_args(hint)} & {int, float, bool}}
+    assert {name for name in numbers if get_origin(hints[name]) is not tuple} == set()
 
 
 def test_status_that_fits_is_whole(status) -> None:

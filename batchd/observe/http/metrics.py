@@ -1,10 +1,11 @@
-"""Metrics: their places in the daemon's status, the table of all, the text for Prometheus.
+"""Metrics: the numbers of the daemon's status, the text for Prometheus. OBSERVER process.
 
-OBSERVER process. The text, the page docs/metrics.md and the tests are made from the table: a new
-number in the status is one line there. A **scope** yields rows: the values of its labels, and the
-part of the status that has the metrics' values. Rows with equal labels (two steps of one name)
-become one value. The session distinguishes trainers: a sum over several of one name would fall when
-one leaves, which a scraper takes for a restarted counter.
+A field of the status that is a ``Counter`` or a ``Gauge`` is a metric of the **scope** that has its
+class, see ``batchd_wire.status``; the page docs/metrics.md and the tests use the same table. A
+scope yields rows: the values of its labels, and the part of the status that has the metrics'
+values. Rows with equal labels (two steps of one name) become one value. The session distinguishes
+trainers: a sum over several of one name would fall when one leaves, which a scraper takes for a
+restarted counter.
 
 Invariants:
 
@@ -18,17 +19,37 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from threading import Lock
 from time import monotonic
-from typing import Literal
+from typing import Any, get_type_hints
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from batchd.observe.http.status_client import Answer, StatusClient
-from batchd_wire.status import REPORT_BOUNDS, DaemonStatus, SubscriptionStatistics, TrainerStatistics
+from batchd_wire.status import (
+    REPORT_BOUNDS,
+    CacheStatistics,
+    Counter,
+    DaemonFacts,
+    DaemonStatus,
+    Gauge,
+    LinkStatistics,
+    LiveStatistics,
+    PartStatistics,
+    PoolStatistics,
+    ReloadOutcome,
+    ReportStatistics,
+    StreamStatistics,
+    SubscriptionStatistics,
+    TcpCounts,
+    TrainerStatistics,
+    WorkerStatistics,
+    WorkStatistics,
+)
 
 TRAINERS_MAX = 200
 """Further trainers are counted together, as ``OTHER``, by gauges alone."""
@@ -51,15 +72,30 @@ Row = tuple[Labels, object]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """``where``: the place in the status, for the documentation."""
+    """A place in the status, ``where``. Its ``rows`` are of class ``of``, whose fields are metrics.
+
+    ``prefix``: of the metrics' names.
+    """
 
     where: str
     labels: tuple[str, ...]
     rows: Callable[[DaemonStatus], Iterable[Row]]
+    of: type | None = None
+    prefix: str = ""
 
     def is_others(self, labels: Labels) -> bool:
         """True for trainers and links beyond the limits: their set changes, so sums may fall."""
         return any(labels[self.labels.index(one)] == OTHER for one in (SESSION, LINK) if one in self.labels)
+
+    def metrics(self) -> Iterator["Metric"]:
+        """One for each counter and gauge that has a text, in the order of the fields."""
+        hints = get_type_hints(self.of, include_extras=True) if self.of is not None else {}
+        for key, hint in hints.items():
+            for kind in getattr(hint, "__metadata__", ()):
+                if isinstance(kind, Counter | Gauge) and kind.help:
+                    unit = f"{key.removesuffix('_s')}_seconds" if key.endswith("_s") else key
+                    name = kind.metric or self.prefix + unit
+                    yield Metric(f"{name}_total" if isinstance(kind, Counter) else name, kind, self, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,204 +176,116 @@ def _caps(status: DaemonStatus) -> Iterator[Row]:
             yield (cap,), _Counted(count=int(status.pool.capped_by == cap))
 
 
-DAEMON = Scope("daemon", (), lambda status: [((), status.daemon)])
+_LABELS = {"streams[]": "name", "workers[]": "place", "parts[]": "name"}
+"""Lists without a limit of their own, and what of an item is its label."""
+
+
+def _rows(where: str, value: Any, labels: Labels = ()) -> Iterator[Row]:
+    """The rows at a place below ``value``; an item of a list has one label more."""
+    name, _dot, rest = where.partition(".")
+    found = getattr(value, name.removesuffix("[]"))
+    items = (
+        [((*labels, str(getattr(one, _LABELS[name]))), one) for one in found] if name in _LABELS else [(labels, found)]
+    )
+    for further, one in items:
+        if one is not None:
+            yield from _rows(rest, one, further) if rest else [(further, one)]
+
+
+def _scope(where: str, labels: tuple[str, ...], of: type, prefix: str = "") -> Scope:
+    return Scope(where, labels, partial(_rows, where), of, prefix)
+
+
+DAEMON = _scope("daemon", (), DaemonFacts)
 INFO = Scope(
     "daemon",
     ("version", "decoders"),
     lambda status: [((status.daemon.version, status.daemon.decoders), _Counted())],
 )
-RELOAD = Scope("daemon.reload", (), lambda status: [((), one) for one in [status.daemon.reload] if one is not None])
-TCP = Scope("daemon.tcp", (), lambda status: [((), one) for one in [status.daemon.tcp] if one is not None])
-POOL = Scope("pool", (), lambda status: [((), status.pool)] if status.pool is not None else [])
+RELOAD = _scope("daemon.reload", (), ReloadOutcome, "reload_")
+TCP = _scope("daemon.tcp", (), TcpCounts, "tcp_")
+POOL = _scope("pool", (), PoolStatistics, "pool_")
 POOL_WORKERS = Scope("pool.links", (), _remote_workers)
 POOL_LINKS = Scope("pool.links", ("state",), _link_states)
 POOL_GATEWAYS = Scope("pool.links", ("gateway",), _gateways)
 POOL_CAP = Scope("pool.capped_by", ("by",), _caps)
-POOL_LINK = Scope("pool.links[]", ("name", LINK), _links)
+POOL_LINK = Scope("pool.links[]", ("name", LINK), _links, LinkStatistics, "link_")
 WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
-WORKER = Scope("workers[]", ("worker",), lambda status: [((str(one.place),), one) for one in status.workers])
+WORKER = _scope("workers[]", ("worker",), WorkerStatistics, "worker_")
 TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
-STREAM = Scope("streams[]", ("stream",), lambda status: [((one.name,), one) for one in status.streams])
-WORK = Scope("streams[].work", ("stream",), lambda status: [((one.name,), one.work) for one in status.streams])
-PART = Scope(
-    "streams[].work.parts[]",
-    ("stream", "part"),
-    lambda status: [((one.name, part.name), part) for one in status.streams for part in one.work.parts],
+STREAM = _scope("streams[]", ("stream",), StreamStatistics, "stream_")
+WORK = _scope("streams[].work", ("stream",), WorkStatistics, "stream_")
+PART = _scope("streams[].work.parts[]", ("stream", "part"), PartStatistics)
+CACHE = _scope("streams[].cache", ("stream",), CacheStatistics, "cache_")
+"""Streams that share a cache all show it."""
+MAILBOX = _scope("streams[].live", ("stream",), LiveStatistics, "mailbox_")
+REPORTS = _scope("streams[].reports", ("stream",), ReportStatistics, "stream_")
+TRAINER = Scope(
+    "streams[].subscriptions[]",
+    ("stream", "trainer", "rank", "transport", SESSION),
+    _trainers,
+    SubscriptionStatistics,
+    "trainer_",
 )
-CACHE = Scope(  # streams that share a cache all show it
-    "streams[].cache",
-    ("stream",),
-    lambda status: [((one.name,), one.cache) for one in status.streams if one.cache is not None],
-)
-MAILBOX = Scope(
-    "streams[].live",
-    ("stream",),
-    lambda status: [((one.name,), one.live) for one in status.streams if one.live is not None],
-)
-REPORTS = Scope(
-    "streams[].reports",
-    ("stream",),
-    lambda status: [((one.name,), one.reports) for one in status.streams if one.reports is not None],
-)
-TRAINER = Scope("streams[].subscriptions[]", ("stream", "trainer", "rank", "transport", SESSION), _trainers)
 WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
-REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote)
-
+REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote, TrainerStatistics, "trainer_")
 
 PREFIX = "batchd_"
-COUNTER: Literal["counter"] = "counter"
-GAUGE: Literal["gauge"] = "gauge"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. ``key``: the attribute of the scope's rows; text and None become 1 and 0."""
+    """One metric. ``key``: the attribute of the scope's rows."""
 
     name: str
-    kind: Literal["counter", "gauge"]
+    kind: Counter | Gauge
     scope: Scope
     key: str
-    help: str
-    merge: Callable[[Iterable[float]], float] = sum
-    """Makes one value of several with the same labels."""
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether its values only grow."""
+        return isinstance(self.kind, Counter)
 
     def values(self, status: DaemonStatus) -> Iterator[tuple[Labels, float]]:
         """The value for each set of labels, without unknown ones and sums that may fall."""
+        of, merge = (None, sum) if isinstance(self.kind, Counter) else (self.kind.of, self.kind.merge)
         found: dict[Labels, list[float]] = {}
         for labels, row in self.scope.rows(status):
             value = getattr(row, self.key)
-            if value is None and self.key in _NONE_IS_NOTHING:
-                continue
-            if self.kind == COUNTER and self.scope.is_others(labels):
-                continue
-            number = value if isinstance(value, (int, float)) else float(value is not None)
-            found.setdefault(labels, []).append(number)
+            number = of(value) if of is not None else value
+            if number is not None and not (self.is_counter and self.scope.is_others(labels)):
+                found.setdefault(labels, []).append(float(number))
         for labels, numbers in found.items():
-            yield labels, self.merge(numbers)
+            yield labels, merge(numbers)
 
-
-_NONE_IS_NOTHING = {"epoch", "step", "cpu_wait_s"}
-"""Keys whose value may be unknown: past the end of a course, or not counted by the kernel."""
-
-
-_C, _G = COUNTER, GAUGE
 
 METRICS: tuple[Metric, ...] = (
-    Metric("info", _G, INFO, "one", "Always 1; its labels are the version and the decoders."),
-    Metric("uptime_seconds", _G, DAEMON, "uptime_s", "How long the daemon has been up."),
-    Metric("slot_memory_bytes", _G, DAEMON, "memory_bytes", "Shared memory of all slots."),
-    Metric("draining", _G, DAEMON, "draining", "1 while the daemon finishes work in progress and starts no more."),
-    Metric("ending_slots", _G, DAEMON, "ending_slots", "Slots of ended streams that trainers or workers still hold."),
-    Metric("reload_failed", _G, RELOAD, "failed", "1 if the last reload was refused or failed; absent before the first."),
-    Metric("reload_timestamp_seconds", _G, RELOAD, "time_s", "Unix time at which the last reload ended."),
-    Metric("worker_deaths_total", _C, DAEMON, "worker_deaths", "Workers that ended without an order to."),
-    Metric("workers", _G, WORKER_COUNTS, "count", "Workers by state."),
-    Metric("trainers", _G, TRAINER_COUNTS, "count", "Connected trainers by transport."),
-    Metric("tcp_connections", _G, TCP, "connections", "Connections over TCP, with or without a session."),
-    Metric("tcp_strangers", _G, TCP, "strangers", "Connections over TCP without a session."),
-    Metric("tcp_closed_total", _C, TCP, "closed", "Connections over TCP that the daemon closed by itself."),
-    Metric("tcp_failed_handshakes_total", _C, TCP, "failed_handshakes", "TCP peers that failed to prove a key."),
-    Metric("tcp_sent_bytes_total", _C, TCP, "sent_bytes", "Bytes of batches sent over TCP, to all trainers ever."),
-    # --- workers
-    Metric("worker_orders", _G, WORKER, "orders", "Orders that the worker works on, or has in its socket."),
-    Metric("worker_chunks_total", _C, WORKER, "chunks", "Chunks that the worker has filled."),
-    Metric("worker_samples_total", _C, WORKER, "samples", "Samples that the worker has written."),
-    Metric("worker_busy_seconds_total", _C, WORKER, "busy_s", "Time that the worker has spent on chunks."),
-    # --- worker hosts
-    Metric("workers_wanted", _G, POOL, "wanted", "Remote workers that the trainers need, within what caps them."),
-    Metric("pool_received_bytes_total", _C, POOL, "received_bytes", "Bytes of rows from worker hosts, from all ever."),
-    Metric("pool_ended_links_total", _C, POOL, "ended_links", "Worker hosts that have gone."),
-    Metric("pool_workers", _G, POOL_WORKERS, "count", "Remote workers."),
-    Metric("pool_links", _G, POOL_LINKS, "count", "Worker hosts by state."),
-    Metric("pool_gateway_links", _G, POOL_GATEWAYS, "count", "Worker hosts of each gateway that listens."),
-    Metric("pool_capped", _G, POOL_CAP, "count", "1 for what keeps `workers_wanted` below what the trainers need."),
-    Metric("link_workers", _G, POOL_LINK, "workers", "Workers of the worker host."),
-    Metric("link_orders_total", _C, POOL_LINK, "orders", "Orders that the worker host has filled into batches."),
-    Metric("link_samples_total", _C, POOL_LINK, "samples", "Samples that the worker host has filled into batches."),
-    Metric("link_busy_seconds_total", _C, POOL_LINK, "busy_s", "Time that its workers have spent on them."),
-    Metric("link_received_bytes_total", _C, POOL_LINK, "received_bytes", "Bytes of rows from the worker host."),
-    Metric("link_withdrawn_orders_total", _C, POOL_LINK, "withdrawn", "Its orders that were given to other workers."),
-    Metric("link_late_rows_total", _C, POOL_LINK, "late_rows", "Its rows that came after that, and were dropped."),
-    Metric("link_disagreements_total", _C, POOL_LINK, "disagreements", "Good samples that it reported bad."),
-    # --- streams
-    Metric("stream_samples", _G, STREAM, "samples", "Samples of one epoch."),
-    Metric("stream_batch_size", _G, STREAM, "batch_size", "Samples of a full batch."),
-    Metric("stream_steps", _G, STREAM, "steps", "Batches of one epoch."),
-    Metric("stream_slots", _G, STREAM, "slots", "Slots of the ring now."),
-    Metric("stream_slots_max", _G, STREAM, "slots_max", "Slots of the ring that its memory suffices for."),
-    Metric("stream_ready_slots", _G, STREAM, "ready_slots", "Slots with a complete batch."),
-    Metric("stream_filling_slots", _G, STREAM, "filling_slots", "Slots that workers fill for a trainer."),
-    Metric("stream_partial_slots", _G, STREAM, "partial_slots", "Slots partly filled, that no trainer waits for."),
-    Metric("stream_leased_slots", _G, STREAM, "leased_slots", "Slots that trainers read."),
-    Metric("stream_decoded_batches_total", _C, STREAM, "decoded_batches", "Batches that workers have filled."),
-    Metric("stream_decoded_samples_total", _C, STREAM, "decoded_samples", "Samples that workers have written."),
-    Metric("stream_delivered_batches_total", _C, STREAM, "delivered_batches", "Batches handed out, to all trainers ever."),
-    Metric("stream_delivered_samples_total", _C, STREAM, "delivered_samples", "Samples handed out, to all trainers ever."),
-    Metric("stream_shared_batches_total", _C, STREAM, "shared_batches", "Batches decoded once and read by two or more."),
-    Metric("stream_mismatched_batches_total", _C, STREAM, "mismatched_batches", "Batches that did not match their checksums."),
-    Metric("stream_bad_rows_total", _C, STREAM, "bad_rows", "Rows whose sample was bad, each occurrence."),
-    Metric("stream_bad_samples", _G, STREAM, "bad_samples", "Different samples found bad so far."),
-    Metric("stream_quarantined_samples", _G, STREAM, "quarantined_samples", "Samples skipped because they crash workers."),
+    Metric("info", Gauge("Always 1; its labels are the version and the decoders."), INFO, "one"),
+    *DAEMON.metrics(),
+    *RELOAD.metrics(),
+    Metric("workers", Gauge("Workers by state."), WORKER_COUNTS, "count"),
+    Metric("trainers", Gauge("Connected trainers by transport."), TRAINER_COUNTS, "count"),
+    *TCP.metrics(),
+    *WORKER.metrics(),
+    *POOL.metrics(),
+    Metric("pool_workers", Gauge("Remote workers."), POOL_WORKERS, "count"),
+    Metric("pool_links", Gauge("Worker hosts by state."), POOL_LINKS, "count"),
+    Metric("pool_gateway_links", Gauge("Worker hosts of each gateway that listens."), POOL_GATEWAYS, "count"),
+    Metric("pool_capped", Gauge("1 for what keeps `workers_wanted` below what the trainers need."), POOL_CAP, "count"),
+    *POOL_LINK.metrics(),
+    *STREAM.metrics(),
+    *WORK.metrics(),
+    *PART.metrics(),
+    *CACHE.metrics(),
+    *MAILBOX.metrics(),
+    *REPORTS.metrics(),
+    *TRAINER.metrics(),
     Metric(
-        "stream_subscriptions_left_out",
-        _G,
-        STREAM,
-        "subscriptions_left_out",
-        "Trainers without metrics of their own, as there are too many.",
+        "trainer_wait_cause_seconds_total", Counter("Time that the trainer has waited, by cause."), WAIT, "waited_s"
     ),
-    Metric("stream_sample_seconds", _G, STREAM, "sample_s", "Worker time for one sample at present."),
-    Metric("stream_stopped", _G, STREAM, "stopped", "1 if the stream has stopped; `batchd status` shows the reason."),
-    # --- the workers' time for a stream
-    Metric("stream_busy_seconds_total", _C, WORK, "busy_s", "Time that workers spent on the samples of the stream."),
-    Metric("stream_cpu_seconds_total", _C, WORK, "cpu_s", "The part of it with a CPU."),
-    Metric("stream_cpu_wait_seconds_total", _C, WORK, "cpu_wait_s", "Seconds in which workers were runnable and had no CPU."),
-    Metric("stream_read_cpu_seconds_total", _C, WORK, "read_cpu_s", "The part of the CPU time that was spent on reading."),
-    Metric("stream_fetch_seconds_total", _C, WORK, "waited_s", "Further time in which workers waited for a file server."),
-    Metric("stream_read_bytes_total", _C, WORK, "read_bytes", "Bytes of encoded samples that were read."),
-    Metric("stream_usual_sample_seconds", _G, WORK, "usual_sample_s", "Half of the samples take less time than this."),
-    Metric("stream_slow_rows_total", _C, WORK, "slow_rows", "Rows whose sample took several times as long as usual."),
-    Metric("stream_slow_seconds_total", _C, WORK, "slow_s", "Time that workers spent on slow rows."),
-    Metric("stream_part_seconds_total", _C, PART, "busy_s", "Time that workers spent on one part: reading, or a step."),
-    # --- caches of samples
-    Metric("stream_cache_hits_total", _C, WORK, "cache_hits", "Samples that were in the stream's cache."),
-    Metric("stream_cache_misses_total", _C, WORK, "cache_misses", "Samples that were not in the stream's cache."),
-    Metric("cache_held_samples", _G, CACHE, "held_samples", "Samples in the cache; all streams that share it show it."),
-    Metric("cache_used_bytes", _G, CACHE, "used_bytes", "Memory, or space on disk, that the cache takes."),
-    Metric("cache_budget_bytes", _G, CACHE, "budget_bytes", "Memory, or space on disk, that the cache may take at most."),
-    Metric("cache_spoilt_samples_total", _C, CACHE, "spoilt_samples", "Records of a cache on disk that were damaged."),
-    # --- live streams
-    Metric("mailbox_places", _G, MAILBOX, "capacity", "Places of a live stream's mailbox."),
-    Metric("mailbox_producers", _G, MAILBOX, "producers", "Producers that are connected."),
-    Metric("mailbox_waiting_producers", _G, MAILBOX, "waiting_producers", "Producers that wait for a place."),
-    Metric("mailbox_queued_samples", _G, MAILBOX, "queued_samples", "Samples that wait for a batch."),
-    Metric("mailbox_bound_samples", _G, MAILBOX, "bound_samples", "Samples of batches that no trainer has received yet."),
-    Metric("mailbox_lent_places", _G, MAILBOX, "lent_places", "Places that producers are filling."),
-    Metric("mailbox_pushed_samples_total", _C, MAILBOX, "pushed_samples", "Samples that producers have pushed."),
-    Metric("mailbox_dropped_oldest_total", _C, MAILBOX, "dropped_oldest", "Samples dropped for newer ones."),
-    Metric("mailbox_dropped_newest_total", _C, MAILBOX, "dropped_newest", "Samples dropped on arrival."),
-    Metric("mailbox_refused_pushes_total", _C, MAILBOX, "refused_pushes", "Pushes from places not lent to the producer."),
-    Metric("mailbox_lost_batches_total", _C, MAILBOX, "lost_batches", "Batches that some trainers of the stream missed."),
-    # --- what trainers report of batches
-    Metric("stream_reports", _G, REPORTS, "kept", "Reports about batches, such as losses, in the daemon's memory."),
-    Metric("stream_reports_total", _C, REPORTS, "received", "Reports from trainers, without repeated ones."),
-    Metric("stream_refused_reports_total", _C, REPORTS, "refused", "Reports that did not fit the stream."),
-    Metric("stream_not_finite_values_total", _C, REPORTS, "not_finite", "Reported values that were NaN or infinite."),
-    # --- trainers
-    Metric("trainer_consumed_batches_total", _C, TRAINER, "consumed_batches", "Batches that the trainer has consumed."),
-    Metric("trainer_delivered_samples_total", _C, TRAINER, "delivered_samples", "Samples handed to the trainer."),
-    Metric("trainer_wait_seconds_total", _C, TRAINER, "wait_s", "Time that the trainer has waited for batches."),
-    Metric("trainer_short_of_memory_seconds_total", _C, TRAINER, "short_of_memory_s", "Time with too few slots in the ring."),
-    Metric("trainer_waiting", _G, TRAINER, "waiting", "1 while the trainer waits; of several, how many do."),
-    Metric("trainer_held_slots", _G, TRAINER, "held_slots", "Slots that the trainer holds."),
-    Metric("trainer_kept_slots", _G, TRAINER, "kept_slots", "Idle slots that are kept for the trainer."),
-    Metric("trainer_ready_ahead", _G, TRAINER, "ready_ahead", "Batches that are ready ahead of the trainer."),
-    Metric("trainer_window", _G, TRAINER, "window", "Batches that the trainer wants ready ahead of it."),
-    Metric("trainer_epoch", _G, TRAINER, "epoch", "Epoch of its next batch; absent at its end; of several, the last.", max),
-    Metric("trainer_step", _G, TRAINER, "step", "Step of its next batch; absent at its end; of several, the last.", max),
-    Metric("trainer_wait_cause_seconds_total", _C, WAIT, "waited_s", "Time that the trainer has waited, by cause."),
-    Metric("trainer_sent_bytes_total", _C, REMOTE, "sent_bytes", "Bytes of batches sent to a trainer over TCP."),
-    Metric("trainer_connections", _G, REMOTE, "connections", "Connections of a trainer over TCP."),
-)  # fmt: skip
+    *REMOTE.metrics(),
+)
 
 REPORTED = ("stream_reported_values", "Reported values that were finite numbers.")
 """The one histogram, of ``REPORTS``: name and meaning."""
@@ -394,8 +342,8 @@ class _Table(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
         for metric in METRICS:
-            kind = CounterMetricFamily if metric.kind == COUNTER else GaugeMetricFamily
-            family = kind(PREFIX + metric.name, metric.help, labels=metric.scope.labels)
+            kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            family = kind(PREFIX + metric.name, metric.kind.help, labels=metric.scope.labels)
             for labels, value in metric.values(self.status):
                 family.add_metric(labels, value)
             yield family
