@@ -135,7 +135,7 @@ def _try(
             bad = (
                 maker.make_for(EPOCH, sample, lambda _values: None)
                 if row is None
-                else maker.fill(EPOCH, sample, 0, row)
+                else maker.make_row(EPOCH, sample, 0, row)
             )
             made[place] = bad is None
             if bad is not None:

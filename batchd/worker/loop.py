@@ -134,7 +134,7 @@ class WorkerLoop:
 
     def _fill(self, message: orders.FillChunks) -> None:
         failpoints.passing("worker.order.received")
-        for filled in self._streams[message.stream].fill(message, self._slots, self._listen, self._heard):
+        for filled in self._streams[message.stream].answer(message, self._slots, self._listen, self._heard):
             send_message(self._channel, filled)
             failpoints.passing("worker.done.sent")
 
@@ -274,11 +274,11 @@ class WorkerStream:
         self._opened.close()
 
     def expect(self, message: orders.FillChunks) -> None:
-        """Request from servers what an order needs that waits behind others. ``fill`` follows."""
+        """Request from servers what an order needs that waits behind others. ``answer`` follows."""
         order = self._planned_order(message)
         self._expected[order.chunks[0].order] = order
 
-    def fill(
+    def answer(
         self,
         message: orders.FillChunks,
         slots: Slots,
@@ -516,7 +516,7 @@ class WorkerStream:
             good = [one for one in zip(target, samples.tolist(), strict=True) if one[1] not in self.quarantined]
             wanted += [WantedRow(chunk.order, chunk.epoch, row, sample, arrays) for row, sample in good]
         for start in range(0, len(wanted), FILES_AT_ONCE):
-            self._done |= self._maker.fill_files(wanted[start : start + FILES_AT_ONCE], self._note)
+            self._done |= self._maker.make_files(wanted[start : start + FILES_AT_ONCE], self._note)
         return count
 
     def _fill_short(self, rest: Iterable[PlannedChunk], slots: Slots) -> int:
@@ -602,7 +602,7 @@ class WorkerStream:
             if not isinstance(place, slice):
                 return False
             chunks.append({name: array[place] for name, array in one.arrays.items()})
-        return self._maker.fill_rows(samples, chunks, begin)
+        return self._maker.make_rows(samples, chunks, begin)
 
     def _fill_row(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
@@ -612,7 +612,7 @@ class WorkerStream:
             reason: str | None = "quarantined"
         else:
             failpoints.passing("worker.sample.begin", sample)
-            reason = self._maker.fill(epoch, sample, attempt, fields)
+            reason = self._maker.make_row(epoch, sample, attempt, fields)
         if reason is None:
             failpoints.passing("worker.sample.written", sample)
         elif self._made is not None:

@@ -68,7 +68,7 @@ class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
 
 
 class WantedRow(NamedTuple):
-    """A row of an order that ``SampleMaker.fill_files`` may make. ``arrays``: all of its batch."""
+    """A row of an order that ``SampleMaker.make_files`` may make. ``arrays``: all of its batch."""
 
     order: int
     epoch: int
@@ -164,7 +164,7 @@ class SampleMaker:
 
     @property
     def makes_rows(self) -> bool:
-        """True if ``fill_rows`` can be tried."""
+        """True if ``make_rows`` can be tried."""
         return self._rows_reader is not None
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class SampleMaker:
         self._stopwatch.waited(begun_ns)
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
-        """Values of a sample, without a row. Raises ``BAD``, and as ``fill`` does."""
+        """Values of a sample, without a row. Raises ``BAD``, and as ``make_row`` does."""
         return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
 
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
@@ -233,7 +233,7 @@ class SampleMaker:
         """What the first stage on an image would make of a sample, as ``Pipeline.plan``."""
         return self._pipeline.plan(self._read(epoch, sample, 0), epoch, sample)
 
-    def fill(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
+    def make_row(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
         """Write the fields of a sample into ``row``; return why it is bad: then all are undefined.
 
         Raises ``StepInvalid`` and ``FunctionUnusable`` if no other sample can be made either.
@@ -241,7 +241,7 @@ class SampleMaker:
         return self._try(epoch, sample, attempt, lambda values: self._pipeline.run(values, epoch, sample, attempt, row))
 
     def make_for(self, epoch: int, sample: int, store: Callable[[Mapping[str, Value]], None]) -> str | None:
-        """Make the values of a sample, without a row, for ``store``; otherwise as ``fill``.
+        """Make the values of a sample, without a row, for ``store``; otherwise as ``make_row``.
 
         ``store`` may raise ``SampleUndecodable``.
         """
@@ -268,15 +268,15 @@ class SampleMaker:
 
     @property
     def makes_files(self) -> bool:
-        """True if ``fill_files`` can be tried."""
+        """True if ``make_files`` can be tried."""
         return self._files_stage is not None
 
-    def fill_files(self, wanted: Sequence[WantedRow], note: NoteMemory) -> set[tuple[int, int]]:
+    def make_files(self, wanted: Sequence[WantedRow], note: NoteMemory) -> set[tuple[int, int]]:
         """Plan several rows by what a cache knows of their files, then make these in one call.
 
-        Returns (order, row) of those that were made: ``fill`` makes the others, or says why not.
+        Returns (order, row) of those made: ``make_row`` makes the others, or says why not.
         The ``note`` names each sample while it is planned and while it is made. Only if
-        ``makes_files``. Raises as ``fill``.
+        ``makes_files``. Raises as ``make_row``.
         """
         assert self._files_stage is not None, "it makes files"
         assert self._cached is not None, "it knows files"
@@ -305,7 +305,7 @@ class SampleMaker:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
         return {(task.order, task.row) for task, one in zip(tasks, made, strict=True) if one.is_made}
 
-    def fill_rows(self, samples: NDArray[np.int64], chunks: Sequence[Row], begin: Callable[[int], None]) -> bool:
+    def make_rows(self, samples: NDArray[np.int64], chunks: Sequence[Row], begin: Callable[[int], None]) -> bool:
         """Write the fields of all samples at once; False if they must be made one by one.
 
         ``chunks``: ``[samples, *shape]`` each, of several batches, which the samples fill one after

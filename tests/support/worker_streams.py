@@ -98,7 +98,7 @@ def fill(
     count = stream.layout.rows if count is None else count
     page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
     chunk = Chunk(1, 1, epoch, 0, [(first, count)], [])
-    (done,) = stream.fill(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
+    (done,) = stream.answer(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
     assert done.hopeless == ""
     assert RowChecksums(stream.layout).wrong_rows(page, first, count) == []
     arrays = slot_arrays(page, stream.layout)

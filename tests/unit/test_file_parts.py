@@ -86,7 +86,7 @@ def make(server, storage, tmp_path):
             maker.read_ahead(range(len(index)), number if planned_for is None else planned_for)
             for sample in range(len(index)):
                 row = {name: np.zeros(one.fixed_shape, one.dtype) for name, one in maker.columns.items()}
-                reason = maker.fill(number, sample, 0, row)
+                reason = maker.make_row(number, sample, 0, row)
                 made.append(row["image"] if reason is None else reason)
             return made, watch.work().read_bytes
 

@@ -55,13 +55,13 @@ def test_the_next_order_is_requested_before_the_current_one_is_filled(streams, w
     stream, slots = start(streams, web)
     web.asked.clear()
     following = [message(2, 4, 4)]
-    (first,) = stream.fill(message(1, 0, 4), slots, lambda: following and stream.expect(following.pop()))
+    (first,) = stream.answer(message(1, 0, 4), slots, lambda: following and stream.expect(following.pop()))
     (expected,) = stream._expected.values()
     assert expected.announced.requested.wait(10)
     assert len(web.asked) == SAMPLES
 
     web.files.clear()
-    (second,) = stream.fill(message(2, 4, 4), slots)
+    (second,) = stream.answer(message(2, 4, 4), slots)
     assert first.bad == second.bad == []
     assert np.array_equal(slot_arrays(slots[1][0], stream.layout)["x"], rows)
     assert len(web.asked) == SAMPLES
@@ -71,7 +71,7 @@ def test_an_order_that_servers_are_asked_for_is_reported_by_itself(streams, web)
     """Its samples may be long on their way, and the rows before it are filled."""
     stream, slots = start(streams, web)
     heard = deque([(message(2, 4, 4), [])])
-    (first,) = stream.fill(message(1, 0, 4), slots, lambda: None, heard)
+    (first,) = stream.answer(message(1, 0, 4), slots, lambda: None, heard)
     assert first.orders == [1]
     assert len(heard) == 1
 
@@ -82,7 +82,7 @@ def test_what_orders_needed_is_forgotten(streams, web):
     storage = stream._maker._storage
     following = [message(2, 4, 4)]
     for order in (message(1, 0, 4), message(2, 4, 4)):
-        list(stream.fill(order, slots, lambda: following and stream.expect(following.pop())))
+        list(stream.answer(order, slots, lambda: following and stream.expect(following.pop())))
     assert storage.room.has(storage.room.bytes_max)
 
 
@@ -95,6 +95,6 @@ def test_an_order_without_room_is_requested_when_it_begins(streams, web, rows, m
     room.count(-room.bytes_max)
     monkeypatch.delattr(RemoteBytes, "_read")
 
-    (done,) = stream.fill(message(1, 0, 4), slots)
+    (done,) = stream.answer(message(1, 0, 4), slots)
     assert done.bad == []
     assert np.array_equal(slot_arrays(slots[1][0], stream.layout)["x"][:4], rows[:4])

@@ -96,11 +96,11 @@ def worker(tmp_path, monkeypatch):
     """Make a worker's stream over this folder, and count the rows that it makes at once."""
     at_once = []
     monkeypatch.setattr(stopwatch, "REPORT_AFTER_S", 60.0)
-    fill_rows = SampleMaker.fill_rows
+    make_rows = SampleMaker.make_rows
     monkeypatch.setattr(
         SampleMaker,
-        "fill_rows",
-        lambda maker, samples, rows, begin: at_once.append(fill_rows(maker, samples, rows, begin)) or at_once[-1],
+        "make_rows",
+        lambda maker, samples, rows, begin: at_once.append(make_rows(maker, samples, rows, begin)) or at_once[-1],
     )
 
     with worker_streams(tmp_path) as streams:
@@ -258,7 +258,9 @@ def test_cached_samples_that_are_made_at_once_are_hits(cached, images):
     hits = []
     for _ in range(2):
         page = memoryview(bytearray(stream.layout.slot_bytes))
-        (done,) = stream.fill(FillChunks(1, [Chunk(1, 1, 0, 0, [(0, SAMPLES)], [])], is_packed=False), {1: (page, {})})
+        (done,) = stream.answer(
+            FillChunks(1, [Chunk(1, 1, 0, 0, [(0, SAMPLES)], [])], is_packed=False), {1: (page, {})}
+        )
         work = Work(*done.work)
         hits.append((work.cache_hits, work.cache_misses, work.read_bytes > 0))
     assert hits == [(0, SAMPLES, True), (SAMPLES, 0, False)]
@@ -509,7 +511,7 @@ def test_small_chunks_are_reported_together(worker, tmp_path):
     """Each chunk has its slot, and the report has all of their time."""
     stream, _at_once = worker(files(tmp_path))
     slots = slots_of(stream, 3)
-    (done,) = stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots)
+    (done,) = stream.answer(message_of((0, 4), (4, 4), (8, 4)), slots)
 
     assert (done.orders, done.bad, done.hopeless) == ([10, 11, 12], [], "")
     for at in range(3):
@@ -531,7 +533,7 @@ def test_short_chunks_are_made_together_and_the_note_tells_each(worker, tmp_path
         source = f"{{ type = 'raw', root = '{tmp_path}', files = ['*.bin'], record = {record} }}"
     stream, at_once = worker(source)
     slots = slots_of(stream, 3)
-    (done,) = stream.fill(message_of((0, 4), (4, 6), (10, 2)), slots)
+    (done,) = stream.answer(message_of((0, 4), (4, 6), (10, 2)), slots)
     assert (done.orders, at_once) == ([10, 11, 12], [True])
     assert list(dict.fromkeys(noted)) == [(10, 0), (11, 4), (12, 10)]
     for at, rows in enumerate((slice(0, 4), slice(4, 10), slice(10, 12))):
@@ -545,17 +547,17 @@ def test_chunks_are_reported_when_some_time_has_passed(worker, tmp_path, monkeyp
     """A trainer waits for the first of them. Rows of several chunks are read within that time."""
     stream, _at_once = worker(files(tmp_path))
     monkeypatch.setattr(stopwatch, "REPORT_AFTER_S", 0.0)
-    (done,) = stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3))
+    (done,) = stream.answer(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3))
     assert done.orders == [10, 11, 12]
     monkeypatch.setattr(loop, "TOGETHER_BYTES_MAX", 4 * stream.layout.row_bytes)
-    done = list(stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
+    done = list(stream.answer(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
     assert [one.orders for one in done] == [[10], [11], [12]]
 
 
 def test_a_chunk_with_a_bad_sample_is_reported_with_those_before_it(worker, tmp_path):
     """So the list of bad samples always fits into a message."""
     stream, _at_once = worker(files(tmp_path), "{ op = 'one_hot', field = 'label', classes = 7 }", "mask")
-    done = list(stream.fill(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
+    done = list(stream.answer(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
     assert [(one.orders, len(one.bad)) for one in done] == [([10, 11], 1), ([12], 4)]
 
 
@@ -569,7 +571,7 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
 
     monkeypatch.setattr(SampleMaker, "announce", refuse)
     slots = slots_of(stream, 2)
-    done = list(stream.fill(message_of((0, 4), (4, 8)), slots))
+    done = list(stream.answer(message_of((0, 4), (4, 8)), slots))
     assert [(one.orders, one.hopeless) for one in done] == [([10], "not here"), ([11], "not here")]
     assert not any(bytes(page).strip(b"\0") for page, _arrays in slots.values())
 

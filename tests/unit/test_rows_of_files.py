@@ -152,7 +152,7 @@ def test_rows_of_short_chunks_are_made_by_one_call_until_a_report_is_due(worker,
     ]
     page = memoryview(bytearray(stream.layout.slot_bytes))
 
-    told = list(stream.fill(FillChunks(1, chunks, is_packed=False), {1: (page, {})}))
+    told = list(stream.answer(FillChunks(1, chunks, is_packed=False), {1: (page, {})}))
 
     assert worker.made == made
     assert [report.orders for report in told] == reports
@@ -223,7 +223,7 @@ def test_work_counts_the_time_and_the_bytes_of_rows_made_by_one_call(worker):
     fill(stream)
     rows = slot_arrays(memoryview(bytearray(stream.layout.slot_bytes)), stream.layout)
     stream._stopwatch.begin()
-    done = stream._maker.fill_files([WantedRow(9, 1, row, row, rows) for row in USUAL], worker.note)
+    done = stream._maker.make_files([WantedRow(9, 1, row, row, rows) for row in USUAL], worker.note)
     work = stream._stopwatch.work()
 
     assert done == {(9, row) for row in USUAL}

@@ -175,7 +175,7 @@ def worker(monkeypatch):
 def fill(stream):
     arrays = {field.name: np.full((ROWS, *field.shape), 77, field.dtype) for field in stream.layout.fields}
     slots = {1: (memoryview(bytearray(stream.layout.slot_bytes)), {0: arrays})}
-    (done,) = stream.fill(FillChunks(1, [Chunk(1, 1, 0, 0, [(0, ROWS)], [])], is_packed=False), slots)
+    (done,) = stream.answer(FillChunks(1, [Chunk(1, 1, 0, 0, [(0, ROWS)], [])], is_packed=False), slots)
     return done, arrays
 
 
