@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.packs import packed_in
+from batchd.core.plan import Plan, Tables
 from batchd.core.rows import Rows
 from batchd.data.pipeline.effects import INDEX
+from batchd.data.pipeline.kinds import step_from_plain
 from batchd.data.pipeline.shapes.effects import LENGTHS, PLACES, SEGMENTS, is_packed
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.stages import Row
@@ -28,47 +30,49 @@ from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value, array_of
 from batchd.runtime import failpoints
 from batchd.worker import messages as orders
-from batchd.worker.loop import Arrays, Bad, Sums, WorkerStream
+from batchd.worker.filling import Bad, ChunkRows, Strategy, StreamContext
 from batchd.worker.sample_maker import shortened
 from batchd_wire.position import Position
 
 
-class PackedStream(WorkerStream):
-    """A packed stream in a worker: plans and fills rows of documents."""
+def planned_documents(plan: Plan, tables: Tables, position: Position, rows: Rows) -> NDArray[np.int64]:
+    """The documents of some rows, as ``Packs.contents`` or ``Cuts.contents`` gives them."""
+    packs = packed_in(tables)
+    assert packs is not None, "the daemon has planned them"
+    numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
+    return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
-    def _plan_rows(self, position: Position, rows: Rows) -> NDArray[np.int64]:
-        """The documents of the rows, as ``Packs.contents`` or ``Cuts.contents`` gives them."""
-        plan = self._plan
-        packs = packed_in(self._index.arrays)
-        assert packs is not None, "the daemon has planned them"
-        numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
-        return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
-    def _samples_of(self, planned: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The samples of planned rows."""
-        return planned[:, 1]
+class Packed(Strategy):
+    """Fills each row with its documents."""
 
-    def _fill(
-        self, chunk: orders.Chunk, samples: NDArray[np.int64], target: Rows, arrays: Arrays, sums: Sums
-    ) -> tuple[Bad, str]:
-        assert isinstance(self._pack, Pack), "the daemon sends it"
-        self._note.begin(chunk.order)
+    def __init__(self, context: StreamContext) -> None:
+        super().__init__(context)
+        pack = step_from_plain(context.message.pack)
+        assert isinstance(pack, Pack), "the daemon sends it"
+        self._pack = pack
+
+    def fill(self, of: ChunkRows) -> tuple[Bad, str]:
+        """See ``Strategy``."""
+        self._note.begin(of.chunk.order)
         bad: Bad = []
-        of_row = np.split(samples[:, 1:], np.searchsorted(samples[:, 0], np.arange(1, len(target))))
-        for row, parts in zip(target, of_row, strict=True):
-            writer = PackWriter(self._pack, self._maker.columns, {name: array[row] for name, array in arrays.items()})
+        of_row = np.split(of.samples[:, 1:], np.searchsorted(of.samples[:, 0], np.arange(1, len(of.rows))))
+        for row, parts in zip(of.rows, of_row, strict=True):
+            writer = PackWriter(
+                self._pack, self._maker.columns, {name: array[row] for name, array in of.arrays.items()}
+            )
             for sample, *part in parts.tolist():
                 offset = writer.elements
-                reason = self._add(chunk.epoch, row, sample, part, writer)
+                reason = self._add(of.chunk.epoch, row, sample, part, writer)
                 if reason is not None:
                     self._tell(bad, sample, reason)
                 if self._made is not None:
                     length = writer.elements - offset
-                    self._made.append(self._document_made(chunk.order, row, sample, part[0], offset, length, reason))
+                    self._made.append(self._document_made(of.chunk.order, row, sample, part[0], offset, length, reason))
             writer.finish()
-            sums(row)
+            of.write_checksums(row)
             if self._made is not None:
-                self._made.append(orders.RowMade(chunk.order, row, 0, 0, "", True, [], 0, []))
+                self._made.append(orders.RowMade(of.chunk.order, row, 0, 0, "", True, [], 0, []))
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, ""
@@ -92,11 +96,8 @@ class PackedStream(WorkerStream):
     def _add(self, epoch: int, row: int, sample: int, part: list[int], writer: "PackWriter") -> str | None:
         """Make a document and add a part of it to a row; says why it is bad, if it is."""
         first, *count = part
-        self._listen()
-        self._note.take(row, sample)
-        if sample in self.quarantined:
+        if self._is_quarantined(row, sample):
             return "quarantined"
-        failpoints.passing("worker.sample.begin", sample)
         return self._maker.make_for(
             epoch, sample, partial(writer.add, sample, first, count=count[0] if count else None)
         )

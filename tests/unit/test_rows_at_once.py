@@ -21,7 +21,7 @@ from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.storage import rows as stored_rows
 from batchd.data.storage.rows import RowsFile
-from batchd.worker import loop, stopwatch
+from batchd.worker import filling, loop, stopwatch
 from batchd.worker import messages as orders
 from batchd.worker.loop import WorkerStream
 from batchd.worker.messages import Chunk, FillChunks
@@ -196,7 +196,7 @@ def test_rows_of_numbers_in_a_table_are_made_at_once(worker, tmp_path):
 
 def test_many_rows_are_made_in_portions_and_the_note_tells_each(worker, tmp_path, monkeypatch):
     """A slow worker then does not count as hung, and a bad sample affects only its portion."""
-    monkeypatch.setattr(loop, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(filling, "ROWS_AT_ONCE", 5)
     noted = []
     monkeypatch.setattr(NoteMemory, "take_many", lambda _note, row: noted.append(row))
     stream, at_once = worker(files(tmp_path), "{ op = 'one_hot', field = 'label', classes = 11 }", "mask")
@@ -549,7 +549,7 @@ def test_chunks_are_reported_when_some_time_has_passed(worker, tmp_path, monkeyp
     monkeypatch.setattr(stopwatch, "REPORT_AFTER_S", 0.0)
     (done,) = stream.answer(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3))
     assert done.orders == [10, 11, 12]
-    monkeypatch.setattr(loop, "TOGETHER_BYTES_MAX", 4 * stream.layout.row_bytes)
+    monkeypatch.setattr(filling, "TOGETHER_BYTES_MAX", 4 * stream.layout.row_bytes)
     done = list(stream.answer(message_of((0, 4), (4, 4), (8, 4)), slots_of(stream, 3)))
     assert [one.orders for one in done] == [[10], [11], [12]]
 
@@ -580,7 +580,7 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
 def test_orders_of_several_messages_are_reported_together(worker, tmp_path, monkeypatch, left, reports):
     """Not one of another stream; and none with whose rows the report would be late."""
     stream, _at_once = worker(files(tmp_path))
-    monkeypatch.setattr(loop, "TOGETHER_BYTES_MAX", stream.layout.row_bytes)
+    monkeypatch.setattr(filling, "TOGETHER_BYTES_MAX", stream.layout.row_bytes)
     monkeypatch.setattr(stopwatch.Stopwatch, "left_s", lambda _stopwatch, rows: left - rows)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

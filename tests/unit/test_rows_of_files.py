@@ -10,7 +10,7 @@ import pytest
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.samples.access_points import has_points
 from batchd.data.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
-from batchd.worker import loop, stopwatch
+from batchd.worker import filling, stopwatch
 from batchd.worker.messages import NOTE, Chunk, FillChunks
 from batchd.worker.sample_maker import WantedRow
 from batchd_wire.slot import RowChecksums
@@ -125,7 +125,7 @@ def test_steps_that_take_more_than_one_call_make_rows_one_by_one(worker, steps):
 
 
 def test_many_files_are_made_in_portions(worker, monkeypatch):
-    monkeypatch.setattr(loop, "FILES_AT_ONCE", 3)
+    monkeypatch.setattr(filling, "FILES_AT_ONCE", 3)
     alone, stream = worker.start(cache="off"), worker.start()
     fill(stream)
     assert_same(fill(stream, 1, 6, epoch=1), fill(alone, 1, 6, epoch=1))
@@ -142,7 +142,7 @@ def test_many_files_are_made_in_portions(worker, monkeypatch):
 )
 def test_rows_of_short_chunks_are_made_by_one_call_until_a_report_is_due(worker, monkeypatch, left, made, reports):
     """Sample 2 is made alone. A row takes a second, and a report is due in ``left`` seconds."""
-    monkeypatch.setattr(loop, "FILES_AT_ONCE", 4)
+    monkeypatch.setattr(filling, "FILES_AT_ONCE", 4)
     alone, stream = worker.start(cache="off"), worker.start()
     fill(stream)
     monkeypatch.setattr(stopwatch.Stopwatch, "left_s", lambda _stopwatch, rows: left - rows)
