@@ -14,7 +14,7 @@ sent.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache, partial
 from types import UnionType
@@ -607,6 +607,45 @@ def first_that_fit(values: Sequence[T], bytes_max: int) -> tuple[Sequence[T], in
             return values[:count], taken
         taken += value_bytes
     return values, taken
+
+
+def difference(before: T, after: T) -> T:
+    """Make ``after`` with what its counters have grown by. ``before`` is an earlier one.
+
+    The first field of a record tells it from the others of a list. A record that is not in
+    ``before`` keeps its counts; one that is only there is left out.
+    """
+    kind: Any = type(after)
+    counters = _counters(kind)
+    made: T = kind(
+        *[_change(getattr(before, name), getattr(after, name), name in counters) for name in kind.field_names]
+    )
+    return made
+
+
+@cache
+def _counters(kind: type) -> frozenset[str]:
+    hints = get_type_hints(kind, include_extras=True)
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return frozenset(name for name, found in marks.items() if any(isinstance(mark, Counter) for mark in found))
+
+
+def _change(before: Any, after: Any, is_counter: bool) -> Any:
+    if is_counter:
+        return after if after is None else after - (before or 0)
+    if isinstance(after, tuple) and after and is_dataclass(after[0]):
+        return tuple(one if old is None else difference(old, one) for old, one in _pairs(before, after))
+    return difference(before, after) if before is not None and is_dataclass(after) else after
+
+
+def _pairs(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each record of ``after`` with the former one; of several with one key, in their order."""
+    former: dict[object, list[Any]] = {}
+    for one in before:
+        former.setdefault(getattr(one, one.field_names[0]), []).append(one)
+    for one in after:
+        found = former.get(getattr(one, one.field_names[0]))
+        yield found.pop(0) if found else None, one
 
 
 def read_status(plain: Mapping[str, object]) -> DaemonStatus:

@@ -12,10 +12,12 @@ from batchd_wire.status import (
     CacheStatistics,
     DaemonFacts,
     DaemonStatus,
+    PartStatistics,
     ReloadOutcome,
     SubscriptionStatistics,
     TcpCounts,
     WaitStatistics,
+    difference,
     plain_status,
     read_status,
     shorten,
@@ -119,6 +121,26 @@ def test_every_number_says_what_it_is(kind) -> None:
 
     numbers = {name for name, hint in unmarked.items() if {hint, *get_args(hint)} & {int, float, bool}}
     assert {name for name in numbers if get_origin(hints[name]) is not tuple} == set()
+
+
+def test_a_difference_has_what_the_counters_have_grown_by(status) -> None:
+    """All else is as it is now, and what was not there before keeps its counts."""
+    (stream,), worker = status.streams, status.workers[0]
+    claim = replace(stream.subscriptions[0], consumed_batches=stream.subscriptions[0].consumed_batches + 3, window=9)
+    work = replace(stream.work, cpu_wait_s=None, parts=(*stream.work.parts, PartStatistics("flip", 2.0)) * 2)
+    now = replace(stream, decoded_samples=stream.decoded_samples + 5, work=work, subscriptions=(claim,), slots=1)
+    later = replace(status, streams=(now, replace(now, number=2)), workers=(replace(worker, number=8), worker))
+    change = difference(status, later)
+    one, new = change.streams
+
+    assert (one.decoded_samples, one.slots, one.name) == (5, 1, stream.name)
+    assert (one.subscriptions[0].consumed_batches, one.subscriptions[0].window) == (3, 9)
+    assert (one.work.cpu_wait_s, one.work.read_bytes) == (None, 0)
+    assert [part.busy_s for part in one.work.parts] == [0.0, 0.0, 2.0, *(part.busy_s for part in work.parts[3:])]
+    assert new == replace(now, number=2)
+    assert [one.busy_s for one in change.workers] == [worker.busy_s, 0.0]
+    assert change.pool.links[0].samples == 0
+    assert change.pool.links[0].name == status.pool.links[0].name
 
 
 def test_status_that_fits_is_whole(status) -> None:

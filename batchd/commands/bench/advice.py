@@ -59,10 +59,10 @@ def part_times(measurement: Measurement) -> list[tuple[str, float]]:
         return []
     steps = [(name, spent_s) for name, spent_s in work.parts if name not in (READ_PART, BAD_PART)]
     spent_s = sum(each for _name, each in steps)
-    rest_s = max(0.0, work.cpu_s - work.read_cpu_s)
-    cpu_s = [(READ_PART, work.read_cpu_s)]
+    rest_s = max(0.0, work.counts.cpu_s - work.counts.read_cpu_s)
+    cpu_s = [(READ_PART, work.counts.read_cpu_s)]
     cpu_s += [(name, rest_s * each / spent_s if spent_s else 0.0) for name, each in steps]
-    cpu_s.append(("daemon and trainer", max(0.0, measurement.figures.cpu_s - work.cpu_s)))
+    cpu_s.append(("daemon and trainer", max(0.0, measurement.figures.cpu_s - work.counts.cpu_s)))
     return [(name, 1000 * each / work.samples) for name, each in cpu_s]
 
 

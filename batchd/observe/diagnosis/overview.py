@@ -191,10 +191,10 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     changes = changes or _Changes()
     reading = compare(before, after)
     daemon = after.daemon
-    streams = {one.name: one for one in before.streams}
     readings = {one.name: one for one in reading.streams} if reading else {}
-    workers = {one.number: one for one in before.workers}
-    seconds = daemon.uptime_s - before.daemon.uptime_s
+    known = {one.number for one in before.workers}
+    changed = {one.number: one for one in reading.change.workers if one.number in known} if reading else {}
+    seconds = reading.seconds if reading else 0.0
     return Overview(
         version=daemon.version,
         pid=daemon.pid,
@@ -205,10 +205,10 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
         worker_deaths=daemon.worker_deaths,
         seconds=reading.seconds if reading else None,
         busy_share=reading.utilisation if reading and reading.workers else None,
-        streams=tuple(_stream(one, streams.get(one.name), readings.get(one.name), seconds) for one in after.streams),
+        streams=tuple(_stream(one, readings.get(one.name), seconds) for one in after.streams),
         trainers=tuple(_trainers(after, reading, changes)),
         workers=tuple(
-            _worker(one, workers.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
+            _worker(one, changed.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
             for one in sorted(after.workers, key=lambda one: one.place)
         ),
         pool=pool_view(after.pool, reading.pool if reading else None) if after.pool is not None else None,
@@ -218,13 +218,8 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     )
 
 
-def _stream(
-    one: StreamStatistics, former: StreamStatistics | None, reading: StreamReading | None, seconds: float
-) -> StreamView:
+def _stream(one: StreamStatistics, reading: StreamReading | None, seconds: float) -> StreamView:
     work = reading.work if reading else None
-    delivered = None
-    if reading is not None and former is not None and seconds:
-        delivered = max(0, one.delivered_samples - former.delivered_samples) / seconds
     return StreamView(
         name=one.name,
         batch_size=one.batch_size,
@@ -237,8 +232,8 @@ def _stream(
         partial_slots=one.partial_slots or 0,
         trainers=len(one.subscriptions) + one.subscriptions_left_out,
         bad_samples=one.bad_samples,
-        decoded_per_s=work.samples / seconds if work is not None and seconds else None,
-        delivered_per_s=delivered,
+        decoded_per_s=work.samples / seconds if work is not None else None,
+        delivered_per_s=reading.change.delivered_samples / seconds if reading else None,
         sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
         parts=parts_of_sample(work) if work is not None else (),
         samples=one.samples,
@@ -256,13 +251,13 @@ def parts_of_sample(work: WorkReading) -> tuple[tuple[str, float], ...]:
     """
     if not work.samples:
         return ()
-    no_cpu_s = min(work.no_cpu_s, work.busy_s)
-    with_cpu = 1 - no_cpu_s / work.busy_s if work.busy_s else 1.0
+    no_cpu_s = min(work.no_cpu_s, work.counts.busy_s)
+    with_cpu = 1 - no_cpu_s / work.counts.busy_s if work.counts.busy_s else 1.0
     spent = [(name, part_s * with_cpu) for name, part_s in work.parts if part_s or name != BAD_PART]
     if no_cpu_s:
         spent.append((NO_CPU_PART, no_cpu_s))
-    if work.waited_s:
-        spent.append((FILES_PART, work.waited_s))
+    if work.counts.waited_s:
+        spent.append((FILES_PART, work.counts.waited_s))
     return tuple((name, 1000 * part_s / work.samples) for name, part_s in spent)
 
 
@@ -303,18 +298,14 @@ def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -
             )
 
 
-def _worker(one: WorkerStatistics, former: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
-    samples, busy_s = 0, 0.0
-    if former is not None:
-        samples, busy_s = one.samples - former.samples, one.busy_s - former.busy_s
-    is_known = former is not None and seconds > 0
+def _worker(one: WorkerStatistics, change: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
     return WorkerView(
         place=one.place,
         pid=one.pid,
         state=one.state,
         orders=one.orders,
         replaced=replaced,
-        samples_per_s=samples / seconds if is_known else None,
-        sample_ms=1000 * busy_s / samples if samples else None,
-        busy_share=min(1.0, busy_s / seconds) if is_known else None,
+        samples_per_s=change.samples / seconds if change else None,
+        sample_ms=1000 * change.busy_s / change.samples if change and change.samples else None,
+        busy_share=min(1.0, change.busy_s / seconds) if change else None,
     )

@@ -5,7 +5,7 @@ there is nothing to compare.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from batchd_wire.status import (
     CacheStatistics,
@@ -16,6 +16,7 @@ from batchd_wire.status import (
     SubscriptionStatistics,
     TrainerStatistics,
     WorkStatistics,
+    difference,
 )
 from batchd_wire.wording import BAD_PART, READ_PART
 
@@ -25,40 +26,30 @@ OWN_PART = "call"
 
 @dataclass(frozen=True, slots=True)
 class WorkReading:
-    """The workers' time for one stream, in seconds.
+    """The workers' time for one stream, in seconds. ``counts``: what has been added.
 
-    ``parts``: by name, in order. ``slowest``: (path, seconds), worst first. ``cpu_wait_s`` is None
-    if the kernel does not count it. ``cache_hits``: samples from the stream's cache.
+    ``parts``: by name, in order. ``slowest``: (path, seconds), worst first.
     """
 
     samples: int
-    busy_s: float
-    waited_s: float
-    cpu_s: float
-    cpu_wait_s: float | None
-    read_cpu_s: float
-    read_bytes: int
-    parts: tuple[tuple[str, float], ...]
-    usual_sample_s: float
-    slow_rows: int
-    slow_s: float
-    slowest: tuple[tuple[str, float], ...]
     bad_rows: int
-    cache_hits: int = 0
+    counts: WorkStatistics
+    parts: tuple[tuple[str, float], ...]
+    slowest: tuple[tuple[str, float], ...]
 
     @property
     def storage_wait_s(self) -> float:
         """Waiting for files, and in reads, where sources such as videos and tables also compute."""
-        return self.waited_s + max(0.0, self._part_s(READ_PART) - self.read_cpu_s - self.no_cpu_s)
+        return self.counts.waited_s + max(0.0, self._part_s(READ_PART) - self.counts.read_cpu_s - self.no_cpu_s)
 
     @property
     def no_cpu_s(self) -> float:
         """Time in which workers were runnable and had no CPU."""
-        if self.cpu_wait_s is not None:
-            return self.cpu_wait_s
+        if self.counts.cpu_wait_s is not None:
+            return self.counts.cpu_wait_s
         # All computing without a CPU, but that in users' functions, which may wait themselves.
-        computing_s = self.busy_s - self._part_s(READ_PART) - self._part_s(OWN_PART) - self.bad_s
-        return max(0.0, computing_s - (self.cpu_s - self.read_cpu_s))
+        computing_s = self.counts.busy_s - self._part_s(READ_PART) - self._part_s(OWN_PART) - self.bad_s
+        return max(0.0, computing_s - (self.counts.cpu_s - self.counts.read_cpu_s))
 
     @property
     def bad_s(self) -> float:
@@ -71,14 +62,18 @@ class WorkReading:
     @property
     def total_s(self) -> float:
         """Time of computing and of waiting for files."""
-        return self.busy_s + self.waited_s
+        return self.counts.busy_s + self.counts.waited_s
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """One stream. ``now``: its second status. ``cache_grows``: its cache has more samples now."""
+    """One stream. ``now``: its second status; ``change``: its counters, from the first.
+
+    ``cache_grows``: its cache has more samples now.
+    """
 
     now: StreamStatistics
+    change: StreamStatistics
     work: WorkReading
     cache_grows: bool
 
@@ -95,19 +90,27 @@ class StreamReading:
 
 @dataclass(frozen=True, slots=True)
 class TrainerReading:
-    """One subscription: its second status (``now``, ``who``), and the differences from the first.
+    """One subscription: its second status (``now``, ``who``); ``change``: its counters.
 
-    ``waits_s``: by cause, see ``core.measure``. ``ready_ahead``: the smaller of both statuses.
+    ``ready_ahead``: the smaller of both statuses.
     """
 
     now: SubscriptionStatistics
+    change: SubscriptionStatistics
     who: TrainerStatistics
     stream: StreamReading
     seconds: float
-    waits_s: Mapping[str, float]
-    short_of_memory_s: float
-    batches: int
     ready_ahead: int
+
+    @property
+    def batches(self) -> int:
+        """Batches that it consumed."""
+        return self.change.consumed_batches
+
+    @property
+    def waits_s(self) -> Mapping[str, float]:
+        """Seconds in which it waited, by cause: see ``core.measure``."""
+        return {cause.removesuffix("_s"): waited_s for cause, waited_s in asdict(self.change.waits).items()}
 
     @property
     def name(self) -> str:
@@ -127,29 +130,27 @@ class TrainerReading:
 
 @dataclass(frozen=True, slots=True)
 class HostReading:
-    """One worker host: its second status (``now``), and the differences from the first."""
+    """One worker host: its second status; ``change``: its counters, from the first."""
 
     now: LinkStatistics
+    change: LinkStatistics
     seconds: float
-    samples: int
-    busy_s: float
-    received_bytes: int
 
     @property
     def samples_per_s(self) -> float:
         """Samples that it filled."""
-        return self.samples / self.seconds
+        return self.change.samples / self.seconds
 
     @property
     def bytes_per_s(self) -> float:
         """Bytes of rows that came from it."""
-        return self.received_bytes / self.seconds
+        return self.change.received_bytes / self.seconds
 
     @property
     def busy_share(self) -> float | None:
         """The part of its workers' time in which they were busy, 0 to 1; None without workers."""
         workers = self.now.workers
-        return min(1.0, self.busy_s / (self.seconds * workers)) if workers else None
+        return min(1.0, self.change.busy_s / (self.seconds * workers)) if workers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +170,15 @@ class PoolReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The whole daemon. ``workers`` take orders; ``free_cpus`` are beyond those of this host.
+    """The whole daemon; ``change``: all its counters. ``workers`` take orders.
 
-    ``local_workers``: those of this host. ``pool``: None if no worker hosts may come. ``deaths``:
-    local workers that died or were killed. ``work_s``: the workers' time in ``seconds``, for
-    all streams together: also of orders that are not finished, or whose worker died.
+    ``local_workers``: those of this host; ``free_cpus``: beyond them. ``pool``: None if no worker
+    hosts may come. ``deaths``: local workers that died or were killed. ``work_s``: the workers'
+    time in ``seconds``, for all streams together: also of orders that are not finished, or whose
+    worker died.
     """
 
+    change: DaemonStatus
     seconds: float
     workers: int
     local_workers: int
@@ -197,36 +200,43 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
     seconds = after.daemon.uptime_s - before.daemon.uptime_s
     if seconds <= 0 or before.daemon.pid != after.daemon.pid:
         return None
+    change = difference(before, after)
     known = {stream.number: stream for stream in before.streams}
     trainers = {trainer.session: trainer for trainer in after.trainers}
     streams, found = [], []
-    deaths = after.daemon.worker_deaths - before.daemon.worker_deaths
-    work_s = _uncounted_s(before, after, seconds, deaths)
-    for stream in after.streams:
-        former = known.get(stream.number)
+    work_s = _uncounted_s(before, after, seconds, change.daemon.worker_deaths)
+    for now, changed in zip(after.streams, change.streams, strict=True):
+        work_s += changed.work.busy_s + changed.work.waited_s
+        former = known.get(now.number)
         if former is None:
-            work_s += stream.work.busy_s + stream.work.waited_s
             continue
-        cached = [one.cache.held_samples if one.cache is not None else 0 for one in (former, stream)]
-        reading = StreamReading(stream, _work(former, stream), cache_grows=cached[1] > cached[0])
-        work_s += reading.work.total_s
+        cached = [one.cache.held_samples if one.cache is not None else 0 for one in (former, now)]
+        reading = StreamReading(now, changed, _work(now, changed), cache_grows=cached[1] > cached[0])
         streams.append(reading)
         subscriptions = {one.number: one for one in former.subscriptions}
         found += [
-            _trainer(subscriptions[one.number], one, trainers[one.session], reading, seconds)
-            for one in stream.subscriptions
+            TrainerReading(
+                now=one,
+                change=changed_one,
+                who=trainers[one.session],
+                stream=reading,
+                seconds=seconds,
+                ready_ahead=min(subscriptions[one.number].ready_ahead, one.ready_ahead),
+            )
+            for one, changed_one in zip(now.subscriptions, changed.subscriptions, strict=True)
             if one.number in subscriptions and one.session in trainers
         ]
     local = sum(worker.state == "ready" for worker in after.workers)
-    pool = _pool(before.pool, after.pool, seconds) if after.pool is not None else None
+    pool = _pool(before, after, change, seconds)
     remote = sum(one.now.workers for one in pool.hosts if one.now.streams) if pool is not None else 0
     free_cpus = max(0, after.daemon.cpus - len({worker.place for worker in after.workers}))
     return Reading(
+        change=change,
         seconds=seconds,
         workers=local + remote,
         local_workers=local,
         free_cpus=free_cpus,
-        deaths=deaths,
+        deaths=change.daemon.worker_deaths,
         work_s=max(0.0, work_s),
         streams=tuple(streams),
         trainers=tuple(found),
@@ -234,21 +244,16 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
     )
 
 
-def _pool(before: PoolStatistics | None, after: PoolStatistics, seconds: float) -> PoolReading:
-    known = {link.link: link for link in before.links} if before is not None else {}
+def _pool(before: DaemonStatus, after: DaemonStatus, change: DaemonStatus, seconds: float) -> PoolReading | None:
+    if after.pool is None or change.pool is None:
+        return None
+    known = {link.link for link in before.pool.links} if before.pool is not None else set()
     hosts = [
-        HostReading(
-            now=link,
-            seconds=seconds,
-            samples=link.samples - former.samples,
-            busy_s=link.busy_s - former.busy_s,
-            received_bytes=link.received_bytes - former.received_bytes,
-        )
-        for link in after.links
-        if (former := known.get(link.link)) is not None
+        HostReading(now, changed, seconds)
+        for now, changed in zip(after.pool.links, change.pool.links, strict=True)
+        if now.link in known
     ]
-    came_bytes = after.received_bytes - (before.received_bytes if before is not None else 0)
-    return PoolReading(after, tuple(hosts), max(0, came_bytes) / seconds)
+    return PoolReading(after.pool, tuple(hosts), change.pool.received_bytes / seconds)
 
 
 def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deaths: int) -> float:
@@ -266,52 +271,19 @@ def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deat
 
 def work_since_start(stream: StreamStatistics) -> WorkReading:
     """The workers' time for a stream since the daemon started."""
-    nothing = WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
-    return _work(replace(stream, decoded_samples=0, bad_rows=0, work=nothing), stream)
+    return _work(stream, stream)
 
 
-def _work(before: StreamStatistics, after: StreamStatistics) -> WorkReading:
-    former, work = before.work, after.work
+def _work(now: StreamStatistics, change: StreamStatistics) -> WorkReading:
     spent: dict[str, float] = {}
-    for sign, parts in ((1, work.parts), (-1, former.parts)):
-        for part in parts:
-            spent[part.name] = spent.get(part.name, 0.0) + sign * part.busy_s
-    slow = [one for one in work.slowest if one.slow_row > former.slow_rows]
-    cpu_wait_s = work.cpu_wait_s
+    for part in change.work.parts:
+        spent[part.name] = spent.get(part.name, 0.0) + part.busy_s
+    former_rows = now.work.slow_rows - change.work.slow_rows
+    slow = [(one.path, one.taken_s) for one in now.work.slowest if one.slow_row > former_rows]
     return WorkReading(
-        samples=after.decoded_samples - before.decoded_samples,
-        busy_s=work.busy_s - former.busy_s,
-        waited_s=work.waited_s - former.waited_s,
-        cpu_s=work.cpu_s - former.cpu_s,
-        cpu_wait_s=cpu_wait_s - (former.cpu_wait_s or 0.0) if cpu_wait_s is not None else None,
-        read_cpu_s=work.read_cpu_s - former.read_cpu_s,
-        read_bytes=work.read_bytes - former.read_bytes,
+        samples=change.decoded_samples,
+        bad_rows=change.bad_rows,
+        counts=change.work,
         parts=tuple(spent.items()),
-        usual_sample_s=work.usual_sample_s,
-        slow_rows=work.slow_rows - former.slow_rows,
-        slow_s=work.slow_s - former.slow_s,
-        slowest=tuple(sorted(((one.path, one.taken_s) for one in slow), key=lambda one: -one[1])),
-        bad_rows=after.bad_rows - before.bad_rows,
-        cache_hits=work.cache_hits - former.cache_hits,
-    )
-
-
-def _trainer(
-    before: SubscriptionStatistics,
-    after: SubscriptionStatistics,
-    who: TrainerStatistics,
-    stream: StreamReading,
-    seconds: float,
-) -> TrainerReading:
-    waited_before = asdict(before.waits)
-    waits = {cause.removesuffix("_s"): total - waited_before[cause] for cause, total in asdict(after.waits).items()}
-    return TrainerReading(
-        now=after,
-        who=who,
-        stream=stream,
-        seconds=seconds,
-        waits_s=waits,
-        short_of_memory_s=after.short_of_memory_s - before.short_of_memory_s,
-        batches=after.consumed_batches - before.consumed_batches,
-        ready_ahead=min(before.ready_ahead, after.ready_ahead),
+        slowest=tuple(sorted(slow, key=lambda one: -one[1])),
     )

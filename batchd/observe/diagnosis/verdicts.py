@@ -268,7 +268,9 @@ def _memory(trainer: TrainerReading, reading: Reading) -> Finding | None:
     idle_share = 1 - reading.utilisation
     if not waits_for_slot and idle_share < IDLE_SHARE_MIN:
         return None
-    is_short = trainer.short_of_memory_s >= MAIN_SHARE * trainer.seconds or stream.now.slots_max <= trainer.now.window
+    is_short = (
+        trainer.change.short_of_memory_s >= MAIN_SHARE * trainer.seconds or stream.now.slots_max <= trainer.now.window
+    )
     if waits_for_slot or is_short:
         why = f", {of_wait:.0%} of that for a free slot" if waits_for_slot else f" while workers idle {idle_share:.0%}"
         slots = f"a ring of {counted(stream.now.slots_max, 'slot')} for a window of {trainer.now.window}"
@@ -299,7 +301,7 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
         return None
     is_own = trainer.stream.now.own_source
     share = f"workers wait for {'your source' if is_own else 'files'} {work.storage_wait_s / work.total_s:.0%} of their time"
-    rate = f", {work.read_bytes / trainer.seconds / 1e6:.1f} MB/s" if work.read_bytes else ""
+    rate = f", {work.counts.read_bytes / trainer.seconds / 1e6:.1f} MB/s" if work.counts.read_bytes else ""
     proof = f"{_waits(trainer)}; {share}, {_ms(work.storage_wait_s, work)} a sample{rate}"
     more = "more workers read more at once (workers =)"
     remedies = ["check what its code waits for" if is_own else FASTER_STORAGE, more, *_cache(trainer.stream)]
@@ -309,17 +311,17 @@ def _storage(trainer: TrainerReading, _reading: Reading) -> Finding | None:
 def _cache(stream: StreamReading) -> Iterator[str]:
     """The effect of a cache on a stream that waits for its storage, or for decoding."""
     work, cache, samples = stream.work, stream.samples_cache, stream.now.samples
-    read = work.samples - work.cache_hits
-    if stream.now.live is not None or not samples or read <= 0 or not work.read_bytes:
+    read = work.samples - work.counts.cache_hits
+    if stream.now.live is not None or not samples or read <= 0 or not work.counts.read_bytes:
         return
-    need_bytes = ceil(CACHE_MARGIN * samples * work.read_bytes / read)
+    need_bytes = ceil(CACHE_MARGIN * samples * work.counts.read_bytes / read)
     if cache is None:
         need = f"it needs some {round_bytes(need_bytes)} (cache_memory =, or on disk cache_size =)"
         yield f'{_named_cache(stream)}, and cache = "encoded" would read each sample once: {need}'
         return
     share = cache.held_samples / samples
     if cache.kind == "pixels":  # other records have access points alone
-        share = work.cache_hits / work.samples
+        share = work.counts.cache_hits / work.samples
     if cache.kind in KEEP_PIXELS:
         need_bytes = ceil(CACHE_MARGIN * cache.used_bytes / max(share, 1 / samples))
     if stream.cache_grows:
@@ -338,11 +340,14 @@ def _named_cache(stream: StreamReading) -> str:
 def _slow_samples(trainer: TrainerReading, _reading: Reading) -> Finding | None:
     work = trainer.stream.work
     spent_s = work.total_s - work.no_cpu_s  # a function that waits in all samples makes none slow
-    is_main = work.slow_rows > 0 and work.slow_s >= SLOW_SHARE_MIN * spent_s
-    if not is_main or work.slow_rows > SLOW_ROWS_SHARE_MAX * work.samples:
+    is_main = work.counts.slow_rows > 0 and work.counts.slow_s >= SLOW_SHARE_MIN * spent_s
+    if not is_main or work.counts.slow_rows > SLOW_ROWS_SHARE_MAX * work.samples:
         return None
-    rows, times = work.slow_rows / work.samples, work.slow_s / work.slow_rows / (work.usual_sample_s or 1e-6)
-    proof = f"{_waits(trainer)}; {rows:.1%} of the samples take {work.slow_s / spent_s:.0%} of the time"
+    rows, times = (
+        work.counts.slow_rows / work.samples,
+        work.counts.slow_s / work.counts.slow_rows / (work.counts.usual_sample_s or 1e-6),
+    )
+    proof = f"{_waits(trainer)}; {rows:.1%} of the samples take {work.counts.slow_s / spent_s:.0%} of the time"
     proof += f", {times:.0f} x as long as usual"
     slowest = work.slowest[:SLOW_NAMED_MAX]
     named = ", ".join(f"{PurePath(path).name} {1000 * taken_s:.0f} ms" for path, taken_s in slowest)
@@ -399,8 +404,8 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
     if not work.samples:
         proof = f"{_waits(trainer)} for workers that finished nothing in {trainer.seconds:.0f} s"
         return Kind.DECODE_BOUND, proof, "sample for longer (--seconds 60): work counts when it is done"
-    name, spent_s = max(work.parts, key=lambda part: part[1], default=("decode", work.busy_s))
-    proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.busy_s, work)} a sample"
+    name, spent_s = max(work.parts, key=lambda part: part[1], default=("decode", work.counts.busy_s))
+    proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.counts.busy_s, work)} a sample"
     proof += f", workers busy {reading.utilisation:.0%}{_decoded_cache(trainer.stream, name)}"
     proof += _decoded_by_others(trainer.stream, reading)
     return Kind.DECODE_BOUND, proof, MORE_CORES
@@ -413,10 +418,10 @@ def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
         return ""
     if cache is not None and cache.kind in KEEP_PIXELS:
         return f"; {next(_cache(stream), _named_cache(stream))}"
-    if not work.read_bytes:
+    if not work.counts.read_bytes:
         return ""
-    read = max(1, work.samples - work.cache_hits) if cache is not None else work.samples
-    need_bytes = ceil(CACHE_MARGIN * now.samples * work.read_bytes / read * PIXEL_BYTES_PER_FILE_BYTE)
+    read = max(1, work.samples - work.counts.cache_hits) if cache is not None else work.samples
+    need_bytes = ceil(CACHE_MARGIN * now.samples * work.counts.read_bytes / read * PIXEL_BYTES_PER_FILE_BYTE)
     how = "cache_memory" if cache is None else 'cache = "pixels"'
     return (
         f"; {_named_cache(stream)}, and with {how} each image is decoded once, and batches keep their bytes: photographs "
