@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import structlog
@@ -39,11 +39,7 @@ from batchd.core.events import (
     SlotLost,
     SubscriptionEnded,
     Ticked,
-    WorkerGone,
-    WorkerObserved,
 )
-from batchd.core.fleet import REMOTE_NUMBERS
-from batchd.core.rows import runs_of
 from batchd.core.state import TICK_S, DaemonState
 from batchd.core.suspicion import BadSample
 from batchd.daemon.bad_lists import BadLists
@@ -53,19 +49,17 @@ from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.reports import StreamReports, granted_part
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
-from batchd.errors import why_no_process
+from batchd.daemon.workers import AllWorkers
 from batchd.runtime import failpoints
 from batchd.runtime.cpus import available_cpus
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.free_memory import available_bytes
-from batchd.runtime.limits import QUESTIONS_PER_TICK, CountedPerMinute, LinesPerMinute, OncePerMinute
+from batchd.runtime.limits import QUESTIONS_PER_TICK, LinesPerMinute, OncePerMinute
 from batchd.runtime.mapped_files import unmap_loaded_pages
 from batchd.runtime.slots import SlotPool
 from batchd.stream.cache_file import CacheOnDisk
 from batchd.stream.cache_memory import CacheMemory, allow_caches, different
 from batchd.stream.served import ServedStream
-from batchd.worker import messages as orders
-from batchd.worker.interface import WorkerBook, Workers
 from batchd_wire import messages
 from batchd_wire.codec import NUMBER_MAX, Message
 from batchd_wire.codes import ErrorCode
@@ -77,16 +71,11 @@ from batchd_wire.status import (
     DaemonFacts,
     DaemonStatus,
     LocalCounts,
-    PoolStatistics,
     TcpCounts,
     first_that_fit,
     plain_status,
     shorten,
 )
-
-if TYPE_CHECKING:
-    from batchd.pool.gateway_child import GatewayChild
-    from batchd.pool.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 
@@ -113,13 +102,11 @@ class Loop:
     streams: dict[int, ServedStream]
     memory: SlotPool
     selector: Selector
-    workers: Workers
+    workers: AllWorkers
     doors: Doors
     observer: ObserverProcess
     reloader: Reloader
     started_s: float
-    remote: "RemoteWorkers | None" = None
-    """The workers of worker hosts, if they may come."""
     lack: str | None = None
     address: str = ""
     """Of the runtime directory, for trainers on this host."""
@@ -127,10 +114,8 @@ class Loop:
     bad_lists: BadLists = field(default_factory=BadLists)
     _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
-    _counted_per_minute: CountedPerMinute = field(default_factory=CountedPerMinute)
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
     _session_log: SessionLog = field(default_factory=SessionLog)
-    _book: WorkerBook = field(default_factory=WorkerBook)
     _side_work: SideWork = field(init=False)
     _ended: deque[SessionEnded | SessionCutOff] = field(default_factory=deque)
     """Sessions that are gone, and whose subscriptions have not begun to end."""
@@ -144,8 +129,6 @@ class Loop:
     """When the last status was made, which several may have asked for, and the status."""
     _reports: dict[int, StreamReports] = field(default_factory=dict)
     """By the stream's number, from its first report on."""
-    _fills: dict[int, orders.FillChunks] = field(default_factory=dict)
-    """Orders of this round that were not sent yet, by worker."""
     _poller: zmq.Poller = field(default_factory=zmq.Poller)
     _next_tick_s: float = 0.0
     _ticks: int = 0
@@ -160,18 +143,11 @@ class Loop:
         for zmq_socket in (zmq_socket for door in self.doors for zmq_socket in door.sockets):
             self._poller.register(zmq_socket, zmq.POLLIN)
         self._performers = {
-            act.SpawnWorker: self._spawn_worker,
             act.KillWorker: self._kill_worker,
-            act.DismissWorker: lambda action: self.workers.dismiss(action.worker),
             act.CreateSlot: self._create_slot,
             act.ReserveSlot: self._reserve_slot,
             act.CommitSlot: self._commit_slot,
             act.OrderChunk: self._order_chunk,
-            act.ProveChunk: self._prove_chunk,
-            act.WithdrawOrder: self._withdraw_order,
-            act.ReportServing: self._report_serving,
-            act.EndLink: self._close_link,
-            act.ReleaseLink: self._release_link,
             act.AdmitSubscription: self._admit,
             act.RecordBatch: self._record_batch,
             act.GrantLease: self._grant,
@@ -186,6 +162,8 @@ class Loop:
             act.FreeSlots: self._free_slots,
             act.EndStream: self._end_stream,
         }
+        for kind in self.workers:
+            self._performers |= kind.performers
 
     def drain(self, within_s: float) -> None:
         """Start nothing new; end when work in progress is done, or after ``within_s`` seconds."""
@@ -236,10 +214,8 @@ class Loop:
         while self._end_part():
             if monotonic() >= self._portion_end_s:
                 break
-        for worker in list(self._fills):
-            self._send_orders(worker)
-        if self.remote is not None:
-            self.remote.flush()
+        for kind in self.workers:
+            kind.flush()
 
     def _handle_events(self) -> None:
         while self.queue:
@@ -276,8 +252,6 @@ class Loop:
     def _handle(self, event: Event) -> None:
         """Let the core handle an event, and perform its actions."""
         self._session_log.observe(event)
-        if isinstance(event, WorkerGone):
-            self._book.drop_worker(event.worker)
         for action in self.state.handle(event, monotonic()):
             self._performers[type(action)](action)
 
@@ -294,7 +268,7 @@ class Loop:
         return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
 
     def _tick(self) -> None:
-        """Act on timers of all parts; show the core the samples that workers decode."""
+        """Act on timers of all parts."""
         now = monotonic()
         spawn_s = self.state.fleet.next_spawn_s
         if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
@@ -307,12 +281,10 @@ class Loop:
             door.tick()
         self._side_work.tick()
         self.observer.tick()
-        if self.remote is not None:
-            self._tell_gateways(self.remote)
         self._allow_caches()
         self.queue.append(Ticked())
-        for worker in self.workers.pids():
-            self.queue.append(WorkerObserved(worker, self.workers.note(worker)))
+        for kind in self.workers:
+            kind.tick(self.state)
 
     def _allow_caches(self) -> None:
         """Let caches fill with memory that no ring was promised. Log trouble with their files."""
@@ -463,7 +435,7 @@ class Loop:
             uptime_s=now - self.started_s,
             memory_bytes=self.memory.total_bytes,
             cpus=self._cpus,
-            decoders=self.workers.decoders,
+            decoders=self.workers.local.decoders,
             reloading=self.reloader.is_reading,
             reload=self.reloader.outcome,
             http=self.observer.address,
@@ -479,7 +451,8 @@ class Loop:
 
     def _make_status(self, now: float) -> DaemonStatus:
         """Join what the core counts and what the daemon knows of its processes and connections."""
-        counts, pids = self.state.statistics(now), self.workers.pids()
+        counts, pids = self.state.statistics(now), self.workers.local.pids()
+        pools = filter(None, (kind.statistics(self.state, now) for kind in self.workers))
         caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
         described = {number: one.description for number, one in self.streams.items()}
         reported = {number: one.statistics() for number, one in self._reports.items()}
@@ -496,15 +469,9 @@ class Loop:
                 )
                 for stream in counts.streams
             ),
-            pool=self._pool(now),
+            pool=next(pools, None),
             warnings=self.log.warnings,
         )
-
-    def _pool(self, now: float) -> PoolStatistics | None:
-        if self.remote is None:
-            return None
-        names = {number: name for name, number in self.state.numbers.items()}
-        return self.remote.statistics(self.state.links.by_number, names, now)
 
     def _bad_samples(self, question: messages.AskBad, *, is_remote: bool) -> Message:
         number = self.state.numbers.get(question.stream)
@@ -518,16 +485,6 @@ class Loop:
         return messages.BadSamples(question.request, bad.total, shown, file)
 
     # --- actions ----------------------------------------------------------------------------------
-
-    def _spawn_worker(self, action: act.SpawnWorker) -> None:
-        try:
-            self.workers.spawn(action.worker)
-        except OSError as error:
-            reason = why_no_process(error)
-            if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
-                _log.error("worker not started", worker=action.worker, reason=reason, **more)
-            self.queue.append(WorkerGone(action.worker, "it could not be started", None))
-        failpoints.passing("daemon.worker.spawned")
 
     def _create_slot(self, action: act.CreateSlot) -> None:
         stream = self.streams[action.stream]
@@ -554,98 +511,15 @@ class Loop:
         self.memory.commit(action.slot, header)
 
     def _order_chunk(self, action: act.OrderChunk) -> None:
-        """Send an order, behind everything that the worker must know for it."""
         if action.slot not in self.memory:
             return  # there was no memory for it; SlotLost is in the queue
-        stream, worker = self.streams[action.stream], action.worker
-        if worker >= REMOTE_NUMBERS and self.remote is not None:
-            self._share_slot(self.remote, worker, action.slot)
-            self.remote.fill(action, stream.spec.bucket_of(action.position))
-            return
-        if isinstance(stream.cache, CacheOnDisk) and stream.cache.spec.kind == "points":
-            stream.cache.may_grow(is_open=self._seeks_points(stream.cache))
-        if self._book.enter_stream(worker, action.stream):
-            self.workers.send(worker, stream.message, *stream.descriptors)
-            for first in range(0, len(stream.quarantined), orders.QUARANTINED_AT_ONCE):
-                part = stream.quarantined[first : first + orders.QUARANTINED_AT_ONCE]
-                self.workers.send(worker, orders.Quarantine(action.stream, part))
-        if self._book.enter_slot(worker, action.slot):
-            message = orders.UseSlot(action.slot, self.memory.slot_bytes(action.slot))
-            self.workers.send(worker, message, self.memory.writable(action.slot))
-        fill = self._fills.get(worker)
-        if fill is not None and (fill.stream != action.stream or len(fill.chunks) == orders.CHUNKS_AT_ONCE):
-            self._send_orders(worker)
-            fill = None
-        if fill is None:
-            fill = self._fills[worker] = orders.FillChunks(action.stream, [], is_packed=False)
-        runs, places = runs_of(action.rows), list(action.places)
-        fill.chunks.append(orders.Chunk(action.order, action.slot, *action.position, runs, places, action.share))
-
-    def _send_orders(self, worker: int) -> None:
-        """Send the orders that a worker was given in this round."""
-        self.workers.send(worker, self._fills.pop(worker))
-        failpoints.passing("daemon.order.sent")
+        cache = self.streams[action.stream].cache
+        if isinstance(cache, CacheOnDisk) and cache.spec.kind == "points":
+            cache.may_grow(is_open=self._seeks_points(cache))
+        self.workers.of(action.worker).fill(action)
 
     def _kill_worker(self, action: act.KillWorker) -> None:
-        if action.worker >= REMOTE_NUMBERS and self.remote is not None:
-            self.remote.kill(action.worker, action.reason)
-        else:
-            self.workers.kill(action.worker, action.reason)
-
-    # --- worker hosts -----------------------------------------------------------------------------
-
-    def _tell_gateways(self, remote: "RemoteWorkers") -> None:
-        """Count what is wanted. Tell new gateways, or of new streams, what worker hosts need."""
-        for gateway in remote.gateways:
-            if not gateway.is_up:
-                self._book.drop_worker(gateway.book_number)
-        remote.tick()
-        remote.wanted.tick(self.state, {number: one.layout.row_bytes for number, one in self.streams.items()})
-        for gateway in remote.gateways:
-            if gateway.is_up:
-                self._tell_streams(gateway)
-
-    def _tell_streams(self, gateway: "GatewayChild") -> None:
-        for number in self.state.numbers.values():
-            stream = self.streams[number]
-            if not stream.spec.decodes_here and self._book.enter_stream(gateway.book_number, number):
-                gateway.send(stream.message, stream.index_descriptor)
-                for first in range(0, len(stream.quarantined), orders.QUARANTINED_AT_ONCE):
-                    part = stream.quarantined[first : first + orders.QUARANTINED_AT_ONCE]
-                    gateway.send(orders.Quarantine(number, part))
-
-    def _share_slot(self, remote: "RemoteWorkers", worker: int, slot: int) -> None:
-        gateway = remote.gateway_of(worker)
-        if gateway is not None and self._book.enter_slot(gateway.book_number, slot):
-            gateway.send(orders.UseSlot(slot, self.memory.slot_bytes(slot)), self.memory.writable(slot))
-
-    def _prove_chunk(self, action: act.ProveChunk) -> None:
-        assert self.remote is not None, "there are no remote workers without it"
-        self._share_slot(self.remote, action.worker, action.slot)
-        self.remote.prove(action, self.streams[action.stream].spec.bucket_of(action.position))
-
-    def _withdraw_order(self, action: act.WithdrawOrder) -> None:
-        assert self.remote is not None, "there are no remote workers without it"
-        self.remote.withdraw(action.worker, action.order)
-
-    def _report_serving(self, action: act.ReportServing) -> None:
-        assert self.remote is not None, "there are no links without it"
-        self.remote.report_serving(action.link, self.streams[action.stream].name, action.refusal)
-
-    def _close_link(self, action: act.EndLink) -> None:
-        assert self.remote is not None, "there are no links without it"
-        self.remote.send_away(action.link, action.reason, self.workers.decoders)
-
-    def _release_link(self, action: act.ReleaseLink) -> None:
-        assert self.remote is not None, "there are no links without it"
-        self.remote.release(action.link)
-
-    def _send(self, worker: int, message: Message) -> None:
-        """Send to a worker of this host, or to the gateway with this number in the book."""
-        if worker <= 0 and self.remote is not None:
-            self.remote.gateways[-worker].send(message)
-        else:
-            self.workers.send(worker, message)
+        self.workers.of(action.worker).kill(action.worker, action.reason)
 
     # --- trainers ---------------------------------------------------------------------------------
 
@@ -750,15 +624,15 @@ class Loop:
         stream = self.streams[action.stream]
         stream.quarantined.append(action.sample)
         _log.error("sample quarantined", stream=stream.name, sample=action.sample, reason=action.reason)
-        for worker in self._book.workers_of(action.stream):
-            self._send(worker, orders.Quarantine(action.stream, [action.sample]))
+        for kind in self.workers:
+            kind.quarantine(action.stream, [action.sample])
 
     def _report_stopped(self, action: act.ReportStopped) -> None:
         _log.error("stream stopped", stream=self.streams[action.stream].name, reason=action.text)
 
     def _free_slots(self, action: act.FreeSlots) -> None:
-        for worker, slots in self._book.drop_slots(action.slots).items():
-            self._send(worker, orders.ForgetSlots(slots))
+        for kind in self.workers:
+            kind.forget_slots(action.slots)
         for door in self.doors:
             door.withdraw_slots(action.slots)
         self.memory.free(action.slots)
@@ -768,7 +642,7 @@ class Loop:
         stream = self.streams.pop(action.stream)
         self._reports.pop(action.stream, None)
         self._delivering.discard(action.stream)
-        for worker in self._book.drop_stream(action.stream):
-            self._send(worker, orders.ForgetStream(action.stream))
+        for kind in self.workers:
+            kind.forget_stream(action.stream)
         stream.close()
         failpoints.passing("daemon.stream.ended")

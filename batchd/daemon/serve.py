@@ -44,6 +44,7 @@ from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.runtime import hold
 from batchd.daemon.service.manager import Notifier, Service
 from batchd.daemon.service.observer import ObserverProcess, open_http
+from batchd.daemon.workers import AllWorkers, LocalWorkers
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, scarcity
@@ -68,7 +69,6 @@ from batchd.stream.rings import (
 )
 from batchd.stream.served import ServedStream, differing_classes, open_stream
 from batchd.worker.messages import CHUNK_ROWS_MAX
-from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -135,19 +135,20 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(notifier.close)
         service = Service(notifier, daemon.worker_count())
         names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded))
-        workers = WorkerProcesses(selector, queue.append, options.launched, output)
-        stack.callback(workers.close, WORKERS_END_S)
+        streams: dict[int, ServedStream] = {}  # with those of later reloads
+        memory = SlotPool()
+        processes = LocalWorkers(selector, queue.append, streams, memory, options.launched, output)
+        stack.callback(processes.close, WORKERS_END_S)
         # it is tried again, and logged, when the loop wants the first worker
         with suppress(OSError):
             for number in range(1, daemon.worker_count() + 1):
-                workers.spawn(number)
+                processes.spawn(number)
         failpoints.passing("daemon.starting")
         http = open_http(daemon, is_embedded=is_embedded)
         observer = stack.enter_context(ObserverProcess(selector, http, names))
         rings = _divide_memory(config, storage, service.waiting)
-        memory = _hold_descriptors(config, rings)
+        memory.blanks = _hold_descriptors(config, rings)
         stack.callback(memory.close)
-        streams: dict[int, ServedStream] = {}  # with those of later reloads
         stack.callback(_close_all, streams)
 
         def scanned(stream: str, found: int) -> None:
@@ -155,15 +156,16 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             service.scanned(stream, found)
 
         _open_streams(streams, config, rings, storage, scanned)
-        remote = _remote_workers(daemon, selector, queue)
+        remote = _remote_workers(daemon, selector, queue, processes)
+        workers = AllWorkers(processes, *remote)
         state = DaemonState(
             [stream.spec for stream in streams.values()],
             daemon.worker_count(),
-            workers.kind,
+            processes.kind,
             sample_timeout_s=daemon.sample_timeout_s,
             chunk_rows_max=CHUNK_ROWS_MAX if daemon.chunk_rows == "auto" else daemon.chunk_rows,
             rules=LinkRules(daemon.pool_audit, daemon.pool_accept == "any", daemon.pool_withdraw_after_s),
-            remote_kind=None if remote is None else remote.kind,
+            remote_kind=remote[0].kind if remote else None,
         )
         side = DaemonSide(selector, queue.append, memory)
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
@@ -171,9 +173,9 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(local.close)
         doors = Doors([local, *_tcp_doors(daemon, side, limits, names, stack)])
         local.bind(names.lifeline_path, names.zmq_path)
-        if remote is not None:
-            stack.callback(remote.close)
-            remote.start()
+        for pool in remote:
+            stack.callback(pool.close)
+            pool.start()
         failpoints.passing("daemon.bound")
         applier = ReloadApplier(
             state=state,
@@ -186,11 +188,10 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             workers_wanted=daemon.worker_count(),
             last_number=len(streams),
             imported=code_in(streams.values()),
-            remote=remote,
         )
         reloader = Reloader(selector, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
-        loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s, remote)
+        loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s)
         loop.address, loop.log = names.address, options.log
         loop.bad_lists = BadLists(daemon.cache_dir or default_cache_dir())
         stack.callback(loop.bad_lists.close)
@@ -234,7 +235,7 @@ def _divide_memory(config: Config, storage: Storage, tell: Callable[[str], None]
     return rings
 
 
-def _hold_descriptors(config: Config, rings: dict[str, RingSize]) -> SlotPool:
+def _hold_descriptors(config: Config, rings: dict[str, RingSize]) -> BlankSlots:
     """Hold the descriptors of slots. Raises ``ConfigInvalid`` if they are too few to begin with."""
     plan = plan_descriptors(config, rings)
     refusal, shortage = plan.refusal(len(rings)), plan.shortage()
@@ -244,7 +245,7 @@ def _hold_descriptors(config: Config, rings: dict[str, RingSize]) -> SlotPool:
     if shortage is not None:
         _log.warning("descriptors may run out", reason=shortage)
     mapped_bytes = max(ring.layout.slot_bytes for ring in rings.values()) if config.daemon.tcp is not None else 0
-    return SlotPool(BlankSlots(plan.reserved, mapped_bytes))
+    return BlankSlots(plan.reserved, mapped_bytes)
 
 
 def _open_streams(
@@ -292,10 +293,12 @@ def _tcp_doors(
     return [door]
 
 
-def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> "RemoteWorkers | None":
+def _remote_workers(
+    daemon: DaemonConfig, selector: Selector, queue: Queue, local: LocalWorkers
+) -> "list[RemoteWorkers]":
     """The workers of worker hosts, if these may come. Beyond loopback each host needs a key."""
     if daemon.worker_address is None:
-        return None
+        return []
     from batchd.pool.gateway_messages import PoolRules  # noqa: PLC0415  the same
     from batchd.pool.remote import RemoteWorkers  # noqa: PLC0415  the same
     from batchd.pool.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
@@ -307,7 +310,8 @@ def _remote_workers(daemon: DaemonConfig, selector: Selector, queue: Queue) -> "
     rules = PoolRules(daemon.sample_timeout_s, daemon.pool_hosts_max, daemon.pool_hosts_per_key)
     endpoints = [tcp_endpoint(daemon.worker_address, number) for number in range(daemon.pool_gateways)]
     wanted = WantedCount(daemon.pool_max, interface_of(parse_tcp(daemon.worker_address)[0]))
-    return RemoteWorkers(selector, queue.append, endpoints, daemon.keys_dir, rules, wanted=wanted)
+    served = local.streams, local.memory, lambda: local.decoders
+    return [RemoteWorkers(selector, queue.append, endpoints, daemon.keys_dir, rules, wanted, *served)]
 
 
 class Reservation:

@@ -25,6 +25,7 @@ from batchd.runtime.child_log import write_line
 from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
+from batchd.worker.interface import Known
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_encoded
 from batchd_wire.codec import MalformedMessage, Message
 
@@ -74,6 +75,7 @@ class GatewayChild:
         self.port = 0
         self.listens = False
         """Whether worker hosts can register."""
+        self.known = Known()
         self._selector = selector
         self._arguments = arguments
         self._events = events
@@ -87,11 +89,6 @@ class GatewayChild:
         self._due_s: float | None = None
         self._silent_ticks: int | None = None
         """Since a withdrawal; None if the gateway has said anything after it."""
-
-    @property
-    def book_number(self) -> int:
-        """The number under which it gets streams and slots: not above 0, where workers begin."""
-        return -self.number
 
     @property
     def is_up(self) -> bool:
@@ -203,7 +200,7 @@ class GatewayChild:
         for descriptor in (child.pidfd, self._channel.fileno()):
             self._selector.remove(descriptor)
         self._channel.close()
-        self._silent_ticks, self.listens = None, False
+        self._silent_ticks, self.listens, self.known = None, False, Known()
         for _data, descriptors in self._unsent:
             _close(descriptors)
         self._unsent.clear()

@@ -27,11 +27,11 @@ from typing import Any
 import structlog
 
 from batchd.core import events as ev
-from batchd.core.actions import OrderChunk, ProveChunk
+from batchd.core.actions import EndLink, OrderChunk, ProveChunk, ReleaseLink, ReportServing, WithdrawOrder
 from batchd.core.events import Event
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
-from batchd.core.links import Link
 from batchd.core.rows import runs_of
+from batchd.core.state import DaemonState
 from batchd.core.work import Work
 from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import END_TIMEOUT_S, GatewayChild
@@ -39,6 +39,10 @@ from batchd.pool.link_messages import ORDERS_MAX
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, printable
+from batchd.runtime.slots import SlotPool
+from batchd.stream.served import ServedStream
+from batchd.worker.interface import Performers
+from batchd.worker.messages import ForgetSlots, ForgetStream, Quarantine, UseSlot, UseStorage, quarantines
 from batchd_wire.codec import Message
 from batchd_wire.status import LinkStatistics, PoolStatistics
 
@@ -78,20 +82,33 @@ class RemoteWorkers:
     """Runs the gateways, one at each of ``endpoints``, and speaks with them.
 
     ``rules``: what they need of the configuration; the limits are those of all together.
-    ``wanted`` counts how many workers should come.
+    ``wanted`` counts how many workers should come. ``streams`` has those of later reloads, too;
+    ``decoders`` says with which the workers of this host decode.
     """
 
-    def __init__(  # noqa: PLR0913  its parts
+    def __init__(  # noqa: PLR0913, PLR0917  its parts
         self,
         selector: Selector,
         enqueue: Callable[[Event], None],
         endpoints: Sequence[str],
         keys_dir: Path | None,
         rules: wire.PoolRules,
-        *,
         wanted: WantedCount,
+        streams: Mapping[int, ServedStream],
+        memory: SlotPool,
+        decoders: Callable[[], str],
     ) -> None:
         self.kind = REMOTE
+        self.performers: Performers = {
+            ProveChunk: self.prove,
+            WithdrawOrder: self.withdraw,
+            ReportServing: self.report_serving,
+            EndLink: self.send_away,
+            ReleaseLink: self.release,
+        }
+        self._streams = streams
+        self._memory = memory
+        self._decoders = decoders
         self._enqueue = enqueue
         self._rules = rules
         self._address = endpoints[0]
@@ -131,77 +148,116 @@ class RemoteWorkers:
         """The port of ``worker_address``."""
         return self.gateways[0].port
 
-    def tick(self) -> None:
-        """Start gateways that are due; end those that hang; let worker hosts move to a new one."""
+    def tick(self, state: DaemonState) -> None:
+        """Start gateways that are due, end those that hang, and tell all of them what is new."""
         for gateway in self.gateways:
             gateway.tick()
         if self._moves_left:
             self._move_one()
+        self.wanted.tick(state, {number: one.layout.row_bytes for number, one in self._streams.items()})
+        self._use_timeout(state.fleet.sample_timeout_s)
+        for gateway in self.gateways:
+            if gateway.is_up:
+                self._announce(gateway, state.numbers.values())
 
-    def use_limits(self, daemon: Mapping[str, Any]) -> None:
-        """Tell the gateways the limits of ``[daemon]``, as plain values, if they are others."""
-        rules = wire.PoolRules.filled_from(self._rules, sample_timeout_s=daemon["sample_timeout_s"])
-        if rules != self._rules:
-            self._rules = rules
+    def _use_timeout(self, sample_timeout_s: float) -> None:
+        """Tell the gateways for how long a sample may take, if a reload has changed that."""
+        if sample_timeout_s != self._rules.sample_timeout_s:
+            self._rules = wire.PoolRules.filled_from(self._rules, sample_timeout_s=sample_timeout_s)
             for gateway in self.gateways:
                 gateway.send(self._rules_of(gateway))
 
-    # --- orders -----------------------------------------------------------------------------------
+    def _announce(self, gateway: GatewayChild, numbers: Iterable[int]) -> None:
+        """Tell a gateway the streams that it does not know, so that worker hosts can open them."""
+        for number in numbers:
+            stream = self._streams[number]
+            if not stream.spec.decodes_here and gateway.known.enter_stream(number):
+                gateway.send(stream.message, stream.index_descriptor)
+                for part in quarantines(number, stream.quarantined):
+                    gateway.send(part)
 
-    def send(self, message: Message) -> None:
-        """Send a message to all gateways without waiting."""
+    # --- streams and slots ------------------------------------------------------------------------
+
+    def quarantine(self, stream: int, samples: Sequence[int]) -> None:
+        """See ``Workers``."""
         for gateway in self.gateways:
-            gateway.send(message)
+            if stream in gateway.known.streams:
+                gateway.send(Quarantine(stream, list(samples)))
+
+    def forget_stream(self, stream: int) -> None:
+        """See ``Workers``."""
+        for gateway in self.gateways:
+            if gateway.known.drop_stream(stream):
+                gateway.send(ForgetStream(stream))
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """See ``Workers``."""
+        for gateway in self.gateways:
+            if known := gateway.known.drop_slots(slots):
+                gateway.send(ForgetSlots(known))
+
+    def use_storage(self, storage: tuple[int, int, int]) -> None:
+        """See ``Workers``."""
+        for gateway in self.gateways:
+            gateway.send(UseStorage(storage))
+
+    def _share_slot(self, gateway: GatewayChild, slot: int) -> None:
+        if gateway.known.enter_slot(slot):
+            gateway.send(UseSlot(slot, self._memory.slot_bytes(slot)), self._memory.writable(slot))
+
+    # --- orders -----------------------------------------------------------------------------------
 
     def gateway_of(self, worker: int) -> GatewayChild | None:
         """The gateway of a remote worker; None if it is gone, and WorkerGone in the queue."""
         place = self._places.get(worker)
         return self._hosts[place[0]].gateway if place is not None else None
 
-    def fill(self, order: OrderChunk, bucket: int) -> None:
-        """Have a remote worker fill rows; ``flush`` follows. ``bucket``: of their layout."""
+    def fill(self, order: OrderChunk) -> None:
+        """See ``Workers``."""
         gateway = self.gateway_of(order.worker)
         if gateway is not None:
-            gateway.fill(wire.RemoteFill(*self._facts(order, bucket)))
+            self._share_slot(gateway, order.slot)
+            gateway.fill(wire.RemoteFill(*self._facts(order)))
 
     def flush(self) -> None:
-        """Send the orders of this round of the loop, in one message for each gateway."""
+        """See ``Workers``. Each gateway gets one message."""
         for gateway in self.gateways:
             gateway.flush()
 
-    def prove(self, proof: ProveChunk, bucket: int) -> None:
-        """Have a remote worker fill rows to be compared. ``bucket``: of their layout."""
-        gateway = self.gateway_of(proof.worker)
+    def prove(self, action: ProveChunk) -> None:
+        """Have a remote worker fill rows to be compared."""
+        gateway = self.gateway_of(action.worker)
         if gateway is not None:
-            gateway.send(wire.RemoteProve(*self._facts(proof, bucket)))
+            self._share_slot(gateway, action.slot)
+            gateway.send(wire.RemoteProve(*self._facts(action)))
 
-    def withdraw(self, worker: int, order: int) -> None:
+    def withdraw(self, action: WithdrawOrder) -> None:
         """Have nothing more written for an order."""
-        gateway = self.gateway_of(worker)
+        gateway = self.gateway_of(action.worker)
         if gateway is not None:
-            gateway.withdraw(wire.RemoteWithdraw(*self._places[worker], order))
+            gateway.withdraw(wire.RemoteWithdraw(*self._places[action.worker], action.order))
 
-    def report_serving(self, link: int, stream: str, refusal: str) -> None:
-        """Log that a worker host fills a stream from now on, or cannot because of ``refusal``."""
-        host = self._hosts.get(link)
-        if host is not None and refusal:
-            self._warn("worker host cannot fill a stream", host.facts, stream=stream, reason=refusal)
+    def report_serving(self, action: ReportServing) -> None:
+        """Log that a worker host fills a stream from now on, or cannot."""
+        host, stream = self._hosts.get(action.link), self._streams[action.stream].name
+        if host is not None and action.refusal:
+            self._warn("worker host cannot fill a stream", host.facts, stream=stream, reason=action.refusal)
         elif host is not None:
             self._tell("worker host fills a stream", host.facts, stream=stream)
 
-    def send_away(self, link: int, reason: str, decoders: str) -> None:
-        """End a link whose rows differ from those of local workers, which use ``decoders``."""
-        host = self._hosts.get(link)
+    def send_away(self, action: EndLink) -> None:
+        """End a link whose rows differ from those of local workers."""
+        host, ours = self._hosts.get(action.link), self._decoders()
         if host is not None:
-            theirs = f"it decodes with {host.decoders or 'what it does not name'}, the daemon's host with {decoders}"
-            both = f"both hosts decode with {decoders}"
-            self._send_away(host, f"{reason}; {both if host.decoders == decoders else theirs}")
+            theirs = f"it decodes with {host.decoders or 'what it does not name'}, the daemon's host with {ours}"
+            both = f"both hosts decode with {ours}"
+            self._send_away(host, f"{action.reason}; {both if host.decoders == ours else theirs}")
 
-    def release(self, link: int) -> None:
+    def release(self, action: ReleaseLink) -> None:
         """End the link of a leaving worker host, which waits for that and then ends."""
-        host = self._hosts.get(link)
+        host = self._hosts.get(action.link)
         if host is not None:
-            host.gateway.send(wire.CloseLink(link, "its orders are done", is_final=False))
+            host.gateway.send(wire.CloseLink(action.link, "its orders are done", is_final=False))
 
     def _send_away(self, host: _Host, reason: str) -> None:
         self._warn("worker host sent away", host.facts, reason=reason)
@@ -221,15 +277,16 @@ class RemoteWorkers:
                 if child is not None:
                     stack.callback(child.end, END_TIMEOUT_S)
 
-    def statistics(self, links: Mapping[int, Link], names: Mapping[int, str], now: float) -> PoolStatistics:
-        """All worker hosts, with the core's counts of their ``links``; ``names``: of streams."""
-        hosts = []
+    def statistics(self, state: DaemonState, now: float) -> PoolStatistics:
+        """All worker hosts, with the core's counts of their links."""
+        hosts, links = [], state.links.by_number
+        names = {number: name for name, number in state.numbers.items()}
         words_max = WORDS_MAX // max(1, len(self._hosts))
         for number, host in self._hosts.items():
             link = links.get(number)
             if link is None:
                 continue
-            state = "leaving" if link.is_leaving else "serving" if link.serves else "opening"
+            phase = "leaving" if link.is_leaving else "serving" if link.serves else "opening"
             hosts.append(
                 LinkStatistics(
                     link=number,
@@ -240,7 +297,7 @@ class RemoteWorkers:
                     machine=host.facts.machine,
                     version=host.facts.batchd,
                     decoders=host.decoders[:words_max],
-                    state="closing" if link.is_closed else "proving" if link.proven and state == "opening" else state,
+                    state="closing" if link.is_closed else "proving" if link.proven and phase == "opening" else phase,
                     since_s=now - host.since_s,
                     workers=len(host.workers),
                     orders=link.orders,
@@ -278,7 +335,7 @@ class RemoteWorkers:
 
     # --- the gateways -----------------------------------------------------------------------------
 
-    def _facts(self, order: OrderChunk | ProveChunk, bucket: int) -> tuple[Any, ...]:
+    def _facts(self, order: OrderChunk | ProveChunk) -> tuple[Any, ...]:
         """The fields of a ``RemoteFill`` or a ``RemoteProve``."""
         return (
             *self._places[order.worker],
@@ -287,7 +344,7 @@ class RemoteWorkers:
             order.slot,
             *order.position,
             runs_of(order.rows),
-            bucket,
+            self._streams[order.stream].spec.bucket_of(order.position),
         )
 
     def _rules_of(self, gateway: GatewayChild) -> wire.PoolRules:

@@ -12,6 +12,6 @@ messages     orders to workers and their reports, always of the same version
 lengths      helper processes: the sizes of samples; lengths_question: what they are asked
 length       a helper process: the length of a user's own dataset
 
-interface    workers, for a process that has some; supervisor: worker processes of this host
+interface    workers, as the daemon's loop has them; supervisor: worker processes of this host
 row_workers  worker processes of a command that makes rows without a daemon
 """

@@ -1,85 +1,85 @@
-"""The daemon's interface to workers, wherever they run, and what each knows. DAEMON process.
+"""Workers as the daemon's loop has them, wherever they run. DAEMON process, and those with workers.
 
-    spawn -> send* -> gone        kill -> gone        dismiss -> gone
+    OrderChunk -> fill ... -> flush: at the worker, behind the stream and the slot, if it lacks them
 
-``worker.supervisor`` implements it for processes of this host. Events arrive through the loop's
-queue: ``WorkerReady``, ``PartsNamed``, ``ChunkDone``, and ``WorkerGone`` once it is certain that
-the worker writes no more.
+``daemon.workers`` implements it for processes of this host, ``pool.remote`` for worker hosts.
+Events arrive through the loop's queue, ``WorkerGone`` once it is certain that the worker writes no
+more.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
-from batchd.core.events import Note
+from batchd.core.actions import Action, OrderChunk
 from batchd.core.fleet import WorkerKind
-from batchd_wire.codec import Message
+from batchd.core.state import DaemonState
+from batchd_wire.status import PoolStatistics
+
+Performers: TypeAlias = dict[type[Action], Callable[[Any], None]]
 
 
 class Workers(Protocol):
-    """Workers by number, never given twice. A call about one that is gone does nothing."""
+    """Workers of one kind, by number. A call about one that is gone does nothing."""
 
     kind: WorkerKind
-    decoders: str
-    """Decoders of the workers, as they report them; empty before the first is ready."""
+    performers: Performers
+    """For the actions that are about this kind alone."""
 
-    def spawn(self, number: int) -> None:
-        """Start worker ``number``. Raises ``OSError``, and then there is none."""
+    def fill(self, order: OrderChunk) -> None:
+        """Have a worker fill rows: it gets the order with the next ``flush``."""
 
-    def send(self, number: int, message: Message, *descriptors: int) -> None:
-        """Send a message without waiting. A worker that does not read is killed."""
+    def flush(self) -> None:
+        """Send the orders of this round of the loop."""
 
     def kill(self, number: int, reason: str) -> None:
         """End a worker that hangs or breaks the protocol."""
 
-    def dismiss(self, number: int) -> None:
-        """Tell an idle worker to end."""
+    def quarantine(self, stream: int, samples: Sequence[int]) -> None:
+        """Tell those that know the stream to treat samples as bad."""
 
-    def note(self, number: int) -> Note | None:
-        """The note of a worker's current row; None for a worker that is gone."""
+    def forget_stream(self, stream: int) -> None:
+        """Tell those that know the stream that no order will name it."""
 
-    def pids(self) -> dict[int, int]:
-        """The process id of each worker, by its number; 0 before it is known."""
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Tell those that know any of these slots that no order will name it."""
+
+    def use_storage(self, storage: tuple[int, int, int]) -> None:
+        """Use these limits for file servers from now on."""
+
+    def tick(self, state: DaemonState) -> None:
+        """Half a second has passed."""
+
+    def statistics(self, state: DaemonState, now: float) -> PoolStatistics | None:
+        """What the status says of worker hosts; None without any."""
 
 
-class WorkerBook:
-    """Records which streams and slots each worker knows. It gets each once, before an order."""
+@dataclass(slots=True)
+class Known:
+    """The streams and slots that one receiver of orders knows. It gets each once."""
 
-    def __init__(self) -> None:
-        self._streams: defaultdict[int, set[int]] = defaultdict(set)
-        self._slots: defaultdict[int, set[int]] = defaultdict(set)
+    streams: set[int] = field(default_factory=set)
+    slots: set[int] = field(default_factory=set)
 
-    def enter_stream(self, worker: int, stream: int) -> bool:
-        """Record that a worker knows a stream; False if it did before."""
-        return _enter(self._streams[worker], stream)
+    def enter_stream(self, stream: int) -> bool:
+        """Record that a stream is sent; False if it was before."""
+        return _enter(self.streams, stream)
 
-    def enter_slot(self, worker: int, slot: int) -> bool:
-        """Record that a worker knows a slot; False if it did before."""
-        return _enter(self._slots[worker], slot)
+    def enter_slot(self, slot: int) -> bool:
+        """Record that a slot is sent; False if it was before."""
+        return _enter(self.slots, slot)
 
-    def workers_of(self, stream: int) -> list[int]:
-        """The workers that know a stream."""
-        return [worker for worker, streams in self._streams.items() if stream in streams]
+    def drop_stream(self, stream: int) -> bool:
+        """Forget a stream that no order will name; False if it was not known."""
+        is_known = stream in self.streams
+        self.streams.discard(stream)
+        return is_known
 
-    def drop_stream(self, stream: int) -> list[int]:
-        """Forget a stream that no order will name; return the workers that know it."""
-        workers = self.workers_of(stream)
-        for worker in workers:
-            self._streams[worker].discard(stream)
-        return workers
-
-    def drop_slots(self, slots: Iterable[int]) -> dict[int, list[int]]:
-        """Forget slots that no order will name; return those that each worker knows."""
-        gone = set(slots)
-        known = {worker: sorted(slots & gone) for worker, slots in self._slots.items() if slots & gone}
-        for worker in known:
-            self._slots[worker] -= gone
-        return known
-
-    def drop_worker(self, worker: int) -> None:
-        """Forget a worker that is gone."""
-        self._streams.pop(worker, None)
-        self._slots.pop(worker, None)
+    def drop_slots(self, slots: Iterable[int]) -> list[int]:
+        """Forget slots that no order will name; those that were known."""
+        gone = self.slots.intersection(slots)
+        self.slots -= gone
+        return sorted(gone)
 
 
 def _enter(known: set[int], number: int) -> bool:

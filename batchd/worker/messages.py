@@ -38,6 +38,7 @@ is stuck or dead, to learn which sample it was decoding.
     +-------------------------------------------------+
 """
 
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -262,6 +263,13 @@ SLOW_LISTED_MAX = 4
 """Number of slow samples of a chunk that are listed."""
 HOPELESS_BYTES_MAX = 2000
 """Small enough for a chunk of bad samples alone to fit into one message."""
+
+
+def quarantines(stream: int, samples: Sequence[int]) -> Iterator[Quarantine]:
+    """The messages that name all ``samples`` of a stream."""
+    for first in range(0, len(samples), QUARANTINED_AT_ONCE):
+        yield Quarantine(stream, list(samples[first : first + QUARANTINED_AT_ONCE]))
+
 
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)

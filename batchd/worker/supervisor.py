@@ -3,7 +3,7 @@
     first fork -> fork server started -> [ fork -> Forked, or NotForked ]*, reap*
     it ends -> its workers end, by the kernel -> the next fork starts another one
 
-One kind of workers behind ``worker.interface``. Messages become events for the loop's queue:
+Messages become events for the loop's queue:
 ``WorkerReady``, ``ChunkDone``, and ``WorkerGone`` when the kernel reports that the process has
 ended (its pidfd is readable), never before: a process that may still write is not gone. Workers are
 children of the fork server, which reaps one on request: the daemon reads its exit status before
@@ -17,9 +17,9 @@ import mmap
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 import structlog
@@ -27,6 +27,7 @@ import structlog
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
 from batchd.core.work import Work
+from batchd.errors import why_no_process
 from batchd.runtime.available import OomKills
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Child, Grandchild, Linked, describe, start_linked
@@ -34,6 +35,7 @@ from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import CountedPerMinute, printable
 from batchd.runtime.slots import ADVICE
 from batchd.worker import messages as orders
+from batchd.worker.interface import Known
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 
@@ -58,6 +60,7 @@ class _Process:
     channel: socket.socket
     note: mmap.mmap
     grandchild: Grandchild | None = None
+    known: Known = field(default_factory=Known)
     is_killed: bool = False
     is_dismissed: bool = False
     is_over: bool = False
@@ -119,6 +122,51 @@ class WorkerProcesses:
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
         self._processes[number] = process
+
+    def start(self, number: int) -> None:
+        """Start worker ``number`` as ``spawn``; ``WorkerGone`` follows if there is no process."""
+        try:
+            self.spawn(number)
+        except OSError as error:
+            self._not_started(number, why_no_process(error))
+
+    def lacks_stream(self, number: int, stream: int) -> bool:
+        """Whether a worker has to get a stream now. It counts as sent from here on."""
+        process = self._processes.get(number)
+        return process is not None and process.known.enter_stream(stream)
+
+    def lacks_slot(self, number: int, slot: int) -> bool:
+        """Whether a worker has to get a slot now. It counts as sent from here on."""
+        process = self._processes.get(number)
+        return process is not None and process.known.enter_slot(slot)
+
+    def quarantine(self, stream: int, samples: Sequence[int]) -> None:
+        """Tell the workers that know a stream to treat samples as bad."""
+        for number, process in self._processes.items():
+            if stream in process.known.streams:
+                self.send_quarantined(number, stream, samples)
+
+    def send_quarantined(self, number: int, stream: int, samples: Sequence[int]) -> None:
+        """Tell a worker to treat samples as bad."""
+        for part in orders.quarantines(stream, samples):
+            self.send(number, part)
+
+    def forget_stream(self, stream: int) -> None:
+        """Tell the workers that know a stream that no order will name it."""
+        for number, process in self._processes.items():
+            if process.known.drop_stream(stream):
+                self.send(number, orders.ForgetStream(stream))
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """Tell the workers that know any of these slots that no order will name it."""
+        for number, process in self._processes.items():
+            if known := process.known.drop_slots(slots):
+                self.send(number, orders.ForgetSlots(known))
+
+    def use_storage(self, storage: tuple[int, int, int]) -> None:
+        """Have all workers use these limits for file servers."""
+        for number in self._processes:
+            self.send(number, orders.UseStorage(storage))
 
     def send(self, number: int, message: Message, *descriptors: int) -> None:
         """Send without waiting. A worker that does not read is killed."""
@@ -198,9 +246,12 @@ class WorkerProcesses:
 
     def _fail(self, number: int, reason: str) -> None:
         """The fork server could not start a worker."""
+        self._forget(self._processes[number])
+        self._not_started(number, reason)
+
+    def _not_started(self, number: int, reason: str) -> None:
         if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
             _log.error("worker not started", worker=number, reason=reason, **more)
-        self._forget(self._processes[number])
         self._enqueue(WorkerGone(number, "it could not be started", None))
 
     def _receive(self, process: _Process) -> bool:

@@ -413,7 +413,7 @@ def test_the_pages_have_names_of_code():
     files = {path for page in PAGES for _number, path in named_files(page)}
 
     assert {"worker.loop", "Delivery.lose", "batchd_wire.slot", "core.fleet"} <= names
-    assert {"batchd/daemon/serve.py", "tests/faults/test_fuzz.py", "core/fleet.py", "batchd/core/"} <= files
+    assert {"batchd/daemon/serve.py", "tests/faults/test_fuzz.py", "pool/remote.py", "batchd/core/"} <= files
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from batchd.core.events import WorkerGone
 from batchd.runtime import children
 from batchd.runtime.descriptors import Selector
 from batchd.worker import fork_server
-from batchd.worker.messages import TO_DAEMON_FROM_FORKSERVER, Fork, NotForked
+from batchd.worker.messages import TO_DAEMON_FROM_FORKSERVER, ForgetSlots, ForgetStream, Fork, NotForked, Quarantine
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.channel import receive_message, send_message
 from support.kernel import descriptors_of
@@ -249,3 +249,44 @@ def test_a_kernel_that_refuses_to_fork_is_reported(monkeypatch):
             assert message.reason.startswith("Resource temporarily unavailable; raise the limit of processes")
     for descriptor in held:
         os.close(descriptor)
+
+
+# --- what each worker knows -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(started, monkeypatch):
+    """Two workers: the first knows two streams and three slots, the second one of each."""
+    it = started(SLEEPS)
+    it.sent = []
+    monkeypatch.setattr(it.workers, "send", lambda number, message, *_: it.sent.append((number, message)))
+    for worker, streams, slots in ((1, (7, 8), (1, 2, 3)), (2, (7,), (3,))):
+        it.workers.spawn(worker)
+        assert all(it.workers.lacks_stream(worker, stream) for stream in streams)
+        assert all(it.workers.lacks_slot(worker, slot) for slot in slots)
+    return it
+
+
+def test_a_worker_is_told_once(two):
+    """Each stream and slot is sent once, however often orders name it; to a dead worker, never."""
+    assert not two.workers.lacks_stream(1, 7)
+    assert not two.workers.lacks_slot(2, 3)
+    assert two.workers.lacks_stream(2, 8)
+    assert not two.workers.lacks_stream(9, 7)
+
+
+def test_a_stream_that_ends_is_said_to_those_that_know_it(two):
+    """A later stream of the same number is sent again."""
+    two.workers.quarantine(8, [5])
+    two.workers.forget_stream(7)
+    two.workers.forget_stream(7)
+    assert two.sent == [(1, Quarantine(8, [5])), (1, ForgetStream(7)), (2, ForgetStream(7))]
+    assert two.workers.lacks_stream(1, 7)
+
+
+def test_slots_that_go_are_said_to_those_that_know_some(two):
+    """Workers that know none of the slots get no message."""
+    two.workers.forget_slots((2, 3, 4))
+    two.workers.forget_slots((2, 3, 4))
+    assert two.sent == [(1, ForgetSlots([2, 3])), (2, ForgetSlots([3]))]
+    assert not two.workers.lacks_slot(1, 1)

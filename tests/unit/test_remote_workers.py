@@ -12,17 +12,20 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.core import events as ev
+from batchd.core.actions import EndLink, ReleaseLink, WithdrawOrder
 from batchd.core.events import Event
+from batchd.core.state import DaemonState
 from batchd.core.work import NO_WORK
 from batchd.errors import BatchdError
 from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import HANGS_TICKS, GatewayChild
-from batchd.pool.remote import PATH_CHARACTERS_MAX, RemoteWorkers
+from batchd.pool.remote import PATH_CHARACTERS_MAX, REMOTE, RemoteWorkers
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.children import Child
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.failpoints import VARIABLE
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE
+from batchd.runtime.slots import SlotPool
 from batchd.worker.messages import UseStorage
 from batchd_wire.codec import Message
 from support.gateways import RULES
@@ -36,10 +39,17 @@ class Pool:
 
     def __init__(self, gateways: int = 1, rules: wire.PoolRules = RULES) -> None:
         self.events: deque[Event] = deque()
+        self.decoders = ""
         self.selector = Selector()
         endpoints = ["tcp://127.0.0.1:0"] * gateways
         wanted = WantedCount(0, ("", None))
-        self.remote = RemoteWorkers(self.selector, self.events.append, endpoints, None, rules, wanted=wanted)
+        self.state = DaemonState([], 1, REMOTE, sample_timeout_s=rules.sample_timeout_s, chunk_rows_max=1)
+        served = {}, SlotPool(), lambda: self.decoders
+        self.remote = RemoteWorkers(self.selector, self.events.append, endpoints, None, rules, wanted, *served)
+
+    def tick(self) -> None:
+        """Half a second has passed."""
+        self.remote.tick(self.state)
 
     def start(self) -> Self:
         """Start the processes. Without them, messages to them are lost."""
@@ -116,11 +126,11 @@ def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
     pool.link(11, workers=1)
     number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
     os.kill(pool.child().pid, signal.SIGSTOP)
-    pool.remote.withdraw(number, 5)
+    pool.remote.withdraw(WithdrawOrder(number, 5))
     for _ in range(HANGS_TICKS - 1):
-        pool.remote.tick()
+        pool.tick()
     assert not pool.child().has_ended()
-    pool.remote.tick()
+    pool.tick()
 
     pool.wait(lambda: not pool.remote.gateways[0].is_up, "the gateway is down")
 
@@ -131,11 +141,11 @@ def test_a_gateway_that_says_anything_after_a_withdrawal_lives(pool) -> None:
     """A gateway without a pending withdrawal may be silent."""
     pool.link(11, workers=1)
     number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
-    pool.remote.withdraw(number, 5)
-    pool.remote.tick()
+    pool.remote.withdraw(WithdrawOrder(number, 5))
+    pool.tick()
     pool.hear(wire.RemoteUp(11, 1, ""))
     for _ in range(2 * HANGS_TICKS):
-        pool.remote.tick()
+        pool.tick()
     assert not pool.child().has_ended()
 
 
@@ -179,9 +189,9 @@ def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
     first, second = (event.worker for event in believed.events if isinstance(event, ev.WorkerJoined))
     sent = [believed.sent(gateway) for gateway in range(3)]
 
-    believed.remote.withdraw(second, 5)
+    believed.remote.withdraw(WithdrawOrder(second, 5))
     believed.remote.kill(first, "it is stuck")
-    believed.remote.send(UseStorage((1, 2, 3)))
+    believed.remote.use_storage((1, 2, 3))
 
     storage = UseStorage((1, 2, 3))
     assert believed.remote.gateway_of(first) is believed.remote.gateways[1]
@@ -202,15 +212,16 @@ def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
 def test_a_host_that_makes_other_pixels_is_sent_away_with_the_decoders_of_both(believed, decoders, named) -> None:
     """The host, the log and the status have the same reason."""
     believed.link(11, workers=1)
+    believed.decoders = decoders
     sent = believed.sent(0)
 
     with capture_logs() as lines:
-        believed.remote.send_away(11, "it makes other pixels", decoders)
+        believed.remote.send_away(EndLink(11, "it makes other pixels"))
 
     reason = f"it makes other pixels; {named}"
     assert sent == [wire.CloseLink(11, reason, is_final=True)]
     assert [(line["event"], line["reason"]) for line in lines] == [("worker host sent away", reason)]
-    assert believed.remote.statistics({}, {}, 0.0).sent_away == (f"pod: {reason}",)
+    assert believed.remote.statistics(believed.state, 0.0).sent_away == (f"pod: {reason}",)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +244,7 @@ def test_the_end_of_a_host_that_left_does_not_read_like_a_failure(believed, leav
     with capture_logs() as lines:
         believed.hear(wire.LinkDown(11, ends))
 
-    pool = believed.remote.statistics({}, {}, 0.0)
+    pool = believed.remote.statistics(believed.state, 0.0)
     assert (pool.last_end, pool.last_left) == (last_end, leaves)
     assert [(line["event"], f"pod: {line['reason']}") for line in lines] == [("worker host disconnected", last_end)]
 
@@ -244,11 +255,11 @@ def test_a_released_host_is_no_host_that_was_sent_away(believed) -> None:
     sent = believed.sent(0)
 
     with capture_logs() as lines:
-        believed.remote.release(11)
+        believed.remote.release(ReleaseLink(11))
 
     assert sent == [wire.CloseLink(11, "its orders are done", is_final=False)]
     assert lines == []
-    assert believed.remote.statistics({}, {}, 0.0).sent_away == ()
+    assert believed.remote.statistics(believed.state, 0.0).sent_away == ()
 
 
 def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:
@@ -288,7 +299,7 @@ def test_a_gateway_that_ends_takes_its_own_links_alone(three) -> None:
 
     assert list(three.events) == [ev.WorkerGone(joined[12], "the gateway has ended", None), ev.LinkEnded(12)]
     assert [gateway.is_up for gateway in three.remote.gateways] == [True, False, True]
-    three.wait(lambda: three.remote.tick() or three.remote.gateways[1].listens, "it listens again")
+    three.wait(lambda: three.tick() or three.remote.gateways[1].listens, "it listens again")
 
 
 def test_a_gateway_that_hangs_is_killed_and_no_other(three) -> None:
@@ -297,11 +308,11 @@ def test_a_gateway_that_hangs_is_killed_and_no_other(three) -> None:
         three.link(11 + gateway, workers=1, gateway=gateway)
     numbers = [event.worker for event in three.events if isinstance(event, ev.WorkerJoined)]
     for number in numbers:
-        three.remote.withdraw(number, 5)
+        three.remote.withdraw(WithdrawOrder(number, 5))
     three.hear(wire.RemoteUp(13, 1, ""), gateway=2)
     os.kill(three.child(1).pid, signal.SIGSTOP)
     for _ in range(HANGS_TICKS):
-        three.remote.tick()
+        three.tick()
     three.wait(lambda: not three.remote.gateways[1].is_up, "it is killed")
     assert not three.child(2).has_ended()
 
@@ -314,7 +325,7 @@ def test_hosts_move_to_a_gateway_that_listens_again_until_all_have_as_many(belie
     believed.hear(wire.GatewayReady(7074), gateway=2)
 
     for _ in range(8):
-        believed.remote.tick()
+        believed.tick()
         for gateway, messages in enumerate(sent):
             for message in messages:
                 if isinstance(message, wire.CloseLink):
@@ -332,7 +343,7 @@ def test_hosts_stay_where_they_are_while_nothing_begins_to_listen(believed) -> N
         believed.link(20 + number)
     sent = believed.sent(0)
     for _ in range(8):
-        believed.remote.tick()
+        believed.tick()
     assert not [message for message in sent if isinstance(message, wire.CloseLink)]
 
 
@@ -348,9 +359,8 @@ def test_a_port_that_is_taken_is_named_with_the_key_that_asks_for_it() -> None:
     selector = Selector()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoints = ["tcp://127.0.0.1:0", f"tcp://127.0.0.1:{taken.getsockname()[1]}"]
-        remote = RemoteWorkers(
-            selector, deque[Event]().append, endpoints, None, RULES, wanted=WantedCount(0, ("", None))
-        )
+        served = {}, SlotPool(), str
+        remote = RemoteWorkers(selector, print, endpoints, None, RULES, WantedCount(0, ("", None)), *served)
         with pytest.raises(BatchdError, match=r"^daemon\.pool_gateways: tcp://127\.0\.0\.1:.* cannot be listened on"):
             remote.start()
     remote.close()

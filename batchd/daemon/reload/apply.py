@@ -11,7 +11,7 @@ Invariant: a document takes effect completely, or not at all; then its descripto
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -23,6 +23,7 @@ from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
 from batchd.daemon.reload.messages import ReloadRequest
+from batchd.daemon.workers import AllWorkers
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime.limits import SessionLimits
@@ -30,13 +31,9 @@ from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd.stream.cache_memory import CacheSpec, different
 from batchd.stream.journal import JournalSpec
 from batchd.stream.served import ServedStream
-from batchd.worker.interface import Workers
-from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream, UseStorage
+from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream
 from batchd_wire.fields import layout_from_wire
 from batchd_wire.status import StreamDescription, read_card
-
-if TYPE_CHECKING:
-    from batchd.pool.remote import RemoteWorkers
 
 _log = structlog.get_logger()
 
@@ -57,14 +54,13 @@ class ReloadApplier:
     state: DaemonState
     streams: dict[int, ServedStream]
     memory: SlotPool
-    workers: Workers
+    workers: AllWorkers
     doors: Doors
     enqueue: Callable[[Event], None]
     daemon: dict[str, Any]
     workers_wanted: int
     last_number: int
     imported: Code
-    remote: "RemoteWorkers | None" = None
     _numbers: dict[str, int] = field(init=False)
     """Streams after the last reload; the core may not have handled it when the next one begins."""
 
@@ -132,8 +128,6 @@ class ReloadApplier:
                 renews_workers,
             )
         )
-        if self.remote is not None:
-            self.remote.use_limits(self.daemon)
         signatures = {name: self.streams[number].signature for name, number in before.items()}
         revived = {stream.name for stream in made if signatures.get(stream.name) == stream.signature}
         changes = {
@@ -173,10 +167,8 @@ class ReloadApplier:
         if any(stream.message.storage != limits for stream in self.streams.values()):
             for stream in self.streams.values():
                 stream.message = replace(stream.message, storage=limits)
-            for worker in self.workers.pids():
-                self.workers.send(worker, UseStorage(limits))
-            if self.remote is not None:
-                self.remote.send(UseStorage(limits))
+            for kind in self.workers:
+                kind.use_storage(limits)
         for door in self.doors:
             door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
         sends_bytes = self.daemon["tcp"] is not None

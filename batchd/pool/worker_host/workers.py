@@ -33,17 +33,14 @@ from batchd.core.ring import Slot
 from batchd.core.rows import Rows, are_runs, rows_of
 from batchd.core.state import GAP_S, TICK_S
 from batchd.core.work import NO_WORK, Work
-from batchd.errors import why_no_process
 from batchd.pool.link_messages import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
 from batchd.pool.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.pool.worker_host.streams import OpenedStream
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import Selector
-from batchd.runtime.limits import CountedPerMinute
 from batchd.runtime.tcp.sent_memory import SentMemory
 from batchd.worker import messages as orders
-from batchd.worker.interface import WorkerBook
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.codec import Message
 from batchd_wire.position import Position
@@ -52,7 +49,6 @@ _log = structlog.get_logger()
 
 SAMPLE_TIMEOUT_S = 60.0
 """Placeholder until a gateway sends the timeout; there are no orders before that."""
-ENDED = "it could not be started"
 
 
 @dataclass(slots=True, eq=False)
@@ -80,11 +76,9 @@ class HostWorkers:
     ) -> None:
         self._events: deque[Event] = deque()
         self._processes = WorkerProcesses(selector, self._events.append, launched, output)
-        self._counted_per_minute = CountedPerMinute()
         self._moment = Moment()
         self._moment.now_s = monotonic()
         self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)
-        self._book = WorkerBook()
         self._sent = SentMemory(selector)
         self._send = send
         self._link = 0
@@ -146,13 +140,11 @@ class HostWorkers:
     def quarantine(self, stream: OpenedStream, samples: Sequence[int]) -> None:
         """Treat further samples of a stream as bad."""
         stream.quarantined += samples
-        for worker in self._book.workers_of(stream.number):
-            self._tell_quarantined(worker, stream, samples)
+        self._processes.quarantine(stream.number, samples)
 
     def use_storage(self, storage: tuple[int, int, int]) -> None:
         """Have all workers use these limits for file servers."""
-        for worker in self._processes.pids():
-            self._processes.send(worker, orders.UseStorage(storage))
+        self._processes.use_storage(storage)
 
     def renew(self, reason: str) -> None:
         """Replace all workers; their orders end with them."""
@@ -171,10 +163,8 @@ class HostWorkers:
                 self._drop(worker, one)
         keys = [key for key in self._scratches if key[1] == stream.number]
         scratches = [one for key in keys for one in self._scratches.pop(key)]
-        for worker, slots in self._book.drop_slots(one.number for one in scratches).items():
-            self._processes.send(worker, orders.ForgetSlots(slots))
-        for worker in self._book.drop_stream(stream.number):
-            self._processes.send(worker, orders.ForgetStream(stream.number))
+        self._processes.forget_slots([one.number for one in scratches])
+        self._processes.forget_stream(stream.number)
         for scratch in scratches:
             scratch.close()
 
@@ -247,13 +237,7 @@ class HostWorkers:
         for action in actions:
             match action:
                 case SpawnWorker():
-                    try:
-                        self._processes.spawn(action.worker)
-                    except OSError as error:
-                        reason = why_no_process(error)
-                        if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
-                            _log.error("worker not started", worker=action.worker, reason=reason, **more)
-                        self._events.append(WorkerGone(action.worker, ENDED, None))
+                    self._processes.start(action.worker)
                 case KillWorker():
                     self._reasons[action.worker] = action.reason
                     self._processes.kill(action.worker, action.reason)
@@ -302,21 +286,16 @@ class HostWorkers:
     def _give(self, worker: Worker, order: _HostOrder, scratch: OrderMemory) -> None:
         """Send an order, after the stream and the memory if the worker does not know them."""
         stream, fill, number = order.stream, order.fill, worker.number
-        if self._book.enter_stream(number, stream.number):
+        if self._processes.lacks_stream(number, stream.number):
             self._processes.send(number, stream.message, *stream.descriptors)
-            self._tell_quarantined(number, stream, stream.quarantined)
-        if self._book.enter_slot(number, scratch.number):
+            self._processes.send_quarantined(number, stream.number, stream.quarantined)
+        if self._processes.lacks_slot(number, scratch.number):
             self._processes.send(number, orders.UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)
         position = Position(fill.epoch, fill.step)
         self._fleet.give(worker, Order(order.number, stream.number, Slot(scratch.number), position, order.rows))
         self._in_hand[order.number] = order
         chunk = orders.Chunk(order.number, scratch.number, *position, fill.runs, [])
         self._processes.send(number, orders.FillChunks(stream.number, [chunk], is_packed=True))
-
-    def _tell_quarantined(self, worker: int, stream: OpenedStream, samples: Sequence[int]) -> None:
-        for first in range(0, len(samples), orders.QUARANTINED_AT_ONCE):
-            part = list(samples[first : first + orders.QUARANTINED_AT_ONCE])
-            self._processes.send(worker, orders.Quarantine(stream.number, part))
 
     def _done(self, event: ChunkDone) -> None:
         """Send the rows of a finished order from the memory that the worker has filled."""
@@ -358,7 +337,6 @@ class HostWorkers:
         """Remove a dead worker with its orders and its memory, and report it."""
         number = event.worker
         worker = self._fleet.gone(number)
-        self._book.drop_worker(number)
         self._waiting.pop(number, None)
         for order in worker.orders:
             del self._in_hand[order]
