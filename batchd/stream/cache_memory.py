@@ -25,6 +25,7 @@ from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.data.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
+from batchd.data.samples.access_points import POINTS_VERSION
 from batchd.data.sources.cache.memory import CacheForm, CacheHeader
 from batchd.data.sources.kinds import source_to_plain
 from batchd.data.storage.index import SourceIndex
@@ -41,9 +42,6 @@ CLAIMS_NAME = "batchd-cache-claims"
 BLOCK_BYTES = 512
 """Unit in which the kernel counts a file's size on disk."""
 
-POINTS_VERSION = 2
-"""Of the records of access points: another layout needs another number (``_jpeg_scan.c``,
-``data.sources.cache.record``)."""
 PIXELS_VERSION = 2
 """Of the records of pixels (``data.sources.cache.reader``): another layout needs another number."""
 POINTS_MEMORY_PART = 16

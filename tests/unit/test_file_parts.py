@@ -1,5 +1,6 @@
 """Crops of a large JPEG on a server: only the needed bytes are read, or in doubt the whole file."""
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.commands.prepare.members import MemberEncoder
 from batchd.config.load import load_config
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.jpeg_box import found_points
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import FileHead
+from batchd.data.samples.access_points import FileHead, packed
+from batchd.data.samples.columns import Column
 from batchd.data.sources.cache.record import FILE_WITH_PARTS_BYTES_MIN
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import scan_source
@@ -178,6 +182,85 @@ def test_images_in_shards_are_walked_once(make, tmp_path, kind, monkeypatch):
         decoded.clear()
         made = by_points(number)[0]
         assert (len(walked), decoded) == (3, [True] * 3)
+        assert same(made, whole(number)[0])
+
+
+def prepared(file: Path, change: Callable[[bytes], bytes] = lambda points: points) -> None:
+    """Write a shard as ``batchd prepare`` does, with other access points."""
+    encoder = MemberEncoder({"image": Column("image", "encoded"), "label": Column("label")}, "jpg", 90, is_bgr=False)
+    samples = (
+        (number, encoder.members({"image": memoryview(data), "label": 7}))
+        for number, data in enumerate(files().values())
+    )
+    found = [(f"{number}.{ending}", content) for number, sample in samples for ending, content in sample]
+    write_shard(file, [(name, change(content) if name.endswith(".points") else content) for name, content in found])
+
+
+PREPARED = {
+    "a pair": "type = 'webdataset'",
+    "fields": f"type = 'webdataset', {FIELDS}",
+    "a concat": "type = 'webdataset'",
+}
+
+
+def prepared_source(root: Path | str, kind: str) -> str:
+    source = f"{{ root = '{root}', shards = ['shard'], {PREPARED[kind]} }}"
+    return f"{{ type = 'concat', sources = [{source}] }}" if kind == "a concat" else source
+
+
+@pytest.mark.parametrize("kind", PREPARED)
+def test_images_in_prepared_shards_are_never_walked(make, tmp_path, kind, monkeypatch):
+    """The first epoch decodes by the points in the shard, to the same pixels as without."""
+    prepared(tmp_path / "shard")
+    walked, decoded, decode = [], [], _jpeg.decode
+    monkeypatch.setattr(_jpeg, "access_points", lambda *_given: walked.append(1))
+    monkeypatch.setattr(_jpeg, "decode", lambda *given: decoded.append(given[6] is not None) or decode(*given))
+    source = prepared_source(tmp_path, kind)
+    by_points, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    for number in range(2):
+        decoded.clear()
+        made = by_points(number)[0]
+        assert decoded == [True] * 3
+        assert same(made, whole(number)[0])
+    assert not walked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda points: points[:-1],
+        lambda points: points[:40] + bytes([points[40] ^ 1]) + points[41:],
+        lambda points: b"BATCHDP1" + points[8:],
+        lambda _points: packed(found_points(memoryview(files()["0.jpg"]), probe_image(memoryview(files()["0.jpg"])))),
+        lambda _points: b"x",
+        lambda points: points + bytes(1 << 20),
+    ],
+    ids=["cut", "damaged", "of another version", "of another file", "short", "long"],
+)
+def test_points_in_a_shard_that_do_not_fit_change_no_pixel(make, tmp_path, change):
+    """Such files are walked, as files without points are."""
+    prepared(tmp_path / "shard", change)
+    source = prepared_source(tmp_path, "fields")
+    by_points, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    for number in range(3):
+        assert same(by_points(number)[0], whole(number)[0])
+
+
+@pytest.mark.parametrize("kind", ["a pair", "fields"])
+def test_prepared_shards_on_a_server_are_read_in_parts(make, server, tmp_path, kind, monkeypatch):
+    """The first epoch reads the points with their files, and the cache keeps them for the next."""
+    prepared(tmp_path / "shard")
+    server.files = {"shard": (tmp_path / "shard").read_bytes()}
+    monkeypatch.setattr(_jpeg, "access_points", lambda *_given: pytest.fail("a file was walked"))
+    source = prepared_source(server.url, kind)
+    by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
+    assert same(by_parts(0)[0], whole(0)[0])
+    for number in range(1, 3):
+        asked(server)
+        made, read_bytes = by_parts(number)
+        sizes = [size for _name, size in asked(server)]
+        assert None not in sizes
+        assert max(read_bytes, sum(sizes)) < 0.6 * len(server.files["shard"])
         assert same(made, whole(number)[0])
 
 

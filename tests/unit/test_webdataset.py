@@ -75,6 +75,20 @@ def read_all(index: FilesIndex, max_bytes: int = 1 << 20) -> list[bytes]:
         reader.close()
 
 
+def test_access_points_count_only_directly_behind_their_image(tmp_path: Path) -> None:
+    """Without any, the index is that of a shard without such members, to its digest."""
+    image, label, points = pair("a", 1)[0], pair("a", 1)[1], ("a.jpg.points", b"12")
+    behind, apart = [image, points, label], [image, ("a.txt", bytes(4096)), points, label]
+    for name, members in {"behind": behind, "apart": apart, "without": [*apart[:2], ("a.x", b"12"), label]}.items():
+        (tmp_path / name).mkdir()
+        write_shard(tmp_path / name / "a.tar", members)
+
+    assert scan(tmp_path / "behind").points.tolist() == [[1024, 2]]
+    assert scan(tmp_path / "apart").points is None
+    assert scan(tmp_path / "apart").digest == scan(tmp_path / "without").digest
+    assert read_all(scan(tmp_path / "behind")) == [image[1]]
+
+
 def pair(key: str, label: int) -> list[tuple[str, bytes]]:
     """An image and its label, as members."""
     return [(f"{key}.jpg", f"image {key}".encode()), (f"{key}.cls", f"{label}\n".encode())]

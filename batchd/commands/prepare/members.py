@@ -1,6 +1,7 @@
 """The values of one sample as members of a shard in WebDataset format. In a WRITER.
 
     image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     undecoded file      as it was: .jpg, .png
+    its access points, if any      .jpg.points
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
 
@@ -21,10 +22,11 @@ import numpy.typing as npt
 from batchd.commands.prepare.folder import FileSet
 from batchd.config.schema import toml_value
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.jpeg_box import seekable
+from batchd.data.pipeline.image.jpeg_box import found_points, seekable
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.samples.access_points import has_points, packed
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
@@ -71,7 +73,11 @@ class MemberEncoder:
             value = values[name]
             if is_image(column):
                 ending, content = self._image(column, value)
-                yield ending if name == self._main_image else f"{name}.{ending}", content
+                ending = ending if name == self._main_image else f"{name}.{ending}"
+                yield ending, content
+                points = found_points(memoryview(content), probe_image(memoryview(content)))
+                if has_points(points):
+                    yield f"{ending}.{webdataset.POINTS_ENDING}", packed(points)
             elif column.kind == "text":
                 yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
             elif column.shape:

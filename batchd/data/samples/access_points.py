@@ -1,18 +1,28 @@
 """The access points of one sample's JPEGs, between a cache and the decoder. Workers.
 
 An access point is a place in a file at which decoding can begin (``pipeline/_jpeg_scan.h``). A
-cache keeps the record of a file's points with the sample or alone.
+cache keeps the record of a file's points with the sample or alone; a shard of ``batchd prepare``
+has the records of its files, too:
 
-    cache --known--> decoder --found--> cache
+    cache, shard --known--> decoder --found--> cache
+
+    in a shard   | magic, with the version | CRC-32 of the record | record |
 
 Invariant: the decoder checks that a record was made from the bytes that a crop reads, so a record
 of another file does no harm. A file without points has a record, too: its length.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from struct import Struct
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from zlib import crc32
 
+POINTS_VERSION = 2
+"""Of the records of access points: another layout needs another number (``_jpeg_scan.c``,
+``data.sources.cache.record``)."""
+_MAGIC = b"BATCHDP%d" % POINTS_VERSION
+_BEFORE_RECORD = Struct("<8sI")
 _LENGTH_BYTES = 8
 _NONE: Mapping[str, memoryview | bytes] = MappingProxyType({})
 
@@ -25,6 +35,17 @@ def without_points(data: memoryview) -> bytes:
 def has_points(record: memoryview | bytes | None) -> bool:
     """True if there is a record, and it has points."""
     return record is not None and len(record) > _LENGTH_BYTES
+
+
+def packed(record: bytes) -> bytes:
+    """A record as a shard has it."""
+    return _BEFORE_RECORD.pack(_MAGIC, crc32(record)) + record
+
+
+def unpacked(content: memoryview) -> memoryview | None:
+    """A record from a shard; None if it is damaged, or of another version."""
+    record = content[_BEFORE_RECORD.size :]
+    return record if content[: _BEFORE_RECORD.size] == _BEFORE_RECORD.pack(_MAGIC, crc32(record)) else None
 
 
 class FileHead(NamedTuple):
@@ -48,7 +69,7 @@ class AccessPoints:
     def __init__(self, fields: Iterable[str]) -> None:
         self.fields = frozenset(fields)
         self.known = _NONE
-        """Records from the cache."""
+        """Records from the cache, or from beside the file."""
         self.found: dict[str, bytes] = {}
         """Records that decoding this sample has made."""
         self.headers: dict[str, tuple[Any, ...]] = {}
@@ -57,11 +78,16 @@ class AccessPoints:
         """The heads of these files, if ``wants_heads``."""
         self.wants_heads = False
         """True if parts of files can be read."""
+        self.unkept: Collection[str] = ()
+        """Those of ``known`` that the cache should keep, with the heads of their files."""
         self._is_kept = False
 
-    def begin(self, known: Mapping[str, memoryview | bytes] = _NONE, *, is_kept: bool) -> None:
+    def begin(
+        self, known: Mapping[str, memoryview | bytes] = _NONE, *, is_kept: bool, unkept: Collection[str] = ()
+    ) -> None:
         """Begin a sample. ``is_kept``: the cache has room for new records."""
         self.known = known
+        self.unkept = unkept if is_kept and self.wants_heads else ()
         self.found.clear()
         self.headers.clear()
         self.heads.clear()

@@ -142,6 +142,17 @@ class ReadsParts(Protocol):
         """All columns of a sample, as ``read``, with these bytes of its file."""
 
 
+@runtime_checkable
+class ReadsPoints(Protocol):
+    """A reader of files that may have their access points beside them."""
+
+    points: Mapping[str, memoryview]
+    """Those of the sample that was read last, as ``data.samples.access_points`` packs them."""
+
+    def read_points(self) -> bool:
+        """Read them with each sample from now on; False if there are none."""
+
+
 def read_ahead(reader: Reader, samples: Sequence[int]) -> None:
     """Announce the next samples to a reader that can use it."""
     if isinstance(reader, ReadsAhead):

@@ -123,8 +123,11 @@ class BoxDecoder:
                 raise PartUnfit
             return None
         columns, before, fits, self.decoded_ns = made
-        if not fits and not is_part and self._points is not None:
-            self._find_points(self._points, data, header)
+        if not is_part and self._points is not None:
+            if not fits:
+                self._find_points(self._points, data, header)
+            elif points is not None and self._field in self._points.unkept:
+                self._keep(self._points, bytes(points), data, header)
         if scaling is not None:
             return scaling.target
         shape, strides = (box.height, box.width, self._channels), (columns * self._channels, self._channels, 1)
@@ -149,15 +152,20 @@ class BoxDecoder:
         if not points.are_wanted(self._field):
             return None
         try:
-            points.found[self._field] = found_points(data, header)
+            found = found_points(data, header)
         except MemoryError:
             return None
+        self._keep(points, found, data, header)
+        return found
+
+    def _keep(self, points: AccessPoints, record: bytes, data: memoryview, header: ImageHeader) -> None:
+        """Have a cache keep the record of a file, its header, and its head."""
+        points.found[self._field] = record
         if header == _jpeg.probe(data):
             points.headers[self._field] = tuple(header)
-        if points.wants_heads and has_points(points.found[self._field]):
+        if points.wants_heads and has_points(record):
             head_bytes = header.scan + _MARKER_BYTES + int.from_bytes(data[header.scan + _MARKER_BYTES :][:2], "big")
             points.heads[self._field] = FileHead(tuple(header), len(data), bytes(data[:head_bytes]))
-        return points.found[self._field]
 
     def make_rows(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:
         """Read, decode and resample files into their rows; ``file`` is the memory for one of them.

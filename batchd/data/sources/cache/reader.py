@@ -16,14 +16,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.samples.access_points import FileHead, has_points
+from batchd.data.samples.access_points import FileHead, has_points, unpacked
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.kept_files import FilePart, KeptFiles, KnownFile
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache import record as records
 from batchd.data.sources.cache.disk import DiskCache
 from batchd.data.sources.cache.memory import SampleCache
-from batchd.data.sources.interface import PlacesFiles, Reader, ReadsAhead, ReadsParts
+from batchd.data.sources.interface import PlacesFiles, Reader, ReadsAhead, ReadsParts, ReadsPoints
 from batchd_wire.views import Array
 
 DISK_DESCRIPTORS = 3
@@ -83,6 +83,9 @@ class CachedReader:
             reader if kind == "points" and isinstance(reader, ReadsParts) and reader.reads_parts() else None
         )
         self._points.wants_heads = self._parts_reader is not None
+        self._points_reader = (
+            reader if self._points.fields and isinstance(reader, ReadsPoints) and reader.read_points() else None
+        )
         self.places = reader if kind == "points" and isinstance(reader, PlacesFiles) else None
         """The reader, if ``known_file`` can be asked."""
         self.plan_part: PlanPart | None = None
@@ -122,18 +125,28 @@ class CachedReader:
             self._points.begin(known, is_kept=False)
             return kept
         values = self._read_part(sample, *found) if found is not None and sample in self.parts else None
+        beside: Mapping[str, memoryview] = {}
         if values is None:
             values = self._reader.read(sample)
+            beside = self._points_beside()
         self._sample = sample
         if self._keeps_pixels or not self.keeps_samples:
-            self._points.begin(known, is_kept=self._may_keep_points(sample))
+            is_kept = self._may_keep_points(sample)
+            self._points.begin({**beside, **known}, is_kept=is_kept, unkept=beside.keys() - known.keys())
             if self._keeps_pixels:
                 self._values = values
                 self._decoded.begin(self._has_room_for_pixels)
         elif not self._keeps_made:
             self.offer(values)
-            self._points.begin(is_kept=self._fresh is not None)
+            self._points.begin(beside, is_kept=self._fresh is not None)
         return values
+
+    def _points_beside(self) -> dict[str, memoryview]:
+        """The access points that lie beside the files of the sample that was read last."""
+        if self._points_reader is None:
+            return {}
+        found = {name: unpacked(content) for name, content in self._points_reader.points.items()}
+        return {name: record for name, record in found.items() if record is not None}
 
     def known_file(self, sample: int) -> KnownFile | None:
         """The file of a sample, if it is known and need not be read to plan its crop.
@@ -262,9 +275,10 @@ class CachedReader:
         if self._fresh is not None:
             sample, record = self._fresh
             self._fresh = None
-            rewriters = {name: one for name, one in self._rewriters.items() if not has_points(found.get(name))}
+            points = {**self._points.known, **found}
+            rewriters = {name: one for name, one in self._rewriters.items() if not has_points(points.get(name))}
             self._cache.keep(
-                sample, *records.with_points(records.rewritten(record, rewriters) if rewriters else record, found)
+                sample, *records.with_points(records.rewritten(record, rewriters) if rewriters else record, points)
             )
         elif self._decoded.found:
             record = records.pack({**self._values, **self._decoded.found})

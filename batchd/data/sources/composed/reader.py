@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batchd.data.samples.values import Value
 from batchd.data.sources.composed.index import part_of
 from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
-from batchd.data.sources.interface import NamesFiles, Reader, ReadsLengths, open_reader, read_ahead
+from batchd.data.sources.interface import NamesFiles, Reader, ReadsLengths, ReadsPoints, open_reader, read_ahead
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 
@@ -36,11 +36,21 @@ class ComposedReader:
         self._readers: dict[int, Reader] = {}
         self._starts = list(accumulate((samples for samples, _facts in index.facts["parts"]), initial=0))
         self._numbers, self._part_of = index.arrays.get("numbers"), index.arrays.get("parts")
+        self._with_points = False
+        self.points: Mapping[str, memoryview] = {}
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         part, number = self._place(sample)
-        return self._with_source(self._reader(part).read(number), part)
+        reader = self._reader(part)
+        values = reader.read(number)
+        self.points = reader.points if isinstance(reader, ReadsPoints) else {}
+        return self._with_source(values, part)
+
+    def read_points(self) -> bool:
+        """See ``interface.ReadsPoints``: each part says for itself whether it has any."""
+        self._with_points = True
+        return True
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Have every part read its samples ahead."""
@@ -95,6 +105,8 @@ class ComposedReader:
         reader = self._readers.get(part)
         if reader is None:
             reader = open_reader(self._parts[part], part_of(self._index, part), self._max_bytes, self._storage)
+            if self._with_points and isinstance(reader, ReadsPoints):
+                reader.read_points()
             self._readers[part] = reader
         return reader
 

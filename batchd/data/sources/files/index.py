@@ -7,6 +7,8 @@
     shards    uint8 [bytes]   the paths of the files that hold records, a NUL after each; absent if
                               each sample is a file
     extents   int64 [n, 3]    (shard, first byte, bytes), if there are shards
+    points    uint32 [n, 2]   (first byte, bytes) of the access points of a record, counted from its
+                              own first byte; zeros without; absent if no record has any
 
 A path is relative to the root unless it starts with a slash. With shards, a sample's name is one
 within its shard.
@@ -50,6 +52,7 @@ class FilesIndex:
         self._paths = index.arrays["paths"].data.cast("B")
         self._before_names = self.root if self.root.endswith(b"/") else self.root + b"/"
         self.extents: NDArray[np.int64] | None = index.arrays.get("extents")
+        self.points: NDArray[np.uint32] | None = index.arrays.get("points")
         if len(self.labels) != len(index) or len(self._offsets) != len(index) + 1:
             raise IndexMalformed(f"{len(self.labels)} labels and {len(self._offsets)} offsets of {len(index)} samples")
 
@@ -113,16 +116,23 @@ class GrowingIndex:
         self._offsets = array("q", [0])
         self._labels = array("q")
         self._extents = array("q")
+        self._points = array("I")
         self._progress = progress
 
-    def add(self, path: bytes, label: int, extent: tuple[int, int, int] | None = None) -> None:
-        """Add one sample, by a relative or absolute path. ``extent``: shard, first byte, bytes."""
+    def add(
+        self, path: bytes, label: int, extent: tuple[int, int, int] | None = None, points: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Add one sample, by a relative or absolute path.
+
+        ``extent``: shard, first byte, bytes. ``points``: as in the index.
+        """
         check_path_length("the path", path, self._path_bytes)
         self._paths += path
         self._offsets.append(len(self._paths))
         self._labels.append(label)
         if extent is not None:
             self._extents.extend(extent)
+            self._points.extend(points)
         if len(self._labels) % PROGRESS_EVERY == 0:
             self._progress(len(self._labels))
 
@@ -152,6 +162,8 @@ class GrowingIndex:
         }
         if shards:
             arrays |= {"extents": number_array(self._extents).reshape(-1, 3), "shards": blob(tuple(shards))}
+            if any(self._points):
+                arrays["points"] = number_array(self._points).reshape(-1, 2)
         place = {"root": os.fsdecode(root.absolute()), **survey.place()}
         return SourceIndex.build(len(self._labels), {}, arrays, place)
 

@@ -24,11 +24,28 @@ class SampleReader(BytesReader):
     def __init__(self, index: FilesIndex, max_bytes: int, storage: Storage, bound: bytes | None = None) -> None:
         super().__init__(RemoteBytes(storage, index.root, index.index.place), max_bytes, bound=bound)
         self._index = index
+        self.with_points = False
+        self.points: memoryview | None = None
+        """The access points of the last sample, if they are read, and it has some."""
 
     def read(self, sample: int) -> memoryview:
         """The bytes of a sample, until the next call. Raises ``SampleUnreadable``."""
         extent, file = self._index.extent(sample), self._index.file(sample)
-        return self.read_file(file, sample) if extent is None else self.read_extent(file, *extent)
+        self.points = None
+        if extent is None:
+            return self.read_file(file, sample)
+        start, size = extent
+        first, end = self._points_at(sample)
+        data = self.read_extent(file, start, end or size)
+        self.points = data[first:end] if end else None
+        return data[:size]
+
+    def _points_at(self, sample: int) -> tuple[int, int]:
+        """The first byte of the access points behind a sample, and their end; zeros: none."""
+        if not self.with_points or self._index.points is None:
+            return 0, 0
+        first, count = self._index.points[sample].tolist()
+        return (first, first + count) if count and first + count <= self._max_bytes else (0, 0)
 
     def read_part(self, sample: int, first: int, end: int) -> memoryview:
         """Some bytes of a sample, as ``read``."""
@@ -38,11 +55,12 @@ class SampleReader(BytesReader):
     def read_ahead(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> None:
         """Announce the bytes of all these samples, or ``parts`` of them: see ``prefetch``."""
         self.prefetch(
-            self._part(sample, *parts[sample])
-            if sample in parts
-            else Extent(self._index.file(sample), *(self._index.extent(sample) or (0, None)))
-            for sample in samples
+            self._part(sample, *parts[sample]) if sample in parts else self._whole(sample) for sample in samples
         )
+
+    def _whole(self, sample: int) -> Extent:
+        start, size = self._index.extent(sample) or (0, None)
+        return Extent(self._index.file(sample), start, self._points_at(sample)[1] or size)
 
     def _part(self, sample: int, first: int, end: int) -> Extent:
         start, _size = self._index.extent(sample) or (0, None)
@@ -67,10 +85,18 @@ class FilesReader:
         if self._bytes.reads_ahead or self._index.extents is not None:
             self.prefetch = self.prefetch_with = self._bytes.read_ahead
         self.close = self._bytes.close
+        self.points: dict[str, memoryview] = {}
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
-        return {"image": self._bytes.read(sample), **self.known(sample)}
+        image, points = self._bytes.read(sample), self._bytes.points
+        self.points = {} if points is None else {"image": points}
+        return {"image": image, **self.known(sample)}
+
+    def read_points(self) -> bool:
+        """See ``interface.ReadsPoints``."""
+        self._bytes.with_points = self._index.points is not None
+        return self._bytes.with_points
 
     def place(self, sample: int) -> FilePlace | None:
         """See ``interface.PlacesFiles``: records in files have none."""

@@ -10,7 +10,8 @@ Each field is read from a member of a sample in a shard:
     NAME = "float32", one number          json:NAME
     NAME = "float32[4]", several          NAME.npy
 
-This is where ``batchd prepare`` puts them.
+This is where ``batchd prepare`` puts them. Behind KEY.jpg it writes KEY.jpg.points, with the access
+points of that file (``data.samples.access_points``).
 
 Invariant: all members that may hold a field are read in the same way.
 """
@@ -30,6 +31,8 @@ IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 LABEL_ENDING, JSON_ENDING, TEXT_ENDING, ARRAY_ENDING = "cls", "json", "txt", "npy"
 WRITTEN_ENDINGS = (LABEL_ENDING, TEXT_ENDING, "text")
 """Endings of numbers in digits."""
+POINTS_ENDING = "points"
+"""Of the member that has the access points of the image in front: as in KEY.jpg.points."""
 PICKLE_ENDINGS = ("pickle", "pkl", "pth", "pt", "pyd")
 
 MEMBER_BYTES_MAX = (1 << 32) - 1

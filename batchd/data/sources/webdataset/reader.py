@@ -97,10 +97,11 @@ def _length(column: Column, head: memoryview, size: int) -> int:
 
 
 class _Found(NamedTuple):
-    """A member of a sample."""
+    """A member of a sample. ``points``: (end of itself, begin and end of its access points)."""
 
     ending: str
     extent: Extent
+    points: tuple[int, int, int] | None = None
 
     @property
     def head(self) -> "_Found":
@@ -130,12 +131,15 @@ class MembersReader:
         self._starts: NDArray[np.int64] = index.arrays["starts"]
         self._extents: NDArray[np.uint32] = index.arrays["extents"]
         self._endings: NDArray[np.uint8] = index.arrays["endings"]
+        self._points_at: NDArray[np.uint32] | None = None
+        self.points: dict[str, memoryview] = {}
         self._offsets: NDArray[np.int64] = index.arrays["offsets"]
         self._keys = index.arrays["keys"]
         root = os.fsencode(index.place["root"])
         self._files = [os.path.join(root, name) for name in index.names("shards")]  # noqa: PTH118  bytes
         shape = (len(index), len(self._wanted))
-        if self._endings.shape != shape or self._extents.shape != (*shape, 2):
+        points = index.arrays.get("points", self._extents)
+        if self._endings.shape != shape or {self._extents.shape, points.shape} != {(*shape, 2)}:
             raise IndexMalformed(f"members of {self._endings.shape} instead of {shape}")
         bound = bound_of(root, allow_outside_root=source.allow_outside_root)
         self._bytes = BytesReader(RemoteBytes(storage, root, index.place), max_bytes, bound=bound)
@@ -144,6 +148,11 @@ class MembersReader:
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         return self._read(sample, self._found(sample))
+
+    def read_points(self) -> bool:
+        """See ``interface.ReadsPoints``."""
+        self._points_at = self._index.arrays.get("points")
+        return self._points_at is not None
 
     def reads_parts(self) -> bool:
         """See ``interface.ReadsParts``: a part of a local member saves nothing."""
@@ -179,7 +188,15 @@ class MembersReader:
         return lengths
 
     def _contents(self, found: list[_Found | None]) -> list[memoryview | None]:
-        return [self._content(one, is_last=one is found[-1]) for one in found]
+        contents = [self._content(one, is_last=one is found[-1]) for one in found]
+        self.points = {}
+        for slot, (one, content) in enumerate(zip(found, contents, strict=True)):
+            if one is not None and one.points is not None and content is not None:
+                size, first, end = one.points
+                names = (part.column.name for part in self._parts if part.slot == slot)
+                self.points |= dict.fromkeys(names, content[first:end])
+                contents[slot] = content[:size]
+        return contents
 
     def _values(
         self, found: list[_Found | None], contents: list[memoryview | None], parts: Iterable[MemberField]
@@ -238,10 +255,23 @@ class MembersReader:
                 self._wanted, self._endings[sample].tolist(), self._extents[sample].tolist(), strict=True
             )
         ]
+        if self._points_at is not None:
+            found = [
+                self._with_points(one, *points)
+                for one, points in zip(found, self._points_at[sample].tolist(), strict=True)
+            ]
         if part is not None and self._image is not None and (image := found[self._image]) is not None:
             extent = Extent(file, image.extent.start + part[0], part[1] - part[0])
-            found[self._image] = image._replace(extent=extent)
+            found[self._image] = image._replace(extent=extent, points=None)
         return found
+
+    def _with_points(self, found: _Found | None, first: int, count: int) -> _Found | None:
+        """The member with the access points behind it, if it has some."""
+        if found is None or not count or first + count > self._max_bytes:
+            return found
+        size = found.extent.size or 0
+        extent = found.extent._replace(size=first + count)
+        return found._replace(extent=extent, points=(size, first, first + count))
 
     def _content(self, found: _Found | None, *, is_last: bool) -> memoryview | None:
         """The bytes of a member. All but the last are copied: the next read reuses the buffer."""

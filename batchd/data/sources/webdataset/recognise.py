@@ -58,7 +58,7 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
     if all(sample.find(options.IMAGE_ENDINGS) for sample in samples):
         found["image"] = "image", ";".join(options.IMAGE_ENDINGS)
     for ending in endings:
-        if ending in options.IMAGE_ENDINGS and "image" in found:
+        if (ending in options.IMAGE_ENDINGS and "image" in found) or ending.endswith(f".{options.POINTS_ENDING}"):
             continue
         members = [member for _number, member in filter(None, (sample.find([ending]) for sample in samples))]
         if len(members) < len(samples):

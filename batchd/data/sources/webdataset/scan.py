@@ -14,6 +14,7 @@ numbers, arrays and texts enter the digest with their content, everything else w
     starts    int64 [n]                 first byte of the first member of each sample in its shard
     extents   uint32 [n, members, 2]    (blocks of 512 bytes from there, bytes) of each member
     endings   uint8 [n, members]        the number of its ending; MISSING if there is no such member
+    points    uint32 [n, members, 2]    its access points, as in ``files.index``
     offsets   int64 [n + 1]             the key of sample i is keys[offsets[i]:offsets[i + 1]]
     keys      uint8 [bytes]             one key right after the other
     shards    uint8 [bytes]             the paths of the shards below the root, a NUL after each
@@ -50,7 +51,13 @@ from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.jsonl.values import json_object, value_at
 from batchd.data.sources.neighbours import Neighbours, in_files
 from batchd.data.sources.webdataset.headers import plain_member
-from batchd.data.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, MemberField, WebDatasetSource
+from batchd.data.sources.webdataset.options import (
+    MEMBER_BYTES_MAX,
+    MISSING,
+    POINTS_ENDING,
+    MemberField,
+    WebDatasetSource,
+)
 from batchd.data.storage.access import Storage
 from batchd.data.storage.compression import compression_of
 from batchd.data.storage.index import SourceIndex, blob, number_array, readable
@@ -65,6 +72,8 @@ MAGIC, MAGIC_AT = b"ustar", 257
 CONTENT_BYTES_MAX = 4096
 """Of longer members, only the length enters the digest."""
 LABEL_BYTES_MAX = 1 << 20
+POINTS_GAP_BYTES_MAX = 4 * BLOCKSIZE
+"""From the end of an image to its access points, which are read with it: padding and header."""
 _LABEL = Column("label", dtype="int64")
 _SHOWN_MEMBERS_MAX = 12
 _PACK_AGAIN = "mkdir DIR && tar -xif FILE -C DIR && tar --sort=name -cf NEW -C DIR ."
@@ -92,6 +101,17 @@ class TarSample(NamedTuple):
         in_any_case = {ending.lower(): member for ending, member in reversed(self.members.items())}
         found = ((number, in_any_case.get(ending.lower())) for number, ending in enumerate(endings))
         return next(((number, member) for number, member in found if member is not None), None)
+
+    def points_of(self, member: TarMember) -> tuple[int, int]:
+        """The first byte of an image's access points, from its own one, and their bytes; or zeros.
+
+        They count only directly behind their image, and if they are shorter.
+        """
+        points = self.members.get(f"{member.name[len(self.key) + 1 :]}.{POINTS_ENDING}")
+        if points is None or not 0 < points.size < member.size < MEMBER_BYTES_MAX // 2:
+            return 0, 0
+        is_behind = 0 < points.start - member.start - member.size <= POINTS_GAP_BYTES_MAX
+        return (points.start - member.start, points.size) if is_behind else (0, 0)
 
 
 def samples_in(path: Path, stream: BinaryIO, survey: Survey) -> Iterator[TarSample]:
@@ -240,7 +260,7 @@ def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     growing = files_index.GrowingIndex(survey.progress, source.path_bytes)
     for number, path, stream, sample in _samples(source, shards, survey):
         image, label = _image(source, path, sample), _label(source, path, stream, sample)
-        growing.add(os.fsencode(image.name), label, (number, image.start, image.size))
+        growing.add(os.fsencode(image.name), label, (number, image.start, image.size), sample.points_of(image))
     return growing.finish(source.root, [], survey, shards)
 
 
@@ -256,6 +276,7 @@ class _FoundMembers:
         self._starts = array("q")
         self._extents = array("I")
         self._endings = array("B")
+        self._points = array("I")
         self._keys = bytearray()
         self._offsets = array("q", [0])
         self._seen = [False] * len(self._wanted)
@@ -288,6 +309,8 @@ class _FoundMembers:
             "keys": np.frombuffer(self._keys, np.uint8),
             "shards": blob(shards),
         }
+        if any(self._points):
+            arrays["points"] = number_array(self._points).reshape(-1, len(self._wanted), 2)
         place = {"root": os.fsdecode(self._source.root.absolute()), **survey.place()}
         return SourceIndex.build(firsts[-1], facts, arrays, place)
 
@@ -303,6 +326,7 @@ class _FoundMembers:
             if found is None:
                 self._endings.append(MISSING)
                 self._extents.extend((0, 0))
+                self._points.extend((0, 0))
                 continue
             number, member = found
             self._endings.append(number)
@@ -311,6 +335,7 @@ class _FoundMembers:
                 raise SourceInvalid(f"{path}: the members of {readable(key)} lie too far from each other")
             self._seen[slot] = True
             self._extents.extend((blocks, min(member.size, MEMBER_BYTES_MAX)))
+            self._points.extend(sample.points_of(member) if slot in self._images else (0, 0))
             if slot not in self._images and member.size <= CONTENT_BYTES_MAX:
                 content = content_of(stream, member)
                 self._content.update(b"%d:%b" % (len(content), content))
