@@ -13,7 +13,7 @@ import pytest
 
 import batchd
 import batchd_client
-from batchd.observe.http.metrics import COUNTER, METRICS
+from batchd.observe.http.metrics import METRICS
 from batchd_wire.status import read_status
 from support.commands import batchd as run_batchd
 from support.kernel import children_of, fork_servers_of, is_alive, is_stopped
@@ -39,7 +39,7 @@ def counters(status) -> dict[str, float]:
     return {
         written(metric.name, dict(zip(metric.scope.labels, labels, strict=True))): value
         for metric in METRICS
-        if metric.kind == COUNTER
+        if metric.is_counter
         for labels, value in metric.values(read_status(status))
     }
 
