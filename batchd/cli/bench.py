@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from batchd.cli.options import config_options, stream_unknown
-from batchd.cli.tables import MIDDLE, TableColumn, own_console, table
+from batchd.cli.tables import TableColumn, own_console, table
 from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
 from batchd.commands.bench.dataloader import Answer, why_none
@@ -42,6 +42,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError
+from batchd.observe.columns import MIDDLE
 from batchd.runtime.children import PIPE, STDOUT, start
 from batchd.runtime.cpus import available_cpus
 from batchd.runtime.directories import default_cache_dir

@@ -6,22 +6,22 @@ colours, with the numbers beside them. A narrow terminal has only the important 
 Invariant: foreign names are printed without anything that a terminal would obey.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from batchd.cli.tables import MIDDLE, NAME_CHARACTERS_MAX, WIDE, TableColumn, name, paragraph, table
-from batchd.cli.text import duration, escaped
+from batchd.cli.tables import FILLING, FREE, LEASED, NAME_CHARACTERS_MAX, READY, bar, name, observed, paragraph
+from batchd.cli.text import escaped
+from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WIDE, WORKERS
 from batchd.observe.diagnosis.overview import Overview, StreamView, TrainerView, WorkerView
-from batchd.observe.diagnosis.pool import HostView, PoolView, summary
+from batchd.observe.diagnosis.pool import PoolView, summary
 from batchd.runtime.sizes import round_bytes
-from batchd_wire.wording import counted
+from batchd_wire.wording import counted, duration
 
-RING_CELLS, PARTS_CELLS = 24, 40
-LEASED, READY, FILLING, FREE = ("█", "bright_blue"), ("▓", "cyan"), ("░", "yellow"), ("·", "bright_black")
+PARTS_CELLS = 40
 PART_STYLES = ("bright_blue", "yellow", "cyan", "magenta", "green", "bright_black")
 PART_SHADES = "█▓▒░"
 MORE_PARTS = "  …"
@@ -47,7 +47,7 @@ class TopView(NamedTuple):
 
     def trainers(self, trainers: Sequence[TrainerView]) -> list[TrainerView]:
         """The trainers that the filter names, by their stream or host too, in the chosen order."""
-        left = [one for one in trainers if self._names(one.name, one.stream, one.host or one.transport)]
+        left = [one for one in trainers if self._names(one.name, one.stream, one.trainer.host or one.trainer.transport)]
         return sorted(left, key=_ORDERS[self.sort]) if self.sort else left
 
     def pressed(self, key: str) -> "TopView | None":
@@ -89,10 +89,10 @@ QUIT_KEYS = "qQ\x03\x04"
 """q, Ctrl-C as a character, and Ctrl-D."""
 ESCAPE, BACKSPACES = "\x1b", "\x7f\x08"
 _ORDERS: dict[str, Callable[[TrainerView], tuple[float, str, int]]] = {
-    "name": lambda one: (0.0, one.name.casefold(), one.rank),
-    "waits": lambda one: (-(one.wait_share or 0.0), one.name, one.rank),
-    "batches/s": lambda one: (-(one.batches_per_s or 0.0), one.name, one.rank),
-    "ahead": lambda one: (one.ready_ahead / max(1, one.window), one.name, one.rank),
+    "name": lambda one: (0.0, one.name.casefold(), one.claim.rank),
+    "waits": lambda one: (-(one.wait_share or 0.0), one.name, one.claim.rank),
+    "batches/s": lambda one: (-(one.batches_per_s or 0.0), one.name, one.claim.rank),
+    "ahead": lambda one: (one.ready_ahead / max(1, one.claim.window), one.name, one.claim.rank),
 }
 
 
@@ -142,52 +142,20 @@ def headline(overview: Overview) -> Text:
     return text
 
 
-def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Text:
-    """A bar of ``cells`` for ``total``; parts are (amount, character, style)."""
-    text, drawn, passed = Text(no_wrap=True), 0, 0.0
-    for amount, character, style in parts:
-        if amount <= 0 or total <= 0:
-            continue
-        passed += amount
-        end = min(cells, max(drawn + 1, round(cells * passed / total)))
-        text.append(character * (end - drawn), style)
-        drawn = end
-    text.append(FREE[0] * (cells - drawn), FREE[1])
-    return text
-
-
 # --- streams --------------------------------------------------------------------------------------
 
 
 def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
-    cells = RING_CELLS if width >= WIDE else RING_CELLS // 2 if width >= MIDDLE else RING_CELLS // 3
-
-    def ring(one: StreamView) -> Text:
-        slots = ((one.leased_slots, *LEASED), (one.ready_slots, *READY), (one.filling_slots, *FILLING))
-        return bar(slots, one.slots_max, cells)
-
-    columns: list[TableColumn[StreamView]] = [
-        TableColumn("stream", 0, lambda one: Text(name(one.name)), is_text=True),
-        TableColumn("ring", 0, ring, is_text=True),
-        TableColumn("leased", MIDDLE, lambda one: str(one.leased_slots)),
-        TableColumn("ready", MIDDLE, lambda one: str(one.ready_slots)),
-        TableColumn("filling", WIDE, lambda one: str(one.filling_slots)),
-        TableColumn("of", MIDDLE, lambda one: str(one.slots_max)),
-        TableColumn("decoded/s", 0, lambda one: _number(one.decoded_per_s)),
-        TableColumn("delivered/s", 0, lambda one: _number(one.delivered_per_s)),
-        TableColumn("bad", MIDDLE, lambda one: f"{one.bad_samples:,}"),
-    ]
-    shown = table(columns, streams, width)
     legend = Text("  ring: ", "dim")
     for (character, style), meaning in ((LEASED, "leased"), (READY, "ready"), (FILLING, "filling"), (FREE, "free")):
         legend.append(character, f"not dim {style}").append(f" {meaning}  ")
-    return [shown, legend, *(line for one in streams for line in _about(one, width))]
+    return [observed(STREAMS, "top", streams, width), legend, *(line for one in streams for line in _about(one, width))]
 
 
 def _about(stream: StreamView, width: int) -> list[RenderableType]:
     """The parts of a sample's time, the largest ones for which the line has room."""
-    if stream.stopped is not None:
-        return [Text(f"  {name(stream.name)} has stopped: {escaped(stream.stopped)}", "bold red")]
+    if stream.now.stopped is not None:
+        return [Text(f"  {name(stream.name)} has stopped: {escaped(stream.now.stopped)}", "bold red")]
     if not stream.parts or stream.sample_ms is None:
         return []
     looks = [
@@ -218,30 +186,8 @@ def _about(stream: StreamView, width: int) -> list[RenderableType]:
 def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None) -> list[RenderableType]:
     if not trainers:
         return [Text("no trainer reads any stream", "dim")]
-    columns: list[TableColumn[TrainerView]] = [
-        TableColumn("trainer", 0, lambda one: Text(name(one.name)), is_text=True),
-        TableColumn("stream", MIDDLE, lambda one: Text(name(one.stream)), is_text=True),
-        TableColumn("rank", WIDE, lambda one: f"{one.rank} of {one.world_size}"),
-        TableColumn(
-            "epoch:step", MIDDLE, lambda one: "at its end" if one.epoch is None else f"{one.epoch}:{one.step:,}"
-        ),
-        TableColumn("waits", 0, lambda one: _share(one.wait_share)),
-        TableColumn("ahead", 0, lambda one: f"{one.ready_ahead} of {one.window}"),
-        TableColumn("from", WIDE, lambda one: Text(escaped(one.host or one.transport)), is_text=True),
-        TableColumn(
-            "MB/s", WIDE, lambda one: "-" if one.sent_bytes_per_s is None else f"{one.sent_bytes_per_s / 1e6:.1f}"
-        ),
-        TableColumn("verdict", 0, _state, is_text=True),
-    ]
-    return [table(columns, trainers[:rows_max], width), *_more(len(trainers), rows_max, "trainer")]
-
-
-def _state(one: TrainerView) -> Text:
-    if one.is_still:
-        return Text(f"{'waiting' if one.is_waiting else 'stands still'} for {duration(one.still_s)}", "bold yellow")
-    if one.verdict is None:
-        return Text("-" if one.epoch is not None else "at its end", "dim")
-    return Text(one.verdict.kind, "green" if one.verdict.is_healthy else "bold yellow")
+    shown = observed(TRAINERS, "top", trainers[:rows_max], width)
+    return [shown, *_more(len(trainers), rows_max, "trainer")]
 
 
 def _remedies(trainers: Sequence[TrainerView], width: int, lines_max: int | None) -> list[Text]:
@@ -268,20 +214,7 @@ def _remedies(trainers: Sequence[TrainerView], width: int, lines_max: int | None
 def _workers(workers: Sequence[WorkerView], width: int, rows_max: int | None) -> list[RenderableType]:
     if not workers:
         return [Text("no worker runs", "bold red")]
-    columns: list[TableColumn[WorkerView]] = [
-        TableColumn("worker", 0, lambda one: str(one.place), is_text=True),
-        TableColumn("pid", 0, lambda one: str(one.pid or "-")),
-        TableColumn("state", 0, lambda one: Text(one.state, "" if one.state == "ready" else "yellow"), is_text=True),
-        TableColumn("busy", 0, lambda one: _share(one.busy_share)),
-        TableColumn(
-            "", MIDDLE, lambda one: bar([(one.busy_share or 0.0, *LEASED)], 1.0, RING_CELLS // 2), is_text=True
-        ),
-        TableColumn("samples/s", MIDDLE, lambda one: _number(one.samples_per_s)),
-        TableColumn("ms/sample", 0, lambda one: _number(one.sample_ms, ".2f")),
-        TableColumn("orders", WIDE, lambda one: str(one.orders)),
-        TableColumn("replaced", MIDDLE, lambda one: str(one.replaced)),
-    ]
-    return [table(columns, workers[:rows_max], width), *_more(len(workers), rows_max, "worker")]
+    return [observed(WORKERS, "top", workers[:rows_max], width), *_more(len(workers), rows_max, "worker")]
 
 
 # --- worker hosts ---------------------------------------------------------------------------------
@@ -292,37 +225,10 @@ def _pool(pool: PoolView, width: int, rows_max: int | None) -> list[RenderableTy
     lines += [Text(f"  {escaped(note)}", "yellow") for note in pool.notes]
     if not pool.hosts:
         return lines
-    columns: list[TableColumn[HostView]] = [
-        TableColumn("worker host", 0, lambda one: Text(name(one.name)), is_text=True),
-        TableColumn("from", WIDE, lambda one: Text(escaped(one.host)), is_text=True),
-        TableColumn(
-            "state",
-            0,
-            lambda one: Text(one.state, "yellow" if one.note or one.state != "serving" else ""),
-            is_text=True,
-        ),
-        TableColumn("workers", 0, lambda one: str(one.workers)),
-        TableColumn("busy", MIDDLE, lambda one: _share(one.busy_share)),
-        TableColumn("samples/s", 0, lambda one: _number(one.samples_per_s)),
-        TableColumn("GB/s", MIDDLE, lambda one: "-" if one.bytes_per_s is None else f"{one.bytes_per_s / 1e9:.2f}"),
-        TableColumn("withdrawn", MIDDLE, lambda one: f"{one.withdrawn:,}"),
-        TableColumn("late rows", WIDE, lambda one: f"{one.late_rows:,}"),
-        TableColumn("disagreed", WIDE, lambda one: f"{one.disagreements:,}"),
-    ]
-    return [*lines, table(columns, pool.hosts[:rows_max], width), *_more(pool.hosts_count, rows_max, "worker host")]
-
-
-# --- tables ---------------------------------------------------------------------------------------
+    shown = observed(HOSTS, "top", pool.hosts[:rows_max], width)
+    return [*lines, shown, *_more(pool.hosts_count, rows_max, "worker host")]
 
 
 def _more(count: int, rows_max: int | None, noun: str) -> list[RenderableType]:
     left_out = count - rows_max if rows_max is not None else 0
     return [Text(f"  and {counted(left_out, noun)} more", "dim")] if left_out > 0 else []
-
-
-def _number(value: float | None, form: str = ",.0f") -> str:
-    return "-" if value is None else f"{value:{form}}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"

@@ -5,28 +5,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic, time
-from typing import NamedTuple
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from batchd.cli.asking import running_daemon, running_streams
 from batchd.cli.options import address_option, stream_unknown
-from batchd.cli.tables import MIDDLE, WIDE, TableColumn, echo, facts, name, own_console, paragraph, table
-from batchd.cli.text import duration, escaped
-from batchd.observe.diagnosis.overview import parts_of_sample
-from batchd.observe.diagnosis.pool import HOSTS_MAX, pool_view, summary
+from batchd.cli.tables import echo, facts, observed, own_console, paragraph
+from batchd.cli.text import escaped
+from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS
+from batchd.observe.diagnosis.overview import overview_between, parts_of_sample
+from batchd.observe.diagnosis.pool import PoolView, summary
 from batchd.observe.diagnosis.readings import work_since_start
 from batchd.runtime.sizes import round_bytes
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire import status as wire
 from batchd_wire.messages import AskStatus, Status
-from batchd_wire.wording import counted
+from batchd_wire.wording import counted, duration
 
-_GONE = wire.TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
-"""The end of a trainer's line that has only batches."""
 DAY_S = 24 * 3600
 SLOW_MAX = 5
 
@@ -67,15 +64,16 @@ def whole(status: wire.DaemonStatus, width: int) -> Iterator[RenderableType]:
         when = datetime.fromtimestamp(last.time_s, UTC).astimezone().isoformat(" ", "seconds")
         how = "the last reload was refused" if last.failed else "last reload"
         yield f"{how}, {when}: {last.text}"
-    yield _streams(status, width)
+    now = overview_between(status, status)
+    yield observed(STREAMS, "status", now.streams, width)
     yield from _more(status.left_out.streams, "stream")
-    if any(stream.subscriptions for stream in status.streams):
-        yield _trainers(status, width)
+    if now.claims:
+        yield observed(TRAINERS, "status", now.claims, width)
     yield from _more(sum(one.subscriptions_left_out for one in status.streams), "subscription")
-    yield _workers(status, width)
+    yield observed(WORKERS, "status", sorted(now.workers, key=lambda one: one.now.number), width)
     yield from _more(status.left_out.workers, "worker")
-    if status.pool is not None:
-        yield from _pool(status.pool, width, status.left_out.links)
+    if now.pool is not None:
+        yield from _pool(now.pool, width, status.left_out.links)
     for stream in status.streams:
         for text, style in _remarks(stream):
             yield Text(f"stream {stream.name}{text}", style)
@@ -113,7 +111,8 @@ def detail(status: wire.DaemonStatus, stream: wire.StreamStatistics, width: int)
         yield Text(paragraph(text.removeprefix(": ").strip(), width), style)
     yield ""
     if stream.subscriptions:
-        yield _trainers(replace(status, streams=(stream,)), width)
+        alone = replace(status, streams=(stream,))
+        yield observed(TRAINERS, "status", overview_between(alone, alone).claims, width)
         yield from _more(stream.subscriptions_left_out, "subscription")
     else:
         yield "no trainer reads it"
@@ -140,107 +139,13 @@ def _headline(status: wire.DaemonStatus) -> str:
     )
 
 
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def _streams(status: wire.DaemonStatus, width: int) -> Table:
-    columns: list[TableColumn[wire.StreamStatistics]] = [
-        TableColumn("stream", 0, lambda one: name(one.name, width), is_text=True),
-        TableColumn("samples", 50, lambda one: "live" if one.live else f"{one.samples:,}"),
-        TableColumn("batches", 60, lambda one: f"{'' if one.live else f'{one.steps:,} '}x {one.batch_size}"),
-        TableColumn("leased", MIDDLE, lambda one: f"{one.leased_slots}"),
-        TableColumn("ready", MIDDLE, lambda one: f"{max(0, one.ready_slots - one.leased_slots)}"),
-        TableColumn("slots", 100, lambda one: f"{one.slots}"),
-        TableColumn("max", MIDDLE, lambda one: f"{one.slots_max}"),
-        TableColumn("decoded", 40, lambda one: f"{one.decoded_batches:,}"),
-        TableColumn("delivered", 0, lambda one: f"{one.delivered_batches:,}"),
-        TableColumn("shared", WIDE, lambda one: f"{one.shared_batches:,}"),
-        TableColumn("bad", 30, lambda one: f"{one.bad_samples:,}"),
-        TableColumn("ms/sample", 90, lambda one: f"{one.sample_s * 1000:.2f}"),
-    ]
-    return table(columns, status.streams, width)
-
-
-class _Claim(NamedTuple):
-    trainer: wire.TrainerStatistics
-    stream: str
-    claim: wire.SubscriptionStatistics
-
-
-def _trainers(status: wire.DaemonStatus, width: int) -> Table:
-    trainers = {trainer.session: trainer for trainer in status.trainers}
-    rows = [
-        _Claim(trainers.get(one.session, _GONE), stream.name, one)
-        for stream in status.streams
-        for one in stream.subscriptions
-    ]
-    columns: list[TableColumn[_Claim]] = [
-        TableColumn("trainer", 0, lambda one: name(one.trainer.name, width), is_text=True),
-        TableColumn("pid", 90, lambda one: "?" if one.trainer is _GONE else str(one.trainer.pid or "-")),
-        TableColumn("from", 110, lambda one: _origin(one.trainer)),
-        TableColumn("stream", 40, lambda one: name(one.stream, width), is_text=True),
-        TableColumn("rank", MIDDLE, lambda one: f"{one.claim.rank} of {one.claim.world_size}"),
-        TableColumn("epoch:step", 50, lambda one: _position(one.claim)),
-        TableColumn("held", WIDE, lambda one: str(one.claim.held_slots)),
-        TableColumn("ahead", 60, lambda one: f"{one.claim.ready_ahead} of {one.claim.window}"),
-        TableColumn("state", 0, lambda one: "waiting" if one.claim.waiting else "busy"),
-        TableColumn("waited", 30, lambda one: duration(one.claim.wait_s)),
-        TableColumn("MB/s", WIDE, lambda one: _megabytes(one.trainer)),
-    ]
-    return table(columns, rows, width)
-
-
-def _position(claim: wire.SubscriptionStatistics) -> str:
-    return "at its end" if claim.epoch is None else f"{claim.epoch}:{claim.step:,}"
-
-
-def _megabytes(trainer: wire.TrainerStatistics) -> str:
-    return "-" if trainer.sent_bytes_per_s is None else f"{trainer.sent_bytes_per_s / 1e6:.1f}"
-
-
-def _origin(trainer: wire.TrainerStatistics) -> str:
-    """Where a trainer runs, which decides how it gets batches, and the name of its key."""
-    if trainer.transport != "tcp":
-        return trainer.transport
-    several = f" x{trainer.connections}" if trainer.connections > 1 else ""
-    return f"tcp {trainer.host}{several}" + (f" ({trainer.key})" if trainer.key else "")
-
-
-def _workers(status: wire.DaemonStatus, width: int) -> Table:
-    columns: list[TableColumn[wire.WorkerStatistics]] = [
-        TableColumn("worker", 0, lambda one: str(one.number), is_text=True),
-        TableColumn("pid", 30, lambda one: str(one.pid or "-")),
-        TableColumn("state", 0, lambda one: one.state),
-        TableColumn("orders", 60, lambda one: str(one.orders)),
-        TableColumn("chunks", 50, lambda one: f"{one.chunks:,}"),
-        TableColumn("samples", 40, lambda one: f"{one.samples:,}"),
-        TableColumn("busy", 0, lambda one: duration(one.busy_s)),
-    ]
-    return table(columns, status.workers, width)
-
-
-def _pool(pool: wire.PoolStatistics, width: int, left_out: int) -> Iterator[RenderableType]:
+def _pool(view: PoolView, width: int, left_out: int) -> Iterator[RenderableType]:
     """The worker hosts, what is wanted of them, and what is wrong."""
-    view = pool_view(pool, None)
-    yield f"worker hosts come to {pool.address}: {summary(view)}"
-    columns: list[TableColumn[wire.LinkStatistics]] = [
-        TableColumn("worker host", 0, lambda one: name(one.name, width), is_text=True),
-        TableColumn("from", 90, lambda one: escaped(one.host)),
-        TableColumn("key", 110, lambda one: one.key or "-"),
-        TableColumn("state", 0, lambda one: one.state),
-        TableColumn("workers", 0, lambda one: str(one.workers)),
-        TableColumn("orders", 100, lambda one: f"{one.orders:,}"),
-        TableColumn("samples", 40, lambda one: f"{one.samples:,}"),
-        TableColumn("busy", 50, lambda one: duration(one.busy_s)),
-        TableColumn("GB", 60, lambda one: f"{one.received_bytes / 1e9:.1f}"),
-        TableColumn("withdrawn", MIDDLE, lambda one: f"{one.withdrawn:,}"),
-        TableColumn("late rows", WIDE, lambda one: f"{one.late_rows:,}"),
-        TableColumn("disagreed", 80, lambda one: f"{one.disagreements:,}"),
-    ]
-    if pool.links:
-        yield table(columns, sorted(pool.links, key=lambda one: (one.name, one.link))[:HOSTS_MAX], width)
-    if len(pool.links) > HOSTS_MAX:
-        yield f"and {counted(len(pool.links) - HOSTS_MAX, 'worker host')} more: batchd status --json has all"
+    yield f"worker hosts come to {view.address}: {summary(view)}"
+    if view.hosts:
+        yield observed(HOSTS, "status", view.hosts, width)
+    if view.hosts_count > len(view.hosts):
+        yield f"and {counted(view.hosts_count - len(view.hosts), 'worker host')} more: batchd status --json has all"
     yield from _more(left_out, "worker host")
     for note in view.notes:
         yield Text(f"worker hosts: {escaped(note)}", "yellow")

@@ -12,6 +12,7 @@ Invariant: nothing is wider than the terminal, and a column with ``from_width`` 
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from rich.console import Console, RenderableType
@@ -19,15 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from batchd.cli.text import aligned, escaped
+from batchd.observe.columns import BAD, GOOD, MIDDLE, NAME, NUMBER, PLAIN, STREAM, WIDE, Bar, Cell, Column
 
-WIDE, MIDDLE = 118, 76
-"""Width of a terminal with room for everything, and for most."""
 PIPED_COLUMNS = 200
 """Width without a terminal, where names are not cut."""
 NAME_CHARACTERS_MAX = 24
 GAP = 2
 TEXT_COLUMNS_MIN = 20
 """Of a narrower column no one can read a text."""
+RING_CELLS = 24
+LEASED, READY, FILLING, FREE = ("█", "bright_blue"), ("▓", "cyan"), ("░", "yellow"), ("·", "bright_black")
+LOOKS = {"": "", GOOD: "green", BAD: "bold yellow", PLAIN: "dim"}
 
 Row = TypeVar("Row")
 
@@ -58,6 +61,44 @@ def table(columns: Sequence[TableColumn[Row]], rows: Sequence[Row], width: int) 
     for cells in zip(*(cells for _column, cells in shown), strict=True):
         made.add_row(*cells)
     return made
+
+
+def observed(columns: Sequence[Column[Row]], where: Literal["status", "top"], rows: Sequence[Row], width: int) -> Table:
+    """A table of the columns that `batchd status` or `batchd top` has."""
+    return table(
+        [
+            TableColumn(one.title, from_width, partial(_drawn, one, width), is_text=one.kind != NUMBER)
+            for one in columns
+            if (from_width := getattr(one, where)) is not None
+        ],
+        rows,
+        width,
+    )
+
+
+def _drawn(column: Column[Row], width: int, row: Row) -> Text:
+    cell = column.cell(row)
+    if isinstance(cell, Bar):
+        is_wide, is_middle = width >= WIDE and not cell.is_short, width >= MIDDLE
+        cells = RING_CELLS if is_wide else RING_CELLS // 2 if is_middle else RING_CELLS // 3
+        looks = zip(cell.amounts, (LEASED, READY, FILLING), strict=False)
+        return bar([(amount, *look) for amount, look in looks], cell.total, cells)
+    cell = Cell(cell) if isinstance(cell, str) else cell
+    return Text(name(cell.text, width) if column.kind in {NAME, STREAM} else escaped(cell.text), LOOKS[cell.look])
+
+
+def bar(parts: Iterable[tuple[float, str, str]], total: float, cells: int) -> Text:
+    """A bar of ``cells`` for ``total``; parts are (amount, character, style)."""
+    text, drawn, passed = Text(no_wrap=True), 0, 0.0
+    for amount, character, style in parts:
+        if amount <= 0 or total <= 0:
+            continue
+        passed += amount
+        end = min(cells, max(drawn + 1, round(cells * passed / total)))
+        text.append(character * (end - drawn), style)
+        drawn = end
+    text.append(FREE[0] * (cells - drawn), FREE[1])
+    return text
 
 
 def _text(cell: Text | str) -> Text:

@@ -27,7 +27,6 @@ from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.frame import ESCAPE, EVERYTHING, SORTS, TopView, frame
 from batchd.cli.options import address_option
 from batchd.cli.tables import NAME_CHARACTERS_MAX, own_console
-from batchd.cli.text import duration
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd.observe.diagnosis.overview import StatusWindow
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status
@@ -35,6 +34,7 @@ from batchd_client.lifeline import SessionLost
 from batchd_client.session import Session
 from batchd_wire.messages import AskStatus, Status
 from batchd_wire.status import read_status
+from batchd_wire.wording import duration
 
 INTERVAL_S = 1.0
 SILENT_S = 2.0

@@ -27,3 +27,14 @@ def counted(count: int, noun: str) -> str:
     """Format a count: "1 worker", "2 batches". The noun must have a regular plural."""
     plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
     return f"{count:,} {noun if count == 1 else noun + plural}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in one or two units: 0.4 s, 12 s, 3 min 20 s, 5 h 2 min."""
+    if seconds < 10:  # noqa: PLR2004  below it tenths tell something
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

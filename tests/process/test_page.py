@@ -42,18 +42,25 @@ def overview(daemon):
     return json.loads(fetch(daemon, "/overview.json").text)
 
 
+def cells(found, table, title):
+    """Return the texts of one column of the page's tables."""
+    place = [page for page, _kind in found["columns"][table]].index(title)
+    return [row["cells"][place][0] for row in found[table]]
+
+
 def test_the_page_shows_what_the_status_says(observed, start_trainer):
     """The page has the same trainers and positions, and rates after two samples of counters."""
     start_trainer(observed.address).take(3)
 
     def shown():
-        (trainer,) = overview(observed)["trainers"] or [{"step": None}]
-        return trainer if trainer["step"] == 3 else None
+        found = overview(observed)
+        return found["trainers"] if cells(found, "trainers", "position") == ["epoch 0, step 3"] else None
 
-    assert wait_until(shown, "the page shows the trainer's step")["name"] == "trainer_program.py"
+    (trainer,) = wait_until(shown, "the page shows the trainer's step")
+    assert trainer["name"] == "trainer_program.py"
     found = wait_until(lambda: overview(observed) if overview(observed)["seconds"] else None, "there are rates")
     assert found["observer"]["up"]
-    assert {worker["pid"] for worker in found["workers"]} == {one["pid"] for one in observed.status()["workers"]}
+    assert {*cells(found, "workers", "pid")} == {str(one["pid"]) for one in observed.status()["workers"]}
     kinds = {one["kind"] for one in json.loads(fetch(observed, "/history.json").text)["series"]}
     assert "ready_slots" in kinds
 
@@ -79,7 +86,8 @@ def test_a_sheet_is_of_the_batch_that_the_foremost_trainer_has(observed, start_t
     """That batch is not the stream's first one, and the ring has it."""
     start_trainer(observed.address, "held").hold(1)
     start_trainer(observed.address, "held").hold(3)
-    wait_until(lambda: {one["step"] for one in overview(observed)["trainers"]} == {1, 3}, "the steps are shown")
+    steps = {"epoch 0, step 1", "epoch 0, step 3"}
+    wait_until(lambda: {*cells(overview(observed), "trainers", "position")} == steps, "the steps are shown")
     before = observed.stream_status("held")["decoded_batches"]
 
     sheet = drawn(observed, "held").text

@@ -1,13 +1,24 @@
 """The overview of a daemon, computed from two or more statuses."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
-from batchd.observe.diagnosis.overview import FILES_PART, NO_CPU_PART, STILL_S, WINDOW_S, StatusWindow, overview_between
+from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS
+from batchd.observe.diagnosis.overview import (
+    FILES_PART,
+    GONE,
+    NO_CPU_PART,
+    STILL_S,
+    WINDOW_S,
+    StatusWindow,
+    VerdictView,
+    overview_between,
+)
+from batchd.observe.http.routes import plain_overview
 from batchd_wire.status import WaitStatistics
-from support.statuses import SECONDS, later, two_looks
+from support.statuses import SECONDS, later, link, two_looks, with_pool
 
 
 def test_rates_are_differences_of_two_looks():
@@ -42,7 +53,7 @@ def test_partly_filled_batches_are_not_called_filling():
     (stream,) = overview_between(*two_looks(stream=ring)).streams
     (older,) = overview_between(*two_looks(stream={**ring, "filling_slots": None, "partial_slots": None})).streams
 
-    assert (stream.filling_slots, stream.partial_slots, older.filling_slots, older.partial_slots) == (2, 1, 5, 0)
+    assert (stream.filling_slots, older.filling_slots) == (2, 5)
 
 
 def test_one_number_of_batches_ahead_is_shown():
@@ -62,7 +73,7 @@ def test_the_parts_of_a_ring_make_up_its_slots():
         *two_looks(stream={"slots": 8, "slots_max": 10, "ready_slots": 5, "leased_slots": 2})
     ).streams
 
-    assert (stream.leased_slots, stream.ready_slots, stream.filling_slots, stream.slots_max) == (2, 3, 3, 10)
+    assert (stream.leased_slots, stream.ready_slots, stream.filling_slots, stream.now.slots_max) == (2, 3, 3, 10)
 
 
 def test_one_look_has_no_rates():
@@ -106,7 +117,7 @@ def test_a_trainer_that_does_nothing_new_stands_still():
     (trainer,) = overview.trainers
     assert trainer.still_s == 40
     assert trainer.is_still
-    assert trainer.is_waiting
+    assert trainer.claim.waiting
 
     moved = later(status, 41)
     moved.streams[0].subscriptions[0].consumed_batches += 1
@@ -175,9 +186,54 @@ def test_batches_of_a_trainer_that_is_gone_are_no_trainer():
     before, after = two_looks()
     after.trainers = ()
 
-    assert overview_between(before, after).trainers == ()
+    overview = overview_between(before, after)
+    assert overview.trainers == ()
+    assert [one.trainer for one in overview.claims] == [GONE]
 
 
-def test_an_overview_is_plain_data():
-    """The overview is sent as JSON, so it needs only plain types."""
-    assert json.loads(json.dumps(asdict(overview_between(*two_looks()))))["streams"][0]["name"] == "photos"
+@pytest.mark.parametrize("columns", [STREAMS, TRAINERS, WORKERS, HOSTS])
+def test_a_column_is_somewhere_and_its_title_once_at_each_place(columns):
+    """Two columns of one title are of different places."""
+    for column in columns:
+        assert column.page or (column.status, column.top) != (None, None), column.title
+    for place in (
+        [one.title for one in columns if one.status is not None],
+        [one.title for one in columns if one.top is not None],
+        [one.page for one in columns if one.page],
+    ):
+        assert len(set(place)) == len(place) > 0
+
+
+def test_what_the_page_gets_is_plain_data():
+    """Each row has a cell for each column, and the numbers that are plotted."""
+    looks = two_looks(waits={"workers_s": 4.0}, trainer={"waiting": True}, sent_bytes_per_s=3.5e6)
+    with_pool(looks, link())
+    plain = json.loads(json.dumps(plain_overview(overview_between(*looks)), allow_nan=False))
+
+    assert plain["streams"][0]["name"] == "photos"
+    assert plain["trainers"][0]["wait_share"] == 0.4
+    for name, rows in (
+        ("trainers", plain["trainers"]),
+        ("workers", plain["workers"]),
+        ("hosts", plain["pool"]["hosts"]),
+    ):
+        assert {len(row["cells"]) for row in rows} == {len(plain["columns"][name])}
+    cells = dict(
+        zip([title for title, _kind in plain["columns"]["trainers"]], plain["trainers"][0]["cells"], strict=True)
+    )
+    assert cells["trainer"] == ["train-01", "", ["pid 77"]]
+    assert cells["position"] == ["epoch 0, step 40", "", []]
+    assert cells["from"] == ["tcp", "", ["3.5 MB/s"]]
+    assert cells["verdict"][:2] == ["memory-bound", "bad"]
+
+
+def test_a_trainer_that_stands_still_shows_for_how_long():
+    """Below that are the kind, unless it says the same, the proof, and what helps."""
+    (one,) = overview_between(*two_looks(waits={"workers_s": 4.0}, trainer={"waiting": True})).trainers
+    still = VerdictView("stands-still", True, "it took no batch", "")
+    cell = {column.title: column.cell for column in TRAINERS}["verdict"]
+
+    assert cell(replace(one, still_s=9.0))[:2] == ("waiting for 9.0 s", "bad")
+    assert cell(replace(one, still_s=9.0)).notes[0] == one.verdict.kind
+    assert cell(replace(one, still_s=9.0, verdict=still)).notes == ("it took no batch", "")
+    assert cell(replace(one, verdict=None)) == ("-", "plain", ())

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from batchd.cli import top
-from batchd.cli.frame import EVERYTHING, SORTS, TopView, bar, frame
+from batchd.cli.frame import EVERYTHING, SORTS, TopView, frame
+from batchd.cli.tables import bar
 from batchd.observe.diagnosis.overview import StatusWindow, overview_between
 from support.statuses import later, two_looks
 
@@ -216,7 +217,10 @@ def three_trainers():
         trainers=(
             replace(one, name="b", wait_share=0.9, batches_per_s=1.0, ready_ahead=0),
             replace(one, name="A", wait_share=0.0, batches_per_s=9.0, ready_ahead=4),
-            replace(one, name="c", stream="masks", host="node7", wait_share=None, batches_per_s=None, ready_ahead=2),
+            replace(
+                replace(one, name="c", stream="masks", wait_share=None, batches_per_s=None, ready_ahead=2),
+                trainer=replace(one.trainer, host="node7"),
+            ),
         ),
     )
 
@@ -245,7 +249,8 @@ def test_a_filter_leaves_what_it_names(text, trainers, streams):
     """The text matches names, streams and hosts; streams of the remaining trainers remain, too."""
     overview, view = three_trainers(), TopView(text_filter=text)
     if text == "a":
-        overview = replace(overview, trainers=tuple(replace(one, transport="") for one in overview.trainers))
+        nowhere = [replace(one, trainer=replace(one.trainer, transport="")) for one in overview.trainers]
+        overview = replace(overview, trainers=tuple(nowhere))
     left = view.trainers(overview.trainers)
 
     assert "".join(one.name for one in left) == trainers

@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 
 import batchd_client
 from batchd.observe.diagnosis.overview import overview_between
+from batchd.observe.http.routes import plain_overview
 from batchd_wire.status import LinkStatistics
 from support.made_page import made_page
 from support.observing import ANYWHERE, asked, observer_of, place_of
@@ -219,12 +219,11 @@ def open_with_pool(observed, open_page):
     def open_with_pool(*links: LinkStatistics, **facts):
         looks = two_looks()
         with_pool(looks, *links, **facts)
-        pool = overview_between(*looks).pool
-        assert pool is not None
+        pool = plain_overview(overview_between(*looks))["pool"]
 
         def answer(route) -> None:
             response = route.fetch()
-            route.fulfill(response=response, json=response.json() | {"pool": asdict(pool)} if response.ok else None)
+            route.fulfill(response=response, json=response.json() | {"pool": pool} if response.ok else None)
 
         page = open_page("about:blank")
         page.route("**/overview.json", answer)
@@ -239,7 +238,7 @@ def test_worker_hosts_are_a_section_of_the_page(open_with_pool, picture):
     hosts = link(1), link(2, workers=0, streams=(), refused=("photos: /data is missing",), withdrawn=3)
     page = open_with_pool(*hosts, wanted=24, cap="the NIC, not the cores", interface="eth0", interface_bytes_per_s=1e8)
 
-    shows(page, "8 remote workers, 24 wanted, 200 samples/s, 0.02 GB/s, 20 % of the network")
+    shows(page, "8 remote workers, 24 wanted, 200 samples/s, 0.02 GB/s, 20% of the network")
     shows(page, "limited by the NIC, not the cores")
     shows(page, "node2 (10.0.0.2) cannot fill photos: /data is missing")
     assert page.locator("#hosts tbody tr").count() == 2
@@ -349,7 +348,7 @@ def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
     assert f"delivered {delivered} decoded {decoded}" in text
     assert "no CPU 0.32 ms" in text
     assert text.count("no CPU 0.32 ") == 2
-    assert "resnet-55-sweep 60 %" in text
+    assert "resnet-55-sweep 60%" in text
 
 
 def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, tmp_path):
@@ -373,7 +372,7 @@ def test_of_many_trainers_those_that_wait_most_are_shown_first(tmp_path, open_pa
         rows = page.locator("#trainers tbody tr")
         rows.first.wait_for(timeout=PATIENCE_MS)
         waits = page.locator("#trainers td[data-label=waits]").all_text_contents()
-        assert waits[:12] == ["60 %"] * 12
+        assert waits[:12] == ["60%"] * 12
         page.get_by_role("button", name="show all 64 trainers").click()
         assert rows.count() == 64
 

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from batchd.observe.diagnosis.pool import PoolView, pool_view
 from batchd.observe.diagnosis.readings import Reading, StreamReading, WorkReading, compare
 from batchd.observe.diagnosis.verdicts import judge_trainers
-from batchd_wire.status import DaemonStatus, LogLine, StreamDescription, StreamStatistics, WorkerStatistics
+from batchd_wire.status import (
+    DaemonStatus,
+    LogLine,
+    StreamStatistics,
+    SubscriptionStatistics,
+    TrainerStatistics,
+    WorkerStatistics,
+)
 from batchd_wire.wording import BAD_PART
 
 WINDOW_S = 5.0
@@ -30,32 +37,26 @@ SubscriptionKey = tuple[str, int]
 """A subscription: the name of its stream, and its number."""
 
 
+GONE = TrainerStatistics(session=0, name="?", pid=None, user=None, transport="?")
+"""The trainer of a subscription that has only batches in flight."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamView:
     """One stream. ``parts``: (name, ms per sample), in order of the work; see ``parts_of_sample``.
 
-    ``partial_slots``: partly filled, and no trainer waits for them.
+    ``ready_slots`` are not leased.
     """
 
     name: str
-    batch_size: int
-    is_live: bool
-    stopped: str | None
-    slots_max: int
+    now: StreamStatistics
     leased_slots: int
     ready_slots: int
     filling_slots: int
-    partial_slots: int
-    trainers: int
-    bad_samples: int
     decoded_per_s: float | None
     delivered_per_s: float | None
     sample_ms: float | None
     parts: tuple[tuple[str, float], ...]
-    samples: int = 0
-    steps: int = 0
-    description: StreamDescription = field(default_factory=StreamDescription)
-    reports: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +71,29 @@ class VerdictView:
 
 @dataclass(frozen=True, slots=True)
 class TrainerView:
-    """One subscription. ``still_s``: seconds without a batch; ``is_waiting``: it waits for one.
-
-    ``epoch`` and ``step`` are None at its end; ``sent_bytes_per_s`` is None on this host.
-    """
+    """One subscription. ``still_s``: seconds without a batch."""
 
     name: str
-    pid: int | None
     stream: str
-    rank: int
-    world_size: int
-    epoch: int | None
-    step: int | None
-    transport: str
-    host: str | None
+    claim: SubscriptionStatistics
+    trainer: TrainerStatistics
     ready_ahead: int
-    window: int
-    held_slots: int
-    is_waiting: bool
     still_s: float
     wait_share: float | None
     batches_per_s: float | None
-    sent_bytes_per_s: float | None
     verdict: VerdictView | None
 
     @property
     def is_still(self) -> bool:
         """True if it has taken no batch for ``STILL_S``, although there are more."""
-        return self.epoch is not None and self.still_s >= STILL_S
+        return self.claim.epoch is not None and self.still_s >= STILL_S
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker. ``replaced``: how often a new one took its place since the first status."""
 
-    place: int
-    pid: int | None
-    state: str
-    orders: int
+    now: WorkerStatistics
     replaced: int
     samples_per_s: float | None
     sample_ms: float | None
@@ -119,6 +105,7 @@ class Overview:
     """The whole daemon. ``seconds``: time between the two statuses; None with a single one.
 
     ``busy_share``: of all workers, also those of worker hosts. ``workers``: those of this host.
+    ``claims``: the trainers, and subscriptions without one, which have only batches in flight.
     """
 
     version: str
@@ -133,6 +120,7 @@ class Overview:
     streams: tuple[StreamView, ...]
     trainers: tuple[TrainerView, ...]
     workers: tuple[WorkerView, ...]
+    claims: tuple[TrainerView, ...] = ()
     pool: PoolView | None = None
     host: str = ""
     address: str = ""
@@ -195,6 +183,7 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     known = {one.number for one in before.workers}
     changed = {one.number: one for one in reading.change.workers if one.number in known} if reading else {}
     seconds = reading.seconds if reading else 0.0
+    claims = tuple(_claims(after, reading, changes))
     return Overview(
         version=daemon.version,
         pid=daemon.pid,
@@ -206,7 +195,8 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
         seconds=reading.seconds if reading else None,
         busy_share=reading.utilisation if reading and reading.workers else None,
         streams=tuple(_stream(one, readings.get(one.name), seconds) for one in after.streams),
-        trainers=tuple(_trainers(after, reading, changes)),
+        trainers=tuple(one for one in claims if one.trainer is not GONE),
+        claims=claims,
         workers=tuple(
             _worker(one, changed.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
             for one in sorted(after.workers, key=lambda one: one.place)
@@ -222,24 +212,14 @@ def _stream(one: StreamStatistics, reading: StreamReading | None, seconds: float
     work = reading.work if reading else None
     return StreamView(
         name=one.name,
-        batch_size=one.batch_size,
-        is_live=one.live is not None,
-        stopped=one.stopped,
-        slots_max=one.slots_max,
+        now=one,
         leased_slots=one.leased_slots,
         ready_slots=max(0, one.ready_slots - one.leased_slots),
         filling_slots=max(0, one.slots - one.ready_slots) if one.filling_slots is None else one.filling_slots,
-        partial_slots=one.partial_slots or 0,
-        trainers=len(one.subscriptions) + one.subscriptions_left_out,
-        bad_samples=one.bad_samples,
         decoded_per_s=work.samples / seconds if work is not None else None,
         delivered_per_s=reading.change.delivered_samples / seconds if reading else None,
         sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
         parts=parts_of_sample(work) if work is not None else (),
-        samples=one.samples,
-        steps=one.steps,
-        description=one.description or StreamDescription(),
-        reports=one.reports.received if one.reports is not None else 0,
     )
 
 
@@ -261,7 +241,7 @@ def parts_of_sample(work: WorkReading) -> tuple[tuple[str, float], ...]:
     return tuple((name, 1000 * part_s / work.samples) for name, part_s in spent)
 
 
-def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> Iterator[TrainerView]:
+def _claims(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> Iterator[TrainerView]:
     trainers = {one.session: one for one in after.trainers}
     now_s = after.daemon.uptime_s
     judged = (
@@ -269,29 +249,18 @@ def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -
     )
     for stream in after.streams:
         for one in stream.subscriptions:
-            trainer = trainers.get(one.session)
-            if trainer is None:  # only batches in flight are left
-                continue
+            trainer = trainers.get(one.session, GONE)
             key = (stream.name, one.number)
             read, verdict = judged.get(key, (None, None))
             yield TrainerView(
                 name=trainer.name,
-                pid=trainer.pid,
                 stream=stream.name,
-                rank=one.rank,
-                world_size=one.world_size,
-                epoch=one.epoch,
-                step=one.step,
-                transport=trainer.transport,
-                host=trainer.host,
+                claim=one,
+                trainer=trainer,
                 ready_ahead=read.ready_ahead if read else one.ready_ahead,
-                window=one.window,
-                held_slots=one.held_slots,
-                is_waiting=one.waiting,
                 still_s=now_s - changes.since_s[key][1] if key in changes.since_s else 0.0,
                 wait_share=read.wait_share if read else None,
                 batches_per_s=read.batches / read.seconds if read else None,
-                sent_bytes_per_s=trainer.sent_bytes_per_s,
                 verdict=VerdictView(verdict.kind.value, verdict.kind.is_healthy, verdict.proof, verdict.remedy)
                 if verdict
                 else None,
@@ -300,10 +269,7 @@ def _trainers(after: DaemonStatus, reading: Reading | None, changes: _Changes) -
 
 def _worker(one: WorkerStatistics, change: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
     return WorkerView(
-        place=one.place,
-        pid=one.pid,
-        state=one.state,
-        orders=one.orders,
+        now=one,
         replaced=replaced,
         samples_per_s=change.samples / seconds if change else None,
         sample_ms=1000 * change.busy_s / change.samples if change and change.samples else None,

@@ -22,19 +22,12 @@ NOTES_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """One worker host. ``state``: see ``LinkStatistics``; ``note``: its problem, or ""."""
+    """One worker host. ``note``: its problem, or ""."""
 
-    link: int
-    name: str
-    host: str
-    state: str
-    workers: int
+    now: LinkStatistics
     samples_per_s: float | None
     bytes_per_s: float | None
     busy_share: float | None
-    withdrawn: int
-    late_rows: int
-    disagreements: int
     note: str
 
 
@@ -141,16 +134,9 @@ def trouble(link: LinkStatistics) -> str:
 
 def _host(link: LinkStatistics, reading: HostReading | None) -> HostView:
     return HostView(
-        link=link.link,
-        name=link.name,
-        host=link.host,
-        state=link.state,
-        workers=link.workers,
+        now=link,
         samples_per_s=reading.samples_per_s if reading is not None else None,
         bytes_per_s=reading.bytes_per_s if reading is not None else None,
         busy_share=reading.busy_share if reading is not None else None,
-        withdrawn=link.withdrawn,
-        late_rows=link.late_rows,
-        disagreements=link.disagreements,
         note=trouble(link),
     )

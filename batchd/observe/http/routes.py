@@ -16,25 +16,27 @@ by the page's script.
 
 import json
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from email.message import Message
 from html import escape
 from importlib.resources import files
 from math import isfinite
 from struct import iter_unpack
 from time import monotonic
+from typing import Any
 from urllib.parse import parse_qsl
 
-from batchd.observe.diagnosis.overview import Overview
-from batchd.observe.diagnosis.pool import summary
+from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS, Cell, Column, Row, page_cells
+from batchd.observe.diagnosis.overview import Overview, StreamView
+from batchd.observe.diagnosis.pool import PoolView, summary
 from batchd.observe.http.access import AccessRules, HostNames, is_forwarded
 from batchd.observe.http.contact_sheets import ContactSheets, current_position
 from batchd.observe.http.metrics import CONTENT_TYPE, SCRAPE_S, Exposition
 from batchd.observe.http.status_client import POINTS, STEP_S, StatusClient, StatusRecorder
 from batchd_wire.position import Position
 from batchd_wire.reports import HEAD, VALUE_BYTES
-from batchd_wire.status import DaemonStatus, ReportPage
+from batchd_wire.status import DaemonStatus, ReportPage, StreamDescription
 
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -188,7 +190,7 @@ class Router:
             "silent_s": self._client.silent_s(),
             "up": self._client.is_answered,
         }
-        return json_response({**asdict(overview), "observer": observer})
+        return json_response({**plain_overview(overview), "observer": observer})
 
     def _history(self, query: Query) -> Response:
         wanted = query.get("seconds", "")
@@ -271,74 +273,80 @@ def _fixed(name: str) -> Route:
     return Route(lambda _query: response, "part of the page")
 
 
+# --- the overview as plain data -------------------------------------------------------------------
+
+_FACTS = ("batch_size", "stopped", "slots_max", "bad_samples", "samples", "steps")
+
+
+def plain_overview(overview: Overview) -> dict[str, object]:
+    """What the page shows: rows of tables as cells, and for plots the numbers of each row."""
+    left_out = ("streams", "trainers", "claims", "workers", "pool", "warnings")
+    return {
+        **{one.name: getattr(overview, one.name) for one in fields(overview) if one.name not in left_out},
+        "warnings": [asdict(line) for line in overview.warnings],
+        "streams": [_stream(one) for one in overview.streams],
+        "columns": {name: [(one.page, one.kind) for one in columns if one.page] for name, columns in _TABLES.items()},
+        "trainers": [
+            {
+                "stream": one.stream,
+                "name": one.name,
+                "wait_share": one.wait_share,
+                "rank": one.claim.rank,
+                "world_size": one.claim.world_size,
+                "cells": page_cells(TRAINERS, one),
+            }
+            for one in overview.trainers
+        ],
+        "workers": [{"cells": page_cells(WORKERS, one)} for one in overview.workers],
+        "pool": _pool(overview.pool) if overview.pool is not None else None,
+    }
+
+
+_TABLES: dict[str, tuple[Column[Any], ...]] = {"trainers": TRAINERS, "workers": WORKERS, "hosts": HOSTS}
+
+
+def _stream(one: StreamView) -> dict[str, object]:
+    now = one.now
+    return {
+        **{each.name: getattr(one, each.name) for each in fields(one) if each.name != "now"},
+        **{name: getattr(now, name) for name in _FACTS},
+        "is_live": now.live is not None,
+        "partial_slots": now.partial_slots or 0,
+        "reports": now.reports.received if now.reports is not None else 0,
+        "description": asdict(now.description or StreamDescription()),
+    }
+
+
+def _pool(pool: PoolView) -> dict[str, object]:
+    return {
+        "workers": pool.workers,
+        "summary": summary(pool),
+        "notes": pool.notes,
+        "hosts": [{"cells": page_cells(HOSTS, one)} for one in pool.hosts],
+        "hosts_count": pool.hosts_count,
+    }
+
+
 # --- without JavaScript ---------------------------------------------------------------------------
 
 
 def _tables(overview: Overview) -> Iterable[str]:
     host = f" on {escape(overview.host)}" if overview.host else ""
     yield f"<p>batchd {escape(overview.version)}{host}, up {overview.uptime_s:.0f} s</p>"
-    yield _table(
-        "Trainers",
-        ("trainer", "stream", "waits", "ready ahead", "verdict", "proof", "what helps"),
-        (
-            (
-                one.name,
-                one.stream,
-                _share(one.wait_share),
-                f"{one.ready_ahead} of {one.window}",
-                *((one.verdict.kind, one.verdict.proof, one.verdict.remedy) if one.verdict else ("", "", "")),
-            )
-            for one in overview.trainers
-        ),
-    )
-    yield _table(
-        "Streams",
-        ("stream", "slots leased", "ready", "filling", "of", "decoded/s", "delivered/s", "bad samples"),
-        (
-            (
-                one.name,
-                *map(str, (one.leased_slots, one.ready_slots, one.filling_slots, one.slots_max)),
-                _number(one.decoded_per_s),
-                _number(one.delivered_per_s),
-                str(one.bad_samples),
-            )
-            for one in overview.streams
-        ),
-    )
-    yield _table(
-        "Workers",
-        ("worker", "pid", "state", "busy", "ms/sample"),
-        (
-            (str(one.place), str(one.pid or ""), one.state, _share(one.busy_share), _number(one.sample_ms, 2))
-            for one in overview.workers
-        ),
-    )
+    yield _table("Trainers", TRAINERS, overview.trainers)
+    yield _table("Streams", STREAMS, overview.streams)
+    yield _table("Workers", WORKERS, overview.workers)
     if overview.pool is not None:
         yield f"<p>{escape('; '.join([summary(overview.pool), *overview.pool.notes]))}</p>"
-        yield _table(
-            "Worker hosts",
-            ("worker host", "from", "state", "workers", "busy", "samples/s", "GB/s", "withdrawn", "disagreements"),
-            (
-                (
-                    *(one.name, one.host, one.state, str(one.workers), _share(one.busy_share)),
-                    _number(one.samples_per_s),
-                    _number(one.bytes_per_s and one.bytes_per_s / 1e9, 2),
-                    *(str(one.withdrawn), str(one.disagreements)),
-                )
-                for one in overview.pool.hosts
-            ),
-        )
+        yield _table("Worker hosts", HOSTS, overview.pool.hosts)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+def _table(title: str, columns: tuple[Column[Row], ...], rows: Iterable[Row]) -> str:
+    head = "".join(f'<th scope="col">{escape(one.page)}</th>' for one in columns if one.page)
+    body = "".join(f"<tr>{''.join(map(_cell, page_cells(columns, row)))}</tr>" for row in rows)
     return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
-def _number(value: float | None, digits: int = 0) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+def _cell(cell: Cell) -> str:
+    notes = "".join(f"<small>{escape(note)}</small>" for note in cell.notes)
+    return f"<td>{escape(cell.text)}{notes}</td>"

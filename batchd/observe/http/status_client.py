@@ -348,4 +348,4 @@ def _values(overview: Overview) -> Iterable[tuple[Key, float]]:
             yield (PART_KIND, stream.name, part), ms
     for trainer in overview.trainers:
         if trainer.wait_share is not None:
-            yield (WAIT_KIND, trainer.stream, trainer.name, str(trainer.rank)), trainer.wait_share
+            yield (WAIT_KIND, trainer.stream, trainer.name, str(trainer.claim.rank)), trainer.wait_share

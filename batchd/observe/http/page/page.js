@@ -7,7 +7,7 @@ const ringColour = (index) => RING[index];
 const NO_CPU = "no CPU", NO_CPU_COLOUR = "k5"; // grey: no work is done
 const PARTS = ["k0", "k1", "k2", "k3", "k4", "k6", "k7"];
 const LOOK_MS = 1000, HISTORY_MS = 5000, FINE_HISTORY_MS = 2000, FINE_S = 60, RANGE_S_MIN = 20, RANGE_S_MAX = 900,
-  TRAINERS_MAX = 16, UNFOLDED_MAX = 6, BAD_MS = 10000, SHEET_AGAIN_MS = 1000, STILL_S = 5, REST_MS_MIN = 0.01;
+  TRAINERS_MAX = 16, UNFOLDED_MAX = 6, BAD_MS = 10000, SHEET_AGAIN_MS = 1000, REST_MS_MIN = 0.01;
 const ANSWER_MS = 5000; // a way that has gone silent ends no request by itself
 const $ = (id) => document.getElementById(id);
 const get = (address) => fetch(address, { signal: AbortSignal.timeout(ANSWER_MS) });
@@ -18,8 +18,8 @@ const number = (value, digits = 0) =>
   value === null || value === undefined
     ? "–"
     : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-const percent = (value) => `${Math.round(value)} %`;
-const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)} %`);
+const percent = (value) => `${Math.round(value)}%`;
+const share = (value) => (value === null || value === undefined ? "–" : `${Math.round(100 * value)}%`);
 const short = (value) =>
   value >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M` : value >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k` : `${+value.toPrecision(3)}`;
 const bytes = (value) => (value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`);
@@ -32,16 +32,28 @@ function duration(seconds) {
   return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${Math.floor(seconds % 60)} s`;
 }
 
-// --- tables: rows are lists of cells {text, label, kind, parts}; only changed cells are touched
+// --- tables: their columns come with the rows; only changed cells are touched
 
-function fillTable(section, rows) {
+function fillTable(section, columns, rows) {
   section.hidden = false;
   section.querySelector(".empty").hidden = rows.length > 0;
   section.querySelector("table").hidden = rows.length === 0;
-  const body = section.querySelector("tbody");
+  const head = section.querySelector("thead tr"), body = section.querySelector("tbody");
+  if (!head.children.length)
+    for (const [title, kind] of columns) {
+      head.append(html("th", { role: "columnheader", scope: "col", class: kind === "number" ? kind : "" }));
+      say(head.lastChild, title);
+    }
   while (body.children.length > rows.length) body.lastChild.remove();
   while (body.children.length < rows.length) body.append(html("tr", { role: "row" }));
-  rows.forEach((cells, index) => fillRow(body.children[index], cells));
+  rows.forEach(({ cells }, index) => fillRow(body.children[index], cells.map((one, at) => cell(one, ...columns[at]))));
+}
+
+// A cell of the observer is [text, look, notes below it].
+function cell([text, look, notes], title, kind) {
+  const label = kind === "name" || kind === "verdict" ? "" : title;
+  const first = ["span", look && `pill ${look}`, text === "-" ? "–" : text];
+  return { label, kind, parts: [first, ...notes.map((note) => ["small", "", note])] };
 }
 
 function fillRow(row, cells) {
@@ -64,70 +76,16 @@ function fillRow(row, cells) {
   });
 }
 
-// --- trainers and workers
-
-function trainerRow(one) {
-  const position = one.epoch === null ? "at its end" : `epoch ${number(one.epoch)}, step ${number(one.step)}`;
-  const rate = one.sent_bytes_per_s === null ? "" : `${number(one.sent_bytes_per_s / 1e6, 1)} MB/s`;
-  const details = [one.pid === null ? "" : `pid ${one.pid}`, one.world_size > 1 ? `rank ${one.rank} of ${one.world_size}` : ""];
-  return [
-    { kind: "name", parts: [["span", "", one.name], ["small", "", details.filter(Boolean).join(", ")]] },
-    { text: one.stream, label: "stream", kind: "stream" },
-    { text: position, label: "position", kind: "short" },
-    { text: share(one.wait_share), label: "waits", kind: "number" },
-    { text: `${one.ready_ahead} of ${one.window}`, label: "ready ahead", kind: "number" },
-    { text: number(one.batches_per_s, 1), label: "batches/s", kind: "number" },
-    { label: "from", kind: "short", parts: [["span", "", one.host ?? one.transport], ["small", "", rate]] },
-    { kind: "verdict", parts: verdict(one) },
-  ];
-}
-
-function verdict(one) {
-  const parts = [];
-  const isStill = one.epoch !== null && one.still_s >= STILL_S;
-  if (isStill) parts.push(["span", "pill bad", `${one.is_waiting ? "waiting" : "stands still"} for ${duration(one.still_s)}`]);
-  if (!one.verdict) return parts.length ? parts : [["span", "pill", one.epoch === null ? "at its end" : "measuring …"]];
-  const kind = one.verdict.kind === "stands-still" && isStill ? [] : [["span", `pill ${one.verdict.is_healthy ? "good" : "bad"}`, one.verdict.kind]];
-  return [...parts, ...kind, ["small", "proof", one.verdict.proof], ["small", "remedy", one.verdict.remedy]];
-}
-
-const workerRow = (one) => [
-  { text: `worker ${one.place}`, kind: "name" },
-  { text: one.state, label: "state" },
-  { text: one.pid === null ? "–" : String(one.pid), label: "pid", kind: "number" },
-  { text: share(one.busy_share), label: "busy", kind: "number" },
-  { text: number(one.samples_per_s), label: "samples/s", kind: "number" },
-  { text: number(one.sample_ms, 2), label: "ms/sample", kind: "number" },
-  { text: number(one.orders), label: "orders", kind: "number" },
-  { text: number(one.replaced), label: "replaced", kind: "number" },
-];
-
 // --- worker hosts: the section is there if the daemon admits some
 
-const hostRow = (one) => [
-  { kind: "name", parts: [["span", "", one.name], ["small", "", one.host]] },
-  { label: "state", kind: "short", parts: [["span", `pill ${one.state === "serving" && !one.note ? "good" : "bad"}`, one.state]] },
-  { text: number(one.workers), label: "workers", kind: "number" },
-  { text: share(one.busy_share), label: "busy", kind: "number" },
-  { text: number(one.samples_per_s), label: "samples/s", kind: "number" },
-  { text: one.bytes_per_s === null ? "–" : number(one.bytes_per_s / 1e9, 2), label: "GB/s", kind: "number" },
-  { text: number(one.withdrawn), label: "withdrawn", kind: "number" },
-  { text: number(one.late_rows), label: "late rows", kind: "number" },
-  { text: number(one.disagreements), label: "disagreements", kind: "number" },
-];
-
-function showPool(pool) {
+function showPool(pool, columns) {
   if (!pool) return ($("hosts").hidden = true);
-  const facts = [`${counted(pool.workers, "remote worker")}, ${number(pool.wanted)} wanted`];
-  if (pool.samples_per_s !== null) facts.push(`${number(pool.samples_per_s)} samples/s`);
-  if (pool.bytes_per_s !== null) facts.push(`${number(pool.bytes_per_s / 1e9, 2)} GB/s`);
-  if (pool.network_share !== null) facts.push(`${share(pool.network_share)} of the network`);
-  say($("hosts-summary"), facts.join(", "));
+  say($("hosts-summary"), pool.summary);
   const notes = $("hosts-notes");
   while (notes.children.length > pool.notes.length) notes.lastChild.remove();
   while (notes.children.length < pool.notes.length) notes.append(html("li"));
   pool.notes.forEach((note, index) => say(notes.children[index], note));
-  fillTable($("hosts"), pool.hosts.map(hostRow));
+  fillTable($("hosts"), columns, pool.hosts);
   const more = pool.hosts_count - pool.hosts.length;
   $("hosts-more").hidden = more === 0;
   say($("hosts-more"), `and ${counted(more, "worker host")} more`);
@@ -170,13 +128,12 @@ $("connect-copy").addEventListener("click", async () => {
 
 let showsAll = false;
 
-function showTrainers(trainers) {
+function showTrainers(trainers, columns) {
   const byWait = (one, other) => (other.wait_share ?? 0) - (one.wait_share ?? 0);
   const shown = showsAll || trainers.length <= TRAINERS_MAX ? trainers : [...trainers].sort(byWait).slice(0, TRAINERS_MAX);
-  fillTable($("trainers"), shown.map(trainerRow));
+  fillTable($("trainers"), columns, shown);
   $("trainers-more").hidden = trainers.length <= TRAINERS_MAX;
   say($("trainers-more").firstChild, showsAll ? `show the ${TRAINERS_MAX} that wait most` : `these wait most: show all ${number(trainers.length)} trainers`);
-  return trainers;
 }
 
 // --- streams: one section each, which stays while its stream does
@@ -449,11 +406,12 @@ function show(overview) {
   showRange();
   $("range").hidden = overview.streams.length === 0;
   say($("window"), overview.seconds === null ? "first numbers in a second" : `numbers of the last ${Math.max(1, Math.round(overview.seconds))} s`);
-  lastTrainers = showTrainers(overview.trainers);
+  lastTrainers = [overview.trainers, overview.columns.trainers];
+  showTrainers(...lastTrainers);
   showConnect(overview);
   showWarnings(overview.warnings);
-  fillTable($("workers"), overview.workers.map(workerRow));
-  showPool(overview.pool);
+  fillTable($("workers"), overview.columns.workers, overview.workers);
+  showPool(overview.pool, overview.columns.hosts);
   const names = new Set(overview.streams.map(({ name }) => name));
   for (const [name, stream] of streams)
     if (!names.has(name)) {
@@ -525,7 +483,7 @@ async function look() {
 
 // --- the time range: what a user chose, else since the daemon's start, but 15 minutes at most
 
-let uptimeS = 0, chosen = "", lastTrainers = [];
+let uptimeS = 0, chosen = "", lastTrainers = [[], []];
 
 const isLong = () => uptimeS > RANGE_S_MAX;
 const minutes = () => chosen || (isLong() ? String(RANGE_S_MAX / 60) : "");
@@ -547,7 +505,7 @@ for (const button of $("range").querySelectorAll("button"))
 
 $("trainers-more").firstChild.addEventListener("click", () => {
   showsAll = !showsAll;
-  showTrainers(lastTrainers);
+  showTrainers(...lastTrainers);
 });
 
 async function remember() {
