@@ -11,10 +11,12 @@ RAY := build/ray-venv
 ADAPTERS := $(wildcard client/batchd_client/torch client/batchd_client/lightning.py client/batchd_client/jax* client/batchd_client/tensorflow*)
 FRAMEWORK_EXAMPLES := $(wildcard examples/torch_*.py examples/jax_*.py examples/keras_*.py examples/tensorflow_*.py)
 FRAMEWORK_TESTS := $(filter-out tests/with_browser tests/with_ray,$(wildcard tests/with_*))
+PYTEST := $(WRITING) $(BIN)/python -m pytest
 TESTS := tests/faults tests/with_torch tests/process tests/unit
 ENDS := tests/unit $(addprefix tests/process/test_,golden.py positions.py init.py)
 SMOKE := $(addprefix tests/process/test_,init.py killed_runs.py positions.py demo.py)
 LANES ?= 4
+IN_LANES = $(PYTEST) $(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20
 SECONDS ?= 60
 SEED ?= 1
 FAULTS ?=
@@ -32,7 +34,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
+.PHONY: help setup bytecode demo demo-cluster classics test test-all smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: gates install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
@@ -68,8 +70,11 @@ $(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py)) # compiled by pytest on
 	@$(WRITING) $(BIN)/python -m pytest -qq --collect-only $(filter %.py,$?) >/dev/null || true # `make test` says what fails
 	@touch $@
 
-test: bytecode $(COMPILED) ## Run the tests (some eight minutes on 2 cores; ARGS for pytest, which then runs in one process)
-	$(WRITING) $(BIN)/python -m pytest -m 'not slow and not jobs' $(if $(ARGS),$(call chosen,$(TESTS)),$(TESTS) -n $(LANES) --dist loadfile --no-loadscope-reorder --durations 20)
+test: bytecode $(COMPILED) ## Run the tests (some five minutes on 2 cores; ARGS for pytest, which then runs in one process)
+	$(if $(ARGS),$(PYTEST) -m 'not slow and not jobs' $(call chosen,$(TESTS)),$(IN_LANES) -m 'not slow and not jobs and not thorough')
+
+test-all: test ## Run the thorough tests, too: campaigns, streams through pools, crowds, cables, clusters (as long again, twice)
+	$(IN_LANES) -m 'thorough and not slow and not jobs'
 
 smoke: bytecode ## Try the parts together: first configuration, demo, positions after kills (half a minute)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)

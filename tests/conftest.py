@@ -110,6 +110,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave the first parameters of a ``thorough(after_first=True)`` test in `make test`."""
+    mark = item.get_closest_marker("thorough")
+    if mark is not None and mark.kwargs.get("after_first") and not any(item.callspec.indices.values()):
+        item.own_markers.remove(mark)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread the files that mostly compute between those that mostly wait.

@@ -51,6 +51,7 @@ def chaos(seed, faults, pause_s):
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_a_short_chaos_run_finds_nothing_wrong():
     """Each kind of fault is injected once, in a random order."""
     said = chaos(seed=3, faults=KINDS, pause_s=0.3)

@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 import batchd_client
 from support.expected import Expected
 from support.kernel import descriptors_of, is_alive, is_stopped
@@ -11,6 +13,7 @@ from support.settings import folder_stream
 from support.waiting import wait_until
 
 
+@pytest.mark.thorough
 def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
     """The kernel ends the workers amid orders; each sample still arrives once, in place."""
     daemon = start_daemon(workers=2, chunk_rows=1)
@@ -31,6 +34,7 @@ def test_its_death_takes_the_workers_along_and_others_come(start_daemon):
     assert daemon.stream_status()["quarantined_samples"] == 0
 
 
+@pytest.mark.thorough
 def test_a_sample_is_not_blamed_for_the_death_of_the_fork_server(start_daemon):
     """A worker has the sample each time, alone in its chunk."""
     daemon = start_daemon(workers=1, chunk_rows=1, lasting_faults={"worker.sample.begin:17": "stop"})
@@ -47,6 +51,7 @@ def test_a_sample_is_not_blamed_for_the_death_of_the_fork_server(start_daemon):
         del stream
 
 
+@pytest.mark.thorough
 def test_one_that_dies_again_and_again_is_started_less_and_less_often(start_daemon):
     """The daemon answers meanwhile, reports its retries, and ends on request."""
     daemon = start_daemon(workers=1, lasting_faults={"forks.order.received": "kill"})

@@ -113,6 +113,7 @@ def converse(daemon, examples):
         hold()
 
 
+@pytest.mark.thorough
 def test_hostile_values_and_wrong_orders_change_nothing(daemon):
     """Peers with a session and peers without a greeting send them."""
     converse(daemon, 30)

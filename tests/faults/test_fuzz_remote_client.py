@@ -148,6 +148,7 @@ def follow_scripts(fake, examples):
     follow()
 
 
+@pytest.mark.thorough
 def test_hostile_values_and_wrong_frames_end_in_an_error_of_ours(fake):
     """The daemon sends them first, later, or all the time."""
     follow_scripts(fake, 60)

@@ -4,6 +4,8 @@ import re
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
+
 from support.expected import Expected
 from support.observing import ANYWHERE, fetch, observer_of, open_connections, scrape
 from support.waiting import wait_until
@@ -32,6 +34,7 @@ def crowd_in(daemon) -> None:
                 stack.enter_context(open_connections(daemon, CROWD, words))
 
 
+@pytest.mark.thorough
 def test_a_crowd_at_the_observers_port_harms_no_trainer(start_daemon, start_trainer):
     """The trainer gets all batches; the observer is the same process, not larger, and answers."""
     daemon = start_daemon(http=ANYWHERE)

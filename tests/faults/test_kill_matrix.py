@@ -89,6 +89,7 @@ def test_a_worker_killed_at_any_step_changes_nothing(start_pair, step):
     assert [line["pid"] for line in daemon.log_lines("worker ended")] == [victim]
 
 
+@pytest.mark.thorough
 def test_workers_killed_at_every_step_one_after_the_other_change_nothing(start_pair):
     """See ``PASSAGES``."""
     kills = {step: f"kill@{passage}" for step, passage in PASSAGES.items()}
@@ -108,6 +109,7 @@ def test_a_worker_stopped_at_every_step_goes_on_where_it_stood(start_pair):
     assert not daemon.log_lines("worker ended")
 
 
+@pytest.mark.thorough
 def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
     """See ``PASSAGES``. Three daemons wait at once, so that each can wait longer.
 
@@ -124,6 +126,7 @@ def test_a_worker_hung_at_every_step_is_replaced_in_time(start_pair):
         assert victims <= {line["pid"] for line in daemon.log_lines("worker killed")}
 
 
+@pytest.mark.thorough
 def test_daemons_killed_at_every_step_cost_no_batch(start_pair):
     """No daemon leaves remains that hinder the next, which serves from the trainer's position."""
     daemon, _ = start_pair(ready=False, faults=dict.fromkeys([*DAEMON_START_STEPS, *DAEMON_STEPS], "kill"))

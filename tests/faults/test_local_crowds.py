@@ -79,6 +79,7 @@ def limit_of(daemon):
     return resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)[0]
 
 
+@pytest.mark.thorough
 def test_ordinary_trainers_that_are_more_than_there_are_descriptors_wait_their_turn(daemon):
     """The daemon refuses no trainer, and no trainer misses a batch."""
     with good_trainers(daemon) as good:
@@ -86,6 +87,7 @@ def test_ordinary_trainers_that_are_more_than_there_are_descriptors_wait_their_t
         good.read()
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("name", SOCKETS)
 def test_a_silent_crowd_keeps_no_trainer_out_for_long(daemon, name):
     """The crowd exceeds the descriptors: trainers read on, and ordinary ones connect."""
@@ -111,6 +113,7 @@ def test_crowds_at_both_sockets_leave_descriptors_for_what_the_daemon_has_to_do(
     assert not daemon.log_lines("worker not started")
 
 
+@pytest.mark.thorough
 def test_a_connection_that_never_greets_is_closed_in_the_end(start_daemon):
     """Both sockets close it, even if no other connection waits; sessions stay."""
     daemon = start_daemon()

@@ -125,6 +125,7 @@ def suffer(trainer: GoodTrainer, *arguments: object) -> tuple[str, dict[str, Lon
     return subscriptions, waits
 
 
+@pytest.mark.thorough
 def test_good_trainer_waits_for_milliseconds_whatever_a_hostile_one_does(daemon, streams, tmp_path) -> None:
     """Its longest wait is named with what was done meanwhile."""
     trainer = GoodTrainer(daemon)

@@ -69,6 +69,7 @@ def claims(daemon):
     return len(daemon.stream_status()["subscriptions"])
 
 
+@pytest.mark.thorough
 def test_a_pulled_cable_costs_time_and_no_batch(hosts, daemon, start_far):
     """An interruption below the heartbeats' timeout costs time: TCP sends lost data again.
 
@@ -89,6 +90,7 @@ def test_a_pulled_cable_costs_time_and_no_batch(hosts, daemon, start_far):
     assert seen + trainer.finish()[0] == expected.epoch(0) + expected.epoch(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("daemon")
 def test_a_network_that_never_comes_back_is_an_error_in_the_end(hosts, start_far):
     """The error comes after ``reconnect_timeout_s``, with the reason."""
@@ -100,6 +102,7 @@ def test_a_network_that_never_comes_back_is_an_error_in_the_end(hosts, start_far
     hosts.plug_in()
 
 
+@pytest.mark.thorough
 def test_a_revoked_key_ends_its_session_and_a_new_one_of_its_name_does_not_help_it(daemon, start_far, key):
     """No restart is needed; the trainer gets the reason, and cannot connect again."""
     keys, file = key

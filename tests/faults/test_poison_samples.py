@@ -137,6 +137,7 @@ def memory_kills(group):
     return int((group / "memory.oom_control").read_text().split("oom_kill ")[1].split()[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_any_number_of_samples_may_take_all_the_memory(start_daemon, photos, workers):
     """Twelve of forty, the configured maximum, each end two workers at most.

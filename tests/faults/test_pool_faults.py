@@ -102,6 +102,7 @@ def test_a_killed_worker_host_costs_no_batch_and_may_come_again(pool, start_host
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "another one serves")
 
 
+@pytest.mark.thorough
 def test_killed_workers_of_a_worker_host_are_replaced(pool):
     daemon, hosts, reader = pool
     for host in hosts:
@@ -112,6 +113,7 @@ def test_killed_workers_of_a_worker_host_are_replaced(pool):
     wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 4, "there are new workers")
 
 
+@pytest.mark.thorough
 def test_a_killed_gateway_is_replaced_and_the_hosts_return_by_themselves(pool):
     daemon, _hosts, reader = pool
     before = gateway_of(daemon)
@@ -121,6 +123,7 @@ def test_a_killed_gateway_is_replaced_and_the_hosts_return_by_themselves(pool):
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "both hosts serve again")
 
 
+@pytest.mark.thorough
 def test_a_killed_one_of_several_gateways_ends_its_links_alone_and_its_hosts_are_spread_again(start_daemon, start_host):
     """The other links stay open; each gateway is killed in turn."""
     daemon = start_daemon(**pool_keys(3), chunk_rows=2)
@@ -139,6 +142,7 @@ def test_a_killed_one_of_several_gateways_ends_its_links_alone_and_its_hosts_are
         wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 6, "all hosts serve again")
 
 
+@pytest.mark.thorough
 def test_a_stopped_one_of_several_gateways_delays_no_trainer(start_daemon, start_host):
     """The gateway answers no withdrawal, so the daemon kills it; its hosts return."""
     daemon = start_daemon(**pool_keys(2), chunk_rows=2)
@@ -154,6 +158,7 @@ def test_a_stopped_one_of_several_gateways_delays_no_trainer(start_daemon, start
         wait_until(lambda: _spread(daemon) == [1, 1], "a host comes through each gateway")
 
 
+@pytest.mark.thorough
 def test_a_killed_daemon_gets_its_hosts_back(pool):
     daemon, _hosts, reader = pool
     daemon.restart()
@@ -161,6 +166,7 @@ def test_a_killed_daemon_gets_its_hosts_back(pool):
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "both hosts serve again")
 
 
+@pytest.mark.thorough
 def test_no_trainer_waits_for_a_worker_host_that_is_stopped(pool):
     """The host's orders are withdrawn; when it continues, its rows are dropped."""
     daemon, hosts, reader = pool
@@ -174,6 +180,7 @@ def test_no_trainer_waits_for_a_worker_host_that_is_stopped(pool):
     wait_until(lambda: sum(link["state"] == "serving" for link in links(daemon)) == 2, "both hosts serve again")
 
 
+@pytest.mark.thorough
 def test_a_stopped_worker_of_a_worker_host_delays_no_trainer(pool):
     _daemon, hosts, reader = pool
     stopped = min(hosts[0].worker_pids())
@@ -184,6 +191,7 @@ def test_a_stopped_worker_of_a_worker_host_delays_no_trainer(pool):
         os.kill(stopped, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_a_network_that_is_cut_longer_than_every_time_out_heals(start_daemon, start_host):
     daemon = start_daemon(**pool_keys(), chunk_rows=2)
     port = int(daemon.status()["pool"]["address"].rpartition(":")[2])
@@ -206,6 +214,7 @@ def _resend_some(data: bytes) -> bytes:
     return data
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("wire", ["slow", "lossy"])
 def test_rows_over_a_slow_or_lossy_wire_are_exact(start_daemon, start_host, wire):
     """They come late, in part after their withdrawal, and are in their batches once."""
@@ -222,6 +231,7 @@ def test_rows_over_a_slow_or_lossy_wire_are_exact(start_daemon, start_host, wire
             wait_until(lambda: _remote_samples(daemon) > goal, "rows come over the wire")
 
 
+@pytest.mark.thorough
 def test_rows_over_a_cable_that_drops_packets_are_exact(start_daemon, start_host, tmp_path):
     """A token bucket between two hosts passes on 300 kbit/s, with keys and thus encrypted."""
     keys, pool = tmp_path / "keys", tmp_path / "pool.key"
@@ -244,6 +254,7 @@ def test_rows_over_a_cable_that_drops_packets_are_exact(start_daemon, start_host
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("seed", "kills", "gateways"),
     [(6, 8, 2), *(pytest.param(seed, 250, 1 + seed % 2, marks=pytest.mark.slow) for seed in (2, 3, 4, 5))],

@@ -59,6 +59,7 @@ def serves(daemon):
     return {stream["name"] for stream in daemon.status()["streams"]}
 
 
+@pytest.mark.thorough
 def test_an_index_that_found_no_descriptor_changes_nothing(start):
     """No descriptor is left for the index: the daemon serves on, and the next reload succeeds."""
     daemon, trainer = start(faults={"rescan.sending": "stop"})
@@ -90,6 +91,7 @@ def test_daemons_killed_while_they_reload_cost_no_batch(start, photos):
     assert_exact(daemon, trainer)
 
 
+@pytest.mark.thorough
 def test_where_the_process_that_reads_is_killed_the_old_configuration_stays(start, photos):
     """A reader that has already sent everything is the exception; the next reload succeeds."""
     daemon, trainer = start(faults=dict.fromkeys(READING_STEPS, "kill"))
@@ -106,6 +108,7 @@ def test_where_the_process_that_reads_is_killed_the_old_configuration_stays(star
     assert_exact(daemon, trainer)
 
 
+@pytest.mark.thorough
 def test_workers_and_trainers_killed_during_a_reload_change_nothing_for_others(start):
     """The reader hangs meanwhile, so that all of it happens during the reload."""
     daemon, trainer = start(faults={"rescan.sending": "stop"})

@@ -118,6 +118,7 @@ def test_a_host_that_greets_without_end_is_put_off_and_an_honest_client_comes_in
     assert "127.0.0.1 connects more often than 32 times a second" in line["reason"]
 
 
+@pytest.mark.thorough
 def test_a_connection_that_never_greets_is_closed_and_a_session_stays(start_daemon):
     """Peers are silent after a handshake, too old for handshakes, or ignore a refusal."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
@@ -162,6 +163,7 @@ CROWD = 220
 """There are more connections than descriptors; the kernel queues no more than these."""
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])
 def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos, way):
     """The log warned of the low limit, the crowd gets the rest, and the ring still grows."""
@@ -184,6 +186,7 @@ def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemo
     assert not daemon.log_lines("no memory for a slot")
 
 
+@pytest.mark.thorough
 def test_a_limit_below_what_the_streams_need_is_refused_at_the_start(start_daemon):
     """The message has both numbers and the place of the limit."""
     daemon = start_daemon(descriptors_max=70, ready=False)

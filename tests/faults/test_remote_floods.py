@@ -122,6 +122,7 @@ def flood(daemon, part, *, greets, host, is_over=lambda: True):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("words", FLOODING)
 def test_a_flood_ends_and_others_read_on(daemon, words):
     """Any content, with and without a session; memory grows by one audit's input at most."""
@@ -220,6 +221,7 @@ def test_the_host_of_a_flood_is_refused_for_a_while(daemon):
         assert tcp["closed"] - before == 2, "the daemon must close it, and not ZeroMQ after five seconds"
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_is_kept_out_is_told_so_by_its_deadline(daemon):
     """The trainer only knows that its connections are cut."""
     flood(daemon, FLOODING["questions"], greets=True, host="127.0.0.1")

@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_a_stream_is_measured_with_each_number_of_workers(folder: Path) -> None:
     """The report covers later epochs, a DataLoader if torch is installed, and the bad files."""
     found = json.loads(batchd("bench", "--json", "--seconds", "2", "--workers", "2", folder=folder).stdout)
@@ -75,6 +76,7 @@ def test_a_stream_is_measured_with_each_number_of_workers(folder: Path) -> None:
         assert found["dataloader"]["tools"].startswith("torch ")
 
 
+@pytest.mark.thorough
 def test_the_report_is_for_people(folder: Path) -> None:
     """The report has a row with a bar for each measurement, the steps, sentences and numbers."""
     np.save(folder / "x.npy", np.zeros((500, 4), np.float32))
@@ -103,6 +105,7 @@ def test_a_stream_that_cannot_be_measured_is_an_error(folder: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_stream_of_bad_files_stops_the_measurement(folder: Path) -> None:
     """The message gives the number of bad files and some of the reasons."""
     for number in range(40):
@@ -114,6 +117,7 @@ def test_a_stream_of_bad_files_stops_the_measurement(folder: Path) -> None:
     assert ".jpg: " in said
 
 
+@pytest.mark.thorough
 def test_an_interrupt_prints_what_there_is(folder: Path) -> None:
     """An interrupt after the first measurement prints its figures and leaves no files behind."""
     command = [sys.executable, "-m", "batchd", "bench", "--seconds", "6", "--workers", "2"]

@@ -57,6 +57,7 @@ def write_losses(file, samples_of, plan, bad, *, epochs=EPOCHS, of_rows=True):
     return file
 
 
+@pytest.mark.thorough
 def test_class_is_blamed_from_what_a_trainer_reported(start_daemon, animals, tmp_path) -> None:
     """With the configuration of the daemon, the worst rows, and a picture of them."""
     daemon = start_daemon({"photos": animals[1]["photos"]})

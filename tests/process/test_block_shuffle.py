@@ -26,6 +26,7 @@ def stream(photos, tmp_path):
     return {"source": photo_shards(photos, tmp_path / "shards"), **STREAM, "shuffle": BLOCKS}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, stream, workers, chunk_rows):
     """The test's own process computes two epochs; each has every sample once."""
@@ -55,6 +56,7 @@ def test_the_first_batches_come_from_the_open_blocks(start_daemon, stream):
     assert len(blocks) <= 2
 
 
+@pytest.mark.thorough
 def test_local_and_remote_trainers_and_worker_hosts_have_the_same_bytes(start_daemon, start_host, stream):
     """A worker host makes the order from the index that it gets."""
     daemon = start_daemon({"photos": stream}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
@@ -88,6 +90,7 @@ def test_other_ranks_resume_in_the_middle_of_a_window(start_daemon, stream):
     assert samples(seen) == list(range(40))
 
 
+@pytest.mark.thorough
 def test_a_stream_of_a_reload_has_its_order(start_daemon, photos, stream):
     """A new stream gets its order from its index, and other blocks are other batches."""
     daemon = start_daemon({"other": folder_stream(photos)})

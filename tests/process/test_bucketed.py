@@ -56,6 +56,7 @@ def pictures(tmp_path):
 BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 7500}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("keys", [{}, {"batch_size": 6, "bucket": BUDGET}], ids=["rows", "budget"])
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, pictures, workers, chunk_rows, keys):
@@ -92,6 +93,7 @@ def test_a_batch_is_cut_to_the_longest_of_its_bucket(start_daemon, texts):
     assert max(spreads) <= 15 + 3
 
 
+@pytest.mark.thorough
 def test_local_and_remote_trainers_and_worker_hosts_have_the_same_bytes(start_daemon, tmp_path, pictures):
     """A worker host makes the order from the index that it gets, by the upright images."""
     daemon = start_daemon({"photos": pictures}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
@@ -146,6 +148,7 @@ def test_ranks_of_a_step_read_one_bucket_and_others_resume(start_daemon, texts):
     assert set(samples(seen)) == set(range(83))
 
 
+@pytest.mark.thorough
 def test_a_stream_of_a_reload_has_its_buckets(start_daemon, pictures, texts):
     """A new stream gets its order from its index, and other buckets are other batches."""
     daemon = start_daemon({"other": pictures})
@@ -245,6 +248,7 @@ def test_a_function_of_the_user_says_what_samples_cost(start_daemon, tmp_path):
     assert [one.samples for one in seen] == [tuple(range(4, 16)), tuple(range(16, 21)), (21, 22, 23, 2, 1), (3, 0)]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("cost", "problem"),
     [

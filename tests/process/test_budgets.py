@@ -100,6 +100,7 @@ def test_each_picture_has_its_own_size_and_its_own_pixels_once(start_daemon, pic
     assert line["too_long"] == len(SHAPES) - len(FITTING) > 0
 
 
+@pytest.mark.thorough
 def test_any_number_of_workers_and_worker_hosts_give_the_same_bytes(start_daemon, tmp_path, pictures):
     """Ranks read the same batches, in equal numbers of steps."""
     seen = []

@@ -77,6 +77,7 @@ def compared(said):
     return [line.removeprefix("same ").rpartition(":")[0] for line in lines if line.startswith("same ")]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("name", RUNS_EVERYWHERE)
 def test_a_classic_way_gives_the_same_with_batchd(start, name, photos, tmp_path):
     """An example compares all it can, prints speeds, names what it omits, and leaves no file.
@@ -119,6 +120,7 @@ def test_an_example_ends_where_both_do_not_give_the_same(common, other, message,
     assert compared(capsys.readouterr().out) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "process_pool" else pytest.mark.slow) for name in RUNS_EVERYWHERE],

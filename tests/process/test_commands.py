@@ -133,6 +133,7 @@ def test_status_shows_odd_paths_as_they_are(start_daemon, tmp_path):
     assert str(file)[-200:] in batchd("status", address=daemon.address).stdout
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("stream", ["photos", "check"])
 def test_peek_draws_the_first_batch_as_a_trainer_gets_it(daemon, tmp_path, stream):
     """The PNG shows every sample of the batch; the command does not affect the trainers."""
@@ -232,6 +233,7 @@ def test_a_killed_daemon_is_no_daemon(start_daemon):
     assert "no process listens on it any more" in batchd("status", address=daemon.address, status=3).stderr
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -296,6 +298,7 @@ def test_check_says_all_of_it_in_one_round_with_lines(tmp_path):
     assert "cannot be set by --set streams.a.pipeline.2.size: streams.a.pipeline has 2 items, numbers 0 to 1" in message
 
 
+@pytest.mark.thorough
 def test_a_source_without_samples_ends_the_start_with_file_and_line(tmp_path):
     """The exit status is 2, with the first problem that `check` lists; no stream is served."""
     for name, content in {"empty": "", "bare": "a.jpg\n", "wordy": "a.jpg 0\nb.jpg one\n"}.items():

@@ -109,6 +109,7 @@ def run_inside(container):
 # --- what must be shared --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_shares_only_the_runtime_directory_gets_shared_memory(start_daemon, start_inside):
     """The directory may be at another path, and the container's /dev/shm may be anything."""
     daemon = start_daemon()
@@ -148,6 +149,7 @@ def test_a_trainers_container_and_the_daemon_outlive_each_other(start_daemon, st
     assert seen + trainer.take() == Expected(daemon.config).epoch(0)
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_shares_nothing_gets_tcp(start_daemon, start_inside, tmp_path):
     """Address and secret come from the trainer's environment; root owns it, as in Kubernetes."""
     keys, key = tmp_path / "keys", tmp_path / "conn.key"
@@ -177,6 +179,7 @@ def test_a_trainer_that_has_neither_is_told_what_a_container_needs(start_inside)
 # --- the message about the shorter way ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_contained_trainer_that_came_over_tcp_is_told_which_directory_to_share(start_daemon, container):
     """The message does not name the address of the daemon's host alone: it would not help."""
     daemon = start_daemon(tcp=f"127.0.0.1:{free_port()}")
@@ -263,6 +266,7 @@ def modes_taken_away(directory):
         place.chmod(mode)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
 def test_a_member_of_the_directorys_group_may_connect_with_any_user_id_inside(
     daemon_for_group, groups_directory, start_inside, user_map
@@ -279,6 +283,7 @@ def test_a_member_of_the_directorys_group_may_connect_with_any_user_id_inside(
     assert trainer.take() == Expected(daemon_for_group.config).epoch(0)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.usefixtures("daemon_for_group")
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
 def test_a_stranger_may_not_connect_with_any_user_id_inside(groups_directory, start_inside, user_map):
@@ -293,6 +298,7 @@ def test_a_stranger_may_not_connect_with_any_user_id_inside(groups_directory, st
         start_inside(**stranger).ready()
 
 
+@pytest.mark.thorough
 def test_a_daemon_with_users_of_its_own_serves_members_of_the_hosts_group(start_contained, start_inside, tmp_path):
     """The directory's group has no number in there, so the daemon cannot identify its members.
 

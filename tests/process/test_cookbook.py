@@ -95,6 +95,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
     assert not [str(one) for one in read_config(file, environment={}).problems], title
 
 
+@pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
     assert len(RECIPES) == 18

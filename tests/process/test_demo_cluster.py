@@ -1,9 +1,12 @@
 """The demo of the pool: each position has the same bytes, and no process or file remains."""
 
+import pytest
+
 from support.cluster_demo import check_demo, start_demo
 from support.containers import need_containers
 
 
+@pytest.mark.thorough
 def test_the_demo_finds_the_same_bytes_with_nodes_and_without(tmp_path):
     """The demo kills one of its two plain worker hosts meanwhile."""
     need_containers()

@@ -89,6 +89,7 @@ def test_kills_a_resume_with_other_ranks_and_a_reload_change_no_digest(start_dae
     assert _digests(daemon, tmp_path)[0] == expected
 
 
+@pytest.mark.thorough
 def test_rows_of_worker_hosts_have_the_same_digest(start_daemon, photos, tmp_path, expected):
     """The checksum of a row comes with it."""
     daemon = start_daemon(_digested(photos), **pool_keys(), chunk_rows=1)

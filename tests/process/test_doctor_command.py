@@ -31,6 +31,7 @@ def config(tmp_path, photos):
     return write_settings(tmp_path / "batchd.toml", {"photos": folder_stream(photos)}, daemon)
 
 
+@pytest.mark.thorough
 def test_a_configuration_is_looked_at_with_its_sources(config, tmp_path, photos):
     """The command needs no daemon; each finding is one line, and its remedy another."""
     text = batchd("doctor", "-c", config, "--address", tmp_path / "run").stdout
@@ -69,6 +70,7 @@ def test_a_configuration_that_is_asked_for_has_to_be_there(tmp_path):
     assert "nothing.toml" in batchd("doctor", "-c", tmp_path / "nothing.toml", status=1).stdout
 
 
+@pytest.mark.thorough
 def test_json_has_the_findings_and_a_daemon_that_runs(start_daemon):
     """The JSON has the daemon's version and process; its memory does not count as missing."""
     daemon = start_daemon(reserve="start")

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from batchd.data.pipeline.kinds import STEP_KINDS
 from batchd.data.sources.kinds import SOURCE_KINDS
 from golden.data import write_data
@@ -26,6 +28,7 @@ def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tm
     assert found.keys() == known.keys()
 
 
+@pytest.mark.thorough
 def test_a_cache_of_pixels_changes_no_golden_stream(start_daemon, tmp_path):
     """Each image is decoded once; later epochs take it from the cache, whatever steps follow."""
     data = tmp_path / "data"

@@ -145,6 +145,7 @@ class TestKilled:
         wait_until(lambda: not left_of(found), "nothing is left of the run")
         wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
 
+    @pytest.mark.thorough
     @needs_lanes
     def test_a_lane_that_is_killed_leaves_nothing(self, begin, tmp_path):
         """The run continues without it, and reports that."""
@@ -156,6 +157,7 @@ class TestKilled:
         wait_until(lambda: not left_of(found), "nothing is left of the lane")
         assert run.wait(PATIENCE_S) == pytest.ExitCode.TESTS_FAILED
 
+    @pytest.mark.thorough
     @needs_lanes
     @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
     def test_a_sigterm_of_make_test_leaves_nothing(self, begin, tmp_path):
@@ -169,6 +171,7 @@ class TestKilled:
         wait_until(lambda: not left_of(found), "nothing is left of the run")
         wait_until(lambda: not is_alive(found["runner"]), "its lanes have ended as well")
 
+    @pytest.mark.thorough
     def test_the_network_of_a_run_that_is_gone_is_cleared_by_the_next(self):
         """The next run clears it even if its keeper died; a network of a living run stays."""
         gone = subprocess.Popen(["true"])
@@ -188,6 +191,7 @@ class TestKilled:
         assert kept in names
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "lanes", [pytest.param("in one process", marks=pytest.mark.slow), pytest.param("in a lane", marks=needs_lanes)]
 )

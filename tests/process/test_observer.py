@@ -128,6 +128,7 @@ def test_a_daemon_with_no_worker_is_not_ready(start_daemon):
     assert fetch(daemon, "/healthz").status == 200
 
 
+@pytest.mark.thorough
 def test_a_stopped_daemon_is_told_of_by_its_observer(observed):
     """The observer shows the last numbers with their age, until the daemon continues."""
     daemon = observed
@@ -190,6 +191,7 @@ def test_a_killed_observer_comes_back_until_the_daemon_is_killed(start_daemon, s
     wait_until(lambda: not is_alive(observer), "the observer has ended")
 
 
+@pytest.mark.thorough
 def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos):
     """The error comes before any scan, with the key and the remedy."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -206,6 +208,7 @@ def test_an_address_that_was_asked_for_and_is_taken_is_refused(tmp_path, photos)
     assert 'or to "off"' in message
 
 
+@pytest.mark.thorough
 def test_a_daemon_inside_a_script_has_no_observer(tmp_path, photos, daemons_folder, monkeypatch):
     """The script can request one."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(daemons_folder))

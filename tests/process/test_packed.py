@@ -175,6 +175,7 @@ LISTS = [list(range(place * 5 % 17)) if place != 7 else None for place in range(
 """Lists of numbers, one of which is not there: it is a bad sample."""
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("kind", "declared", "fields", "is_read"),
     [
@@ -297,6 +298,7 @@ def test_each_epoch_has_every_token_of_every_document_once(start_packed):
 CUT = {"method": "concat-split", "documents": 40}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
 @pytest.mark.parametrize("workers", [1, 5])
 def test_workers_that_are_killed_give_the_bytes_that_a_remote_trainer_gets(start_packed, workers, pack):
@@ -350,6 +352,7 @@ def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed
     assert {sample: sorted(tokens) for sample, tokens in texts.items()} == whole_texts()
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("balance", [{}, {"balance": 2}], ids=["alone", "balanced"])
 def test_documents_that_are_cut_at_the_end_of_a_row_lose_no_token(start_daemon, code, balance):
     """All rows but one are full, with any number of workers; ranks read the rest of an epoch."""
@@ -380,6 +383,7 @@ def test_a_row_with_more_documents_than_allowed_is_refused_with_the_number(start
     assert "documents: set documents = " in daemon.log
 
 
+@pytest.mark.thorough
 def test_rows_that_are_dealt_by_cost_are_those_of_an_epoch(start_packed, start_daemon, code):
     """Other rows come first, and each epoch has every token."""
     plain = start_packed()
@@ -396,6 +400,7 @@ def test_rows_that_are_dealt_by_cost_are_those_of_an_epoch(start_packed, start_d
     assert digests[0, 0] != mine[1][0, 0]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
 def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, tmp_path, pack):
     local = start_packed(pack)
@@ -412,6 +417,7 @@ def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, t
     assert link["disagreements"] == 0
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [("fails", "no such text"), ("kills", "exit status 7"), ("hangs", "signal 9 (SIGKILL)")],
@@ -485,6 +491,7 @@ def test_a_packed_field_is_one_array_for_attention_over_its_documents(start_pack
             batch.packed("label")
 
 
+@pytest.mark.thorough
 def test_a_replay_names_the_documents_of_each_row_as_the_trainer_got_them(start_packed, monkeypatch):
     """Sample, first element, place in the row; one that kills workers leaves its room empty."""
     fault = {"worker.sample.begin:60": "segv"}
@@ -522,6 +529,7 @@ def test_a_replay_names_the_documents_of_each_row_as_the_trainer_got_them(start_
     assert "  elements 0 to " in text
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["packs", "cut"])
 def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed, pack):
     """Two ranks read two epochs; each part of each sample is where `seen` says."""
@@ -552,6 +560,7 @@ def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed,
     assert made.count("  epoch 0, step ") == sum(place[:2] == (5, 0) for place in got) > 0
 
 
+@pytest.mark.thorough
 def test_losses_of_packed_rows_are_kept_and_not_blamed(start_packed):
     """A row has several documents, so no sample has its loss; the command names what shows them."""
     daemon = start_packed()

@@ -39,6 +39,7 @@ def start_host(tmp_path):
         yield start
 
 
+@pytest.mark.thorough
 def test_worker_hosts_fill_batches_with_the_same_bytes(start_daemon, start_host):
     daemon = start_daemon(**pool_keys(), chunk_rows=2)
     expected = Expected(daemon.config)
@@ -58,6 +59,7 @@ def test_worker_hosts_fill_batches_with_the_same_bytes(start_daemon, start_host)
     assert all(link["disagreements"] == link["late_rows"] == link["withdrawn"] == 0 for link in found.values())
 
 
+@pytest.mark.thorough
 def test_golden_streams_with_caches_give_their_bytes_where_worker_hosts_share_them(start_daemon, start_host, tmp_path):
     """Every kind of cache is covered, and two worker hosts fill rows of every batch."""
     data = tmp_path / "data"
@@ -181,6 +183,7 @@ def test_a_worker_host_without_the_files_says_so_and_how_to_help(start_daemon, s
     assert "--map" in reason
 
 
+@pytest.mark.thorough
 def test_new_streams_of_a_reload_go_to_worker_hosts_that_are_there(start_daemon, start_host):
     daemon = start_daemon(**pool_keys())
     start_host(daemon)
@@ -323,6 +326,7 @@ def shards(start_daemon, photos, tmp_path, store, web):
     return start_daemon(streams, environment=credentials(store, "the-daemon"), **pool_keys(), chunk_rows=2)
 
 
+@pytest.mark.thorough
 def test_worker_hosts_read_object_stores_with_credentials_of_their_own(shards, start_host, store):
     """The rows are those of the files, and nothing of the daemon's credentials is sent."""
     sent = bytearray()
@@ -345,6 +349,7 @@ def test_worker_hosts_read_object_stores_with_credentials_of_their_own(shards, s
     assert b"-of-the-daemon" not in sent
 
 
+@pytest.mark.thorough
 def test_a_worker_host_that_an_object_store_rejects_refuses_that_stream_by_name(shards, start_host, store):
     """Local workers fill every batch of the stream; the worker host goes on with the others."""
     store.admitted = {"key-of-the-daemon"}
@@ -416,6 +421,7 @@ def test_worker_hosts_spread_over_the_gateways_and_fill_batches_with_the_same_by
     assert daemon.status()["pool"]["gateways_down"] == []
 
 
+@pytest.mark.thorough
 def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemon, start_host, tmp_path):
     """This covers every source and step that worker hosts may run; live streams stay local.
 
@@ -440,6 +446,7 @@ def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemo
         assert set(link["streams"]) >= streams.keys() - REPEATED
 
 
+@pytest.mark.thorough
 def test_with_keys_worker_hosts_come_to_every_gateway(start_daemon, start_host, tmp_path):
     """All gateways accept the same key, and its revocation holds at all of them."""
     keys, pool = tmp_path / "keys", tmp_path / "pool.key"
@@ -455,6 +462,7 @@ def test_with_keys_worker_hosts_come_to_every_gateway(start_daemon, start_host, 
     wait_until(lambda: not links(daemon), "both links have ended")
 
 
+@pytest.mark.thorough
 def test_a_gateway_whose_port_another_program_has_is_named_with_its_key(start_daemon):
     """The daemon and a check before its start both name it."""
     keys = pool_keys(2)
@@ -467,6 +475,7 @@ def test_a_gateway_whose_port_another_program_has_is_named_with_its_key(start_da
         assert f"daemon.pool_gateways: tcp://127.0.0.1:{port + 1} cannot be listened on: Address already in use" in text
 
 
+@pytest.mark.thorough
 def test_all_gateways_end_with_the_daemon(start_daemon):
     daemon = start_daemon(**pool_keys(3))
     gateways = wait_gateways(daemon, 3)

@@ -71,6 +71,7 @@ def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
     assert {file.name for file in kept} == {name for name, time in times().items() if before[name] == time}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
@@ -91,6 +92,7 @@ def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
     assert not list((tmp_path / "out").glob("*.unfinished"))
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("step", ["prepare.sample.begin@9", "prepare.shard.written@1"])
 def test_a_writer_that_is_killed_costs_nothing(step, config, whole, tmp_path):
     """Another writer restarts its shard."""
@@ -104,6 +106,7 @@ def test_a_writer_that_is_killed_costs_nothing(step, config, whole, tmp_path):
     assert bad_samples(tmp_path / "out") == {}
 
 
+@pytest.mark.thorough
 def test_a_sample_that_kills_two_writers_is_left_out(config, tmp_path):
     """The command names the sample; all others are in the shards."""
     assert "39 samples in 6 shards" in finish(start(config(), "prepare.sample.begin:17=segv"))
@@ -114,6 +117,7 @@ def test_a_sample_that_kills_two_writers_is_left_out(config, tmp_path):
     assert reason == "killed the process that worked on it, twice"
 
 
+@pytest.mark.thorough
 def test_a_sample_that_never_ends_is_left_out(photos, tmp_path):
     """The command kills the sample's writer after sample_timeout_s."""
     stream = folder_stream(photos, pipeline=SHORTER)
@@ -172,6 +176,7 @@ def test_a_shard_without_any_good_sample_is_named(config, broken, tmp_path):
     assert len(digests(tmp_path / "out")) == 40
 
 
+@pytest.mark.thorough
 def test_a_folder_belongs_to_one_command(config, tmp_path):
     """Another running command, other options or steps, and foreign files are each rejected."""
     file = config()
@@ -191,6 +196,7 @@ def test_a_folder_belongs_to_one_command(config, tmp_path):
     assert f"{tmp_path}/mine is not empty (file)" in other.stderr
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_is_told(config, tmp_path):
     """The command removes the unfinished shard."""
 

@@ -135,6 +135,7 @@ def test_a_class_without_a_good_file_keeps_its_number(config, tmp_path):
     assert all(content.startswith(b"\xff\xd8") for content in written_files(tmp_path / "out").values())
 
 
+@pytest.mark.thorough
 @needs_extension
 def test_killed_writers_of_files_are_followed_by_others(config, photos, tmp_path):
     """Another writer restarts the unfinished work, and no unfinished file is left."""

@@ -95,6 +95,7 @@ def test_streams_are_added_removed_and_left_alone(reloading):
     assert "last reload" in command("status", address=it.daemon.address).stdout
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading):
     """The output lists the problems of `batchd check`; a file that is not TOML has one, too.
 
@@ -118,6 +119,7 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
         assert len(list(connection.stream("photos", epochs=1))) == 10
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(("descriptors_max", "holds_blanks"), [(8_000, False), (1_000, True)])
 def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading, descriptors_max, holds_blanks):
     """The trainer gets each batch once, in order, and keeps its slots; no descriptor is lost.
@@ -156,6 +158,7 @@ def slot_descriptors(daemon):
     return sum("memfd:batchd-slot" in name for name in descriptors_of(daemon.pid).values())
 
 
+@pytest.mark.thorough
 def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
     """A restart with another configuration does the same; new trainers get the new stream."""
     it = reloading()
@@ -168,6 +171,7 @@ def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
             assert len(list(new)) == 10
 
 
+@pytest.mark.thorough
 def test_workers_come_and_go_without_a_death(reloading):
     """Surplus workers finish their orders; no row is lost, and no death is counted."""
     it = reloading()
@@ -187,6 +191,7 @@ def test_workers_come_and_go_without_a_death(reloading):
     assert it.daemon.status()["daemon"]["worker_deaths"] == 0
 
 
+@pytest.mark.thorough
 def test_a_stopped_stream_restarts_with_a_reload_once_the_cause_is_mended(start_daemon, tmp_path):
     """Neither the stream's settings nor anything that a scan finds has changed."""
     write_photos(tmp_path, {"cat": 40}, height=72, width=96)
@@ -208,6 +213,7 @@ def test_a_stopped_stream_restarts_with_a_reload_once_the_cause_is_mended(start_
     assert it.reload({"photos": stream}) == "nothing has changed"
 
 
+@pytest.mark.thorough
 def test_keys_of_the_daemon_that_have_changed_are_named(reloading):
     """The command names them even if no stream changed; some apply, others need a restart."""
     it = reloading()
@@ -249,6 +255,7 @@ def test_a_hangup_during_the_first_scan_is_done_after_it(start_daemon, photos):
     assert {stream["name"] for stream in daemon.status()["streams"]} == {"photos", "more"}
 
 
+@pytest.mark.thorough
 def test_a_change_that_is_taken_back_while_it_is_read_is_taken_back(reloading, photos):
     """The second reading begins when the first one ends, and sees its changes."""
     it = reloading(others={"more": folder_stream(photos, seed=5)}, faults={"rescan.sent": "stop"})
@@ -276,6 +283,7 @@ def test_reading_the_configuration_gives_way_to_workers_trainers_and_the_end(rel
     assert it.daemon.log_lines("configuration not reloaded")[-1]["reason"] == "the daemon is shutting down"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reloads", [RELOADS[0], pytest.param(RELOADS[1], marks=pytest.mark.slow)])
 def test_many_reloads_leave_two_trainers_exact_and_nothing_behind(reloading, reloads):
     """A stream is added, read and removed each time; two trainers read another one throughout."""
@@ -361,6 +369,7 @@ def mappings(pid, what):
     return sum(f"memfd:batchd-{what}" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
 
 
+@pytest.mark.thorough
 def test_a_push_stream_keeps_its_mailbox_unless_it_has_changed(start_daemon, photos, tmp_path):
     """The next batch has the queued samples; the mailbox of a changed stream loses them.
 

@@ -67,6 +67,7 @@ def servers(web, bucket, google):
     return web, bucket, google
 
 
+@pytest.mark.thorough
 def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, photos, tmp_path, servers):
     """Rows are read by value and by row group, with class names; a worker is killed meanwhile."""
     web, bucket, google = servers
@@ -92,6 +93,7 @@ def test_rows_on_servers_give_the_batches_that_the_files_give(start_daemon, phot
         assert [connection.bad(name).total for name in streams] == [0] * 7
 
 
+@pytest.mark.thorough
 def test_what_fails_in_rows_on_a_server_is_asked_again_or_named(start_daemon, photos, tmp_path, web):
     """Passing faults cost time and no sample; every row of a changed or missing file is bad."""
     streams = {}
@@ -241,6 +243,7 @@ def test_each_block_of_neighbours_is_read_by_one_request(start_daemon, web, bloc
     assert samples(found) == list(range(48))
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("workers", "faults"), [(2, {}), (5, {}), (2, {"worker.chunk.written": "kill@4"})], ids=["two", "five", "killed"]
 )

@@ -91,6 +91,7 @@ def all_rows(connection, name):
     return rows, counts
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_rows_have_the_bytes_that_they_have_without_a_budget(start_daemon, streams, workers):
     """Slots are used again for other buckets; near and far trainers, and a lost worker."""
@@ -108,6 +109,7 @@ def test_rows_have_the_bytes_that_they_have_without_a_budget(start_daemon, strea
     assert daemon.stream_status("pictures")["mismatched_batches"] == 0
 
 
+@pytest.mark.thorough
 def test_worker_hosts_fill_rows_with_the_room_of_their_bucket(start_daemon, tmp_path, streams):
     daemon = start_daemon(streams, **pool_keys(), chunk_rows=2, memory="64MiB")
     with worker_hosts(tmp_path) as start_host:
@@ -123,6 +125,7 @@ def test_worker_hosts_fill_rows_with_the_room_of_their_bucket(start_daemon, tmp_
     assert link["disagreements"] == 0
 
 
+@pytest.mark.thorough
 def test_a_slot_takes_what_the_budget_needs(streams, start_daemon):
     """The pictures of a batch of 8 x 64 x 64 pixels have 5,000 of them at most."""
     daemon = start_daemon(streams, memory="64MiB")
@@ -162,6 +165,7 @@ def test_a_batch_is_the_same_by_its_position_and_replayed(start_daemon, streams)
                     assert (len(replayed.rows), replayed.crc32) == (rows, crc32)
 
 
+@pytest.mark.thorough
 def test_a_stream_of_a_reload_has_its_rooms_and_digests(start_daemon, tmp_path, streams):
     """The digest of an epoch has the checksums where the layout of each bucket has them."""
     found = []

@@ -68,11 +68,13 @@ def others(usual, found):
     return [name for name, made in usual.items() if found[name] != made]
 
 
+@pytest.mark.thorough
 def test_steps_make_the_same_on_a_processor_without_anything(inputs, usual):
     """The processor has only the vectors of every x86-64: no IPP, no fused multiply-add."""
     assert others(usual, sums(inputs, BARE)) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not resample.IS_BUILT, reason="the extension was not built, so there is nothing to compare with")
 def test_steps_make_the_same_without_the_extension(inputs, usual):
     """Steps in numpy replace the extension with equal pixels."""

@@ -56,6 +56,7 @@ def test_a_daemon_tells_of_its_life(
     assert re.fullmatch(r"STATUS=1 stream, 2 workers, 0 trainers, 0 samples/s", ready[1])
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_daemon_that_reserves_at_its_start_is_ready_when_it_has_all_memory(
     assert daemon.stream_status()["slots"] == stream["slots_max"]
 
 
+@pytest.mark.thorough
 def test_a_reload_tells_how_far_its_scan_is(
     manager: NotifySocket, start_daemon: Callable[..., DaemonProcess], start_trainer: Callable[..., TrainerProcess]
 ) -> None:

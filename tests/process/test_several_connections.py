@@ -42,6 +42,7 @@ def remote_trainers(daemon):
     return [one for one in daemon.status()["trainers"] if one["transport"] == "tcp"]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("connections", [2, 3, PARTS_MAX])
 @pytest.mark.parametrize("stream", ["photos", "large"])
 def test_the_batches_are_the_same_over_any_number_of_connections(daemon, stream, connections):
@@ -74,6 +75,7 @@ def test_a_number_that_cannot_be_is_refused_by_name(daemon, monkeypatch, number)
         batchd_client.connect(daemon.tcp_address, connections=PARTS_MAX + 1)
 
 
+@pytest.mark.thorough
 def test_parts_go_over_all_connections(daemon):
     """Each connection carries a fair share of a large batch."""
     with Proxy(port_of(daemon)) as proxy:

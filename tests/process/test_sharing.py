@@ -195,6 +195,7 @@ def test_only_so_many_epochs_are_decoded_as_the_trainer_says(daemon):
         assert daemon.stream_status("once")["decoded_batches"] == STEPS
 
 
+@pytest.mark.thorough
 def test_256_trainers_of_one_stream_are_served_together(start_daemon, photos):
     """Each takes a batch, holds none and stays: what came to it beyond that refuses nobody."""
     daemon = start_daemon({"photos": folder_stream(photos, batch_size=2, window=64)}, sessions_max=300)

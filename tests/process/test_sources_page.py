@@ -175,6 +175,7 @@ def serving(start_daemon, tmp_path):
     return serving
 
 
+@pytest.mark.thorough
 def test_each_sample_is_what_the_data_writes_or_bad_with_its_reason(serving):
     """Nothing is cut, wrapped or guessed, whatever the source."""
     daemon, names = serving({name: make for name, (make, _samples) in SAMPLES.items()})

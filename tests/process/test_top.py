@@ -123,6 +123,7 @@ def test_a_terminal_of_another_size_is_drawn_again(daemon, start_top):
     assert b"replaced" not in terminal.seen
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_goes_away_or_does_not_answer_is_shown_as_such(start_daemon, start_top):
     """The last numbers stay until it returns. Only the time reveals a silent living daemon."""
     daemon = start_daemon()
@@ -152,6 +153,7 @@ def test_what_goes_wrong_leaves_the_terminal_as_it_was(daemon, start_top):
     assert terminal.is_restored()
 
 
+@pytest.mark.thorough
 def test_a_pipe_gets_one_frame(daemon):
     """The output has no terminal sequences."""
     for arguments in (["--once"], []):

@@ -54,6 +54,7 @@ def test_one_worker_and_two_give_the_same_bytes(daemon, start_daemon, videos):
             assert [see(single), see(single)] == [see(many), see(many)]
 
 
+@pytest.mark.thorough
 def test_frames_and_clips_come_with_label_time_and_path(daemon):
     """Each sample shows the number that its index requires."""
     assert "image uint8[4, 4, 24, 32, 3]" in batchd("check", daemon.config).stdout

@@ -36,6 +36,7 @@ def weighted(photos, tmp_path):
     return {**folder_stream(photos), "weights": {"file": str(tmp_path / "weights.npy")}, "batch_size": 4}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, weighted, changing, workers, chunk_rows):
     """The test's own process computes two epochs of each."""
@@ -89,6 +90,7 @@ def test_ranks_change_their_shares_at_the_same_batch(start_daemon, changing):
     assert (mixed.size, mixed.sum()) == (24, 12)
 
 
+@pytest.mark.thorough
 def test_trainers_and_worker_hosts_elsewhere_have_the_same_bytes(start_daemon, start_host, weighted, changing):
     """A worker host makes draws and shares from the index that it gets."""
     streams = {"photos": weighted, "changing": changing}

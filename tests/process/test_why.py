@@ -114,6 +114,7 @@ def pause(seconds: float, every: int = 1) -> Callable[[int], None]:
     return lambda taken: time.sleep(seconds if taken % every == every - 1 else 0)
 
 
+@pytest.mark.thorough
 def test_without_a_trainer_no_stream_has_a_verdict(daemon):
     """A stream that does not exist is an error."""
     printed = batchd("why", "--seconds", "0.5", address=daemon.address).stdout
@@ -141,6 +142,7 @@ def test_nothing_is_claimed_where_nothing_is_wrong(daemon):
     assert any(f": {kind}: " in line for kind in ("trainer-bound", "fed"))
 
 
+@pytest.mark.thorough
 def test_a_slow_step_is_named(daemon):
     """A user's function takes 200 ms: longer than any wait for shared CPUs."""
     with reading(daemon.address, "slow-step"):
@@ -175,6 +177,7 @@ def test_a_ring_that_is_too_small_is_told(daemon):
     assert "a ring of 2 slots for a window of 6" in verdict["proof"]
 
 
+@pytest.mark.thorough
 def test_a_throttled_link_is_told(daemon):
     """Batches of small photographs are large; the link delays every 64 KiB."""
     with Proxy(int(daemon.tcp_address.rpartition(":")[2])) as far:
@@ -195,6 +198,7 @@ def test_a_few_large_files_among_small_ones_are_named(daemon):
     assert "huge" in verdict["proof"]
 
 
+@pytest.mark.thorough
 def test_bad_samples_that_take_long_are_told(daemon):
     """Three quarters are bad, each after 200 ms: longer than any wait for shared CPUs."""
     with reading(daemon.address, "bad-files"):

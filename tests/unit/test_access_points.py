@@ -181,6 +181,7 @@ def test_points_of_other_bytes_are_not_used():
         assert not same_as_without(other, CORNER, record)
 
 
+@pytest.mark.thorough
 def test_a_damaged_record_is_not_used_or_does_no_harm():
     """The checksum shows damage; under a right one, no content makes a read out of bounds."""
     data = jpeg_of(WIDE)
@@ -392,6 +393,7 @@ def test_arguments_are_checked():
         _jpeg.decode(data, bytearray(100), "rgb", 8, size_of(data), CORNER, record_of(data))
 
 
+@pytest.mark.thorough
 def test_many_calls_leave_no_memory_behind():
     data, broken = jpeg_of(WIDE), jpeg_of(WIDE)[:-300] + JPEG_END
     record, other = record_of(data), record_of(jpeg_of(WIDE, quality=70))

@@ -96,6 +96,7 @@ def test_damaged_page_headers_are_refused(tmp_path: Path, damage: int) -> None:
     assert outcome.startswith(f"{file}: ")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked_scans")
 def test_a_scan_in_its_own_process_has_a_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused with what it may take, and the daemon's process is as it was."""
@@ -125,6 +126,7 @@ except SourceInvalid as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_scan_in_the_daemons_process_has_a_limit_of_memory(tmp_path: Path) -> None:
     """Every other source reports its progress, and is refused with what it may take.
 

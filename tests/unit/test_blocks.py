@@ -4,6 +4,7 @@ import tracemalloc
 from math import sqrt
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +108,7 @@ def test_samples_of_a_window_stand_equally_often_at_each_of_its_places():
     assert abs(chi_square - 63**2) / sqrt(2 * 63**2) < DEVIATIONS
 
 
+@pytest.mark.thorough
 def test_blocks_are_equally_often_in_each_window():
     """Two blocks are in one window as often as any two others."""
     order, epochs, blocks = BlockOrder(starts_of([3] * 40), 5, 6), 250, 40

@@ -147,11 +147,13 @@ def flat_files() -> Iterable[tuple[str, bytes]]:
     yield "page", bombs.flat_png(3508, 2480, 1, 0)
 
 
+@pytest.mark.thorough
 def test_real_images_of_one_colour_are_served():
     """No ordinary image that a library writes is refused as a bomb."""
     assert {name: why for name, data in flat_files() if (why := refusal(data))} == {}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("height", "width", "bits", "colors"),
     [(7016, 4961, 1, 0), (6000, 4000, 4, 3)],
@@ -238,6 +240,7 @@ def largest_files():
     yield "animated webp", bytes(animated)
 
 
+@pytest.mark.thorough
 def test_no_file_of_4_kib_takes_more_than_64_mb(tmp_path):
     """The test decodes the largest accepted image of each format in its own process."""
     for name, data in largest_files():

@@ -212,6 +212,7 @@ def test_a_sample_above_the_budget_is_named():
     assert (caught.value.item, caught.value.size) == (1, 9)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("world_size", [1, 3, 16])
 def test_ranks_have_equal_steps_of_a_budget(world_size):
     """Also from the middle of an epoch on: together each sample once."""
@@ -304,6 +305,7 @@ def test_the_order_of_buckets_never_changes():
     assert of_budget.order.digest == "67d299fc7792b631bf6c935682f19b484c8197caee094c5c94d9c9d94c9a9346"
 
 
+@pytest.mark.thorough
 def test_a_batch_far_into_ten_million_samples_needs_the_shared_table_alone():
     """Four bytes a sample in the index that all workers share, and no other table."""
     sizes = np.random.default_rng(0).integers(1, 4_000, 10**7)

@@ -109,6 +109,7 @@ def test_a_result_that_does_not_match_its_declaration_is_a_bad_sample(write, bod
         run(Call(function="mine:fn", outputs={"score": "float32"}))
 
 
+@pytest.mark.thorough
 def test_what_a_function_keeps_is_not_overwritten(write):
     """A function that keeps arrays does not change the next sample or the source's arrays."""
     write(

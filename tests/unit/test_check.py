@@ -111,6 +111,7 @@ def test_a_source_that_only_a_scan_finds_wrong_is_reported_beside_other_problems
     assert {"daemon.memory"} | wanted == set(short)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
@@ -400,6 +401,7 @@ twice = two
 """
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("source", "call", "message"),
     [
@@ -725,6 +727,7 @@ GRAY = 'pipeline = [{ op = "decode", color = "gray" }, { op = "pad", size = [64,
 OTHERS = '{ type = "npy", path = "x.npy" }'
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("one", "other", "advice"),
     [

@@ -95,6 +95,7 @@ def test_help_imports_no_command() -> None:
     assert shown.splitlines()[-1] == "[]"
 
 
+@pytest.mark.thorough
 def test_the_daemon_loads_nothing_that_libraries_import_for_other_programs() -> None:
     """It starts in less time. What is used after all is there."""
     code = (
@@ -200,6 +201,7 @@ def test_check_shows_the_streams_to_serve(config_file: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_check_says_which_streams_worker_hosts_may_fill(config_file: Path) -> None:
     """It says why other streams stay local; without an address for worker hosts it says nothing."""
     with config_file.open("a") as file:
@@ -218,6 +220,7 @@ def test_check_says_which_streams_worker_hosts_may_fill(config_file: Path) -> No
     assert "worker hosts" not in without
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("config_file")
 def test_check_names_the_ring_size_that_the_pool_needs() -> None:
     """With the memory that it names the ring is large enough, and with 1 MiB less it is not."""

@@ -118,6 +118,7 @@ def test_interrupt_at_any_place_of_next_loses_and_repeats_nothing(fake, daemon, 
     assert fake.stream.steps > stream.step == taken[-1] + 2  # the last call was not interrupted
 
 
+@pytest.mark.thorough
 def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_nothing(fake, daemon, monkeypatch) -> None:
     """The sweep covers the detection, the report, the pause and the new subscription."""
     monkeypatch.setattr(client_reader, "MISMATCH_PAUSE_S", 1e-6)
@@ -151,6 +152,7 @@ def test_interrupt_at_any_place_of_next_with_a_wrong_batch_loses_and_repeats_not
     assert {mismatched.sequence for mismatched in fake.heard_of(Mismatched)} == {0}
 
 
+@pytest.mark.thorough
 def test_interrupt_at_any_place_of_next_with_a_slot_in_transit_loses_and_repeats_nothing(fake) -> None:
     """The handle has arrived, and its memory is still unread on the lifeline."""
     place, happened = 1, True
@@ -346,6 +348,7 @@ def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -
     assert place > 100
 
 
+@pytest.mark.thorough(after=1)
 @SWALLOWED
 @pytest.mark.parametrize("moments", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, moments: int) -> None:

@@ -121,6 +121,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_program_ends_silently(fake, ending: str) -> None:
     """It does not hang or warn, and the daemon sees the end of the lifeline."""
@@ -167,6 +168,7 @@ CLOSED_LATE = {
 }
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("closed", CLOSED_LATE.values(), ids=CLOSED_LATE)
 def test_connection_is_closed_after_the_program_has_ended_it(fake, closed: str) -> None:
     """Nothing is left to do then, and the daemon does not have to be waited for."""
@@ -208,6 +210,7 @@ def test_connection_that_the_program_has_ended_refuses_use(fake) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\nclosed\n", "")
 
 
+@pytest.mark.thorough
 def test_thread_that_waits_for_a_batch_can_be_joined_at_the_end(fake) -> None:
     """A function that runs after the connection's end joins the thread."""
     fake.grants_at_most = 0
@@ -264,6 +267,7 @@ def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
     assert re.fullmatch(r"train\.py-\d+", fake.heard[0].name)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_program_that_may_start_no_thread_gets_an_error(fake, threads) -> None:
     """ZeroMQ would abort the program.

@@ -164,6 +164,7 @@ def test_reports_of_many_rows_go_in_messages_that_a_daemon_reads() -> None:
     np.testing.assert_array_equal(joined, np.tile(np.arange(rows, dtype=np.float32), 4))
 
 
+@pytest.mark.thorough
 def test_sent_reports_are_kept_within_a_limit_for_the_next_session() -> None:
     """The newest are; one that was replaced meanwhile is sent in its last form alone."""
     reports, count = Reports("photos"), 2 * SENT_BYTES // 36

@@ -206,6 +206,7 @@ def test_another_process_asks_for_the_length(write, survey, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.thorough
 def test_the_digest_knows_source_options_length_and_the_text(write, survey):
     """A change of any of these makes a saved position invalid."""
     text = "def Data(n): return range(n)"
@@ -225,6 +226,7 @@ def test_the_digest_knows_source_options_length_and_the_text(write, survey):
     assert scan_python(survey, length_timeout_s=5.0).digest == digests[0]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

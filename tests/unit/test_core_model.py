@@ -23,8 +23,8 @@ DRAIN_TURNS = 150
 STREAMS_MAX = 4
 ORDERS_A_TURN = 4
 NO_SAMPLE = 1 << 20
-EXAMPLES_MIN = 150
-"""The examples are cheap and the core is central: so there are more than in other tests."""
+MANY_EXAMPLES = settings(max_examples=max(150, settings.default.max_examples))
+"""They are cheap, and the core is central."""
 
 specs = st.fixed_dictionaries(
     {
@@ -350,4 +350,10 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))
+
+
+@pytest.mark.thorough
+class TestCoreLong(TestCore):
+    """The same with more examples."""
+
+    settings = MANY_EXAMPLES

@@ -114,6 +114,7 @@ def test_without_replacement_equal_keys_are_taken_in_the_order_of_samples():
     assert draws.samples_of(0, np.arange(10)).tolist() == list(range(10))
 
 
+@pytest.mark.thorough
 @given(weights=st.lists(st.floats(0.1, 9), min_size=12, max_size=60), seed=KEYS, epoch=st.integers(0, 9))
 def test_draws_of_blocks_stay_near_each_other(weights, seed, epoch):
     """A shuffle of blocks with one open block has the draws of each block together."""
@@ -135,6 +136,7 @@ def test_draws_of_blocks_stay_near_each_other(weights, seed, epoch):
         assert plan.occurrences(epoch, sample).tolist() == np.flatnonzero(drawn == sample).tolist()
 
 
+@pytest.mark.thorough
 def test_a_position_far_away_takes_no_walk():
     """10,000,000 samples: a batch of step 1,000,000 takes what a batch of step 0 takes."""
     weights = np.random.default_rng(2).gamma(0.5, size=10**7)

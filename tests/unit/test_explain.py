@@ -59,6 +59,7 @@ def put(folder: Path, **files: bytes) -> None:
         (folder / "photos" / name.replace("_", ".")).write_bytes(data)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(("is_built", "how"), [(True, "alone"), (False, "cut from 200 x 160")])
 def test_each_sample_has_its_box_and_its_steps(folder, is_built, how, monkeypatch) -> None:
     """The header alone gives the decoder of a JPEG's crop, and the reasons to decode it whole."""
@@ -97,6 +98,7 @@ def test_scales_and_turns_are_shown_for_the_stored_image(folder) -> None:
     assert row.endswith("scaled to 50 x 40 (auto), transposed, flipped left to right")
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("steps", "done"),
     [
@@ -128,6 +130,7 @@ def test_streams_without_such_a_plan_say_why(folder) -> None:
     assert explain(folder, "", push) == ["s: its samples are not there yet"]
 
 
+@pytest.mark.thorough
 def test_file_names_cannot_control_a_terminal(folder) -> None:
     """Unusual characters are escaped."""
     (folder / "photos").mkdir()
@@ -170,6 +173,7 @@ BUILT = pytest.mark.skipif(
 )
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("steps", "keys", "first", "last"),
     [
@@ -274,6 +278,7 @@ def texts_of(folder: Path) -> str:
     return '{ type = "tokens", path = "a.bin", format = "megatron", dtype = "uint16" }'
 
 
+@pytest.mark.thorough
 def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
     """Both are compared with the same stream without the key."""
     pad = '{ op = "pad_batch", field = "tokens", max_shape = [64] }'
@@ -291,6 +296,7 @@ def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
     assert slot == "s: a slot takes 8.0 KiB, for 8 rows"
 
 
+@pytest.mark.thorough
 def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
     """The slot has room for that, or for the most of the largest, which is said, too."""
     pad = '{ op = "pad_batch", field = "tokens", max_shape = [64] }'

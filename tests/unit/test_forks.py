@@ -106,6 +106,7 @@ def test_a_fork_server_that_sends_nonsense_is_killed(started):
     assert it.gone() == [(1, "it could not be started")]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("dies", "program"),
     [("worker", REAL), ("fork server", REAL), ("fork server", ENDS_FIRST)],
@@ -222,6 +223,7 @@ def test_the_daemon_imports_nothing_that_its_first_batch_can_do_without():
     }
 
 
+@pytest.mark.thorough
 def test_a_daemon_with_threads_starts_its_fork_server_instead():
     """A fork could hang on a lock that one of them holds, as those of a sitecustomize may."""
     *_others, is_started = told_by(EARLY, "with a thread")

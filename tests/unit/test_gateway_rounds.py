@@ -55,7 +55,6 @@ REGISTER = Register(LINK_VERSION, "1.2.3", CONTENT_VERSION, "pod-1", "node-1", 7
 WORKERS = (0, 1)
 OF_OTHERS = 1 << 40
 """What the row of an order has after another worker has filled it."""
-EXAMPLES_MIN = 50
 
 Key = tuple[int, int, int]
 """Link, worker, order. Each order has one row, the one with its number."""
@@ -438,4 +437,10 @@ class Rounds(RuleBasedStateMachine):
 
 
 TestRounds = Rounds.TestCase
-TestRounds.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))
+
+
+@pytest.mark.thorough
+class TestRoundsLong(TestRounds):
+    """The same with more examples."""
+
+    settings = settings(max_examples=max(50, settings.default.max_examples))

@@ -8,6 +8,8 @@ from dataclasses import replace
 from math import isclose
 from typing import Any
 
+import pytest
+
 from batchd.observe.diagnosis.overview import Overview, overview_between
 from batchd.observe.http.status_client import (
     FINE_POINTS,
@@ -74,6 +76,7 @@ def test_values_older_than_the_plots_are_removed():
     assert {one["of"][0] for one in history.plain(TICK)} == {"photos"}
 
 
+@pytest.mark.thorough
 def test_memory_is_limited_for_any_number_of_series():
     """Further series count together: rates as their sum, waiting as the worst value."""
     stream, trainer = overview().streams[0], overview().trainers[0]

@@ -118,6 +118,7 @@ def test_an_unchanged_index_needs_no_process(tmp_path, monkeypatch) -> None:
     assert scan_source(source, nothing, cache, Storage()).digest == first.digest
 
 
+@pytest.mark.thorough
 def test_a_file_of_a_server_is_scanned_with_the_limits_of_its_parent(tmp_path, web: FileServer) -> None:
     """Only a process without retries stops after one request."""
     file = write_parquet(tmp_path / "a.parquet", COLUMNS)

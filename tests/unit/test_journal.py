@@ -183,6 +183,7 @@ def _reread(content, path):
         return None
 
 
+@pytest.mark.thorough
 def test_each_cut_and_each_flipped_byte_is_damage_or_leaves_whole_records(open_journal, slot, tmp_path):
     """No content of a file raises anything else."""
     with open_journal() as journal:

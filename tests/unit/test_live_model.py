@@ -18,7 +18,6 @@ PRODUCERS = 1000
 """Sessions from this number on belong to producers."""
 GOAL_BATCHES = 3
 DRAIN_TURNS = 200
-EXAMPLES_MIN = 60
 
 specs = st.fixed_dictionaries(
     {
@@ -223,4 +222,10 @@ class LiveMachine(RuleBasedStateMachine):
 
 
 TestLive = LiveMachine.TestCase
-TestLive.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))
+
+
+@pytest.mark.thorough
+class TestLiveLong(TestLive):
+    """The same with more examples."""
+
+    settings = settings(max_examples=max(60, settings.default.max_examples))

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "logs.md"
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception")
@@ -94,6 +96,7 @@ def test_each_warning_and_error_says_what_to_do():
             assert match[4].strip(), match[1]
 
 
+@pytest.mark.thorough
 def test_an_event_has_one_level():
     """A filter by level must not hide a part of an event."""
     names = [event for event, _level in events_in_the_code()]

@@ -53,6 +53,7 @@ def test_each_pass_of_a_part_has_each_sample_once(sizes, length, seed, shuffle):
         assert counts.max() - counts.min() <= 1
 
 
+@pytest.mark.thorough
 @given(mixtures())
 def test_all_places_of_a_sample_are_known(made):
     mixture, sizes, _segments, rows = made

@@ -113,6 +113,7 @@ def test_files_of_their_own_have_blocks_of_samples_alone(tmp_path):
         starts(tmp_path, folder, '{ blocks = 2, block_bytes = "1MiB" }')
 
 
+@pytest.mark.thorough
 def test_every_kind_of_golden_source_has_blocks_that_cover_it(tmp_path):
     """Of all sources on disk; the blocks by bytes exist where sizes are known."""
     data = tmp_path / "data"

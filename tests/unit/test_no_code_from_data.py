@@ -96,6 +96,7 @@ def sources():
 SOURCES = sources()
 
 
+@pytest.mark.thorough
 def test_no_module_has_a_way_to_make_code_from_data():
     """Shells, pickling queues and pointers are forbidden; an exception needs a reason and a use."""
     found = [(module, *finding) for module, source in SOURCES.items() for finding in forbidden_in(source)]

@@ -131,6 +131,7 @@ def test_a_worker_brings_along_nothing_of_the_daemon() -> None:
     assert not loaded & {"pydantic", "click", "zmq", "structlog", "rich", "batchd_client", "multiprocessing"}
 
 
+@pytest.mark.thorough
 def test_the_daemon_brings_along_no_decoders() -> None:
     """The daemon never decodes pixels, so a hostile image cannot reach it."""
     loaded = loaded_by("batchd.daemon.serve")
@@ -147,6 +148,7 @@ def test_the_observer_brings_along_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     "command", ["bad", "config", "logs", "main", "reload", "status", "stop", "top", "why", "worker"]
 )
@@ -162,6 +164,7 @@ KINDS = {"arrays", "csv", "jsonl", "lmdb", "parquet", "tfrecord", "tokens", "vid
 """Folders of sources that only a stream with such a source needs."""
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("process", ["batchd.worker.loop", "batchd.daemon.serve", "batchd.pool.worker_host.host"])
 def test_kinds_of_sources_are_loaded_for_a_stream_that_has_them(process) -> None:
     """Every worker loads sources of files, because they are the most usual."""
@@ -195,6 +198,7 @@ def _offences(path: Path) -> list[str]:
     return [f"{path.name}: {offence}" for offence in found]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_no_data_can_become_code(package) -> None:
     """The shipped code contains no pickle, marshal, shelve, eval or exec."""

@@ -8,7 +8,6 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
@@ -18,7 +17,7 @@ from batchd.core.links import DISAGREEMENTS_MAX, PROOF_ROWS, PROOFS_MAX, LinkRul
 from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld
 from support.core_world import World, make_spec, pick
-from unit.test_core_model import EXAMPLES_MIN, CoreMachine
+from unit.test_core_model import MANY_EXAMPLES, CoreMachine
 
 HOSTS_MAX = 3
 
@@ -132,9 +131,21 @@ class SharingMachine(PoolMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=max(EXAMPLES_MIN, settings.default.max_examples))
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = TestPool.settings
+
+
+@pytest.mark.thorough
+class TestPoolLong(TestPool):
+    """The same with more examples."""
+
+    settings = MANY_EXAMPLES
+
+
+@pytest.mark.thorough
+class TestSharingLong(TestSharing):
+    """The same with more examples."""
+
+    settings = MANY_EXAMPLES
 
 
 # --- one event at a time -------------------------------------------------------------------------
@@ -375,6 +386,7 @@ def test_a_late_worker_keeps_no_other_of_its_host_from_a_comparison(first_proof)
         world.pull(1)
 
 
+@pytest.mark.thorough
 def test_so_many_links_are_compared_at_a_time() -> None:
     """A thousand pods may start at once."""
     world = pool_world()

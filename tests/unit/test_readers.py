@@ -3,6 +3,7 @@
 The idle slot that is needed last is compared with a search of all slots.
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
             assert found == ({} if read is None else dict.fromkeys(read[1], read[0]))
 
 
+@pytest.mark.thorough
 @many_examples
 @given(stream=streams(), data=st.data())
 def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(stream, data):

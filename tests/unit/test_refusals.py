@@ -229,6 +229,7 @@ def assert_both_refuse(both: Both, said: str) -> None:
     assert refusal_code in {code, 1}
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(
     ("prepare", "daemon", "stream", "said"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
@@ -242,6 +243,7 @@ def test_what_serve_refuses_check_refuses_in_the_same_words(
     assert_both_refuse(both, said)
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("key", ["http", "tcp"])
 def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
     """The check binds the address and releases it."""
@@ -264,6 +266,7 @@ def test_descriptors_that_cannot_suffice_are_found(both: Both, monkeypatch: pyte
     assert_both_refuse(both, f"descriptors at least, have {OWN_DESCRIPTORS}")
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("spoil", ["link", "open"])
 def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str) -> None:
     """The name of the file is known after a complete scan of the source."""
@@ -283,6 +286,7 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
     assert_both_refuse(both, "is a link: remove it" if spoil == "link" else "can be written by other users")
 
 
+@pytest.mark.thorough
 def test_where_a_daemon_runs_its_memory_and_its_addresses_are_its_own(both: Both) -> None:
     """A new configuration can be checked beside it, and the output lists the skipped checks."""
     both.write("", f"{ARRAY}\nbatch_size = 65536")
@@ -306,6 +310,7 @@ UNSEEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize(("prepare", "stream", "said"), [case[1:] for case in UNSEEN], ids=[case[0] for case in UNSEEN])
 def test_what_check_does_not_look_at_it_says(
     both: Both, prepare: Callable[[Path], object], stream: str, said: str

@@ -158,6 +158,7 @@ def test_a_scan_says_that_it_gets_on(served) -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("eager")
 def test_a_scan_says_how_long_it_may_be_silent(tmp_path, photos) -> None:
     """The time includes that of servers, and of users' functions in any part of the source."""

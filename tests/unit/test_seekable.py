@@ -330,6 +330,7 @@ def test_a_restart_interval_of_any_length_does_no_harm():
     assert "reason" in outcomes
 
 
+@pytest.mark.thorough
 def test_flipped_bytes_give_pixels_or_a_reason():
     """Any byte of header or data may change, with any box: the process survives."""
     random = np.random.default_rng(3)

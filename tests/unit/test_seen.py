@@ -116,6 +116,7 @@ def _read(plan, packs, bad, legs, until):
     return {key: tuple(zip(*sorted(ranks), strict=True)) for key, ranks in read.items()}
 
 
+@pytest.mark.thorough
 @given(
     kind=st.sampled_from(KINDS),
     batch_size=st.integers(1, 6),
@@ -359,6 +360,7 @@ def test_a_row_of_a_shared_batch_has_its_number_in_the_batch_of_its_rank_too(cla
     assert "  epoch 0, step 2, row 0, rank 0: sample " in printed
 
 
+@pytest.mark.thorough
 def test_the_command_lists_places_of_few_samples_and_counts_many(classes, capsys, tmp_path):
     """Text and JSON have the same places; --rows says what was drawn, and which row is bad."""
     folder, config = classes

@@ -110,6 +110,7 @@ def foreign_rows(world: World) -> int:
     return found
 
 
+@pytest.mark.thorough
 def test_hosts_fill_hardly_any_rows_of_other_shares() -> None:
     """A few rows are allowed, because shares of the batches ahead differ by chance."""
     world, links = sharing_world(samples=20_000)

@@ -1,6 +1,7 @@
 """The images of the demo and the benchmarks are like photographs for a decoder."""
 
 import numpy as np
+import pytest
 
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.synthetic_images import PATTERNS, make_photos
@@ -26,6 +27,7 @@ def test_photos_are_sorted_into_classes_and_look_like_photographs_to_a_decoder(t
     assert all(60_000 < len(data) < 120_000 for data in made.values())
 
 
+@pytest.mark.thorough
 def test_a_seed_gives_the_same_photos_and_another_seed_gives_others(tmp_path):
     """A larger count adds photos and changes none of the others."""
     for name, count, seed in (("one", 9, 3), ("more", 10, 3), ("other", 9, 4)):

@@ -58,6 +58,7 @@ def test_a_rehearsal_goes_through_all_of_it_and_measures_nothing(rehearse):
     assert "\n".join(lines) in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which the script would measure")
 def test_without_a_gpu_nothing_is_measured_unless_a_rehearsal_is_asked_for(rehearse):
     """The script says so, and writes nothing."""

@@ -63,6 +63,7 @@ def numbers(steps):
     return [number for step in steps for number in step["numbers"]]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.jobs)])
 def test_the_ranks_of_a_job_read_every_sample_once_in_an_epoch(daemon, tmp_path, ranks):
     """All ranks take the same number of steps, also at the end, so no rank waits for another."""

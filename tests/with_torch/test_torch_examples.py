@@ -83,6 +83,7 @@ def until(example, beginning):
     raise AssertionError(example.stderr.read())
 
 
+@pytest.mark.thorough
 def test_the_resnet_trains_to_the_end(run, photos, tmp_path):
     """Every step prints its loss; a second run has nothing left to do."""
     command = resnet(photos, tmp_path / "out", 1)

@@ -24,6 +24,7 @@ for restart in sys.stdin:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("restarts", [1, pytest.param(2, marks=pytest.mark.jobs)])
 def test_a_script_ends_with_a_loader_open_that_has_reconnected(tmp_path, restarts):
     """The lifeline is then younger than the loader, so it is finalised first."""

@@ -44,6 +44,7 @@ def numbers_of(batches):
     return [number for batch in batches for number in batch["index"].tolist()]
 
 
+@pytest.mark.thorough(after=1)
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
     """The script exits without waiting, whatever it holds, and the daemon has its slots back."""
@@ -71,6 +72,7 @@ def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon,
     gone(daemon)
 
 
+@pytest.mark.thorough
 def test_a_forked_child_does_not_disturb_its_parent(daemon):
     """The child gets an error with the remedy, and the parent continues."""
     said, status, errors = end(start("torch_program", "fork_and_go_on", daemon))
@@ -159,6 +161,7 @@ def test_a_data_loader_passes_whole_batches_on(load):
         dataset.load_state_dict({"epoch": 1})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.jobs)])
 def test_in_a_worker_of_a_data_loader_it_says_what_to_do(daemon, context):
     """Each worker would read the whole stream once more."""

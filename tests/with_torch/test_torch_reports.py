@@ -135,6 +135,7 @@ def whole(reads: list[Any]) -> list[list[float]]:
     return [found.tolist() for read in reads if (found := read(False)) is not None]
 
 
+@pytest.mark.thorough
 def test_reports_of_a_device_go_to_the_host_together(cuda, device) -> None:
     """Each is one copy on the device: a static tensor is overwritten by the next step."""
     loss, reads = torch.zeros(2), []
