@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from io import TextIOWrapper
 from time import monotonic
 from typing import IO, NamedTuple, Self, TypedDict, Unpack
 
@@ -369,6 +370,14 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     The default ends it, whatever holds it then.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def print_to_the_log() -> None:
+    """Have users' functions print into the log, line by line: standard output has the address."""
+    with suppress(OSError):  # there may be no standard error
+        os.dup2(2, 1)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def fill_standard_streams() -> None:

@@ -3,14 +3,14 @@
 __main__     process entry
 entry        how fork server and workers begin: a fork of the daemon, or a process of its own
 fork_server  the process that imports everything once; each worker is a fork of it
-loop         one order after the other: read, decode, transform, written once into the slot
-packs        orders of a packed stream; blocks: of a shuffle, read ahead from servers
+loop         one order after the other: planned, requested, filled, reported
+filling      how the rows of a chunk are filled: one by one, or many at once; packs: of documents
+blocks       the blocks of a shuffle, read ahead from servers
 sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
 messages     orders to workers and their reports, always of the same version
 lengths      helper processes: the sizes of samples; lengths_question: what they are asked
-length       a helper process: the length of a user's own dataset
 
 interface    workers, as the daemon's loop has them; supervisor: worker processes of this host
 row_workers  worker processes of a command that makes rows without a daemon

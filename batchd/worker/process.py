@@ -11,11 +11,8 @@ harmless, since the daemon trusts the note only of dead workers.
 import mmap
 import os
 import signal
-import sys
-from contextlib import suppress
-from io import TextIOWrapper
 
-from batchd.runtime.children import die_with_parent
+from batchd.runtime.children import die_with_parent, print_to_the_log
 from batchd.worker.messages import MANY_ROWS, NOTE, NOTE_BYTES
 
 THREAD_VARIABLES = (
@@ -43,14 +40,6 @@ def settle_in() -> None:
     die_with_parent()  # the channel's end may not be seen while a sample blocks the process
     print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def print_to_the_log() -> None:
-    """Have users' functions print into the log, line by line: standard output has the address."""
-    with suppress(OSError):  # there may be no standard error
-        os.dup2(2, 1)
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
 
 
 class NoteMemory:

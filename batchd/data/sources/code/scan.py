@@ -61,9 +61,8 @@ def _ask(source: PythonSource, question: bytes) -> int:
     """The length of the object, from a helper; its whole process group is ended."""
     result = os.memfd_create("batchd-length", os.MFD_CLOEXEC)
     try:
-        child = start(
-            "batchd.worker.length", str(result), descriptors=[result], given=question, stdout=PIPE, stderr=STDOUT
-        )
+        module = "batchd.data.sources.code.length"
+        child = start(module, str(result), descriptors=[result], given=question, stdout=PIPE, stderr=STDOUT)
         with child:
             words = child.read(source.length_timeout_s, STDERR_BYTES_MAX).decode("utf-8", "replace").strip()
             is_late = not child.has_ended()

@@ -1,4 +1,4 @@
-"""HELPER process, ``python -m batchd.worker.length RESULT_FD``: length of a user's dataset.
+"""Length of a user's dataset. HELPER process, ``python -m batchd.data.sources.code.length FD``.
 
 It makes the user's object once, so that the daemon imports none of its code. The request is JSON on
 standard input, and the answer is JSON on the descriptor. Output of the object and errors are
@@ -11,8 +11,7 @@ import sys
 
 from batchd.data.functions.load import FunctionFailed, FunctionUnusable, call, expect
 from batchd.data.sources.code.reader import make_object
-from batchd.runtime.children import die_with_parent
-from batchd.worker.process import print_to_the_log
+from batchd.runtime.children import die_with_parent, print_to_the_log
 
 
 def main() -> int:
