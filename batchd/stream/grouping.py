@@ -26,7 +26,7 @@ from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
 from batchd.stream.measuring import Pass, Size, measured
 from batchd.stream.plan import StreamPlan
-from batchd.worker.lengths_question import ASPECT_UNIT
+from batchd.worker.messages import ASPECT_UNIT
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()

@@ -27,7 +27,7 @@ from batchd.errors import SourceInvalid
 from batchd.runtime import children
 from batchd.runtime.children import PIPE, STDOUT, Child, describe
 from batchd.stream.plan import StreamPlan
-from batchd.worker.lengths_question import AFTER_STEPS, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.worker.messages import AFTER_STEPS, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
 from batchd_wire.fields import ITEM_BYTES
 
 LOOK_EVERY_S = 0.25

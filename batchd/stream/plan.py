@@ -54,8 +54,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import NUMBER, SourceIndex
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.stream.weights import segments_of, weights_of
-from batchd.worker.lengths_question import AFTER_STEPS
-from batchd.worker.messages import SampleRecipe
+from batchd.worker.messages import AFTER_STEPS, SampleRecipe
 from batchd_wire.fields import RAGGED
 from batchd_wire.record import frozen
 from batchd_wire.wording import counted

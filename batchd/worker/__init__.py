@@ -10,7 +10,7 @@ sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
 messages     orders to workers and their reports, always of the same version
-lengths      helper processes: the sizes of samples; lengths_question: what they are asked
+lengths      helper processes: the sizes of samples
 
 interface    workers, as the daemon's loop has them; supervisor: worker processes of this host
 row_workers  worker processes of a command that makes rows without a daemon

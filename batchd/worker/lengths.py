@@ -19,7 +19,7 @@ import mmap
 import sys
 from typing import TYPE_CHECKING
 
-from batchd.worker.lengths_question import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, VALUE_MAX, LengthsQuestion
+from batchd.worker.messages import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion, SampleRecipe
 from batchd.worker.process import limit_threads, settle_in
 
 if TYPE_CHECKING:  # they import numpy
@@ -34,10 +34,11 @@ if TYPE_CHECKING:  # they import numpy
     from batchd.data.samples.values import Value
     from batchd.data.storage.access import Storage
     from batchd.data.storage.index import SourceIndex
-    from batchd.worker.messages import SampleRecipe
 
 limit_threads()
 EPOCH = 0
+VALUE_MAX = 10**12
+"""Of a field whose value is the size."""
 FIRST_SIDEWAYS = 5
 """Of the EXIF orientations: from here on, width and height are exchanged."""
 
@@ -58,7 +59,6 @@ def main() -> int:  # noqa: PLR0915  one sequence
     from batchd.data.storage.access import Storage  # noqa: PLC0415
     from batchd.data.storage.index import SourceIndex  # noqa: PLC0415
     from batchd.data.storage.values import StorageLimits  # noqa: PLC0415
-    from batchd.worker.messages import SampleRecipe  # noqa: PLC0415
     from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker  # noqa: PLC0415
     from batchd.worker.stopwatch import Stopwatch  # noqa: PLC0415
 
@@ -111,7 +111,7 @@ def main() -> int:  # noqa: PLR0915  one sequence
 
 
 def _try(
-    recipe: "SampleRecipe",
+    recipe: SampleRecipe,
     index: "SourceIndex",
     storage: "Storage",
     samples: "Sequence[int]",

@@ -1,6 +1,6 @@
 """Messages between daemon, workers and the fork server. Numbers are never reused.
 
-They travel over private socket pairs:
+They travel over private socket pairs, apart from the question to those that measure samples:
 
     daemon                                        worker
        |  <-----------------------------------------  |   Ready
@@ -40,7 +40,7 @@ is stuck or dead, to learn which sample it was decoding.
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from batchd.core.work import Work
 from batchd_wire.codec import Message, Vocabulary, message
@@ -308,3 +308,34 @@ class NotForked(Message):
 
 TO_FORKSERVER = Vocabulary(Fork, Reap)
 TO_DAEMON_FROM_FORKSERVER = Vocabulary(Forked, NotForked)
+
+# --- to processes that measure samples (worker.lengths) -------------------------------------------
+
+UNKNOWN, IN_WORK = -1, -2
+"""Of the lengths in shared memory: not measured yet, and being measured."""
+BLOCK_SAMPLES = 256
+"""Samples that are read ahead together. The processes take turns at such blocks."""
+
+ASPECT_UNIT = 1_000_000
+"""The size by aspect of an image that is as wide as it is high; and that of the value 1."""
+AFTER_STEPS = {"length", "value"}
+"""The sizes that a field has after the steps; the others are those of a field of the source."""
+
+
+class LengthsQuestion(NamedTuple):
+    """The question, in JSON: the fields of ``SampleRecipe``, the limits of storage, and the field.
+
+    ``by``: as ``config.tree.Bucket`` has it; "aspect" and "value" times ``ASPECT_UNIT``. A process
+    measures the blocks ``part``, ``part + parts``, and so on.
+    """
+
+    recipe: list[Any]
+    storage: tuple[int, int, int]
+    field: str
+    by: str
+    part: int
+    parts: int
+    only: tuple[int, ...] = ()
+    """Unless empty, samples that are made as rows of a batch: 1 for a good one, 0 for a bad one."""
+    as_of_ns: int = 0
+    """As in ``ServeStream``."""
