@@ -55,8 +55,6 @@ from batchd_wire.fields import place_fields
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
-KEEP_VALUES = {"encoded", "seekable"}
-"""Caches of what the source gives."""
 SAMPLES = 4
 EXPONENT_FROM = 10_000
 """From here on, four digits would be shown with an exponent."""
@@ -81,7 +79,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     is_planned = (
         isinstance(stream.shuffle, BlockShuffle) or isinstance(stream.source, MixSource) or stream.weights is not None
     )
-    keeps_values = stream.cache_kind in KEEP_VALUES
+    keeps_values = stream.cache_kind == "encoded"
     if grouping is not None or decode is not None or is_planned or keeps_values:
         index = planned_index(plan.name, stream, scan(grouping))
         epochs = epoch_plan(plan.name, stream, index)
@@ -177,7 +175,7 @@ def _need(plan: StreamPlan, index: SourceIndex, kept: Sequence[int], budget_byte
     text += f"; there is room for about {max(0.0, share):.0%} of them"
     if stream.cache_kind == "points":
         return text
-    others = "read" if stream.cache_kind in KEEP_VALUES else "decoded"
+    others = "read" if stream.cache_kind == "encoded" else "decoded"
     key = "cache_memory" if stream.cache_dir is None else "cache_size"
     return (
         f'{text}: the others are {others} in each epoch; {key} = "{-(-(start + all_bytes) // MEBIBYTE)}MiB" keeps all'
@@ -356,7 +354,7 @@ def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, 
         (str(sample), reader.name(sample), stored, _decoded(image), _then(image)),
         len(points) if points is not None and has_points(points) else 0,
         _taken_bytes(values)
-        if plan.config.cache_kind in KEEP_VALUES
+        if plan.config.cache_kind == "encoded"
         else sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
         image.decoding.factor not in kept,
     )

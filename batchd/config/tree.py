@@ -67,7 +67,7 @@ PUSH_DEFAULTS: dict[str, object] = {"lag": "lockstep", "on_error": "mask"}
 
 OnError = Literal["substitute", "mask", "fail"]
 Lag = Literal["independent", "lockstep"]
-CacheKind = Literal["auto", "off", "points", "pixels", "encoded", "seekable", "decoded"]
+CacheKind = Literal["auto", "off", "points", "pixels", "encoded", "decoded"]
 SHORT_SIDE_MAX = 4_096
 
 
@@ -434,6 +434,16 @@ class Bucket(_Branch):
         return self
 
 
+def _without_seekable(cache: object) -> object:
+    """Say what replaces a kind of earlier versions."""
+    if cache == "seekable":
+        raise ValueError(
+            '"seekable" is no more: write "encoded", which keeps the same positions; progressive JPEGs are decoded as fast as '
+            "others from shards that `batchd prepare` has written"
+        )
+    return cache
+
+
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
@@ -531,7 +541,7 @@ class StreamConfig(_Branch):
     """Place where the samples are decoded, if there may be worker hosts: "here" keeps them on this
     host, for files that no other machine has. Live streams always stay here."""
 
-    cache: CacheKind = "auto"
+    cache: Annotated[CacheKind, BeforeValidator(_without_seekable)] = "auto"
     """Part of a sample that is kept in memory after its first read, for all epochs. "auto": with no
     budget "points", if a crop follows "decode" directly; with cache_memory "pixels", if images are
     decoded; with a budget and a source on a server "encoded"; else "off". It refuses no key of a
@@ -540,14 +550,12 @@ class StreamConfig(_Branch):
     half a decode more in the first epoch. "pixels": each image as decoded whole, 3 bytes a pixel,
     so that each is decoded once, and points of those that have no room. "encoded": the source's
     values, such as the bytes of an image file, so that slow storage is read once, and the points of
-    its JPEGs. "seekable": the same, and progressive JPEGs, which have no such points, are kept as
-    others, which takes as long as some four decodes, once. None of these changes a byte of a batch.
-    "decoded" does: it keeps the result of the steps before the first random one, as pixels of 8
-    bits; `batchd check --explain` names these steps. Streams with the same source and the same
-    cache_memory share one cache (of "decoded", if these steps are the same). Later changes on the
-    storage take effect when the daemon is restarted, or a reload finds another source; with
-    cache_dir, when the file of the cache is removed. Points are not used for a file that has
-    changed."""
+    its JPEGs. None of these changes a byte of a batch. "decoded" does: it keeps the result of the
+    steps before the first random one, as pixels of 8 bits; `batchd check --explain` names these
+    steps. Streams with the same source and the same cache_memory share one cache (of "decoded", if
+    these steps are the same). Later changes on the storage take effect when the daemon is
+    restarted, or a reload finds another source; with cache_dir, when the file of the cache is
+    removed. Points are not used for a file that has changed."""
 
     cache_memory: Annotated[Memory | None, Mark.OF_CACHE, Example("160GiB")] = None
     """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]
@@ -670,7 +678,7 @@ class StreamConfig(_Branch):
             text = f'cache_short_side counts only with cache = "decoded": of "{self.cache}" images keep their size'
             checks.say(text, "cache_short_side")
         if self.cache == "off":
-            kinds = '"points", "pixels", "encoded", "seekable" or "decoded"'
+            kinds = '"points", "pixels", "encoded" or "decoded"'
             for key in keys_marked(Mark.OF_CACHE, StreamConfig):
                 if getattr(self, key) is not None:
                     checks.say(f"{key} counts only with a cache: cache = {kinds}", key)

@@ -194,7 +194,7 @@ def _misfit(stream: StreamConfig) -> str | None:
         return cut_problem(stream.pipeline)
     if stream.cache == "pixels" and not decoded_files(stream.pipeline):
         return 'cache = "pixels" keeps images that only a "decode" step reads, and there is none; set cache = "encoded"'
-    return crop_problem(stream.pipeline, stream.cache) if stream.cache in {"points", "seekable"} else None
+    return crop_problem(stream.pipeline) if stream.cache == "points" else None
 
 
 def cache_path(spec: CacheSpec) -> Path:

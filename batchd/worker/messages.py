@@ -93,8 +93,8 @@ class ServeStream(Message):
 
     A live stream has a second descriptor: the mailbox for its samples, read-only. If ``cache`` is
     not "off", two more follow, to read and write: the cache and its claims; or, on disk, three: its
-    index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" or
-    "seekable" values of the source, their "pixels", or "decoded", the result of the first steps.
+    index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" values of
+    the source, their "pixels", or "decoded", the result of the first steps.
 
     ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs,
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file

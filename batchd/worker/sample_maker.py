@@ -24,7 +24,7 @@ from batchd.data.functions.load import FunctionUnusable, expect
 from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.image.jpeg_box import FileTask, made_seekable
+from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.kinds import step_from_plain
 from batchd.data.pipeline.stages import Row
@@ -135,9 +135,7 @@ class SampleMaker:
                 if cache != "off":
                     kept = open_cache(others)
                     where_it_fails.callback(kept.close)
-                    rewritten = recipe.cropped if cache == "seekable" else []
-                    rewriters = {name: partial(made_seekable, bytes_max=longest) for name, longest in rewritten}
-                    self._cached = CachedReader(self._reader, kept, cache, files=kept_files, rewriters=rewriters)
+                    self._cached = CachedReader(self._reader, kept, cache, files=kept_files)
                     self._reader = self._cached
                     self._keeping = timings.part(KEEP_PART)
                 if cut:

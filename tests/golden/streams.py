@@ -411,7 +411,7 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
         "cached-crops": {
             "source": _images(folder),
             "pipeline": [DECODE, {"op": "random_resized_crop", "size": [24, 24]}],
-            "cache": "seekable",
+            "cache": "encoded",
             "cache_memory": "1MiB",
         },
         "cached-pixels": {

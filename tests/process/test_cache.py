@@ -462,34 +462,6 @@ def test_a_file_that_was_replaced_after_its_pixels_were_kept_is_not_mixed_with_t
     assert "when its pixels were cached" in command("bad", "far", address=daemon.address).stdout
 
 
-def test_seekable_files_of_a_cache_change_no_byte(start_daemon, tmp_path, disk):
-    """Some files are progressive, one is broken in part; pixels and bad samples are equal."""
-    if not jpeg_box.IS_BUILT:
-        pytest.skip("needs the extension that decodes crops")
-    folder = tmp_path / "kinds" / "all"
-    folder.mkdir(parents=True)
-    for number in range(16):
-        image = photo(200, 300, seed=number)
-        (folder / f"a{number:02}.jpg").write_bytes(jpeg(image))
-        (folder / f"b{number:02}.jpg").write_bytes(jpeg_with_exif(jpeg(image), 1 + number % 8))
-        (folder / f"c{number:02}.jpg").write_bytes(progressive_jpeg(image))
-    (folder / "d.png").write_bytes(encode(photo(200, 300), ".png"))
-    hole = bytearray(jpeg(photo(200, 300)))
-    hole[-2000:-200] = bytes(1800)
-    (folder / "e.jpg").write_bytes(hole)
-    keys = on_disk(disk, cache="seekable", max_bad_fraction=1.0)
-    daemon = start_daemon({"photos": folder_stream(folder.parent, **keys)})
-    expected = Expected(daemon.config)
-
-    assert read(daemon, epochs=6) == [expected.epoch(number) for number in range(6)]
-
-    stream = daemon.stream_status()
-    (file,) = disk.iterdir()
-    assert stream["cache"]["held_samples"] >= 49
-    assert file.read_bytes().count(RESTART_INTERVAL) == 16  # only the progressive files have them
-    assert stream["work"]["cache_hits"] > 0
-
-
 def test_no_points_are_sought_for_a_last_epoch(start_daemon, photos):
     """A second epoch is worth the search; a last one is not, as the memory ends with the daemon."""
     if not jpeg_box.IS_BUILT:

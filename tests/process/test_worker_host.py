@@ -194,7 +194,7 @@ def test_a_cache_here_or_none_makes_the_same_bytes(gateway, start_host, opened, 
     start_host(*(str(tmp_path / "DIR") if word == "DIR" else word for word in options))
     gateway.admit()
 
-    for number, kind in enumerate(("encoded", "decoded", "seekable"), 1):
+    for number, kind in enumerate(("encoded", "decoded"), 1):
         stream, expected = opened(folder_stream(photos, cache=kind, cache_memory="16MiB"), number=number)
         gateway.opened(stream)
         hits = 0

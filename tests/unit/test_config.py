@@ -656,11 +656,17 @@ def test_a_cache_needs_a_budget_and_a_budget_a_cache(tmp_path: Path) -> None:
 
     found = problems(tmp_path, WHOLE + 'cache = "off"\ncache_memory = "8GiB"\n')
     assert found["streams.photos.cache_memory"].message == (
-        'cache_memory counts only with a cache: cache = "points", "pixels", "encoded", "seekable" or "decoded"'
+        'cache_memory counts only with a cache: cache = "points", "pixels", "encoded" or "decoded"'
     )
 
     stream = load(tmp_path, WHOLE + 'cache = "encoded"\ncache_memory = "8GiB"\n').streams["photos"]
     assert (stream.cache, stream.cache_memory, stream.cache_bytes) == ("encoded", 8 << 30, 8 << 30)
+
+
+def test_a_cache_of_earlier_versions_is_told_what_replaces_it(tmp_path: Path) -> None:
+    """A configuration that named it needs one word, and keeps its positions."""
+    found = problems(tmp_path, WHOLE + 'cache = "seekable"\ncache_memory = "8GiB"\n')
+    assert found["streams.photos.cache"].message.startswith('"seekable" is no more: write "encoded", which keeps')
 
 
 def test_a_cache_on_disk_has_a_size_and_no_memory(tmp_path: Path) -> None:

@@ -213,7 +213,6 @@ def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> No
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
     assert fingerprint_with(cache="encoded", cache_memory=1 << 20) == fingerprint_with()
-    assert fingerprint_with(cache="seekable", cache_memory=1 << 20) == fingerprint_with()
     assert fingerprint_with(cache="encoded", cache_dir=Path("/ssd"), cache_size=1 << 20) == fingerprint_with()
 
 

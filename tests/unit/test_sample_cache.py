@@ -12,7 +12,7 @@ from batchd.data.samples.kept_files import KeptFiles
 from batchd.data.sources.cache import memory as sample_cache
 from batchd.data.sources.cache.memory import CacheForm, SampleCache
 from batchd.data.sources.cache.reader import CachedReader
-from batchd.data.sources.cache.record import pack, rewritten, unpack
+from batchd.data.sources.cache.record import pack, unpack
 from batchd.runtime.available import RESERVE_BYTES
 from batchd.stream.cache_memory import CacheMemory, CacheSpec, allow_caches
 from support.kernel import descriptors_of
@@ -281,53 +281,6 @@ def test_the_last_stream_that_leaves_closes_the_cache():
 
     assert memory.descriptors == []
     assert len(descriptors_of(os.getpid())) == before
-
-
-def test_other_bytes_are_kept_where_a_rewriter_has_some():
-    """The rewriter changes its own field only; without a new value, the bytes read are kept."""
-    values = {
-        "a": memoryview(b"first"),
-        "x": np.arange(3),
-        "image": memoryview(b"file"),
-        "b": memoryview(b"last"),
-        "n": 3,
-    }
-
-    made = rewritten(pack(values), {"image": lambda data: bytes(data) * 2})
-    same = rewritten(pack(values), {"image": lambda _data: None})
-
-    back, _points = unpack(memoryview(made.facts), memoryview(b"".join(made.values)))
-    assert {name: bytes(back[name]) for name in ("a", "image", "b")} == {
-        "a": b"first",
-        "image": b"filefile",
-        "b": b"last",
-    }
-    assert (back["x"].tolist(), back["n"]) == ([0, 1, 2], 3)
-    assert same == pack(values)
-
-
-def test_nothing_is_rewritten_that_is_not_kept(start_worker):
-    """Rewriting takes longer than reading the sample again."""
-    asked = []
-
-    def rewrite(data):
-        asked.append(bytes(data))
-
-    cache = start_worker()
-    reader = CachedReader(OneReader(), cache, rewriters={"image": rewrite})
-    reader.read(2)
-    reader.keep()
-    assert asked == [b"read 1"]
-    for sample in range(100, SAMPLES):
-        keep(cache, sample, 64 << 10)
-    while cache.has_room(100):
-        keep(cache, 99, 100)
-    reader.read(4)
-    reader.keep()
-
-    assert asked == [b"read 1"]
-    assert not cache.has_room(64 << 10)
-    assert held(cache, [4]) == []
 
 
 def points_of_a_sample(reader, points, sample, size):

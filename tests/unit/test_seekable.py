@@ -19,7 +19,6 @@ from support.images import (
     JPEG_START,
     arithmetic_jpeg,
     cmyk_jpeg,
-    encode,
     jpeg,
     jpeg_by_component,
     jpeg_of,
@@ -33,7 +32,7 @@ from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, w
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
     from batchd.data.pipeline import _jpeg
-    from batchd.data.pipeline.image.jpeg_box import made_seekable, seekable
+    from batchd.data.pipeline.image.jpeg_box import seekable
 
 WIDE = photo(150, 320)
 UNDER_THE_MIDDLE = Cut(70, 140, 20, 40)
@@ -385,19 +384,3 @@ def test_many_calls_leave_no_memory_behind():
                 _jpeg.transcode(half, size, 64)
 
     check_that_memory_stays(many, 200_000)
-
-
-def test_a_cache_keeps_what_can_be_cut_and_else_the_file():
-    """Broken files, seekable ones, other formats and ones that would be too long stay."""
-    file = jpeg(photo(200, 300))
-    made = made_seekable(memoryview(file), len(file) * 2)
-
-    assert made is not None
-    for same, longest in [
-        (made, 1 << 20),
-        (file[:-400], 1 << 20),
-        (encode(photo(200, 300), ".png"), 1 << 20),
-        (file, len(made) - 1),
-    ]:
-        assert made_seekable(memoryview(same), longest) is None
-    assert made_seekable(memoryview(file), len(made)) == made

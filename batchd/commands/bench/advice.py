@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from batchd.commands.bench.measure import Figures, Measurement
 from batchd.commands.doctor.checks import cheaper_than_hosts
 from batchd.config.tree import StreamConfig
+from batchd.errors import path_text
 from batchd.observe.diagnosis.verdicts import judge
 from batchd_wire.wording import BAD_PART, READ_PART, counted
 
@@ -144,10 +145,11 @@ def helps(result: BenchResult) -> list[str]:
     if cheap:
         found.append(f"not done yet: {'; '.join(cheap)}")
     missing, looked_at = result.without_points
-    if missing and result.config.cache_kind != "seekable":
+    if missing:
         found.append(
             f"{missing} of {counted(looked_at, 'JPEG')} looked at are progressive, so a crop needs the whole file: "
-            f'cache = "seekable", or once for all: batchd prepare {result.name} --seekable'
+            f"write it so that it does not, once for all: batchd prepare {result.name} --to DIR --set "
+            f"'{path_text(('streams', result.name, 'pipeline'))}=[]'"
         )
     return found + _scaling(result.sides)
 

@@ -23,7 +23,7 @@ from batchd.data.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.data.pipeline.options import StepOptions
 from batchd_wire.record import frozen
 
-KINDS_WITH_POINTS = {"points", "pixels", "encoded", "seekable"}
+KINDS_WITH_POINTS = {"points", "pixels", "encoded"}
 """Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
 RECORD_BYTES_MAX = 64 << 20
 """Length of a record, in bytes, above which a sample is bad, unless a ``decode`` step sets it."""
@@ -109,18 +109,17 @@ def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[Any]]:
     }
 
 
-def crop_problem(steps: Sequence[StepOptions], cache: str) -> str | None:
+def crop_problem(steps: Sequence[StepOptions]) -> str | None:
     """The reason why a pipeline cannot use access points, and what to do; None if it can."""
-    instead = 'cache = "off"' if cache == "points" else 'cache = "encoded"'
     if not cropped_files(steps):
         return (
-            f'cache = "{cache}" needs a crop directly after "decode" (random_resized_crop, random_crop, center_crop), and '
-            f"there is none; set {instead}"
+            'cache = "points" needs a crop directly after "decode" (random_resized_crop, random_crop, center_crop), and there '
+            'is none; set cache = "off"'
         )
     if not has_crop_decoder():
         return (
-            f'cache = "{cache}" needs the extension that decodes crops, which was not built: install a compiler and the '
-            f"headers of libjpeg-turbo, then reinstall batchd; or set {instead}"
+            'cache = "points" needs the extension that decodes crops, which was not built: install a compiler and the headers '
+            'of libjpeg-turbo, then reinstall batchd; or set cache = "off"'
         )
     return None
 

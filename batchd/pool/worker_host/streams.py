@@ -221,7 +221,7 @@ class StreamOpener:
         reason = ""
         if CacheForm(samples, budget_bytes).extents < 1:
             reason = f"{round_bytes(budget_bytes)} only have room for the index of {samples:,} samples"
-        elif kind in {"points", "seekable"} and not has_crop_decoder():
+        elif kind == "points" and not has_crop_decoder():
             reason = "the extension that decodes crops was not built here"
         if reason:
             _log.warning("no cache for a stream", stream=serve.name, reason=reason)

@@ -212,24 +212,6 @@ TILE_WIDTH_PIXELS = 64
 """Between two markers. Half of it saves 2 % of the time of decoding, and costs 1.4 % more bytes."""
 
 
-def made_seekable(data: memoryview, bytes_max: int) -> bytes | None:
-    """A decoded file as a cache keeps it; None if the file itself is kept.
-
-    It is no usual JPEG, can be cut already, is broken where no crop looked, or gets too long.
-    """
-    try:
-        header = probe_image(data)
-        if header.format != "JPEG":
-            return None
-        last_pixel = header.height - 1, header.width - 1, 1, 1
-        if _jpeg.tiles(data, EIGHTHS, (header.height, header.width), last_pixel) is not None:
-            return None
-        made = seekable(data, header)
-    except (_jpeg.JpegError, SampleUndecodable):
-        return None
-    return made if made is not None and len(made) <= bytes_max else None
-
-
 def seekable(data: memoryview, header: ImageHeader) -> bytes | None:
     """Add restart markers to a file: same coefficients, so same pixels, same EXIF and colours.
 

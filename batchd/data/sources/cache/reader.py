@@ -5,12 +5,11 @@
     read_rows -> the values of many samples that are all in the cache, straight into their rows
 
 Invariant: a sample has the same values from the cache and from the source: same types, order and
-content. Only the bytes of a field with a rewriter differ, and the steps give the same result.
+content.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -67,9 +66,7 @@ class CachedReader:
         kind: str = "encoded",
         *,
         files: KeptFiles | None = None,
-        rewriters: Mapping[str, records.Rewriter] = MappingProxyType({}),
     ) -> None:
-        """``rewriters``: by field; applied to bytes without access points."""
         self._reader = reader
         self._ahead = reader if isinstance(reader, ReadsAhead) else None
         self._cache = cache
@@ -78,7 +75,6 @@ class CachedReader:
         self._keeps_pixels = kind == "pixels"
         files = files or KeptFiles()
         self._points, self._decoded = files.points, files.decoded
-        self._rewriters = rewriters
         self._parts_reader = (
             reader if kind == "points" and isinstance(reader, ReadsParts) and reader.reads_parts() else None
         )
@@ -275,11 +271,7 @@ class CachedReader:
         if self._fresh is not None:
             sample, record = self._fresh
             self._fresh = None
-            points = {**self._points.known, **found}
-            rewriters = {name: one for name, one in self._rewriters.items() if not has_points(points.get(name))}
-            self._cache.keep(
-                sample, *records.with_points(records.rewritten(record, rewriters) if rewriters else record, points)
-            )
+            self._cache.keep(sample, *records.with_points(record, {**self._points.known, **found}))
         elif self._decoded.found:
             record = records.pack({**self._values, **self._decoded.found})
             self._cache.keep(self._sample, *records.with_points(record, {**self._points.known, **found}))

@@ -18,8 +18,7 @@ Invariant: ``unpack`` gives the values that ``pack`` got, in type, order and con
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -38,9 +37,6 @@ HEAD_BYTES_MAX = 1 << 14
 """Longer heads of files are not kept."""
 FILE_WITH_PARTS_BYTES_MIN = 1 << 18
 """Shorter files are read whole: few crops leave out enough of them."""
-
-Rewriter: TypeAlias = Callable[[memoryview], bytes | None]
-"""Makes other bytes of a field, with the same meaning for all readers; None: the same bytes."""
 
 
 class Record(NamedTuple):
@@ -132,25 +128,6 @@ def heads_of(facts: memoryview, parts: memoryview) -> dict[str, FileHead]:
             heads[name] = FileHead(tuple(header), file_bytes, parts[start : start + size])
         start += rest[-1] if kind in WITH_VALUES else 0
     return heads
-
-
-def rewritten(record: Record, rewriters: Mapping[str, Rewriter]) -> Record:
-    """The record with the bytes of the rewriters."""
-    facts = facts_of(record.facts)
-    parts: list[memoryview | bytes] = []
-    old_parts = iter(record.values)
-    for fact in facts:
-        if fact[1] == _PIXELS:
-            parts += islice(old_parts, len(fact[-2]))
-            continue
-        if fact[1] not in WITH_VALUES:
-            continue
-        part = next(old_parts)
-        if fact[1] == _BYTES and fact[0] in rewriters:
-            part = rewriters[fact[0]](memoryview(part)) or part
-            fact[2] = len(part)
-        parts.append(part)
-    return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
 
 
 def unpack(
