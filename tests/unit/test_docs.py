@@ -19,6 +19,7 @@ import pytest
 from batchd.cli.main import cli
 from batchd.config import schema
 from batchd.config.load import read_config
+from batchd.data.sources.kinds import SOURCE_KINDS
 from batchd.errors import EXIT_CODE_MEANINGS
 from batchd.observe.diagnosis import verdicts
 from batchd_client import errors
@@ -120,6 +121,14 @@ def test_every_page_begins_with_its_title():
             line for _, line, is_code in stage.numbered(path.read_text()) if line.startswith("# ") and not is_code
         ]
         assert [path.read_text().splitlines()[0]] == titles, path.name
+
+
+def test_every_kind_of_source_has_its_page():
+    """The table of docs/sources.md links to it."""
+    linked = {link.path for link in stage.links_of((DOCS / "sources.md").read_text())}
+
+    assert {path.stem for path in (DOCS / "sources").iterdir()} == set(SOURCE_KINDS)
+    assert {f"sources/{kind}.md" for kind in SOURCE_KINDS} <= linked
 
 
 # --- the site -------------------------------------------------------------------------------------
