@@ -1,6 +1,7 @@
 """Measures the source: its size, and signs of parts that are not about what batchd does.
 
-    python tools/house.py [ROOT]        a table; ROOT is a tree of batchd (default: this one)
+    python tools/house.py [ROOT]              a table; ROOT is a tree of batchd (default: this one)
+    python tools/house.py --since REVISION    the lines added and removed since, by folder
 
 Counted are the modules of the two distributions, ``batchd`` and ``client``. Prose is comments and
 docstrings of these, of tests, benchmarks and examples, comments of C, JavaScript and CSS, and the
@@ -9,6 +10,7 @@ step or a source are those that a new one of the same form has to write or chang
 messages have no unique names, so a script cannot count their places.
 """
 
+import argparse
 import ast
 import io
 import re
@@ -42,6 +44,22 @@ def files_of(root: Path, *folders: str, endings: tuple[str, ...] = (".py",)) -> 
         check=True,
     )
     return [root / name for name in listed.stdout.splitlines() if name.endswith(endings) and (root / name).exists()]
+
+
+def print_changes(root: Path, revision: str) -> None:
+    """Print the lines added and removed since a revision, by room of the source and by folder."""
+    command = ["git", "-C", root, "diff", "--numstat", "--find-renames", revision]
+    sums = defaultdict(lambda: [0, 0])
+    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+        added, removed, name = line.split("\t")
+        # of a renamed file: a/{old => new}/file
+        *folders, _ = re.sub(r"\{.* => (.*)\}", r"\1", name).replace("//", "/").split("/")
+        folder = "/".join(folders[: 2 if folders[:1] and folders[0] in SOURCES else 1]) or "."
+        if added != "-":
+            sums[folder][0] += int(added)
+            sums[folder][1] += int(removed)
+    for folder, (added, removed) in sorted(sums.items()):
+        print(f"{folder:24} {added:+7,} {-removed:7,} {added - removed:+7,}")
 
 
 def import_lines(tree: ast.Module) -> int:
@@ -104,7 +122,11 @@ def prose_lines(file: Path) -> Iterator[str]:
 def kinds(trees: dict[Path, ast.Module], root: Path, package: str) -> Iterator[tuple[Path, str]]:
     """Folder and class of each kind of a package: a class with the key ``op`` or ``type``."""
     for file, tree in trees.items():
-        if file.name == "options.py" and file.is_relative_to(root / "batchd" / package) and file.parent.name != package:
+        if (
+            file.name == "options.py"
+            and file.is_relative_to(root / "batchd/data" / package)
+            and file.parent.name != package
+        ):
             for node in tree.body:
                 keys = (
                     one.target.id
@@ -139,8 +161,15 @@ def modules_of_serve(root: Path) -> list[str]:
 
 
 def main() -> None:
-    """Print the table."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    """Print the table, or the changes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--since", metavar="REVISION")
+    arguments = parser.parse_args()
+    root = arguments.root
+    if arguments.since:
+        print_changes(root, arguments.since)
+        return
     files = files_of(root, *SOURCES)
     trees = {file: ast.parse(file.read_text()) for file in files}
     lines = sum(len(file.read_text().splitlines()) for file in files)
