@@ -134,6 +134,18 @@ def test_every_kind_of_source_has_its_page():
 # --- the site -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("folder", ["batchd/data/sources", "batchd/data/pipeline", "tests/support"])
+def test_a_folder_of_many_modules_says_what_each_is_for(folder):
+    """Its README names every module in it, its folders, and the modules that few of them have."""
+    page = (ROOT / folder / "README.md").read_text()
+    usual = {"__init__", "options", "effects", "stages", "scan", "index", "reader", "recognise"}
+    for file in (ROOT / folder).rglob("*.py"):
+        is_inside = file.parent != ROOT / folder
+        names = [f"{file.parent.name}/"] if is_inside else []
+        names += [file.stem] if file.stem not in (usual if is_inside else {"__init__"}) else []
+        assert [name for name in names if f"`{name}`" not in page] == []
+
+
 def test_the_site_has_every_page_and_all_linked_files():
     """Pages of docs/ are at the top, others at their paths, and files become pages.
 
