@@ -31,7 +31,7 @@ def unlogged(daemons_folder, photos):
         yield daemon
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-", "2>&- <&-"], ids=["full", "closed", "no input either"])
 def test_a_log_that_cannot_be_written_stops_no_process(unlogged, redirection):
     """A worker's death, which would be logged, and the daemon's end work as well."""
@@ -49,7 +49,7 @@ def test_a_log_that_cannot_be_written_stops_no_process(unlogged, redirection):
     assert unlogged.terminate() == 0
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("redirection", [">/dev/full", ">&-", "| true"], ids=["full", "closed", "no reader"])
 def test_an_address_that_cannot_be_printed_ends_no_daemon(unlogged, redirection):
     """``batchd serve | head -1`` serves on: trainers find the address in the runtime directory."""
@@ -75,7 +75,7 @@ def asked(start_shared_daemon):
     return {**clean_environment(), "BATCHD_ADDRESS": daemon.address, "BATCHD_CONFIG": str(daemon.config)}, daemon.config
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_output_that_cannot_be_written_is_one_sentence(asked, command):
     """No command shows a traceback, and none ends as if it had been read."""
@@ -118,7 +118,7 @@ def test_a_limit_of_file_sizes_is_one_sentence(asked, tmp_path):
     )
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("ending", ["sleeps", "goes"])
 def test_a_reader_of_the_log_that_sleeps_or_ends_stops_no_process(unlogged, ending):
     """``batchd serve 2>&1 | less`` fills its pipe after a while; here the pipe is full at once."""

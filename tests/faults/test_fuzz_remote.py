@@ -197,7 +197,7 @@ def converse(served, context, examples):
         hold()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 def test_hostile_values_and_wrong_orders_change_nothing(served, context):
     """Sessions and peers without a greeting send them, in one frame and in several."""
     converse(served, context, 25)
@@ -314,7 +314,7 @@ def say_rounds_below(served, context, rounds, connections):
     assert sizes[-1] - sizes[rounds // 3] < GROWTH_BYTES_MAX, sizes
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 def test_spoilt_connections_change_nothing_and_leave_nothing(served, context):
     """Greeting, handshake, frame lengths and contents of a good recording are damaged in turn."""
     say_rounds_below(served, context, 6, 25)

@@ -177,7 +177,7 @@ def plain_connection(daemon):
         yield connection
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("words", [b"", b"\xff" + bytes(8) + b"\x7f\x03"])
 @pytest.mark.usefixtures("raw")
 def test_a_peer_that_does_not_finish_its_greeting_is_dropped(daemon, words):

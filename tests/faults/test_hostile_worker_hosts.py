@@ -177,7 +177,7 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
 }
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", CUT_OFF)
 def test_a_worker_host_that_sends_what_no_correct_one_does_is_cut_off_with_the_reason(gateway, hostile, name) -> None:
     """Both sides get the reason; for a while the gateway refuses the host."""
@@ -394,7 +394,7 @@ def attack(gateway, say, chance, seconds) -> None:
 SAYING = [say_mutated, say_hostile, say_below_zeromq]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("say", SAYING)
 @pytest.mark.parametrize("number", range(3))
 def test_random_messages_end_no_gateway(gateway, good, say, number) -> None:  # noqa: ARG001  it goes on

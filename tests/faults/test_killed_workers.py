@@ -47,7 +47,7 @@ def kill_through_an_epoch(daemon, kills, seed):
         return seen, connection.status()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("division", "kills"), [({"workers": 2}, 25), ({"workers": 3, "chunk_rows": 1}, 15)])
 def test_many_killed_workers_lose_repeat_and_reorder_nothing(start_daemon, photos, tmp_path, division, kills):
     """Workers die at random moments of one epoch; every sample arrives once, in its place."""
@@ -70,7 +70,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("order", ORDERS)
 def test_killed_workers_change_no_batch_of_another_order(start_daemon, tmp_path, order):
     """Batches of a budget have different numbers of rows; blocks belong to workers."""

@@ -87,7 +87,7 @@ def test_ordinary_trainers_that_are_more_than_there_are_descriptors_wait_their_t
         good.read()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", SOCKETS)
 def test_a_silent_crowd_keeps_no_trainer_out_for_long(daemon, name):
     """The crowd exceeds the descriptors: trainers read on, and ordinary ones connect."""

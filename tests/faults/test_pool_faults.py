@@ -214,7 +214,7 @@ def _resend_some(data: bytes) -> bytes:
     return data
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("wire", ["slow", "lossy"])
 def test_rows_over_a_slow_or_lossy_wire_are_exact(start_daemon, start_host, wire):
     """They come late, in part after their withdrawal, and are in their batches once."""

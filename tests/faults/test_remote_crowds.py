@@ -163,7 +163,7 @@ CROWD = 220
 """There are more connections than descriptors; the kernel queues no more than these."""
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("way", ["address", "tcp_address"], ids=["on this host", "over TCP"])
 def test_slots_are_made_when_connections_have_taken_every_descriptor(start_daemon, photos, way):
     """The log warned of the low limit, the crowd gets the rest, and the ring still grows."""

@@ -122,7 +122,7 @@ def flood(daemon, part, *, greets, host, is_over=lambda: True):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("words", FLOODING)
 def test_a_flood_ends_and_others_read_on(daemon, words):
     """Any content, with and without a session; memory grows by one audit's input at most."""

@@ -88,7 +88,7 @@ def held_by(trainer, folder):
     return said
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 def test_a_killed_daemon_is_followed_by_one_with_as_large_a_ring(daemon, start_trainer, tmp_path):
     """Memory is reserved at the start or on demand. The daemon waits for a stopped trainer."""
     trainer = start_trainer(daemon.address, epochs=1000)

@@ -26,7 +26,7 @@ def stream(photos, tmp_path):
     return {"source": photo_shards(photos, tmp_path / "shards"), **STREAM, "shuffle": BLOCKS}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, stream, workers, chunk_rows):
     """The test's own process computes two epochs; each has every sample once."""

@@ -56,7 +56,7 @@ def pictures(tmp_path):
 BUDGET = {"field": "image", "by": "pixels", "bounds": [1900, 2450], "budget": 7500}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("keys", [{}, {"batch_size": 6, "bucket": BUDGET}], ids=["rows", "budget"])
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, pictures, workers, chunk_rows, keys):
@@ -248,7 +248,7 @@ def test_a_function_of_the_user_says_what_samples_cost(start_daemon, tmp_path):
     assert [one.samples for one in seen] == [tuple(range(4, 16)), tuple(range(16, 21)), (21, 22, 23, 2, 1), (3, 0)]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("cost", "problem"),
     [

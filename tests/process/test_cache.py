@@ -402,7 +402,7 @@ def many_kinds(folder):
     return folder.parent
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("place", ["memory", "too little memory", "disk"])
 def test_kept_pixels_change_no_byte(start_daemon, tmp_path, disk, place):
     """Streams with other steps and seeds share them. Large images are decoded at a lower scale."""

@@ -87,7 +87,7 @@ def reds(batch):
     return (image[..., 0].astype(float).mean(axis=(1, 2)) / 10 - 6).round().astype(int).tolist()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("stream", ["pixels", "jpegs"])
 def test_every_frame_of_a_file_arrives_once_and_in_order(stream, daemon, video):
     """Frames are RGB pixels or JPEG files, with a time where a field has it; a summary follows."""
@@ -103,7 +103,7 @@ def test_every_frame_of_a_file_arrives_once_and_in_order(stream, daemon, video):
     assert times[0] > 1.7e9, "seconds since 1970"
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_file_begins_again_until_a_signal_comes(number, daemon, video):
     """The program repeats the file until a signal, and then exits cleanly."""

@@ -133,7 +133,7 @@ def test_status_shows_odd_paths_as_they_are(start_daemon, tmp_path):
     assert str(file)[-200:] in batchd("status", address=daemon.address).stdout
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("stream", ["photos", "check"])
 def test_peek_draws_the_first_batch_as_a_trainer_gets_it(daemon, tmp_path, stream):
     """The PNG shows every sample of the batch; the command does not affect the trainers."""
@@ -233,7 +233,7 @@ def test_a_killed_daemon_is_no_daemon(start_daemon):
     assert "no process listens on it any more" in batchd("status", address=daemon.address, status=3).stderr
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -266,7 +266,7 @@ def modes_taken_away(directory):
         place.chmod(mode)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
 def test_a_member_of_the_directorys_group_may_connect_with_any_user_id_inside(
     daemon_for_group, groups_directory, start_inside, user_map
@@ -283,7 +283,7 @@ def test_a_member_of_the_directorys_group_may_connect_with_any_user_id_inside(
     assert trainer.take() == Expected(daemon_for_group.config).epoch(0)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.usefixtures("daemon_for_group")
 @pytest.mark.parametrize("user_map", USER_MAPS.values(), ids=USER_MAPS)
 def test_a_stranger_may_not_connect_with_any_user_id_inside(groups_directory, start_inside, user_map):

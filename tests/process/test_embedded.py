@@ -118,7 +118,7 @@ def test_two_at_once_do_not_meet(config):
             assert len(there.status()["workers"]) == 1
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("text", "overrides", "status", "reason"),
     [

@@ -528,7 +528,7 @@ def test_data_without_permission_is_a_problem_of_the_data(data: Path, monkeypatc
     assert refused(data / "a.zip") == f"batchd: the file {data / 'a.zip'} is not readable for this user\n"
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", ["my photos.zip", "photos.TAR.GZ", "photos.tgz", "labels.csv.gz"])
 def test_a_packed_file_comes_with_the_command_that_unpacks_it(data: Path, name: str) -> None:
     """The command unpacks next to the file, and goes on with the content."""

@@ -85,7 +85,7 @@ TABLES = pytest.mark.parametrize("write", [write_csv, write_jsonl, write_parquet
 # --- limits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @TABLES
 def test_the_longest_text_decides_wherever_it_is(tmp_path: Path, write: Write) -> None:
     """It is not among the few that are evenly spread; a later, longer one is a bad sample."""
@@ -178,7 +178,7 @@ def test_a_null_among_numbers_of_parquet_leaves_the_column_out(tmp_path: Path) -
     assert "# 2 of the 200 samples read cannot be used" in whole["toml"]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("write", "damage"),
     [
@@ -208,7 +208,7 @@ def test_one_file_of_many_that_cannot_be_read_is_left_out(
 # --- wide tables, classes -------------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @TABLES
 def test_many_columns_of_numbers_are_one_field(tmp_path: Path, write: Write) -> None:
     """In the order of the columns; the label is a field of its own."""
@@ -266,7 +266,7 @@ def test_names_of_classes_become_numbers(tmp_path: Path) -> None:
     assert "is 'setossa', which is none of the classes; did you mean setosa?" in refused_cell(path, whole["source"])
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("cells", "wanted"),
     [
@@ -299,7 +299,7 @@ def test_tokens_are_int64_and_videos_can_be_clips(tmp_path: Path) -> None:
     assert "frames = 16 makes clips" in found(tmp_path / "videos")["toml"]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("form", ["YOLO", "YOLO by part", "COCO", "Pascal VOC"])
 def test_data_for_detection_is_recognised_as_what_it_is(tmp_path: Path, form: str) -> None:
     """Its folders are no classes; the training part is served, and the note says what to do."""
@@ -336,7 +336,7 @@ def test_data_for_detection_is_recognised_as_what_it_is(tmp_path: Path, form: st
     assert f"annotations in the form of {form.split(maxsplit=1)[0]}" in whole["toml"]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("form", ["coco", "yolo"])
 def test_the_program_of_the_cookbook_makes_a_stream_with_boxes(tmp_path: Path, form: str) -> None:
     """Boxes are in pixels; images without a box stay."""

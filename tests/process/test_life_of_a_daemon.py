@@ -125,7 +125,7 @@ def test_a_removed_runtime_directory_is_logged_and_connected_trainers_read_on(st
     assert len(daemon.log_lines("sockets are gone from the runtime directory")) == 1
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @needs_mounts
 @pytest.mark.parametrize("inodes", [1, 2, 3], ids=["no lock", "no socket", "one socket"])
 def test_a_runtime_directory_without_inodes_is_refused_with_advice(start_daemon, inodes):

@@ -35,7 +35,7 @@ def test_more_memory_than_the_machine_has_is_refused_at_the_start(tmp_path, phot
     assert not list((tmp_path / "run").glob("*.sock"))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("command", [("check",), ("serve", "-c")])
 def test_a_ring_without_two_slots_is_refused(tmp_path, photos, command):
     """Exit status 5; the message names the stream, the memory it needs and the memory it has."""

@@ -226,7 +226,7 @@ def as_commented(text: str, images: np.ndarray, labels: np.ndarray) -> bool:
     ]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("page", PAGES)
 def test_both_programs_of_a_page_give_the_same_labels_and_like_pixels(
     page, data, address, tmp_path, monkeypatch

@@ -175,7 +175,7 @@ LISTS = [list(range(place * 5 % 17)) if place != 7 else None for place in range(
 """Lists of numbers, one of which is not there: it is a bad sample."""
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("kind", "declared", "fields", "is_read"),
     [
@@ -298,7 +298,7 @@ def test_each_epoch_has_every_token_of_every_document_once(start_packed):
 CUT = {"method": "concat-split", "documents": 40}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
 @pytest.mark.parametrize("workers", [1, 5])
 def test_workers_that_are_killed_give_the_bytes_that_a_remote_trainer_gets(start_packed, workers, pack):
@@ -352,7 +352,7 @@ def test_ranks_have_equal_steps_and_other_ranks_go_on_in_the_middle(start_packed
     assert {sample: sorted(tokens) for sample, tokens in texts.items()} == whole_texts()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("balance", [{}, {"balance": 2}], ids=["alone", "balanced"])
 def test_documents_that_are_cut_at_the_end_of_a_row_lose_no_token(start_daemon, code, balance):
     """All rows but one are full, with any number of workers; ranks read the rest of an epoch."""
@@ -400,7 +400,7 @@ def test_rows_that_are_dealt_by_cost_are_those_of_an_epoch(start_packed, start_d
     assert digests[0, 0] != mine[1][0, 0]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["best-fit", "concat-split"])
 def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, tmp_path, pack):
     local = start_packed(pack)
@@ -417,7 +417,7 @@ def test_worker_hosts_fill_rows_of_documents_with_the_same_bytes(start_packed, t
     assert link["disagreements"] == 0
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [("fails", "no such text"), ("kills", "exit status 7"), ("hangs", "signal 9 (SIGKILL)")],
@@ -529,7 +529,7 @@ def test_a_replay_names_the_documents_of_each_row_as_the_trainer_got_them(start_
     assert "  elements 0 to " in text
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("pack", [{}, CUT], ids=["packs", "cut"])
 def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed, pack):
     """Two ranks read two epochs; each part of each sample is where `seen` says."""

@@ -57,7 +57,7 @@ def rows(folder):
     return {"rows": {"source": source, "batch_size": 2, "pipeline": STILL_PIPELINE}}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("wrong", FATAL_BYTES)
 def test_a_daemon_reports_a_footer_that_ends_pyarrows_process(start_daemon, tmp_path, wrong):
     """The daemon ends with the exit status of a wrong source, and its log has no other words."""

@@ -71,7 +71,7 @@ def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
     assert {file.name for file in kept} == {name for name, time in times().items() if before[name] == time}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
@@ -92,7 +92,7 @@ def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
     assert not list((tmp_path / "out").glob("*.unfinished"))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("step", ["prepare.sample.begin@9", "prepare.shard.written@1"])
 def test_a_writer_that_is_killed_costs_nothing(step, config, whole, tmp_path):
     """Another writer restarts its shard."""

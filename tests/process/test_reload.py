@@ -119,7 +119,7 @@ def test_what_is_wrong_is_said_in_full_and_the_old_configuration_stays(reloading
         assert len(list(connection.stream("photos", epochs=1))) == 10
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("descriptors_max", "holds_blanks"), [(8_000, False), (1_000, True)])
 def test_a_trainer_of_a_stream_with_another_window_goes_on_where_it_stands(reloading, descriptors_max, holds_blanks):
     """The trainer gets each batch once, in order, and keeps its slots; no descriptor is lost.

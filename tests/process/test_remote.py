@@ -194,7 +194,7 @@ def test_a_worker_killed_for_a_remote_trainer_changes_nothing(start_remote, phot
     assert seen == Expected(daemon.config).epoch(0)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("cut_after", [0, 1, 63, 64, 100, 300, 1000, 5_000, 20_000, 100_000])
 def test_a_connection_cut_at_any_byte_repeats_and_loses_nothing(daemon, expected, cut_after):
     """The cut is in the greeting, in a header or amid pixels: the trainer reconnects."""

@@ -56,7 +56,7 @@ def read_all(proxy, key):
     return read
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("cut_after", CUTS)
 def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_whole(
     daemon, proxy, read_all, cut_after
@@ -70,7 +70,7 @@ def test_a_first_connection_that_is_cut_at_any_byte_is_made_when_the_network_is_
         assert seen.result(PATIENCE_S) == Expected(daemon.config).epoch(0)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 def test_a_first_connection_that_is_cut_between_two_messages_is_made_again(daemon, proxy, read_all):
     """The cut follows each of a daemon's first parts, or is a byte before or after its end."""
     ends = []

@@ -243,7 +243,7 @@ def test_each_block_of_neighbours_is_read_by_one_request(start_daemon, web, bloc
     assert samples(found) == list(range(48))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("workers", "faults"), [(2, {}), (5, {}), (2, {"worker.chunk.written": "kill@4"})], ids=["two", "five", "killed"]
 )

@@ -70,7 +70,7 @@ def replayed(golden):
     return made
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_a_replay_has_the_bytes_that_trainers_got(start_daemon, golden, replayed, workers):
     """Digest and CRC are equal for random positions, whatever number of workers filled them."""
@@ -113,7 +113,7 @@ def daemon(start_shared_daemon, photos):
     return start_shared_daemon({"photos": folder_stream(photos, batch_size=3)}, tcp=f"127.0.0.1:{free_port()}")
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("world_size", "taken"), [(1, 13), (2, 3), (3, 4)])
 def test_another_process_replays_the_next_batch_and_earlier_ones_from_a_state(daemon, tmp_path, world_size, taken):
     """Only the JSON of the state is known, and the rank; the last round of an epoch is shared."""

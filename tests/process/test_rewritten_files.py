@@ -116,7 +116,7 @@ def checked(config, _folder):
         return [str(one) for one in preview_streams(config, rings, storage)]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("read", "count"), [(prepared, PHOTOS), (replayed, PHOTOS), (loaded, PHOTOS), (checked, 1)])
 def test_each_command_that_scans_and_reads_notices_a_rewritten_file(monkeypatch, tmp_path, folder, read, count):
     """All files are written again between its scan and its first sample."""

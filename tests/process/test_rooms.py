@@ -91,7 +91,7 @@ def all_rows(connection, name):
     return rows, counts
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_rows_have_the_bytes_that_they_have_without_a_budget(start_daemon, streams, workers):
     """Slots are used again for other buckets; near and far trainers, and a lost worker."""

@@ -42,7 +42,7 @@ def remote_trainers(daemon):
     return [one for one in daemon.status()["trainers"] if one["transport"] == "tcp"]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("connections", [2, 3, PARTS_MAX])
 @pytest.mark.parametrize("stream", ["photos", "large"])
 def test_the_batches_are_the_same_over_any_number_of_connections(daemon, stream, connections):

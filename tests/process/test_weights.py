@@ -36,7 +36,7 @@ def weighted(photos, tmp_path):
     return {**folder_stream(photos), "weights": {"file": str(tmp_path / "weights.npy")}, "batch_size": 4}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 256), (2, 3), (5, 1)])
 def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, weighted, changing, workers, chunk_rows):
     """The test's own process computes two epochs of each."""

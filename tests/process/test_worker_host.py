@@ -186,7 +186,7 @@ CACHES = {
 }
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
 def test_a_cache_here_or_none_makes_the_same_bytes(gateway, start_host, opened, photos, tmp_path, options) -> None:
     """Two passes, so that a cache is read; a decoded cache splits the pipeline even if absent."""
@@ -498,7 +498,7 @@ def test_an_order_for_a_worker_that_is_gone_is_over(gateway, start_host, stream)
     assert gateway.fill(stream, 0, 1, 0, 8).arrays is not None
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("is_told_later", [False, True])
 def test_a_worker_that_is_stuck_is_killed(gateway, start_host, stream, is_told_later) -> None:
     """The gateway sets the time that a sample may take, and a reload can change it."""
@@ -720,7 +720,7 @@ def test_a_worker_host_registers_where_it_is_sent(gateway, second, start_host, s
     assert gateway.fill(stream, 0, 0, 0, 8).arrays is not None
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("what", ["closed", "silent", "refuses"])
 def test_a_worker_host_that_is_not_admitted_elsewhere_returns_to_the_first_gateway(
     gateway, start_host, stream, what, request

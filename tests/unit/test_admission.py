@@ -98,7 +98,7 @@ def test_each_trainer_needs_two_slots():
     assert pick(act.AdmitSubscription, world.subscribe(session=5))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("slots_max", [4, 6, 8, 12])
 def test_a_trainer_that_reads_on_leaves_room_for_as_many_as_there_can_be(slots_max):
     """This holds for every read-ahead.

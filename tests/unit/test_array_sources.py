@@ -59,7 +59,7 @@ def numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 # --- npy ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
 @pytest.mark.parametrize("byte_order", "<>")
 @pytest.mark.parametrize("order", "CF")

@@ -188,7 +188,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path) -> None:
             scan_arrow(tmp_path, BOTH)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("change", [0xFF, 0x01, 0x80])
 def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, change) -> None:
     """Each changed byte gives ``SourceInvalid``, ``SampleUnreadable``, or values of the type."""

@@ -238,7 +238,7 @@ def test_without_an_authenticator_no_client_is_admitted(context, keys, when) -> 
         assert server.router.poll(0) == 0
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("state", ["gone", "hung"])
 def test_a_dead_authenticator_says_no_byte_and_is_not_taken_for_a_wrong_key(
     context, keys, tmp_path, state, monkeypatch

@@ -164,7 +164,7 @@ def outcome(marked, data):
     return "image"
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", FILES)
 def test_flipped_bits_give_an_image_of_its_own_or_a_reason(name, marked):
     """Flips in the header and after it give a typed outcome, without pixels of other samples."""

@@ -276,7 +276,7 @@ def test_a_file_that_is_empty_is_refused_or_a_bad_sample(made: Made) -> None:
     assert outcome(source, file) == ("++-+" if isinstance(source, FolderSource | GlobSource) else "refused")
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @everywhere
 def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, tries: int) -> None:
     """Each length of the file is read, refused or bad."""
@@ -287,7 +287,7 @@ def test_a_file_that_is_cut_anywhere_has_an_outcome(made: Made, tries: int) -> N
         outcome(source, file)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @everywhere
 def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, tries: int) -> None:
     """The test changes every few bytes in two ways."""
@@ -299,7 +299,7 @@ def test_a_file_with_any_byte_changed_has_an_outcome(made: Made, tries: int) -> 
             outcome(source, file)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("content", [b"\0" * 3000, b"\xff" * 3000, b"<html>not found</html>", b"\x1f\x8b\x08\0" * 99])
 def test_a_file_of_something_else_has_an_outcome(content: bytes, made: Made) -> None:
     """The file holds zeros, ones, a web page or compressed bytes."""
@@ -311,7 +311,7 @@ def test_a_file_of_something_else_has_an_outcome(content: bytes, made: Made) -> 
     assert told == "refused" or isinstance(source, FolderSource | GlobSource | RawSource | TokensSource)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("what", ["fifo", "folder", "loop"])
 def test_a_path_without_a_regular_file_is_refused_at_once(what: str, made: Made) -> None:
     """A FIFO without a writer does not block the scan."""
@@ -356,7 +356,7 @@ RECORDS = {
 """Name of the third sample's file, with its record and its place where the kind has these."""
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", RECORDS)
 @pytest.mark.parametrize("damage", ["vanished", "cut"])
 def test_the_error_of_a_lost_record_has_its_place_and_the_state_of_its_file(

@@ -83,7 +83,7 @@ class Run:
         return stand_out(losses, badness, samples, [shards, classes], is_shuffled=self.plan.shuffle)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("noise", ["normal", "skewed", "heavy"])
 @pytest.mark.parametrize("is_shuffled", [True, False], ids=["shuffled", "in order"])
 @pytest.mark.parametrize("of_rows", [True, False], ids=["rows", "batches"])
@@ -123,7 +123,7 @@ def test_mislabelled_shard_is_named_by_its_rows_in_all_of_many_runs() -> None:
     assert runs > 200
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("noise", ["normal", "skewed", "heavy"])
 def test_mislabelled_shard_is_named_within_three_spikes(noise) -> None:
     """Where each row has its loss: the shard alone, in nine of ten runs."""

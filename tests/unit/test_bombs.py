@@ -153,7 +153,7 @@ def test_real_images_of_one_colour_are_served():
     assert {name: why for name, data in flat_files() if (why := refusal(data))} == {}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("height", "width", "bits", "colors"),
     [(7016, 4961, 1, 0), (6000, 4000, 4, 3)],

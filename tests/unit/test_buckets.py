@@ -212,7 +212,7 @@ def test_a_sample_above_the_budget_is_named():
     assert (caught.value.item, caught.value.size) == (1, 9)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("world_size", [1, 3, 16])
 def test_ranks_have_equal_steps_of_a_budget(world_size):
     """Also from the middle of an epoch on: together each sample once."""

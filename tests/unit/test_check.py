@@ -111,7 +111,7 @@ def test_a_source_that_only_a_scan_finds_wrong_is_reported_beside_other_problems
     assert {"daemon.memory"} | wanted == set(short)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("stream", "reason"),
     [
@@ -401,7 +401,7 @@ twice = two
 """
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("source", "call", "message"),
     [
@@ -727,7 +727,7 @@ GRAY = 'pipeline = [{ op = "decode", color = "gray" }, { op = "pad", size = [64,
 OTHERS = '{ type = "npy", path = "x.npy" }'
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("one", "other", "advice"),
     [

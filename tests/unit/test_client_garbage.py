@@ -32,7 +32,7 @@ def everything(address):
     return daemon, stream, batches, batch, batch["image"]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_connection_in_a_cycle_is_collected(fake, tie) -> None:
     """It ends with all objects of a program, and alone; the daemon sees both ends."""
@@ -42,7 +42,7 @@ def test_connection_in_a_cycle_is_collected(fake, tie) -> None:
     fake.wait_until(lambda: fake.ended_sessions == 2)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_connection_over_tcp_in_a_cycle_is_collected(tie) -> None:
     """Its sockets have monitors, which are sockets as well."""
@@ -51,7 +51,7 @@ def test_connection_over_tcp_in_a_cycle_is_collected(tie) -> None:
         collected(partial(batchd_client.connect, fake.address), tie)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
 def test_producer_in_a_cycle_is_collected(fake, tie) -> None:
     """Its mailbox is closed."""

@@ -348,7 +348,7 @@ def test_interrupt_at_any_place_of_connect_and_close_leaves_nothing_open(life) -
     assert place > 100
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @SWALLOWED
 @pytest.mark.parametrize("moments", [50, pytest.param(500, marks=pytest.mark.slow)])
 def test_signal_at_any_moment_of_connect_and_close_leaves_nothing_open(life, moments: int) -> None:

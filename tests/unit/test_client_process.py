@@ -121,7 +121,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_program_ends_silently(fake, ending: str) -> None:
     """It does not hang or warn, and the daemon sees the end of the lifeline."""
@@ -168,7 +168,7 @@ CLOSED_LATE = {
 }
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("closed", CLOSED_LATE.values(), ids=CLOSED_LATE)
 def test_connection_is_closed_after_the_program_has_ended_it(fake, closed: str) -> None:
     """Nothing is left to do then, and the daemon does not have to be waited for."""
@@ -267,7 +267,7 @@ def test_daemon_knows_the_program_by_its_name(fake, tmp_path) -> None:
     assert re.fullmatch(r"train\.py-\d+", fake.heard[0].name)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_program_that_may_start_no_thread_gets_an_error(fake, threads) -> None:
     """ZeroMQ would abort the program.

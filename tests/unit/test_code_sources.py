@@ -226,7 +226,7 @@ def test_the_digest_knows_source_options_length_and_the_text(write, survey):
     assert scan_python(survey, length_timeout_s=5.0).digest == digests[0]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

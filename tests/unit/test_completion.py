@@ -85,7 +85,7 @@ def press_tab(shell: str, words: list[str], environment: dict[str, str], folder:
     return run(shell, *plain, "-c", line, environment=environment).split()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("shell", TAB)
 def test_a_shell_completes_commands_and_options(shell, batchd_on_path, tmp_path) -> None:
     """The test uses the scripts that `make install` and the package install."""

@@ -77,7 +77,7 @@ def test_a_course_reads_what_dealing_by_hand_gives(plan):
                 assert [course.at(sequence) for sequence in range(len(expected))] == expected
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_sequence_of_is_the_inverse_of_at(plan):
     """The inverse finds a position that is read at its place, and other positions nowhere."""

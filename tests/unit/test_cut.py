@@ -89,7 +89,7 @@ def test_a_pipeline_without_a_cut_gets_a_remedy(steps, text):
     assert [cut_problem(each) for each in PIPELINES.values()] == [None] * len(PIPELINES)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("kind", ["jpeg", "large", "exif", "png"])
 def test_a_cache_does_not_change_any_bytes(name, kind):

@@ -70,7 +70,7 @@ def outcome(data):
         return None
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @needs_extension
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_with_a_libjpeg_warning_is_a_bad_sample_on_every_path(kind, monkeypatch):
@@ -200,7 +200,7 @@ ARITHMETIC_BYTES_UNKNOWN = 40
 """What may be missing in front of an end mark: 24 bytes that are read behind the end, and some."""
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", CUT)
 def test_a_file_that_breaks_off_is_a_bad_sample_on_every_path(path, kind, monkeypatch):

@@ -419,7 +419,7 @@ def braces(path):
     return [path] if found is None else [before + one + after for one in found.split(",")]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", PAGES)
 def test_every_name_of_code_on_a_page_exists(name, code):
     """A reader who looks it up finds it."""

@@ -112,7 +112,7 @@ def test_a_flip_while_resampling_is_a_flip_afterwards(method) -> None:
                 assert np.array_equal(made, flipped)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @needs_extension
 @pytest.mark.parametrize("sides", [(5000, 1), (5000, 3), (9, 4000), (70_000, 2)])
 @pytest.mark.parametrize("method", METHODS)

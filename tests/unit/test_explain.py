@@ -59,7 +59,7 @@ def put(folder: Path, **files: bytes) -> None:
         (folder / "photos" / name.replace("_", ".")).write_bytes(data)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("is_built", "how"), [(True, "alone"), (False, "cut from 200 x 160")])
 def test_each_sample_has_its_box_and_its_steps(folder, is_built, how, monkeypatch) -> None:
     """The header alone gives the decoder of a JPEG's crop, and the reasons to decode it whole."""
@@ -98,7 +98,7 @@ def test_scales_and_turns_are_shown_for_the_stored_image(folder) -> None:
     assert row.endswith("scaled to 50 x 40 (auto), transposed, flipped left to right")
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("steps", "done"),
     [
@@ -173,7 +173,7 @@ BUILT = pytest.mark.skipif(
 )
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("steps", "keys", "first", "last"),
     [

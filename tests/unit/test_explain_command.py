@@ -49,7 +49,7 @@ def names(example: str, folder: Path, status: int) -> list[str]:
     return [problem["name"] for problem in json.loads(done.stdout)["problems"]]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", WITH_EXAMPLES)
 def test_each_example_has_its_problem_and_the_right_one_none(kind: ProblemKind, folder: Path) -> None:
     """`batchd check` reports the problems."""

@@ -167,7 +167,7 @@ SHARDS = {**IN_PARTS, "examples": (examples, f"type = 'tfrecord', {FIELDS}")}
 """How a shard of three images is written, and the options of a source that reads it."""
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", SHARDS)
 def test_images_in_shards_are_walked_once(make, tmp_path, kind, monkeypatch):
     """Later epochs decode by the points of the first one, to the same pixels as without."""
@@ -265,7 +265,7 @@ def test_prepared_shards_on_a_server_are_read_in_parts(make, server, tmp_path, k
         assert same(made, whole(number)[0])
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", IN_PARTS)
 def test_images_in_shards_are_read_in_parts(make, server, tmp_path, kind):
     """Only the crop's rows of a member or a value are requested, and no other bytes of its file."""

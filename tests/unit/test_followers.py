@@ -125,7 +125,7 @@ def check_points(fields, tolerance_pixels):
     return seen
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("step", GEOMETRY, ids=lambda step: "-".join(map(str, vars_of(step))))
 def test_points_stay_on_what_they_point_at(step, orientation):

@@ -106,7 +106,7 @@ def test_a_fork_server_that_sends_nonsense_is_killed(started):
     assert it.gone() == [(1, "it could not be started")]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("dies", "program"),
     [("worker", REAL), ("fork server", REAL), ("fork server", ENDS_FIRST)],

@@ -75,7 +75,7 @@ def reference(image, size, method):
     return np.clip(np.einsum("ti,ijc,uj->tuc", down, image.astype(np.float64), across, optimize=True), 0, 255)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("method", ["nearest", "linear", "area", "cubic"])
 @pytest.mark.parametrize(("source", "target"), SIZES)
 def test_resampling_is_what_its_name_says(source, target, method):

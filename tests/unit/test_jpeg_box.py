@@ -165,7 +165,7 @@ def test_inks_and_arithmetic_images_are_cut_like_others(monkeypatch):
     assert np.array_equal(by_box, [run_once(RANDOM_CROPS, data) for data in files])
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("steps", [RANDOM_CROPS, [Decode(scale="off"), *RANDOM_CROPS[1:]]], ids=["scaled", "unscaled"])
 def test_batches_are_the_same_with_and_without_the_extension(orientation, steps, monkeypatch):

@@ -37,7 +37,7 @@ def outcome(source: ListSource) -> object:
     return (index.digest, *arrays)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("seed", range(150))
 def test_blocks_of_lines_are_read_as_single_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Whatever is in them, wherever a block ends."""

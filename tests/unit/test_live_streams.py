@@ -250,7 +250,7 @@ def test_ranks_share_the_samples():
     assert len(world.seen[1] | world.seen[2]) > 30
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_trainers_that_read_at_any_pace_lose_nothing(seed, world_size):

@@ -125,7 +125,7 @@ def test_ranks_are_apart_by_their_own_batches(world_size):
     assert {one.granted for one in world.trainers.values()} == {2}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("trainers", [2, 3, 4])
 @pytest.mark.parametrize("slots_max", [8, 9, 12])
 def test_each_batch_is_decoded_once(trainers, slots_max):

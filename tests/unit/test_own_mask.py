@@ -60,7 +60,7 @@ def test_every_step_that_moves_pixels_is_here() -> None:
     assert moving == {"resize", "random_resized_crop", "center_crop", "random_crop", "random_flip", "pad", "rotate"}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("is_built", [True, False], ids=["extension", "numpy"])
 @pytest.mark.parametrize("orientation", [1, 4, 6, 7])
 @pytest.mark.parametrize("name", STEPS)

@@ -148,7 +148,7 @@ def test_the_observer_brings_along_no_more_than_it_needs() -> None:
     assert not loaded & {"numpy", "cv2", "pydantic", "click", "structlog", "rich"}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     "command", ["bad", "config", "logs", "main", "reload", "status", "stop", "top", "why", "worker"]
 )
@@ -164,7 +164,7 @@ KINDS = {"arrays", "csv", "jsonl", "lmdb", "parquet", "tfrecord", "tokens", "vid
 """Folders of sources that only a stream with such a source needs."""
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("process", ["batchd.worker.loop", "batchd.daemon.serve", "batchd.pool.worker_host.host"])
 def test_kinds_of_sources_are_loaded_for_a_stream_that_has_them(process) -> None:
     """Every worker loads sources of files, because they are the most usual."""
@@ -198,7 +198,7 @@ def _offences(path: Path) -> list[str]:
     return [f"{path.name}: {offence}" for offence in found]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_no_data_can_become_code(package) -> None:
     """The shipped code contains no pickle, marshal, shelve, eval or exec."""

@@ -82,7 +82,7 @@ def test_lengths_out_of_range_are_refused(length):
         Permutation(length, (0,))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_all_orders_of_a_tiny_length_are_equally_likely(length):
     """A dataset of a few samples gets each of its orders equally often."""
@@ -93,7 +93,7 @@ def test_all_orders_of_a_tiny_length_are_equally_likely(length):
     assert abs(deviations(counts, epochs / factorial(length), factorial(length) - 1)) < DEVIATIONS
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("length", [31, 64, 100, SMALL_LENGTH - 1, SMALL_LENGTH, 289])
 def test_every_index_stands_equally_often_at_every_position(length):
     """Over epochs, the table of index by position is as flat as chance allows."""

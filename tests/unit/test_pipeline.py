@@ -137,7 +137,7 @@ def test_steps_see_the_upright_image_however_it_is_stored(steps, orientation):
     assert np.array_equal(run_once([Decode(), *steps], turned), run_once([Decode(), *steps], encode(image, ".png")))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("steps", [TRAIN, EVALUATE, FLOATS], ids=["train", "evaluate", "floats"])
 def test_resized_images_do_not_depend_on_how_they_are_stored(steps, orientation):

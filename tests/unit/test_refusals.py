@@ -229,7 +229,7 @@ def assert_both_refuse(both: Both, said: str) -> None:
     assert refusal_code in {code, 1}
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("prepare", "daemon", "stream", "said"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
@@ -243,7 +243,7 @@ def test_what_serve_refuses_check_refuses_in_the_same_words(
     assert_both_refuse(both, said)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("key", ["http", "tcp"])
 def test_an_address_that_is_taken_is_found(both: Both, key: str) -> None:
     """The check binds the address and releases it."""
@@ -266,7 +266,7 @@ def test_descriptors_that_cannot_suffice_are_found(both: Both, monkeypatch: pyte
     assert_both_refuse(both, f"descriptors at least, have {OWN_DESCRIPTORS}")
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("spoil", ["link", "open"])
 def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str) -> None:
     """The name of the file is known after a complete scan of the source."""
@@ -310,7 +310,7 @@ UNSEEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("prepare", "stream", "said"), [case[1:] for case in UNSEEN], ids=[case[0] for case in UNSEEN])
 def test_what_check_does_not_look_at_it_says(
     both: Both, prepare: Callable[[Path], object], stream: str, said: str

@@ -28,7 +28,7 @@ def read(storage: Storage, web: FileServer, start: int = 5, size: int = 100, nam
     return bytes(storage.client.read(Wanted(f"{web.url}/{name}", start, size), storage.limits.deadline_s))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

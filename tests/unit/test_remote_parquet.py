@@ -124,7 +124,7 @@ def test_a_footer_may_have_any_length(web: FileServer, put: Put, storage: Storag
     assert len(web.asked) == 4
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("size", [5_000, 100_000, 3 << 20])
 def test_a_scan_downloads_a_column_once(web: FileServer, put: Put, size: int, storage: Storage) -> None:
     """The values are compared with the file a little after pyarrow has read them."""
@@ -154,7 +154,7 @@ def test_a_check_finds_a_column_that_is_not_there(web: FileServer, put: Put, sto
 class TestScansThatFail:
     """The error has the URL, the byte and the reason, and does not call the file damaged."""
 
-    @pytest.mark.thorough(after=1)
+    @pytest.mark.thorough(after_first=True)
     @pytest.mark.parametrize("compression", ["none", "snappy"])
     @pytest.mark.parametrize(
         "trouble",
@@ -207,7 +207,7 @@ class TestScansThatFail:
 class TestSamplesThatFail:
     """The sample is bad with its reason, and readable after the server recovers."""
 
-    @pytest.mark.thorough(after=1)
+    @pytest.mark.thorough(after_first=True)
     @pytest.mark.parametrize(("compression", "reads_before"), [("none", 0), ("snappy", 0), ("snappy", 1)])
     @pytest.mark.parametrize(
         "trouble",

@@ -281,7 +281,7 @@ def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage)
 class TestScansThatFail:
     """Each failed file is rejected with the URL and the reason."""
 
-    @pytest.mark.thorough(after=1)
+    @pytest.mark.thorough(after_first=True)
     @pytest.mark.parametrize(
         ("faults", "reason"),
         [
@@ -303,7 +303,7 @@ class TestScansThatFail:
             scan(storage, source)
         assert SECRET not in str(problem.value)
 
-    @pytest.mark.thorough(after=1)
+    @pytest.mark.thorough(after_first=True)
     @pytest.mark.parametrize("kind", ["webdataset", "tfrecord", "csv", "jsonl", "npy", "npz", "raw", "list"])
     @pytest.mark.parametrize(
         ("fault", "reason"),
@@ -420,7 +420,7 @@ def test_a_check_is_quick_where_no_server_answers(web: FileServer, storage: Stor
 class TestSamplesThatFail:
     """The sample is bad with its reason, and the next sample is read."""
 
-    @pytest.mark.thorough(after=1)
+    @pytest.mark.thorough(after_first=True)
     @pytest.mark.parametrize(
         ("kind", "name", "reason"),
         [

@@ -173,7 +173,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("data", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_changed_since_its_header_was_kept_is_made_as_without_a_cache(worker, data):
     """Whether good or bad, with the same reason; no other row is affected."""

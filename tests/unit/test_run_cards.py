@@ -114,7 +114,7 @@ def test_parts_that_differ_are_named_with_their_values():
     assert part_differences(before, before) == []
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("before", "line"),
     [
@@ -188,7 +188,7 @@ def _row_orders(cards):
     return tuple(map(RowOrder.scan, cards))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("stream", "change", "position"),
     [

@@ -97,7 +97,7 @@ def test_a_target_gets_the_box_resampled_and_flipped(subsampling, color, box, si
     assert (around == 7).all(), "bytes beside the target were written"
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("file", FILES.values(), ids=FILES)
 @pytest.mark.parametrize("steps", PIPELINES.values(), ids=PIPELINES)
 def test_a_pipeline_makes_the_same_of_it_in_one_call_and_in_three(steps, file, monkeypatch):

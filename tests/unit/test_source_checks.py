@@ -54,7 +54,7 @@ def refused(source: SourceOptions) -> str:
     return str(caught.value)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", SHARDED)
 def test_files_that_are_named_and_not_there_are_found_as_the_scan_finds_them(tmp_path: Path, kind: str) -> None:
     """The message names the first few files and counts the rest."""
@@ -66,7 +66,7 @@ def test_files_that_are_named_and_not_there_are_found_as_the_scan_finds_them(tmp
     assert source_problems(many) == [refused(many)] == [f"there is no file {names} and 6 more"]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", SHARDED)
 def test_patterns_that_match_nothing_are_found_as_the_scan_finds_them(tmp_path: Path, kind: str) -> None:
     """Folders do not count as files, at any depth."""
@@ -123,7 +123,7 @@ def test_arrays_of_different_lengths_are_found_by_their_headers(tmp_path: Path) 
         assert source_problems(source) == [refused(source)] == [message]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("shards", ["a.parquet", "*.parquet"])
 def test_a_column_that_a_parquet_file_has_not_is_found_in_its_footer(tmp_path: Path, shards: str) -> None:
     """The message proposes the column that was probably meant."""

@@ -103,7 +103,7 @@ def test_members_are_those_of_tarfile(tmp_path: Path, kind: str, monkeypatch: py
             assert isinstance(members_and_error[-1], str) == bool(refused)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_damaged_headers_are_those_of_tarfile(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A header with a wrong byte, with or without a checksum that fits, and a file that is cut."""

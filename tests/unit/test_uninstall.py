@@ -94,7 +94,7 @@ def test_a_purge_is_refused_while_another_installation_uses_the_same_data(machin
     assert machine.left() == before
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("place", ["run/batchd", "var/cache/batchd"])
 def test_a_purge_is_refused_while_a_daemon_uses_the_data(machine, place) -> None:
     """A socket that is bound there shows it, and so does an open file."""

@@ -93,7 +93,7 @@ def test_a_unit_is_as_closed_as_it_can_be(unit: Path) -> None:
     assert float(level[1]) <= EXPOSURE_MAX
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @needs_systemd
 @pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda path: path.name if path else "alone")
 def test_systemd_takes_the_units_and_their_drop_ins(example: Path | None, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def outcome(reader, sample: int) -> bytes | str:
 # --- the frame of a number ------------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_frame_read_at_random_is_the_frame_read_in_order(videos, name) -> None:
     """Both equal FFmpeg's frame of the whole file, and have the number drawn into the picture."""

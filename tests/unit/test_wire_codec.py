@@ -167,7 +167,7 @@ def decode_or_refuse(vocabulary: Vocabulary, data: bytes) -> None:
     assert vocabulary.decode(decoded.encode()).encode() == decoded.encode()
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @every_vocabulary
 @given(data=st.data())
 def test_every_message_survives_the_way_there_and_back(vocabulary, data) -> None:
@@ -316,7 +316,7 @@ def test_arbitrary_bytes_are_a_message_or_malformed(vocabulary, data) -> None:
     decode_or_refuse(vocabulary, b"\x93" + bytes([next(iter(vocabulary._kinds))]) + data)
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @every_vocabulary
 @given(value=msgpack_values)
 def test_arbitrary_msgpack_is_a_message_or_malformed(vocabulary, value) -> None:
@@ -326,7 +326,7 @@ def test_arbitrary_msgpack_is_a_message_or_malformed(vocabulary, value) -> None:
         decode_or_refuse(vocabulary, msgpack.packb([kind.code, *[value] * len(kind.field_names)]))
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @every_vocabulary
 @given(data=st.data())
 def test_a_mutated_message_is_a_message_or_malformed(vocabulary, data) -> None:

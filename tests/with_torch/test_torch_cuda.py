@@ -50,7 +50,7 @@ def tiny(start_shared_daemon, photos, sizes):
 # --- what arrives ---------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
 @pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
 def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, where):
@@ -90,7 +90,7 @@ def test_prefetch_batches_are_under_way_ahead_of_the_loop(daemon, cuda, load):
 # --- how long a batch is held ---------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(("prefetch", "patience"), [(0, 1), (0, NEVER), (1, 3), (2, 1), (7, 1), (7, NEVER)])
 def test_a_small_ring_and_late_copies_neither_spoil_a_batch_nor_stop_the_loop(tight, cuda, load, prefetch, patience):
     """Slots are reused only after they were read; the loop waits while all are being read."""
@@ -220,7 +220,7 @@ def read_with_interrupts(loader, cuda, batches):
     return given
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("mode", ["direct", "staged"])
 def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, after):

@@ -103,7 +103,7 @@ def test_a_ragged_field_that_is_not_read_from_the_ring_is_one_copy_of_what_its_r
 # --- the schema -----------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("stream", ["photos", "padded", "ragged", "wide"])
 @pytest.mark.parametrize(

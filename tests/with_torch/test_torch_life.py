@@ -44,7 +44,7 @@ def numbers_of(batches):
     return [number for batch in batches for number in batch["index"].tolist()]
 
 
-@pytest.mark.thorough(after=1)
+@pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
 def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
     """The script exits without waiting, whatever it holds, and the daemon has its slots back."""
