@@ -14,7 +14,7 @@ from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.jpeg_box import found_points
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import FileHead, packed
+from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.sources.cache.record import FILE_WITH_PARTS_BYTES_MIN
 from batchd.data.sources.interface import kind_of
@@ -231,8 +231,8 @@ def test_images_in_prepared_shards_are_never_walked(make, tmp_path, kind, monkey
     [
         lambda points: points[:-1],
         lambda points: points[:40] + bytes([points[40] ^ 1]) + points[41:],
-        lambda points: b"BATCHDP1" + points[8:],
-        lambda _points: packed(found_points(memoryview(files()["0.jpg"]), probe_image(memoryview(files()["0.jpg"])))),
+        lambda points: b"\0" + points[1:],
+        lambda _points: found_points(memoryview(files()["0.jpg"]), probe_image(memoryview(files()["0.jpg"]))),
         lambda _points: b"x",
         lambda points: points + bytes(1 << 20),
     ],

@@ -26,7 +26,7 @@ from batchd.data.pipeline.image.jpeg_box import found_points, seekable
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import has_points, packed
+from batchd.data.samples.access_points import has_points
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
@@ -77,7 +77,7 @@ class MemberEncoder:
                 yield ending, content
                 points = found_points(memoryview(content), probe_image(memoryview(content)))
                 if has_points(points):
-                    yield f"{ending}.{webdataset.POINTS_ENDING}", packed(points)
+                    yield f"{ending}.{webdataset.POINTS_ENDING}", points
             elif column.kind == "text":
                 yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
             elif column.shape:

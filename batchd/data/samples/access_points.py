@@ -6,23 +6,18 @@ has the records of its files, too:
 
     cache, shard --known--> decoder --found--> cache
 
-    in a shard   | magic, with the version | CRC-32 of the record | record |
-
-Invariant: the decoder checks that a record was made from the bytes that a crop reads, so a record
-of another file does no harm. A file without points has a record, too: its length.
+Invariant: the decoder checks a record's version and checksum, and that it was made from the bytes
+that a crop reads, so a damaged record, or one of another file, does no harm. A file without points
+has a record, too: its length.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from struct import Struct
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from zlib import crc32
 
 POINTS_VERSION = 2
 """Of the records of access points: another layout needs another number (``_jpeg_scan.c``,
 ``data.sources.cache.record``)."""
-_MAGIC = b"BATCHDP%d" % POINTS_VERSION
-_BEFORE_RECORD = Struct("<8sI")
 _LENGTH_BYTES = 8
 _NONE: Mapping[str, memoryview | bytes] = MappingProxyType({})
 
@@ -35,17 +30,6 @@ def without_points(data: memoryview) -> bytes:
 def has_points(record: memoryview | bytes | None) -> bool:
     """True if there is a record, and it has points."""
     return record is not None and len(record) > _LENGTH_BYTES
-
-
-def packed(record: bytes) -> bytes:
-    """A record as a shard has it."""
-    return _BEFORE_RECORD.pack(_MAGIC, crc32(record)) + record
-
-
-def unpacked(content: memoryview) -> memoryview | None:
-    """A record from a shard; None if it is damaged, or of another version."""
-    record = content[_BEFORE_RECORD.size :]
-    return record if content[: _BEFORE_RECORD.size] == _BEFORE_RECORD.pack(_MAGIC, crc32(record)) else None
 
 
 class FileHead(NamedTuple):

@@ -147,7 +147,7 @@ class ReadsPoints(Protocol):
     """A reader of files that may have their access points beside them."""
 
     points: Mapping[str, memoryview]
-    """Those of the sample that was read last, as ``data.samples.access_points`` packs them."""
+    """The records of the sample that was read last, by column, as long as its values."""
 
     def read_points(self) -> bool:
         """Read them with each sample from now on; False if there are none."""

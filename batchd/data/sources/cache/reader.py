@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.samples.access_points import FileHead, has_points, unpacked
+from batchd.data.samples.access_points import FileHead, has_points
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.kept_files import FilePart, KeptFiles, KnownFile
 from batchd.data.samples.values import Value
@@ -141,8 +141,7 @@ class CachedReader:
         """The access points that lie beside the files of the sample that was read last."""
         if self._points_reader is None:
             return {}
-        found = {name: unpacked(content) for name, content in self._points_reader.points.items()}
-        return {name: record for name, record in found.items() if record is not None}
+        return {name: record for name, record in self._points_reader.points.items() if name in self._points.fields}
 
     def known_file(self, sample: int) -> KnownFile | None:
         """The file of a sample, if it is known and need not be read to plan its crop.
