@@ -1,8 +1,8 @@
-"""Worker processes of a process that replays: the daemon's own, without a daemon.
+"""Rows of a process that replays: by the daemon's worker processes, without a daemon.
 
-    fork server --fork--> workers, one for each CPU --RowMade, ChunksFilled--> here
-                                    |
-                                    +--rows--> one slot, mapped here
+    worker.supervisor: workers, one for each CPU --RowMade, ChunkDone, WorkerGone--> here
+                          |
+                          +--rows--> one slot, mapped here
 
 A worker that dies names its sample in its note, as in the daemon: the rows are ordered again, and a
 sample that killed two workers counts as bad. Workers that make many rows at once name none, so
@@ -11,22 +11,24 @@ their rows are ordered one by one.
 Invariant: no process writes to the slot when ``fill`` returns, and none is left after ``close``.
 """
 
-import mmap
-import os
+import logging
 import select
-import socket
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 from typing import NamedTuple, Self
 
+import structlog
+
+from batchd.core.events import ChunkDone, Event, Note, WorkerGone, WorkerReady
 from batchd.errors import BatchdError
-from batchd.runtime.children import Grandchild, Linked, describe, start_linked
+from batchd.runtime.children import start_linked
+from batchd.runtime.descriptors import Selector
 from batchd.worker import messages as orders
-from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
+from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.position import Position
 
 CHUNK_ROWS = 8
@@ -36,6 +38,8 @@ DEATHS_MAX = 2
 DEATHS_WITHOUT_A_SAMPLE_MAX = 5
 TICK_S = 0.2
 SLOT = 0
+_SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+"""Scripts replay, too: what they have to know is raised."""
 
 
 class MadeRow(NamedTuple):
@@ -46,29 +50,21 @@ class MadeRow(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
-    process: Grandchild
-    channel: socket.socket
-    note: mmap.mmap
-    order: int | None = None
-    rows: range = range(0)
-    told: list[MadeRow] = field(default_factory=list)
-    """Rows of the present order."""
+class _Order:
+    """What a worker works on."""
+
+    rows: range
+    made: list[MadeRow] = field(default_factory=list)
     documents: list[orders.DocumentMade] = field(default_factory=list)
     """Documents of the row that the worker reports next."""
-    note_since: tuple[bytes, float] = (b"", 0.0)
+    note: Note | None = None
+    note_since_s: float = 0.0
 
-    def in_hand(self) -> tuple[int, int] | None:
-        """The row and the sample that it works on; None between samples."""
-        _order, row_after, sample = orders.NOTE.unpack_from(self.note)
-        return (row_after - 1, sample) if row_after else None
-
-    def busy_for_s(self, now: float) -> float:
-        """Seconds since it began its present sample."""
-        noted = bytes(self.note[: orders.NOTE.size])
-        if noted != self.note_since[0]:
-            self.note_since = noted, now
-        return now - self.note_since[1] if self.in_hand() is not None else 0.0
+    def busy_for_s(self, note: Note | None, now_s: float) -> float:
+        """Seconds since the worker began the sample that its note names."""
+        if note != self.note:
+            self.note, self.note_since_s = note, now_s
+        return now_s - self.note_since_s if note is not None else 0.0
 
 
 class RowWorkers:
@@ -76,41 +72,38 @@ class RowWorkers:
 
     def __init__(self, workers: int, sample_timeout_s: float) -> None:
         """Start the fork server, which imports what workers need meanwhile."""
-        self.decoders = ""
-        """Names and versions of the decoders, once rows were made."""
         self._limit = workers
         self._sample_timeout_s = sample_timeout_s
-        self._forks: Linked = start_linked("batchd.worker")
-        self._forks.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._workers: list[_Worker] = []
+        self._selector = Selector()
+        self._poll = select.poll()
+        self._poll.register(self._selector, select.POLLIN)
+        self._events: deque[Event] = deque()
+        launched = start_linked("batchd.worker")
+        self._processes = WorkerProcesses(self._selector, self._events.append, launched, on_row=self._told, log=_SILENT)
         self._numbers, self._orders = count(1), count(1)
+        self._living: set[int] = set()
+        self._idle: set[int] = set()
+        self._busy: dict[int, _Order] = {}
         self._deaths: Counter[int] = Counter()
         self._deaths_without = 0
         self._quarantined: list[int] = []
+
+    @property
+    def decoders(self) -> str:
+        """Names and versions of the decoders, once rows were made."""
+        return self._processes.decoders
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._end_workers()
-        self._forks.channel.close()
-        self._forks.child.end()
+        self._selector.close()
 
     def _end_workers(self) -> None:
-        while self._workers:
-            self._end(self._workers.pop())
-
-    def _end(self, worker: _Worker) -> int | None:
-        """Kill a worker, unless it is dead, and forget it; its status, or None if it is unknown."""
-        worker.channel.close()
-        worker.process.kill()
-        worker.process.has_ended(None)
-        status = worker.process.status()
-        with suppress(ChannelClosed):
-            send_message(self._forks.channel, orders.Reap(worker.process.pid))
-        worker.process.close()
-        worker.note.close()
-        return status
+        self._processes.close(0.0)
+        for group in (self._living, self._idle, self._busy, self._events):
+            group.clear()
 
     def serve(self, message: orders.ServeStream, index_descriptor: int, slot_descriptor: int, slot_bytes: int) -> None:
         """Name the stream and the slot; the descriptors stay the caller's."""
@@ -128,105 +121,82 @@ class RowWorkers:
         made: list[MadeRow] = []
         with ExitStack() as where_it_fails:
             where_it_fails.callback(self._end_workers)  # no order of a failed batch is left
-            while waiting or any(worker.order is not None for worker in self._workers):
-                while len(self._workers) < min(self._limit, len(waiting) + len(self._workers)):
-                    self._workers.append(self._fork())
-                for worker in self._workers:
-                    if worker.order is None and waiting:
-                        self._order(worker, position, waiting.popleft())
-                for worker in self._ready():
-                    try:
-                        made += self._receive(worker)
-                    except ChannelClosed:
-                        waiting.extend(self._bury(worker, samples))
-                now = monotonic()
-                for worker in self._workers:
-                    if worker.busy_for_s(now) > self._sample_timeout_s:
-                        worker.process.kill()
+            while waiting or self._busy:
+                while len(self._living) < min(self._limit, len(waiting) + len(self._busy)):
+                    self._start()
+                while self._idle and waiting:
+                    self._order(self._idle.pop(), position, waiting.popleft())
+                self._wait()
+                while self._events:
+                    match self._events.popleft():
+                        case WorkerReady(worker):
+                            self._idle.add(worker)
+                        case ChunkDone() as done:
+                            made += self._done(done)
+                        case WorkerGone() as gone:
+                            waiting.extend(self._gone(gone, samples))
             where_it_fails.pop_all()
         return sorted(made, key=lambda one: one.row.row)
 
-    def _fork(self) -> _Worker:
-        with ExitStack() as until_done, ExitStack() as where_it_fails:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            where_it_fails.callback(ours.close)
-            until_done.callback(theirs.close)
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            note = os.memfd_create("batchd-note", os.MFD_CLOEXEC)
-            until_done.callback(os.close, note)
-            os.posix_fallocate(note, 0, orders.NOTE_BYTES)
-            memory = mmap.mmap(note, orders.NOTE_BYTES)
-            where_it_fails.callback(memory.close)
-            try:
-                send_message(self._forks.channel, orders.Fork(next(self._numbers)), [theirs.fileno(), note])
-                answer, descriptors = receive_message(self._forks.channel, orders.TO_DAEMON_FROM_FORKSERVER)
-            except ChannelClosed:
-                raise BatchdError("the process that starts workers has ended; its output is above") from None
-            if isinstance(answer, orders.NotForked):
-                raise BatchdError(f"no worker can be started: {answer.reason}")
-            assert isinstance(answer, orders.Forked)
-            worker = _Worker(Grandchild(answer.pid, descriptors[0]), ours, memory)
-            with suppress(ChannelClosed):  # its death is seen where it is read
-                send_message(ours, self._message, [self._descriptors[0]])
-                send_message(ours, orders.UseSlot(SLOT, self._slot_bytes), [self._descriptors[1]])
-                if self._quarantined:
-                    send_message(ours, orders.Quarantine(self._message.stream, self._quarantined))
-            where_it_fails.pop_all()
-        return worker
+    def _start(self) -> None:
+        number = next(self._numbers)
+        self._living.add(number)
+        self._processes.start(number)
+        index, slot = self._descriptors
+        self._processes.send(number, self._message, index)
+        self._processes.send(number, orders.UseSlot(SLOT, self._slot_bytes), slot)
+        self._processes.send_quarantined(number, self._message.stream, self._quarantined)
 
-    def _order(self, worker: _Worker, position: Position, rows: range) -> None:
-        worker.order, worker.rows, worker.told, worker.documents = next(self._orders), rows, [], []
-        chunk = orders.Chunk(worker.order, SLOT, *position, [(rows.start, len(rows))], [])
-        with suppress(ChannelClosed):  # its death is seen where it is read
-            send_message(worker.channel, orders.FillChunks(self._message.stream, [chunk], is_packed=False))
+    def _order(self, worker: int, position: Position, rows: range) -> None:
+        self._busy[worker] = _Order(rows)
+        chunk = orders.Chunk(next(self._orders), SLOT, *position, [(rows.start, len(rows))], [])
+        self._processes.send(worker, orders.FillChunks(self._message.stream, [chunk], is_packed=False))
 
-    def _ready(self) -> list[_Worker]:
-        poll = select.poll()
-        for worker in self._workers:
-            poll.register(worker.channel, select.POLLIN)
-        ready = {descriptor for descriptor, _event in poll.poll(TICK_S * 1000)}
-        return [worker for worker in self._workers if worker.channel.fileno() in ready]
+    def _wait(self) -> None:
+        """Receive what the workers say, and kill one whose sample takes too long."""
+        self._poll.poll(TICK_S * 1000)
+        self._selector.dispatch()
+        now_s = monotonic()
+        for worker, order in self._busy.items():
+            if order.busy_for_s(self._processes.note(worker), now_s) > self._sample_timeout_s:
+                self._processes.kill(worker, "its sample takes too long")
 
-    def _receive(self, worker: _Worker) -> list[MadeRow]:
-        """Read a message; the rows of an order that is done. Raises ``ChannelClosed``."""
-        message, _descriptors = receive_message(worker.channel, orders.TO_REPLAY_FROM_WORKER)
-        if isinstance(message, orders.Ready):
-            self.decoders = message.decoders
-        elif isinstance(message, orders.DocumentMade):
-            worker.documents.append(message)
-        elif isinstance(message, orders.RowMade):
-            worker.told.append(MadeRow(message, worker.documents))
-            worker.documents = []
-        elif isinstance(message, orders.ChunksFilled) and message.hopeless:
-            raise BatchdError(f"stream {self._message.name!r} stopped at this batch: {message.hopeless}")
-        elif isinstance(message, orders.ChunksFilled) and worker.order in message.orders:
-            worker.order = None
-            return worker.told
-        return []
+    def _told(self, worker: int, message: orders.RowMade | orders.DocumentMade) -> None:
+        order = self._busy[worker]
+        if isinstance(message, orders.DocumentMade):
+            order.documents.append(message)
+        else:
+            order.made.append(MadeRow(message, order.documents))
+            order.documents = []
 
-    def _bury(self, worker: _Worker, samples: dict[int, int]) -> list[range]:
+    def _done(self, done: ChunkDone) -> list[MadeRow]:
+        if done.hopeless:
+            raise BatchdError(f"stream {self._message.name!r} stopped at this batch: {done.hopeless}")
+        self._idle.add(done.worker)
+        return self._busy.pop(done.worker).made
+
+    def _gone(self, gone: WorkerGone, samples: dict[int, int]) -> list[range]:
         """Count the death of a worker; the parts of its order that have to be made again."""
-        self._workers.remove(worker)
-        blamed, rows = worker.in_hand(), worker.rows
-        status = self._end(worker)
-        if worker.order is None:
+        self._living.remove(gone.worker)
+        if gone.note is None:
+            raise BatchdError(f"no worker can be started: {gone.how}")
+        if gone.worker in self._idle:
+            self._idle.remove(gone.worker)
             return []
-        if blamed is None:
+        order = self._busy.pop(gone.worker, None)
+        if order is None or not gone.note.order:
             self._deaths_without += 1
             if self._deaths_without >= DEATHS_WITHOUT_A_SAMPLE_MAX:
-                how = describe(status) if status is not None else "an unknown status"
-                raise BatchdError(f"the workers end before they make a sample ({how}); their output is above")
-            return [rows]
-        row, sample = blamed
-        if row >= orders.MANY_ROWS:
-            if len(rows) > 1:
-                return [range(one, one + 1) for one in rows]
-            sample = samples[rows.start]
+                raise BatchdError(f"the workers end before they make a sample ({gone.how}); their output is above")
+            return [] if order is None else [order.rows]
+        sample = gone.note.sample
+        if gone.note.row >= orders.MANY_ROWS:
+            if len(order.rows) > 1:
+                return [range(row, row + 1) for row in order.rows]
+            sample = samples[order.rows.start]
         self._deaths[sample] += 1
         if self._deaths[sample] == DEATHS_MAX:
             self._quarantined.append(sample)
-            for other in self._workers:
-                with suppress(ChannelClosed):
-                    send_message(other.channel, orders.Quarantine(self._message.stream, [sample]))
-        return [rows]
+            for other in self._living:
+                self._processes.send_quarantined(other, self._message.stream, [sample])
+        return [order.rows]

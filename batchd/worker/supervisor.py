@@ -1,4 +1,6 @@
-"""The worker processes of this host, and the fork server they come from. DAEMON process.
+"""The worker processes of this host, and the fork server they come from.
+
+Runs in the daemon, in a worker host, and in a command that makes rows.
 
     first fork -> fork server started -> [ fork -> Forked, or NotForked ]*, reap*
     it ends -> its workers end, by the kernel -> the next fork starts another one
@@ -23,6 +25,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from batchd.core.events import ChunkDone, Event, Note, PartsNamed, WorkerGone, WorkerReady
 from batchd.core.fleet import WorkerKind
@@ -39,7 +42,7 @@ from batchd.worker.interface import Known
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 
-_log = structlog.get_logger()
+_log: FilteringBoundLogger = structlog.get_logger()
 
 FAULT_SIGNALS = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP}
@@ -82,18 +85,24 @@ class WorkerProcesses:
 
     kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0, small_orders_max=32)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  each is another end
         self,
         selector: Selector,
         enqueue: Callable[[Event], None],
         launched: Linked | None = None,
         output: ChildOutput | None = None,
+        *,
+        on_row: Callable[[int, orders.RowMade | orders.DocumentMade], None] | None = None,
+        log: FilteringBoundLogger = _log,
     ) -> None:
-        """``output``: what workers write, which names them."""
+        """``output``: what workers write, which names them. ``on_row``: if streams tell rows."""
         self._output = output
+        self._on_row = on_row
+        self._vocabulary = orders.TO_DAEMON_FROM_WORKER if on_row is None else orders.TO_REPLAY_FROM_WORKER
+        self._log = log
         self._selector = selector
         self._enqueue = enqueue
-        self._forks = ForkServer(selector, self._adopt, self._fail, launched)
+        self._forks = ForkServer(selector, self._adopt, self._fail, launched, log)
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
         self._oom_kills = OomKills()
@@ -185,7 +194,7 @@ class WorkerProcesses:
         process = self._processes.get(number)
         if process is None:
             return
-        _log.warning("worker killed", worker=number, pid=process.pid, reason=reason)
+        self._log.warning("worker killed", worker=number, pid=process.pid, reason=reason)
         process.is_killed = True
         process.end()
         if not process.pid:
@@ -221,7 +230,7 @@ class WorkerProcesses:
                 # the kernel kills at once, except in a storage call
                 if not grandchild.has_ended(KILL_TIMEOUT_S):
                     facts = {"worker": process.number, "pid": process.pid, "advice": "is its storage hung?"}
-                    _log.error("worker cannot be killed", **facts)
+                    self._log.error("worker cannot be killed", **facts)
             self._forget(process)
         self._forks.close()
 
@@ -242,7 +251,7 @@ class WorkerProcesses:
             process.end()
         if self._missing:
             self._missing -= 1
-            _log.info("worker started", worker=number, pid=grandchild.pid)
+            self._log.info("worker started", worker=number, pid=grandchild.pid)
 
     def _fail(self, number: int, reason: str) -> None:
         """The fork server could not start a worker."""
@@ -251,13 +260,13 @@ class WorkerProcesses:
 
     def _not_started(self, number: int, reason: str) -> None:
         if (more := self._counted_per_minute.more("worker not started", reason)) is not None:
-            _log.error("worker not started", worker=number, reason=reason, **more)
-        self._enqueue(WorkerGone(number, "it could not be started", None))
+            self._log.error("worker not started", worker=number, reason=reason, **more)
+        self._enqueue(WorkerGone(number, f"it could not be started: {reason}", None))
 
     def _receive(self, process: _Process) -> bool:
         """Read one message, so that workers take turns; False if there is none."""
         try:
-            message, descriptors = receive_message(process.channel, orders.TO_DAEMON_FROM_WORKER)
+            message, descriptors = receive_message(process.channel, self._vocabulary)
         except BlockingIOError:
             return False
         except ChannelClosed:
@@ -269,14 +278,18 @@ class WorkerProcesses:
             self.kill(process.number, f"it sends invalid messages: {error}")
             return False
         _close(descriptors)
-        self._enqueue(self._event(process, message))
+        if isinstance(message, orders.RowMade | orders.DocumentMade):
+            assert self._on_row is not None, "the vocabulary has it for this"
+            self._on_row(process.number, message)
+        else:
+            self._enqueue(self._event(process, message))
         return True
 
     def _event(self, process: _Process, message: Message) -> Event:
         if isinstance(message, orders.Ready):
             if message.decoders != self.decoders:
                 self.decoders = message.decoders
-                _log.info("decoding", decoders=message.decoders)
+                self._log.info("decoding", decoders=message.decoders)
             return WorkerReady(process.number)
         if isinstance(message, orders.StreamMeasured):
             return PartsNamed(message.stream, tuple(message.parts))
@@ -293,7 +306,7 @@ class WorkerProcesses:
         self._forks.reap(process.pid)
         note = _read_note(process.note) or _NOTHING_IN_HAND
         how = describe(status) if status is not None else "with the fork server"
-        write = _log.info if process.is_dismissed and status == 0 else _log.warning
+        write = self._log.info if process.is_dismissed and status == 0 else self._log.warning
         printed = self._output.end(process.pid) if self._output is not None else ""
         said = {"said": said} if (said := _last_words(process.note) or printed) else {}
         write("worker ended", worker=process.number, pid=process.pid, how=how, **said)
@@ -351,8 +364,10 @@ class ForkServer:
         forked: Callable[[int, Grandchild], None],
         failed: Callable[[int, str], None],
         launched: Linked | None = None,
+        log: FilteringBoundLogger = _log,
     ) -> None:
         """Own the fork server that was ``launched`` already, if any."""
+        self._log = log
         self._selector = selector
         self._forked = forked
         self._failed = failed
@@ -392,7 +407,7 @@ class ForkServer:
     def kill(self, reason: str) -> None:
         """End a fork server that misbehaves, and all of its workers with it."""
         if self._child is not None:
-            _log.warning("fork server killed", pid=self._child.pid, reason=reason)
+            self._log.warning("fork server killed", pid=self._child.pid, reason=reason)
             self._child.kill()
 
     def close(self) -> None:
@@ -445,7 +460,7 @@ class ForkServer:
         while self._receive():
             pass
         pid, how = self._child.pid, describe(self._forget(self._child))
-        _log.warning("fork server ended", pid=pid, how=how, advice="its workers end with it; others are started")
+        self._log.warning("fork server ended", pid=pid, how=how, advice="its workers end with it; others are started")
         asked, self._asked = self._asked, {}
         for worker in asked:
             self._failed(worker, f"the fork server ended ({how})")

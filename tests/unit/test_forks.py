@@ -66,7 +66,9 @@ class Workers:
     def gone(self):
         def ends():
             self.selector.dispatch()
-            return [(event.worker, event.how) for event in self.events if isinstance(event, WorkerGone)]
+            return [
+                (event.worker, event.how.partition(":")[0]) for event in self.events if isinstance(event, WorkerGone)
+            ]
 
         return wait_until(ends, "a worker has ended")
 
