@@ -81,8 +81,8 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     )
     keeps_values = stream.cache_kind == "encoded"
     if grouping is not None or decode is not None or is_planned or keeps_values:
-        index = planned_index(plan.name, stream, scan(grouping))
-        epochs = epoch_plan(plan.name, stream, index)
+        index = planned_index(plan, scan(grouping))
+        epochs = epoch_plan(plan, index)
         yield from _batches(plan, index, epochs)
         if decode is not None or keeps_values:
             expect(plan.code.python_path, plan.code.digests)

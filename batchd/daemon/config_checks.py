@@ -38,7 +38,6 @@ from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.image.options import Follow
 from batchd.data.pipeline.options import StepOptions
-from batchd.data.pipeline.sample_fields import pack_of
 from batchd.data.sources.composed.options import parts_of, sources_in
 from batchd.data.sources.kinds import source_to_plain
 from batchd.data.sources.options import SourceOptions
@@ -376,11 +375,12 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
     kind = ProblemKind.STEP_MISFIT
     try:
         check_bucket(name, stream, ring.columns)
-        kind = ProblemKind.NO_BATCH
-        if pack_of(stream.pipeline) is None and stream.bucket is None:  # else all sizes decide
-            epoch_plan(name, stream, planned_index(name, stream, whole))
         kind = ProblemKind.UNUSABLE_SOURCE
         plan = plan_stream(name, stream, ring.columns, python_path)
+        if plan.pack is None and stream.bucket is None:  # else all sizes decide
+            kind = ProblemKind.NO_BATCH
+            epoch_plan(plan, planned_index(plan, whole))
+        kind = ProblemKind.UNUSABLE_SOURCE
         spec = cache_spec(plan, whole) if stream.cache_kind != "off" else None
         text = file_problem(spec) if spec is not None and spec.folder and not is_running else None
         if text is not None:

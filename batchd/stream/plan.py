@@ -223,29 +223,30 @@ def code_problems(
     return [(key, text) for key, name, arguments in named for text in function_problems(name, python_path, arguments)]
 
 
-def planned_index(name: str, config: StreamConfig, index: SourceIndex) -> SourceIndex:
+def planned_index(plan: StreamPlan, index: SourceIndex) -> SourceIndex:
     """Add what the order of an epoch needs to the index of a source; the digest is still its own.
 
     Raises ``SourceInvalid`` if the source cannot have the order.
     """
+    config = plan.config
     facts: dict[str, object] = {}
     arrays: dict[str, NDArray[Any]] = {}
     if isinstance(config.shuffle, BlockShuffle):
         facts["open_blocks"] = config.shuffle.blocks
-        arrays[STARTS] = _blocks_of(f"streams.{name}.shuffle", config.shuffle, config.source, index)
+        arrays[STARTS] = _blocks_of(f"streams.{plan.name}.shuffle", config.shuffle, config.source, index)
     if isinstance(config.source, MixSource) and config.source.changes:
         sizes = [samples for samples, _facts in index.facts["parts"]]
         facts["rows"] = rows = config.source.samples or len(index)
         try:
             segments = segments_of(config.source, config.batch_size, rows, drop_last=config.drop_last)
         except SourceInvalid as error:
-            raise SourceInvalid(f"streams.{name}.{error}") from None
+            raise SourceInvalid(f"streams.{plan.name}.{error}") from None
         facts["mixture"] = sizes, segments
     if config.weights is not None:
         try:
             weights = weights_of(config.weights, config.source, index)
         except SourceInvalid as error:
-            raise SourceInvalid(f"streams.{name}.weights: {error}") from None
+            raise SourceInvalid(f"streams.{plan.name}.weights: {error}") from None
         facts["rows"] = rows = config.weights.samples or len(index)
         if not config.weights.replacement:
             arrays[WEIGHTS] = weights
@@ -272,25 +273,26 @@ def _blocks_of(key: str, shuffle: BlockShuffle, source: SourceOptions, index: So
     return blocks_of_bytes(neighbours, len(index), shuffle.block_bytes).astype(NUMBER)
 
 
-def epoch_plan(name: str, config: StreamConfig, index: SourceIndex) -> Plan:
+def epoch_plan(plan: StreamPlan, index: SourceIndex) -> Plan:
     """Plan which sample is in which batch. Raises ``SourceInvalid`` if the stream has no batch.
 
     ``index``: as ``planned_index`` returns it; of a packed stream with its packs.
     """
+    config = plan.config
     packs = packed_in(index.arrays)
     samples = index.facts.get(FACT, {}).get("rows", len(index)) if packs is None else len(packs)
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
     documents = None if packs is None else len(index)
-    plan = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
-    plan = planned(plan, index.facts, index.arrays)
-    if plan.steps == 0:
+    epochs = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
+    epochs = planned(epochs, index.facts, index.arrays)
+    if epochs.steps == 0:
         of_what = counted(samples, "sample" if packs is None else "pack")
         raise SourceInvalid(
-            f"streams.{name}: a source of {of_what} makes no batch of {config.batch_size}, and drop_last = true drops the "
+            f"streams.{plan.name}: a source of {of_what} makes no batch of {config.batch_size}, and drop_last = true drops the "
             "rest; set a smaller batch_size, or drop_last = false"
         )
-    return plan
+    return epochs
 
 
 class Findings(NamedTuple):

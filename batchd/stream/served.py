@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from batchd.config.tree import Config, Mark, StreamConfig, keys_marked
+from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.core.digests import EpochDigests
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
@@ -42,7 +42,7 @@ from batchd.stream.journal import Journal, JournalSpec, journal_spec
 from batchd.stream.measuring import Pass
 from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_index
 from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
-from batchd.worker.messages import SampleRecipe, ServeStream
+from batchd.worker.messages import ServeStream
 from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout
 from batchd_wire.position import Position
@@ -195,11 +195,10 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     for note in index.notes:
         _log.warning("note on a source", stream=name, note=note)
-    planned = planned_index(name, config, index)
-    epochs = epoch_plan(name, config, planned)
+    planned = planned_index(plan, index)
+    epochs = epoch_plan(plan, planned)
     ring = replace(ring, layout=bucket_layout(ring.layout, planned.arrays))
-    decodes_here = bool(config.why_here)
-    content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(whole, name))
+    content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(plan, whole.daemon))
     is_planned = epochs.order is not None or epochs.draws is not None
     repeats = not (config.shuffle or is_planned or source.is_live or plan.pipeline.is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
@@ -217,7 +216,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),
-        decodes_here=decodes_here,
+        decodes_here=bool(config.why_here),
         shares_caches=config.cache_kind != "off" and whole.daemon.pool_cache == "shared" and plan.pack is None,
         live=LiveSpec(source.capacity, source.when_full, config.journal is not None)
         if isinstance(source, PushSource)
@@ -246,21 +245,22 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         pack={} if plan.pack is None else step_to_plain(plan.pack),
         as_of_ns=storage.as_of_ns,
     )
+    journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]
     are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX
     return ServedStream(
         spec=spec,
         message=message,
         layout=ring.layout,
-        signature=signature(config, spec.fingerprint, index, message.recipe),
+        signature=signature(plan, spec.fingerprint, index),
         index_descriptor=planned.to_memfd(),
         classes=[] if are_too_many else classes,
         description=describe(config, ring.layout),
-        card=card_of(name, whole, content, epochs.samples),
+        card=card_of(plan, whole.daemon, content, epochs.samples, journal),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
         cache_spec=wanted_cache,
-        journal_spec=journal_spec(whole, name),
+        journal_spec=journal,
     )
 
 
@@ -325,26 +325,25 @@ def _cut(text: str) -> str:
     return plain if len(plain) <= TEXT_CHARACTERS_MAX else f"{plain[: TEXT_CHARACTERS_MAX - 1]}…"
 
 
-def signature(config: StreamConfig, content: str, index: SourceIndex, recipe: SampleRecipe) -> str:
+def signature(plan: StreamPlan, content: str, index: SourceIndex) -> str:
     """Digest of a stream: settings, fingerprint, and its files with their versions.
 
     Its share of the daemon's memory does not count: a stream that stays keeps its ring.
     """
     facts = {
-        "settings": config.model_dump(mode="json"),
+        "settings": plan.config.model_dump(mode="json"),
         "content": content,
         "samples": len(index),
         "place": index.place,
-        "files": recipe.files,
-        "python_path": recipe.python_path,
+        "files": [(str(path), digest) for path, digest in plan.digests.items()],
+        "python_path": plan.code.python_path,
     }
     return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def is_made_by_any(whole: Config, name: str) -> bool:
+def is_made_by_any(plan: StreamPlan, daemon: DaemonConfig) -> bool:
     """True if worker hosts may fill the stream that need not make the same bytes as this host."""
-    daemon = whole.daemon
-    return not whole.streams[name].why_here and daemon.worker_address is not None and daemon.pool_accept == "any"
+    return not plan.config.why_here and daemon.worker_address is not None and daemon.pool_accept == "any"
 
 
 def content_of(
@@ -389,16 +388,18 @@ def fingerprint(content: Mapping[str, object]) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def card_of(name: str, whole: Config, content: Mapping[str, object], samples: int) -> StreamCard:
+def card_of(
+    plan: StreamPlan, settings: DaemonConfig, content: Mapping[str, object], samples: int, journal: JournalSpec | None
+) -> StreamCard:
     """The parts of a stream's fingerprint, and the configuration that makes its batches again."""
-    daemon = whole.daemon.model_dump(mode="json", include=REPLAYED_KEYS, exclude_unset=True)
-    stream = whole.streams[name].model_dump(mode="json", exclude_unset=True)
-    if (journal := journal_spec(whole, name)) is not None:
+    daemon = settings.model_dump(mode="json", include=REPLAYED_KEYS, exclude_unset=True)
+    stream = plan.config.model_dump(mode="json", exclude_unset=True)
+    if journal is not None:
         daemon["cache_dir"] = os.path.dirname(journal.path)  # noqa: PTH120  a text
-    text = json.dumps({"daemon": daemon, "streams": {name: stream}})
+    text = json.dumps({"daemon": daemon, "streams": {plan.name: stream}})
     pieces = tuple(text[at : at + MESSAGE_CHARACTERS_MAX] for at in range(0, len(text), MESSAGE_CHARACTERS_MAX))
     parts = tuple(ContentPart(part, json.dumps(value)) for part, value in _parts(content))
-    return StreamCard(name, fingerprint(content), samples, parts, pieces)
+    return StreamCard(plan.name, fingerprint(content), samples, parts, pieces)
 
 
 def _parts(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:

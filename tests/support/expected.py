@@ -35,9 +35,8 @@ class Expected:
         config = load_config(config_file, {}, {}).streams[stream]
         self._config = config
         self._columns = kind_of(config.source).columns(config.source, Storage())
-        grouping = None
+        plan, grouping = plan_stream(stream, config, self._columns, python_path), None
         if config.bucket is not None:
-            plan = plan_stream(stream, config, self._columns, python_path)
             grouping = grouping_of(plan, Pass(1, 30.0, Storage(), lambda _found: None))
         index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), python_path, grouping)
         self._reader = open_reader(config.source, index, 1 << 26, Storage())
@@ -47,7 +46,7 @@ class Expected:
             steps = steps_of(config.pipeline, config.cache_short_side)
             self._maker = Pipeline(self._columns, steps[: cut_of(steps)], config.seed, has_rows=False)
             self._pipeline = Pipeline(list(self._maker.columns.values()), steps[cut_of(steps) :], config.seed)
-        self.plan = epoch_plan(stream, config, planned_index(stream, config, index))
+        self.plan = epoch_plan(plan, planned_index(plan, index))
         self._known: dict[tuple[int, int], Seen] = {}
         self._known_rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
 

@@ -34,7 +34,7 @@ def starts(folder: Path, source: str, shuffle: str) -> list[int]:
     """Return the first sample of each block of a stream, and the number of its samples."""
     text = f"[streams.a]\nsource = {source}\nbatch_size = 2\nshuffle = {shuffle}\n"
     config = load(folder, text).streams["a"]
-    found: list[int] = planned_index("a", config, scan(config.source)).arrays[STARTS].tolist()
+    found: list[int] = planned_index(plan_of(config), scan(config.source)).arrays[STARTS].tolist()
     return found
 
 
@@ -183,8 +183,8 @@ def test_the_blocks_change_the_fingerprint_and_not_the_options_that_made_them(sh
     def facts(shuffle: str) -> tuple[str, str]:
         text = f"[streams.a]\nsource = {WEBDATASET}\nbatch_size = 2\n{shuffle}\n"
         config = load(shards, text).streams["a"]
-        index = planned_index("a", config, scan(config.source))
-        content = content_of(plan_of(config), index.digest, epoch_plan("a", config, index))
+        index = planned_index(plan_of(config), scan(config.source))
+        content = content_of(plan_of(config), index.digest, epoch_plan(plan_of(config), index))
         return fingerprint(content), index.digest
 
     found = [
@@ -210,6 +210,6 @@ def test_the_facts_of_the_order_are_in_the_index_of_workers_alone(shards):
     config = load(shards, text).streams["a"]
     index = scan(config.source)
 
-    assert planned_index("a", config, index) is index
+    assert planned_index(plan_of(config), index) is index
     blocked = load(shards, text + "shuffle = { blocks = 2, block_samples = 4 }").streams["a"]
-    assert json.dumps(planned_index("a", blocked, index).facts[FACT]) == '{"open_blocks": 2}'
+    assert json.dumps(planned_index(plan_of(blocked), index).facts[FACT]) == '{"open_blocks": 2}'
