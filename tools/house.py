@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 
 PROSE_COLUMNS = 100
+MADE_PAGES = {"commands.md", "configuration.md", "errors.md", "metrics.md", "protocol.md"}
+"""Pages of docs/ that `make docs` writes."""
 SOURCES = ("batchd", "client")
 READ = (*SOURCES, "tests", "benchmarks", "examples", "docs", "deploy", "tools")
 COMMENTED = (".py", ".c", ".h", ".js", ".css")
@@ -190,6 +192,7 @@ def main() -> None:
         for file in [*files_of(root, *READ, endings=COMMENTED), *pages]
         for line in prose_lines(file)
     )
+    words = sum(len(page.read_text().split()) for page in (root / "docs").rglob("*.md") if page.name not in MADE_PAGES)
     modules = modules_of_serve(root)
     own = [name for name in modules if name.partition(".")[0].startswith("batchd")]
     rows = {
@@ -202,6 +205,7 @@ def main() -> None:
         "modules that name a source": places(trees, root, "sources"),
         "modules that batchd serve imports (own)": f"{len(modules)} ({len(own)})",
         f"prose lines beyond {PROSE_COLUMNS} columns": f"{long_lines:,}",
+        "words of docs, written by hand": f"{words:,}",
     }
     for name, value in rows.items():
         print(f"{name:40} {value}")
