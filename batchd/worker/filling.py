@@ -56,18 +56,21 @@ RowReport = orders.RowMade | orders.DocumentMade
 class ChunkRows(NamedTuple):
     """Rows of a chunk: numbers of rows in the slot with ``arrays``, and the sample of each.
 
-    ``samples``: int64 ``[rows]``; of a packed stream, its documents. ``write_checksums`` writes
-    those of the complete rows it is called with, if the stream has checksums.
+    ``order`` to ``places``: as in ``messages.Chunk``. ``samples``: int64 ``[rows]``; of a packed
+    stream, its documents. ``write_checksums`` writes those of the complete rows it is called with,
+    if the stream has checksums.
     """
 
-    chunk: orders.Chunk
+    order: int
+    epoch: int
+    places: list[int]
     rows: Rows
     samples: NDArray[np.int64]
     arrays: Arrays
     write_checksums: Callable[..., None]
 
     @property
-    def place(self) -> slice | NDArray[np.int64]:
+    def selector(self) -> slice | NDArray[np.int64]:
         """The index that selects these rows of an array."""
         rows = self.rows
         if isinstance(rows, range):
@@ -121,21 +124,21 @@ class Strategy(ABC):
         return 0
 
     @abstractmethod
-    def fill(self, of: ChunkRows) -> tuple[Bad, str]:
+    def fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
         """Fill the rows of a chunk; return its bad samples, and why a row is without a sample.
 
         Raises ``StepInvalid`` and ``FunctionUnusable`` if no sample can be made.
         """
 
-    def _is_quarantined(self, row: int, sample: int) -> bool:
-        """Begin a sample of a row, unless it is bad without a try."""
+    def _begin(self, row: int, sample: int) -> bool:
+        """Begin a sample of a row; False if it is bad without a try."""
         if self.before_sample is not None:
             self.before_sample()
         self._note.take(row, sample)
         if sample in self._quarantined:
-            return True
+            return False
         failpoints.passing("worker.sample.begin", sample)
-        return False
+        return True
 
     def _tell(self, bad: Bad, sample: int, reason: str) -> None:
         """Add a bad sample to those that are reported."""
@@ -156,57 +159,57 @@ class OneByOne(Strategy):
         self._tried: Bad = []
         """Bad samples of the current row."""
 
-    def fill(self, of: ChunkRows) -> tuple[Bad, str]:
+    def fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
         """See ``Strategy``."""
-        self._note.begin(of.chunk.order)
+        self._note.begin(chunk.order)
         if self._maker.mailbox is not None:
-            self._maker.mailbox.expect(int(of.samples[0]), tuple(of.chunk.places))
+            self._maker.mailbox.expect(int(chunk.samples[0]), tuple(chunk.places))
         for name in self._sizes:
-            of.arrays[name][of.place] = -1
-        self._write_index(of)
+            chunk.arrays[name][chunk.selector] = -1
+        self._write_index(chunk)
         bad: Bad = []
         hopeless = ""
-        left = self._not_made_together(of)
+        left = self._not_made_together(chunk)
         if self._made is not None:
             alone = {row for row, _sample in left}
-            together = [pair for pair in of.with_samples() if pair[0] not in alone]
-            self._made += [self._row_made(of, row, sample, sample) for row, sample in together]
+            together = [pair for pair in chunk.with_samples() if pair[0] not in alone]
+            self._made += [self._row_made(chunk, row, sample, sample) for row, sample in together]
         for row, sample in left:
-            hopeless = self._make_alone(of, row, sample, bad) or hopeless
+            hopeless = self._make_alone(chunk, row, sample, bad) or hopeless
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, hopeless
 
-    def _not_made_together(self, of: ChunkRows) -> Sequence[tuple[int, int]]:
+    def _not_made_together(self, chunk: ChunkRows) -> Sequence[tuple[int, int]]:
         """Make as many rows at once as can be; return the others with their samples."""
-        return list(of.with_samples())
+        return list(chunk.with_samples())
 
-    def _write_index(self, of: ChunkRows) -> None:
+    def _write_index(self, chunk: ChunkRows) -> None:
         """Write the fields that no source has, as of good samples."""
-        of.arrays[INDEX][of.place] = of.samples
-        if VALID in of.arrays:
-            of.arrays[VALID][of.place] = True
+        chunk.arrays[INDEX][chunk.selector] = chunk.samples
+        if VALID in chunk.arrays:
+            chunk.arrays[VALID][chunk.selector] = True
 
-    def _make_alone(self, of: ChunkRows, row: int, sample: int, bad: Bad) -> str:
+    def _make_alone(self, chunk: ChunkRows, row: int, sample: int, bad: Bad) -> str:
         """Make a row of a sample, or by the stream's policy; says why the policy has failed."""
-        fields = {name: array[row, ...] for name, array in of.arrays.items()}
+        fields = {name: array[row, ...] for name, array in chunk.arrays.items()}
         hopeless = ""
-        reason = self._make(of.chunk.epoch, row, sample, 0, fields)
+        reason = self._make(chunk.epoch, row, sample, 0, fields)
         if reason is not None:
             self._tell(bad, sample, reason)
-            if not self._treat(of.chunk.epoch, row, sample, fields):
+            if not self._treat(chunk.epoch, row, sample, fields):
                 name = self._maker.shown_name(sample)
                 hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
-        of.write_checksums(row)
+        chunk.write_checksums(row)
         if self._made is not None:
             is_good = reason is None or (self._on_error == "substitute" and not hopeless)
-            self._made.append(self._row_made(of, row, sample, int(fields[INDEX]), is_good=is_good))
+            self._made.append(self._row_made(chunk, row, sample, int(fields[INDEX]), is_good=is_good))
             self._tried.clear()
         return hopeless
 
     def _make(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
-        if self._is_quarantined(row, sample):
+        if not self._begin(row, sample):
             reason: str | None = "quarantined"
         else:
             reason = self._maker.make_row(epoch, sample, attempt, fields)
@@ -230,9 +233,11 @@ class OneByOne(Strategy):
             fields[VALID][...] = False
         return self._on_error != "substitute"
 
-    def _row_made(self, of: ChunkRows, row: int, planned: int, sample: int, *, is_good: bool = True) -> orders.RowMade:
+    def _row_made(
+        self, chunk: ChunkRows, row: int, planned: int, sample: int, *, is_good: bool = True
+    ) -> orders.RowMade:
         return orders.RowMade(
-            order=of.chunk.order,
+            order=chunk.order,
             row=row,
             planned=planned,
             sample=sample,
@@ -259,34 +264,34 @@ class ManyRows(OneByOne):
             return 0
         short: list[ChunkRows] = []
         rows_left = TOGETHER_BYTES_MAX // self._row_bytes
-        for of in chunks:
-            rows_left -= len(of.rows)
-            if rows_left < 0 or len(of.rows) > ROWS_AT_ONCE:
+        for chunk in chunks:
+            rows_left -= len(chunk.rows)
+            if rows_left < 0 or len(chunk.rows) > ROWS_AT_ONCE:
                 break
-            short.append(of)
+            short.append(chunk)
         if len(short) > 1 and self._make_rows(short):
-            for of in short:
-                self._write_index(of)
-                of.write_checksums(*of.rows)
-                self._filled.add(of.chunk.order)
+            for chunk in short:
+                self._write_index(chunk)
+                chunk.write_checksums(*chunk.rows)
+                self._filled.add(chunk.order)
                 failpoints.passing("worker.chunk.written")
             self._note.clear()
         return len(short)
 
-    def fill(self, of: ChunkRows) -> tuple[Bad, str]:
+    def fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
         """See ``Strategy``."""
-        if of.chunk.order in self._filled:
-            self._filled.remove(of.chunk.order)
+        if chunk.order in self._filled:
+            self._filled.remove(chunk.order)
             return [], ""
-        return super().fill(of)
+        return super().fill(chunk)
 
-    def _not_made_together(self, of: ChunkRows) -> Sequence[tuple[int, int]]:
+    def _not_made_together(self, chunk: ChunkRows) -> Sequence[tuple[int, int]]:
         left: list[tuple[int, int]] = []
-        for start in range(0, len(of.rows), ROWS_AT_ONCE):
+        for start in range(0, len(chunk.rows), ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            portion = of._replace(rows=of.rows[part], samples=of.samples[part])
+            portion = chunk._replace(rows=chunk.rows[part], samples=chunk.samples[part])
             if self._make_rows([portion]):
-                of.write_checksums(*portion.rows)
+                chunk.write_checksums(*portion.rows)
             else:
                 left += portion.with_samples()
         return left
@@ -299,22 +304,22 @@ class ManyRows(OneByOne):
             nonlocal current, begun
             if number != current:
                 current = number
-                self._note.begin(parts[number].chunk.order)
+                self._note.begin(parts[number].order)
                 self._note.take_many(parts[number].rows[0])
             if number > begun:
                 begun = number
                 failpoints.passing("worker.rows.begin", int(parts[number].samples[0]))
 
-        samples = parts[0].samples if len(parts) == 1 else np.concatenate([of.samples for of in parts])
+        samples = parts[0].samples if len(parts) == 1 else np.concatenate([part.samples for part in parts])
         if self._quarantined and not self._quarantined.isdisjoint(samples.tolist()):
             return False
-        chunks = []
-        for of in parts:
-            place = of.place
-            if not isinstance(place, slice):
+        targets = []
+        for part in parts:
+            selector = part.selector
+            if not isinstance(selector, slice):
                 return False
-            chunks.append({name: array[place] for name, array in of.arrays.items()})
-        return self._maker.make_rows(samples, chunks, begin)
+            targets.append({name: array[selector] for name, array in part.arrays.items()})
+        return self._maker.make_rows(samples, targets, begin)
 
 
 class ManyFiles(OneByOne):
@@ -330,27 +335,27 @@ class ManyFiles(OneByOne):
         """See ``Strategy``."""
         wanted: list[WantedRow] = []
         count = rows = 0
-        for of in chunks:
-            rows += len(of.rows)
+        for chunk in chunks:
+            rows += len(chunk.rows)
             if count and (rows > FILES_AT_ONCE or self._stopwatch.left_s(rows) < 0):
                 break
             count += 1
-            good = [one for one in of.with_samples() if one[1] not in self._quarantined]
-            wanted += [WantedRow(of.chunk.order, of.chunk.epoch, row, sample, of.arrays) for row, sample in good]
+            good = [one for one in chunk.with_samples() if one[1] not in self._quarantined]
+            wanted += [WantedRow(chunk.order, chunk.epoch, row, sample, chunk.arrays) for row, sample in good]
         for start in range(0, len(wanted), FILES_AT_ONCE):
             self._done |= self._maker.make_files(wanted[start : start + FILES_AT_ONCE], self._note)
         return count
 
-    def _not_made_together(self, of: ChunkRows) -> Sequence[tuple[int, int]]:
+    def _not_made_together(self, chunk: ChunkRows) -> Sequence[tuple[int, int]]:
         left: list[tuple[int, int]] = []
-        for row, sample in of.with_samples():
-            if (of.chunk.order, row) not in self._done:
+        for row, sample in chunk.with_samples():
+            if (chunk.order, row) not in self._done:
                 left.append((row, sample))
                 continue
-            self._done.remove((of.chunk.order, row))
+            self._done.remove((chunk.order, row))
             self._note.take(row, sample)
             failpoints.passing("worker.sample.written", sample)
-            of.write_checksums(row)
+            chunk.write_checksums(row)
         return left
 
 

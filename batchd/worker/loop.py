@@ -290,12 +290,12 @@ class WorkerStream:
                 listen()
                 self._join(rest, slots, heard)
                 ahead = self._fill_ahead(rest)
-            of = rest.popleft()
+            chunk = rest.popleft()
             ahead = max(0, ahead - 1)
-            bad, hopeless = self._fill(of)
+            bad, hopeless = self._fill(chunk)
             if self._blocks is not None:
-                self._blocks.made(of.chunk.epoch, of.samples)
-            filled.append(of.chunk.order)
+                self._blocks.made(chunk.epoch, chunk.samples)
+            filled.append(chunk.order)
             if self._made:
                 yield from self._made
                 self._made.clear()
@@ -319,16 +319,16 @@ class WorkerStream:
                 self._note.clear()
         return 0
 
-    def _fill(self, of: ChunkRows) -> tuple[Bad, str]:
+    def _fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
         """Fill rows of a chunk; return bad samples, and why rows are empty."""
         if self._hopeless is None:
             try:
-                return self._strategy.fill(of)
+                return self._strategy.fill(chunk)
             except (StepInvalid, FunctionUnusable) as error:
                 self._hopeless = str(error)
                 self._note.clear()
-        for array in of.arrays.values():
-            array[of.place] = 0
+        for array in chunk.arrays.values():
+            array[chunk.selector] = 0
         return [], self._hopeless
 
     def _join(self, rest: deque[ChunkRows], slots: Slots, heard: Heard) -> None:
@@ -352,7 +352,8 @@ class WorkerStream:
         bucket = self._plan.bucket_of(Position(chunk.epoch, chunk.step)) if self.layout.buckets else 0
         if bucket not in of_buckets:
             of_buckets[bucket] = slot_arrays(page, self.layout.of(bucket))
-        return ChunkRows(chunk, rows, samples, of_buckets[bucket], partial(self._checksums[bucket].write, page))
+        write_checksums = partial(self._checksums[bucket].write, page)
+        return ChunkRows(chunk.order, chunk.epoch, chunk.places, rows, samples, of_buckets[bucket], write_checksums)
 
     def _planned_order(self, message: orders.FillChunks) -> PlannedOrder:
         chunks: list[PlannedChunk] = []

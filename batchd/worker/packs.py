@@ -52,27 +52,27 @@ class Packed(Strategy):
         assert isinstance(pack, Pack), "the daemon sends it"
         self._pack = pack
 
-    def fill(self, of: ChunkRows) -> tuple[Bad, str]:
+    def fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
         """See ``Strategy``."""
-        self._note.begin(of.chunk.order)
+        self._note.begin(chunk.order)
         bad: Bad = []
-        of_row = np.split(of.samples[:, 1:], np.searchsorted(of.samples[:, 0], np.arange(1, len(of.rows))))
-        for row, parts in zip(of.rows, of_row, strict=True):
+        of_row = np.split(chunk.samples[:, 1:], np.searchsorted(chunk.samples[:, 0], np.arange(1, len(chunk.rows))))
+        for row, parts in zip(chunk.rows, of_row, strict=True):
             writer = PackWriter(
-                self._pack, self._maker.columns, {name: array[row] for name, array in of.arrays.items()}
+                self._pack, self._maker.columns, {name: array[row] for name, array in chunk.arrays.items()}
             )
             for sample, *part in parts.tolist():
                 offset = writer.elements
-                reason = self._add(of.chunk.epoch, row, sample, part, writer)
+                reason = self._add(chunk.epoch, row, sample, part, writer)
                 if reason is not None:
                     self._tell(bad, sample, reason)
                 if self._made is not None:
                     length = writer.elements - offset
-                    self._made.append(self._document_made(of.chunk.order, row, sample, part[0], offset, length, reason))
+                    self._made.append(self._document_made(chunk.order, row, sample, part[0], offset, length, reason))
             writer.finish()
-            of.write_checksums(row)
+            chunk.write_checksums(row)
             if self._made is not None:
-                self._made.append(orders.RowMade(of.chunk.order, row, 0, 0, "", True, [], 0, []))
+                self._made.append(orders.RowMade(chunk.order, row, 0, 0, "", True, [], 0, []))
         self._note.clear()
         failpoints.passing("worker.chunk.written")
         return bad, ""
@@ -96,7 +96,7 @@ class Packed(Strategy):
     def _add(self, epoch: int, row: int, sample: int, part: list[int], writer: "PackWriter") -> str | None:
         """Make a document and add a part of it to a row; says why it is bad, if it is."""
         first, *count = part
-        if self._is_quarantined(row, sample):
+        if not self._begin(row, sample):
             return "quarantined"
         return self._maker.make_for(
             epoch, sample, partial(writer.add, sample, first, count=count[0] if count else None)
