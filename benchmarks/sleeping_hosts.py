@@ -20,7 +20,7 @@ from batchd import __version__
 from batchd.core.rows import rows_of
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
     TO_HOST,

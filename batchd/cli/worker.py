@@ -18,7 +18,7 @@ import click
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, path_option, worker_address
 from batchd.errors import BatchdError, KeysInvalid
-from batchd.pool.link_messages import WORKERS_MAX
+from batchd.pool.messages import WORKERS_MAX
 from batchd.runtime.addresses import is_loopback
 from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.runtime.compiled import outdated_extension

@@ -8,6 +8,6 @@ worker_host       `batchd worker`: the program on another machine
 ray               worker hosts on a Ray cluster
 remote            remote workers, as the daemon has them; gateway_child: the gateways' processes
 wanted            how many remote workers the trainers need
-gateway_messages  between daemon and gateway; link_messages: between gateway and worker host
+gateway_messages  between daemon and gateway; messages: between gateway and worker host
 together          several messages in one
 """

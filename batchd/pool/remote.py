@@ -35,7 +35,7 @@ from batchd.core.state import DaemonState
 from batchd.core.work import Work
 from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import END_TIMEOUT_S, GatewayChild
-from batchd.pool.link_messages import ORDERS_MAX
+from batchd.pool.messages import ORDERS_MAX
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, printable

@@ -24,7 +24,7 @@ from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway.links import LINK_NUMBER_BITS
 from batchd.pool.gateway_messages import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,

@@ -31,7 +31,7 @@ from batchd.pool.gateway_messages import (
     RemoteWithdraw,
     RemoteWithdrawn,
 )
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,

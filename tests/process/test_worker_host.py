@@ -12,7 +12,7 @@ import pytest
 from batchd import __version__
 from batchd.core.rows import rows_of
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,

@@ -21,7 +21,7 @@ import zmq
 from batchd.config.load import load_config
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     INDEX_PART_BYTES,
     ROW_FRAME_BYTES,
     TO_GATEWAY_FROM_HOST,

@@ -31,7 +31,7 @@ from batchd.pool.gateway_messages import (
     RemoteProve,
     RemoteUp,
 )
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
     TO_HOST,

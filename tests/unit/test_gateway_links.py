@@ -9,7 +9,7 @@ import zmq
 
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway.links import ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
-from batchd.pool.link_messages import LINK_VERSION, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
+from batchd.pool.messages import LINK_VERSION, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
 from batchd.runtime.limits import HandshakeRate
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchd.pool.gateway.orders import REPORT_BYTES, OrderTable, RemoteOrder
 from batchd.pool.gateway.rows import places_of
 from batchd.pool.gateway.streams import HostStream, IndexMemory
-from batchd.pool.link_messages import ORDERS_MAX, HostFill
+from batchd.pool.messages import ORDERS_MAX, HostFill
 from support.gateways import LAYOUT, serve_message
 
 LINKS, WORKERS = (11, 12), (0, 1)

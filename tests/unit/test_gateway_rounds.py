@@ -28,7 +28,7 @@ from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway.links import Link
 from batchd.pool.gateway.loop import Gateway
 from batchd.pool.gateway_child import GatewayChild
-from batchd.pool.link_messages import (
+from batchd.pool.messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
     TO_HOST,

@@ -22,7 +22,7 @@ from batchd.pool.gateway.rows import (
     places_of,
     write,
 )
-from batchd.pool.link_messages import ROW_FRAME_BYTES, HostFilled
+from batchd.pool.messages import ROW_FRAME_BYTES, HostFilled
 from batchd_wire.fields import HEADER_BYTES, PADDED, Field, Varying, place_fields, sizes_field
 from batchd_wire.tcp import Piece
 from batchd_wire.views import field_array

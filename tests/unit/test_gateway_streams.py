@@ -9,7 +9,7 @@ import pytest
 
 from batchd.pool.gateway import streams as module
 from batchd.pool.gateway.streams import HostStreams, IndexMemory
-from batchd.pool.link_messages import INDEX_PART_BYTES, HostQuarantine, HostServe
+from batchd.pool.messages import INDEX_PART_BYTES, HostQuarantine, HostServe
 from batchd.worker.messages import QUARANTINED_AT_ONCE, TO_WORKER
 from support.gateways import LAYOUT, index_descriptor, serve_message
 

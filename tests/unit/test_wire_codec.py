@@ -18,7 +18,7 @@ from batchd.commands.prepare import messages as prepare
 from batchd.core.work import NO_WORK
 from batchd.daemon.reload import messages as rescan
 from batchd.pool import gateway_messages as gateway
-from batchd.pool import link_messages as link
+from batchd.pool import messages as link
 from batchd.worker import messages as worker
 from batchd.worker.messages import ChunksFilled, FillChunks, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages

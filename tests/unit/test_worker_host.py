@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from batchd.pool.link_messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
+from batchd.pool.messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
 from batchd.pool.worker_host import indexes, scratch, streams
 from batchd.pool.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
 from batchd.pool.worker_host.scratch import OrderMemory

@@ -25,7 +25,7 @@ import structlog
 import zmq
 
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool import link_messages as orders
+from batchd.pool import messages as orders
 from batchd.pool.gateway.placement import HERE, GatewayChoice
 from batchd.pool.gateway_messages import PoolRules
 from batchd.pool.together import Outbox

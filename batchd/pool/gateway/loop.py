@@ -24,7 +24,7 @@ import zmq
 
 from batchd.core.rows import are_runs, rows_of
 from batchd.pool import gateway_messages as told
-from batchd.pool import link_messages as hosts
+from batchd.pool import messages as hosts
 from batchd.pool.gateway.links import REASON_CHARACTERS_MAX, Frames, Link, WorkerHosts
 from batchd.pool.gateway.orders import OrderTable, RemoteOrder
 from batchd.pool.gateway.rows import RowsInvalid, begin, check_report, check_rows, copy, difference, places_of, write

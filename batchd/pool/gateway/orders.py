@@ -22,7 +22,7 @@ from time import monotonic
 from batchd.core.rows import Rows
 from batchd.pool.gateway.rows import Place, length
 from batchd.pool.gateway.streams import HostStream
-from batchd.pool.link_messages import ORDERS_MAX, HostFill
+from batchd.pool.messages import ORDERS_MAX, HostFill
 from batchd_wire.fields import SlotLayout
 from batchd_wire.tcp import CURVE_BYTES
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from batchd.core.rows import Rows
 from batchd.core.work import Work
-from batchd.pool.link_messages import ROW_FRAME_BYTES, HostFilled
+from batchd.pool.messages import ROW_FRAME_BYTES, HostFilled
 from batchd_wire.fields import HEADER_BYTES, Field, PlacedField, SlotLayout, Varying, sizes_field
 from batchd_wire.tcp import Piece
 from batchd_wire.views import checked_sizes

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from batchd.pool.link_messages import INDEX_PART_BYTES, HostQuarantine, HostServe
+from batchd.pool.messages import INDEX_PART_BYTES, HostQuarantine, HostServe
 from batchd.worker.messages import QUARANTINED_AT_ONCE, SampleRecipe, ServeStream
 from batchd_wire.codec import Message
 from batchd_wire.fields import SlotLayout, layout_from_wire

@@ -29,7 +29,7 @@ import zmq
 from batchd import __version__
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.errors import BatchdError
-from batchd.pool import link_messages as orders
+from batchd.pool import messages as orders
 from batchd.pool.worker_host.connection import GatewayAddress, GatewayConnection
 from batchd.pool.worker_host.indexes import IndexDamaged, IndexFolder, ReceivedIndex
 from batchd.pool.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener, StreamUnusable

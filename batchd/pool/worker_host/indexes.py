@@ -23,7 +23,7 @@ from time import time
 import structlog
 
 from batchd.data.storage.index import MEMORY_NAME, SEALS, write_all
-from batchd.pool.link_messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
+from batchd.pool.messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
 
 _log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ import os
 from contextlib import ExitStack
 from time import monotonic
 
-from batchd.pool.link_messages import ROW_FRAME_BYTES
+from batchd.pool.messages import ROW_FRAME_BYTES
 from batchd.runtime.slots import map_readable
 from batchd_wire.fields import SlotLayout
 from batchd_wire.tcp import pieces

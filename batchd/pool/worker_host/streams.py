@@ -38,7 +38,7 @@ from batchd.data.sources.kinds import source_from_plain
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import version_of, versions_in
 from batchd.errors import SourceInvalid
-from batchd.pool.link_messages import HostServe
+from batchd.pool.messages import HostServe
 from batchd.runtime.available import RESERVE_BYTES
 from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import round_bytes

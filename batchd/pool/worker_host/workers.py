@@ -33,7 +33,7 @@ from batchd.core.ring import Slot
 from batchd.core.rows import Rows, are_runs, rows_of
 from batchd.core.state import GAP_S, TICK_S
 from batchd.core.work import NO_WORK, Work
-from batchd.pool.link_messages import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
+from batchd.pool.messages import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
 from batchd.pool.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.pool.worker_host.streams import OpenedStream
 from batchd.runtime.child_log import ChildOutput
