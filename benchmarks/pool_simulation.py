@@ -1,7 +1,7 @@
 """A pool of worker hosts, simulated around ``DaemonState`` itself: no process, no clock, no pixel.
 
     trainers --Pulled--> DaemonState --OrderChunk--> workers' queues --wire--> ChunkDone
-                              ^--- LinkBegun, WorkerJoined, WorkerGone, OrderWithdrawn ---'
+                              ^--- LinkBegun, WorkerUp, WorkerDown, OrderWithdrawn -------'
 
 What the core decides is real, and so is the CPU time that this takes. All else is a model: a worker
 fills its orders one after the other, ``sample_s`` a sample; rows share one wire to the gateway;
@@ -25,7 +25,7 @@ from typing import Any
 
 from batchd.core import actions as act
 from batchd.core import events as ev
-from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
+from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind, remote_number
 from batchd.core.links import LinkRules
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
@@ -344,14 +344,14 @@ class _Daemon:
     def joins(self, worker: _Worker, link: int) -> None:
         """A remote worker is up."""
         self._workers[worker.number] = worker
-        self.do(ev.WorkerJoined(worker.number, link))
+        self.do(ev.WorkerUp(link, worker.number % REMOTE_NUMBERS, ""))
 
     def gone(self, worker: _Worker, how: str) -> None:
         """A worker is dead: the gateway has dropped its orders."""
         worker.is_up = False
         worker.given.clear()
         del self._workers[worker.number]
-        self.do(ev.WorkerGone(worker.number, how, None))
+        self.do(ev.WorkerDown(*_named(worker), how))
 
     def _local_up(self, number: int) -> None:
         self._workers[number] = _Worker(number, None)
@@ -414,29 +414,32 @@ class _Daemon:
         if not worker.is_up:
             return
         if order.order not in worker.given:
-            self.do(ev.OrderSettled(worker.number, order.order))
+            self._settle(worker, order.order)
             return
         worker.given.remove(order.order)
         if isinstance(order, act.ProveChunk):
-            self.do(ev.ChunkProved(worker.number, order.order, ""))
+            self.do(ev.OrderProved(*_named(worker), order.order, ""))
             return
         busy_us = round(1e6 * busy_s)
         work = NO_WORK._replace(
             busy_us=busy_us, cpu_us=busy_us, parts_us=[busy_us], usual_us=busy_us // len(order.rows)
         )
-        self.do(ev.ChunkDone(worker.number, (order.order,), work, [], ""))
+        if worker.host is None:
+            self.do(ev.ChunkDone(worker.number, (order.order,), work, [], ""))
+        else:
+            self.do(ev.OrderFilled(*_named(worker), order.order, work, [], ""))
 
     def _take_reference(self, worker: _Worker, proof: act.ProveChunk) -> None:
         if proof.order in worker.given:
-            self.do(ev.ReferenceCopied(worker.number, proof.order))
+            self.do(ev.ReferenceCopied(*_named(worker), proof.order))
 
     def _withdraw(self, action: act.WithdrawOrder) -> None:
-        worker = self._workers.get(action.worker)
+        worker = self._workers.get(remote_number(action.link, action.worker))
         if worker is None or action.order not in worker.given:
             return
         worker.given.remove(action.order)
         self.withdrawn += 1
-        self.do(ev.OrderWithdrawn(worker.number, action.order))
+        self.do(ev.OrderWithdrawn(*_named(worker), action.order))
         waits = [order for order in worker.queue if order.order == action.order][:1]
         if waits and waits[0] is not worker.queue[0] and not (worker.host and worker.host.is_silent):
             worker.queue.remove(waits[0])  # one that has not begun is never begun
@@ -444,7 +447,7 @@ class _Daemon:
 
     def _settle(self, worker: _Worker, order: int) -> None:
         if worker.is_up:
-            self.do(ev.OrderSettled(worker.number, order))
+            self.do(ev.OrderFilled(*_named(worker), order, NO_WORK, [], ""))
 
     # --- trainers ---------------------------------------------------------------------------------
 
@@ -480,13 +483,18 @@ class _Daemon:
         self.do(ev.Pulled(trainer.number, trainer.number, trainer.consumed, is_waiting, 0, released))
 
 
+def _named(worker: _Worker) -> tuple[int, int]:
+    """The link of a remote worker, and its number there."""
+    return divmod(worker.number, REMOTE_NUMBERS)
+
+
 class _Pool:
     """All daemons of a case and their worker hosts, which come, die and move by its rates."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self._case, self._random, self._clock = case, Random(seed), _Clock(is_paced=case.is_paced)
         self._daemons = [_Daemon(case, self._clock, self._random) for _ in range(case.daemons)]
-        self._links, self._numbers = count(1), count(REMOTE_NUMBERS)
+        self._links, self._numbers = count(1), count()
         self._up = self._up_worker_s = self._counted_s = 0.0
         self._hosts = [_Host(self._daemons[number % case.daemons], f"pod-{number}") for number in range(case.hosts)]
         useless = [_Host(self._daemons[0], f"useless-{n}", is_useless=True) for n in range(case.useless_hosts)]
@@ -541,7 +549,7 @@ class _Pool:
 
     def _register(self, host: _Host) -> None:
         host.link, host.is_silent = next(self._links), False
-        host.daemon.do(ev.LinkBegun(host.link, host.name, self._case.host_workers))
+        host.daemon.do(ev.LinkBegun(host.link, host.name, "", "", 0, self._case.host_workers, "", ""))
         if not host.is_useless:
             host.daemon.do(ev.StreamOpened(host.link, STREAM))
         for _ in range(self._case.host_workers):
@@ -550,7 +558,7 @@ class _Pool:
     def _add_worker(self, host: _Host, link: int) -> None:
         if host.link != link:
             return  # the host has died meanwhile
-        worker = _Worker(next(self._numbers), host)
+        worker = _Worker(remote_number(link, next(self._numbers)), host)
         host.workers.append(worker)
         self._count_up(0 if host.is_useless else 1)
         host.daemon.joins(worker, link)
@@ -564,7 +572,7 @@ class _Pool:
         for worker in list(host.workers):
             self._end_worker(host, worker, how)
         link, host.link = host.link, 0
-        host.daemon.do(ev.LinkEnded(link))
+        host.daemon.do(ev.LinkClosed(link, how, is_final=False))
 
     def _any_host(self) -> _Host | None:
         up = [host for host in self._hosts if host.link and host.workers and not host.is_silent]

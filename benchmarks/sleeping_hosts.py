@@ -17,22 +17,12 @@ import zmq
 from pool_simulation import JITTER
 
 from batchd import __version__
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import OrderFilled, StreamOpened, WorkerUp
 from batchd.core.rows import rows_of
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.messages import (
-    LINK_VERSION,
-    ROW_FRAME_BYTES,
-    TO_HOST,
-    Admitted,
-    HostFill,
-    HostFilled,
-    HostOpened,
-    HostServe,
-    HostWithdraw,
-    Register,
-    WorkerUp,
-)
+from batchd.pool.messages import LINK_VERSION, ROW_FRAME_BYTES, TO_HOST, Admitted, FillRows, HostServe, Register
 from batchd.pool.together import messages_in
 from batchd.worker.messages import CHUNK_ROWS_MAX, ServeStream
 from batchd_wire.codec import Message, Vocabulary
@@ -53,7 +43,7 @@ class _Host:
     dealer: "zmq.Socket[bytes]"
     link: int = 0
     layouts: dict[int, SlotLayout] = field(default_factory=dict)
-    orders: deque[HostFill] = field(default_factory=deque)
+    orders: deque[FillRows] = field(default_factory=deque)
     withdrawn: set[int] = field(default_factory=set)
     done_s: float = 0.0
     busy_s: float = 0.0
@@ -118,12 +108,12 @@ class SleepingHosts:
                 assert isinstance(served, ServeStream)
                 layout = layout_from_wire(served.layout)
                 host.layouts[served.stream] = place_fields(layout.fields, min(served.batch_size, CHUNK_ROWS_MAX))
-                host.send(HostOpened(host.link, served.stream))
-            case HostFill():
+                host.send(StreamOpened(host.link, served.stream))
+            case FillRows():
                 host.orders.append(message)
                 if len(host.orders) == 1:
                     self._begin(host)
-            case HostWithdraw():
+            case WithdrawOrder():
                 host.withdrawn.add(message.order)
 
     def _begin(self, host: _Host) -> None:
@@ -142,7 +132,7 @@ class SleepingHosts:
         if order.order not in host.withdrawn:
             rows = [bytes(end - start) for start, end in pieces(host.layouts[order.stream], 0, count, ROW_FRAME_BYTES)]
         host.withdrawn.discard(order.order)
-        host.send(HostFilled(host.link, WORKER, order.order, work, [], ""), *rows)
+        host.send(OrderFilled(host.link, WORKER, order.order, work, [], ""), *rows)
         if host.orders:
             self._begin(host)
 

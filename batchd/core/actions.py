@@ -5,6 +5,7 @@
 
 from batchd.core.course import Course
 from batchd.core.rows import Rows
+from batchd_wire.codec import Message, message
 from batchd_wire.position import Position
 from batchd_wire.record import record
 
@@ -88,7 +89,7 @@ class OrderChunk(Action):
 class ProveChunk(Action):
     """Have ``worker`` fill rows that a local worker has filled in ``slot``, to be compared.
 
-    The fields are those of ``OrderChunk``. ``ReferenceCopied`` and ``ChunkProved`` follow.
+    The fields are those of ``OrderChunk``. ``ReferenceCopied`` and ``OrderProved`` follow.
     """
 
     worker: int
@@ -99,10 +100,14 @@ class ProveChunk(Action):
     rows: Rows
 
 
-@record
-class WithdrawOrder(Action):
-    """Have nothing more written for ``order``; ``OrderWithdrawn`` follows unless it is over."""
+@message(72)
+class WithdrawOrder(Message, Action):
+    """Have nothing more written for ``order``; ``OrderWithdrawn`` follows unless it is over.
 
+    It reaches the worker host as it is, which still reports the order's end (``OrderFilled``).
+    """
+
+    link: int
     worker: int
     order: int
 
@@ -126,7 +131,7 @@ class EndLink(Action):
 
 @record
 class ReleaseLink(Action):
-    """End the link of a leaving worker host, whose orders are done; ``LinkEnded`` follows."""
+    """End the link of a leaving worker host, whose orders are done; ``LinkClosed`` follows."""
 
     link: int
 

@@ -1,9 +1,14 @@
-"""Events: every input of the core, as data. The daemon makes them; ``core.state`` handles them."""
+"""Events: every input of the core, as data. The daemon makes them; ``core.state`` handles them.
+
+What worker hosts and gateways report are messages of the pool, too: they reach the core as they
+are. They name a worker by its link and its number there; see ``core.fleet.remote_number``.
+"""
 
 from typing import NamedTuple
 
 from batchd.core.spec import StreamSpec
 from batchd.core.work import Work
+from batchd_wire.codec import Message, message
 from batchd_wire.record import record
 
 
@@ -185,95 +190,131 @@ class WorkerGone(Event):
     out_of_memory: bool = False
 
 
-@record
-class LinkBegun(Event):
+@message(80)
+class LinkBegun(Message, Event):
     """A worker host has registered; its workers and the streams that it can fill follow.
 
-    ``name``: what it calls itself. ``workers``: how many it has while none of them has died.
+    ``name``: what it calls itself. ``key``: the name of its key, empty without keys. ``workers``:
+    how many it has while none of them has died.
     """
 
     link: int
     name: str
+    host: str
+    key: str
+    pid: int
     workers: int
+    machine: str
+    batchd: str
 
 
-@record
-class StreamOpened(Event):
+@message(67)
+class StreamOpened(Message, Event):
     """A worker host can fill a stream, once it has proved itself."""
 
     link: int
     stream: int
 
 
-@record
-class StreamRefused(Event):
-    """A worker host cannot fill a stream."""
+@message(68)
+class StreamRefused(Message, Event):
+    """A worker host cannot fill a stream, for ``reason``; other streams continue."""
 
     link: int
     stream: int
     reason: str
 
 
-@record
-class HostLeaves(Event):
-    """A worker host takes no more orders. ``ReleaseLink`` follows when it has none."""
+@message(69)
+class WorkerUp(Message, Event):
+    """A remote worker takes orders. ``decoders``: names and versions, as ``orders.Ready``."""
 
     link: int
-
-
-@record
-class LinkEnded(Event):
-    """A worker host is gone. All its workers were reported gone before."""
-
-    link: int
-
-
-@record
-class WorkerJoined(Event):
-    """A worker of a worker host takes orders. Its number is from ``REMOTE_NUMBERS`` on."""
-
     worker: int
+    decoders: str
+
+
+@message(70)
+class WorkerDown(Message, Event):
+    """A remote worker is dead, with all its orders; ``how`` is for people, as in ``WorkerGone``."""
+
     link: int
+    worker: int
+    how: str
 
 
-@record
-class OrderWithdrawn(Event):
-    """Nothing more is written for an order of a remote worker; see ``WithdrawOrder``."""
+@message(73)
+class OrderFilled(Message, Event):
+    """A remote worker is done with an order: its rows are in the slot, unless it was withdrawn.
 
+    From the worker host it travels with its rows as frames; with none if it was withdrawn.
+    ``work``, ``bad`` and ``hopeless`` are as in ``orders.ChunksFilled``.
+    """
+
+    link: int
+    worker: int
+    order: int
+    work: Work
+    bad: list[tuple[int, str, str]]
+    hopeless: str
+
+
+@message(92)
+class OrderWithdrawn(Message, Event):
+    """No row of an order of a remote worker will be written: others may fill them.
+
+    ``OrderFilled`` follows when the worker itself is done with it.
+    """
+
+    link: int
     worker: int
     order: int
 
 
-@record
-class OrderSettled(Event):
-    """The remote worker itself is done with an order that was withdrawn."""
+@message(89)
+class ReferenceCopied(Message, Event):
+    """The gateway has copied the rows of a ``ProveChunk``: the slot is not read any more."""
 
+    link: int
     worker: int
     order: int
 
 
-@record
-class ReferenceCopied(Event):
-    """The slot of a ``ProveChunk`` is not read any more."""
-
-    worker: int
-    order: int
-
-
-@record
-class ChunkProved(Event):
+@message(90)
+class OrderProved(Message, Event):
     """The rows of a ``ProveChunk`` were compared: equal, if ``difference`` is empty.
 
     ``bad_rows``: rows that could not be filled there. ``is_hopeless``: none of the stream can be.
-    ``last_bad``: one of their samples, and why it is bad there.
+    ``last_bad``: the last of their samples, and why it is bad there.
     """
 
+    link: int
     worker: int
     order: int
     difference: str
     bad_rows: int = 0
     is_hopeless: bool = False
     last_bad: str = ""
+
+
+@message(77)
+class HostLeaves(Message, Event):
+    """A worker host takes no more orders; it fills those that it has. ``ReleaseLink`` follows."""
+
+    link: int
+
+
+@message(78)
+class LinkClosed(Message, Event):
+    """A link has ended with all its workers, for ``reason``: no row of it will be written.
+
+    ``is_final``: the worker host need not register again. The daemon has a link ended by the same
+    message.
+    """
+
+    link: int
+    reason: str
+    is_final: bool
 
 
 @record

@@ -35,12 +35,17 @@ BACKOFF_MAX_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 """How long a worker that was dismissed has to end."""
 REMOTE_NUMBERS = 1 << 32
-"""The first number of a remote worker: the daemon gives these, the core those below."""
+"""Local workers, and those of one link, have numbers below this."""
 NO_PLACE = -1
 SMOOTHING = 0.2
 """Weight of the newest order in a remote worker's usual time and pace."""
 SMALL_ORDERS_S = 0.02
 """A worker has ``small_orders_max`` orders while it expects less work than this."""
+
+
+def remote_number(link: int, worker: int) -> int:
+    """The number of a remote worker among all; ``divmod`` by ``REMOTE_NUMBERS`` undoes it."""
+    return link * REMOTE_NUMBERS + worker
 
 
 @frozen

@@ -23,7 +23,7 @@ from batchd.core.actions import (
 from batchd.core.admission import SUBSCRIPTIONS_MAX, Refusal, not_live, too_many_subscriptions, unknown_stream
 from batchd.core.course import Course
 from batchd.core.delivery import Delivery
-from batchd.core.fleet import SMOOTHING, Fleet, Order, Worker, WorkerKind
+from batchd.core.fleet import REMOTE_NUMBERS, SMOOTHING, Fleet, Order, Worker, WorkerKind, remote_number
 from batchd.core.links import Link, LinkRules, Links
 from batchd.core.measure import Moment
 from batchd.core.ordering import Ordering
@@ -124,15 +124,16 @@ class DaemonState:
             ev.WorkerObserved: self._worker_observed,
             ev.WorkerGone: self._worker_gone,
             ev.LinkBegun: self._link_begun,
-            ev.StreamOpened: self._link_opened,
-            ev.StreamRefused: self._link_refused,
-            ev.HostLeaves: self._link_leaving,
-            ev.LinkEnded: self._link_ended,
-            ev.WorkerJoined: self._worker_joined,
+            ev.StreamOpened: self._stream_opened,
+            ev.StreamRefused: self._stream_refused,
+            ev.WorkerUp: self._worker_up,
+            ev.WorkerDown: self._worker_down,
+            ev.OrderFilled: self._order_filled,
             ev.OrderWithdrawn: self._order_withdrawn,
-            ev.OrderSettled: self._order_settled,
-            ev.ReferenceCopied: self._reference_taken,
-            ev.ChunkProved: self._chunk_proved,
+            ev.ReferenceCopied: self._reference_copied,
+            ev.OrderProved: self._order_proved,
+            ev.HostLeaves: self._host_leaves,
+            ev.LinkClosed: self._link_closed,
             ev.SlotLost: self._slot_lost,
             ev.SlotWanted: self._slot_wanted,
             ev.Ticked: self._ticked,
@@ -342,14 +343,8 @@ class DaemonState:
         if problem is not None:
             self.fleet.end(worker, problem, actions)
             return
-        if worker.link:
-            work_s = (event.work.busy_us + event.work.waited_us) / 1e6
-            self.fleet.arrived(worker, worker.orders[event.orders[0]], work_s)
         orders = self.fleet.done(worker, event.orders, event.work.busy_us)
         stream = self.streams[orders[0].stream]
-        if worker.link:
-            self._remote_done(worker, orders[0], event, actions)
-            return
         if self.links.by_number and not event.hopeless:
             for order in orders:
                 self._compare_links(stream, order, event, actions)
@@ -362,20 +357,6 @@ class DaemonState:
         if order.doubter:
             bad = {sample for sample, _path, _reason in event.bad}
             self.links.disagreed(order.doubter, stream.good_rows(order, bad), actions)
-
-    def _remote_done(self, worker: Worker, order: Order, event: ev.ChunkDone, actions: list[Action]) -> None:
-        """Count what a remote worker has filled; one that can fill nothing gets no more orders."""
-        stream, link = self.streams[order.stream], self.links.by_number[worker.link]
-        if stream.sample_s:
-            slowness = min(SLOWNESS_MAX, event.work.busy_us / 1e6 / len(order.rows) / stream.sample_s)
-            worker.slowness += (slowness - worker.slowness) * SMOOTHING
-        for _sample, path, reason in event.bad[-1:]:
-            link.last_bad = f"{path}: {reason}"
-        if event.hopeless:
-            self.links.lost(link, order.stream)
-        else:
-            self.links.filled(link, len(order.rows), event.work.busy_us)
-        stream.remote_done(order, link.number, event, actions)
 
     def _prove(self, order: Order, actions: list[Action]) -> None:
         """Have the rows that a local worker has filled filled by links that must be compared."""
@@ -400,9 +381,6 @@ class DaemonState:
         """Give a dead worker's orders to others; only the one in progress is suspected."""
         worker = self.fleet.gone(event.worker)
         orders = list(worker.orders.values())
-        if worker.link:
-            self._remote_gone(worker, orders, actions)
-            return
         in_hand = event.note.order if event.note is not None else (orders[0].number if orders else None)
         for order in reversed(orders):
             if order.number == in_hand:
@@ -418,35 +396,69 @@ class DaemonState:
     def _link_begun(self, event: ev.LinkBegun, _actions: list[Action]) -> None:
         self.links.begin(event.link, event.name, event.workers)
 
-    def _link_opened(self, event: ev.StreamOpened, actions: list[Action]) -> None:
+    def _stream_opened(self, event: ev.StreamOpened, actions: list[Action]) -> None:
         stream = self.streams.get(event.stream)
         if stream is not None and not stream.spec.decodes_here:
             self.links.opened(event.link, event.stream, stream.spec.plan.samples, actions)
 
-    def _link_refused(self, event: ev.StreamRefused, actions: list[Action]) -> None:
+    def _stream_refused(self, event: ev.StreamRefused, actions: list[Action]) -> None:
         if (link := self.links.by_number.get(event.link)) and event.stream in self.streams:
             self.links.lost(link, event.stream)
             actions.append(ReportServing(event.link, event.stream, event.reason))
 
-    def _link_leaving(self, event: ev.HostLeaves, _actions: list[Action]) -> None:
+    def _host_leaves(self, event: ev.HostLeaves, _actions: list[Action]) -> None:
         if link := self.links.by_number.get(event.link):
             self.links.leaves(link)
             self.fleet.leave(link.workers)
 
-    def _link_ended(self, event: ev.LinkEnded, _actions: list[Action]) -> None:
+    def _link_closed(self, event: ev.LinkClosed, actions: list[Action]) -> None:
+        for number in sorted(self.links.by_number[event.link].workers):
+            self._remote_gone(number, actions)
         self.links.end(event.link)
 
-    def _worker_joined(self, event: ev.WorkerJoined, _actions: list[Action]) -> None:
+    def _worker_up(self, event: ev.WorkerUp, _actions: list[Action]) -> None:
         assert self._remote_kind is not None
-        link = self.links.by_number[event.link]
-        link.workers.add(event.worker)
-        self.fleet.join(event.worker, event.link, self._remote_kind, link.may_fill)
+        link, number = self.links.by_number[event.link], remote_number(event.link, event.worker)
+        link.workers.add(number)
+        self.fleet.join(number, event.link, self._remote_kind, link.may_fill)
         if link.is_leaving:
-            self.fleet.leave([event.worker])
+            self.fleet.leave([number])
 
-    def _remote_gone(self, worker: Worker, orders: list[Order], actions: list[Action]) -> None:
+    def _worker_down(self, event: ev.WorkerDown, actions: list[Action]) -> None:
+        self._remote_gone(remote_number(event.link, event.worker), actions)
+
+    def _order_filled(self, event: ev.OrderFilled, actions: list[Action]) -> None:
+        """Count what a remote worker has filled; one that can fill nothing gets no more orders."""
+        worker = self._remote(event)
+        if event.order in worker.unsettled:
+            self.fleet.settled(worker, event.order)
+            return
+        problem = worker.not_reportable([event.order])
+        if problem is not None:
+            self.fleet.end(worker, problem, actions)
+            return
+        self.fleet.arrived(worker, worker.orders[event.order], (event.work.busy_us + event.work.waited_us) / 1e6)
+        (order,) = self.fleet.done(worker, [event.order], event.work.busy_us)
+        stream, link = self.streams[order.stream], self.links.by_number[worker.link]
+        if stream.sample_s:
+            slowness = min(SLOWNESS_MAX, event.work.busy_us / 1e6 / len(order.rows) / stream.sample_s)
+            worker.slowness += (slowness - worker.slowness) * SMOOTHING
+        for _sample, path, reason in event.bad[-1:]:
+            link.last_bad = f"{path}: {reason}"
+        if event.hopeless:
+            self.links.lost(link, order.stream)
+        else:
+            self.links.filled(link, len(order.rows), event.work.busy_us)
+        stream.remote_done(order, link.number, event, actions)
+
+    def _remote(self, event: ev.OrderFilled | ev.OrderWithdrawn | ev.ReferenceCopied | ev.OrderProved) -> Worker:
+        return self.fleet.workers[remote_number(event.link, event.worker)]
+
+    def _remote_gone(self, number: int, actions: list[Action]) -> None:
         """Give the orders of a dead remote worker to others; the first one was in progress."""
-        self.links.by_number[worker.link].workers.discard(worker.number)
+        worker = self.fleet.gone(number)
+        orders = list(worker.orders.values())
+        self.links.by_number[worker.link].workers.discard(number)
         in_hand = next((order.number for order in orders if not order.is_proof), None)
         for order in reversed(orders):
             if order.is_proof:
@@ -464,10 +476,10 @@ class DaemonState:
                     late_s = min(LATE_S, patience_s) if order.slot.number in awaited else LATE_S
                     if self._moment.now_s - order.given_s >= late_s and order.number not in worker.withdrawing:
                         worker.withdrawing.add(order.number)
-                        actions.append(WithdrawOrder(worker.number, order.number))
+                        actions.append(WithdrawOrder(*divmod(worker.number, REMOTE_NUMBERS), order.number))
 
     def _order_withdrawn(self, event: ev.OrderWithdrawn, actions: list[Action]) -> None:
-        worker = self.fleet.workers[event.worker]
+        worker = self._remote(event)
         order = self.fleet.withdrawn(worker, event.order)
         if order.is_proof:
             self._end_proof(worker, order, actions)
@@ -475,17 +487,14 @@ class DaemonState:
         self.links.by_number[worker.link].withdrawn += 1
         self.streams[order.stream].remote_lost(order, actions, in_hand=True)
 
-    def _order_settled(self, event: ev.OrderSettled, _actions: list[Action]) -> None:
-        self.fleet.settled(self.fleet.workers[event.worker], event.order)
-
-    def _reference_taken(self, event: ev.ReferenceCopied, actions: list[Action]) -> None:
-        worker = self.fleet.workers[event.worker]
+    def _reference_copied(self, event: ev.ReferenceCopied, actions: list[Action]) -> None:
+        worker = self._remote(event)
         order = worker.orders[event.order]
         worker.orders[event.order] = replace(order, slot=NO_SLOT)
         self._let_go_of_reference(order, actions)
 
-    def _chunk_proved(self, event: ev.ChunkProved, actions: list[Action]) -> None:
-        worker = self.fleet.workers[event.worker]
+    def _order_proved(self, event: ev.OrderProved, actions: list[Action]) -> None:
+        worker = self._remote(event)
         (order,) = self.fleet.done(worker, [event.order], 0)
         link = self._end_proof(worker, order, actions)
         if event.is_hopeless:

@@ -9,7 +9,7 @@ from batchd.core.actions import Action, EndStream, FreeSlots, QuarantineSample, 
 from batchd.core.admission import Refusal
 from batchd.core.blocks import BlockOrder
 from batchd.core.delivery import Delivery
-from batchd.core.events import ChunkDone, Note, WorkerGone
+from batchd.core.events import ChunkDone, Note, OrderFilled, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
@@ -104,7 +104,7 @@ class Stream:
         slots = {order.slot.number: order.slot for order in orders}
         self.delivery.filled([slot for slot in slots.values() if slot.fill is not None and slot.fill.is_done], actions)
 
-    def remote_done(self, order: Order, link: int, done: ChunkDone, actions: list[Action]) -> None:
+    def remote_done(self, order: Order, link: int, done: OrderFilled, actions: list[Action]) -> None:
         """Note that a worker host has filled an order; a local worker decides what is bad."""
         bad = {sample for sample, _path, _reason in done.bad}
         samples = self.samples_of(order) if bad else []
@@ -196,7 +196,7 @@ class Stream:
             return 0 if bad else len(order.rows)
         return sum(sample not in bad for sample in self.samples_of(order))
 
-    def _count(self, rows: int, done: ChunkDone) -> None:
+    def _count(self, rows: int, done: ChunkDone | OrderFilled) -> None:
         """Count rows that were filled, and the time that they took."""
         self.decoded_samples += rows
         self.bad.rows += rows

@@ -299,7 +299,7 @@ def _remote_workers(
     """The workers of worker hosts, if these may come. Beyond loopback each host needs a key."""
     if daemon.worker_address is None:
         return []
-    from batchd.pool.gateway_messages import PoolRules  # noqa: PLC0415  the same
+    from batchd.pool.messages import PoolRules  # noqa: PLC0415  the same
     from batchd.pool.remote import RemoteWorkers  # noqa: PLC0415  the same
     from batchd.pool.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
     from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  most configurations need no TCP

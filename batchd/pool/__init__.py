@@ -1,13 +1,24 @@
 """Workers on other machines.
 
-    worker processes --rows, TCP + CURVE--> gateway: checks, copies once --> slot
-                     <--------- orders ---- gateway <--SEQPACKET-- daemon
+The way of some rows, out and back; each arrow has its message:
 
-gateway           the process on the daemon's host through which the rows come
-worker_host       `batchd worker`: the program on another machine
-ray               worker hosts on a Ray cluster
-remote            remote workers, as the daemon has them; gateway_child: the gateways' processes
-wanted            how many remote workers the trainers need
-gateway_messages  between daemon and gateway; messages: between gateway and worker host
-together          several messages in one
+    core     daemon     gateway     worker host     worker
+      |         |          |             |            |
+      |-------->|   OrderChunk: an action             |
+      |         |--------->|   FillRows, and the slot |
+      |         |          |------------>|   FillRows |
+      |         |          |             |----------->|   Chunk: rows for scratch memory
+      |         |          |             |<-----------|   ChunksFilled; ChunkDone in this process
+      |         |          |<============|   OrderFilled + the rows: checked, copied once
+      |<-------------------|   OrderFilled, an event  |
+
+Every other fact of a worker host keeps one name from there to the core, too (``core.events``): it
+is a message that the core takes as an event.
+
+gateway        the process on the daemon's host through which the rows come
+worker_host    `batchd worker`: the program on another machine
+ray            worker hosts on a Ray cluster
+remote         remote workers, as the daemon has them; gateway_child: the gateways' processes
+wanted         how many remote workers the trainers need
+messages       between worker host, gateway and daemon; together: several in one
 """

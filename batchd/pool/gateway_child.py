@@ -18,8 +18,9 @@ from typing import Protocol
 
 import structlog
 
+from batchd.core.actions import WithdrawOrder
 from batchd.errors import BatchdError, why_no_process
-from batchd.pool import gateway_messages as wire
+from batchd.pool import messages
 from batchd.pool.together import Outbox, messages_in
 from batchd.runtime.child_log import write_line
 from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
@@ -119,8 +120,8 @@ class GatewayChild:
             self._channel.settimeout(START_TIMEOUT_S)
             try:
                 while not self.listens:
-                    message, _none = receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)
-                    if isinstance(message, wire.GatewayFailed):
+                    message, _none = receive_message(self._channel, messages.TO_DAEMON_FROM_GATEWAY)
+                    if isinstance(message, messages.GatewayFailed):
                         raise BatchdError(message.reason)
                     self._take(message)
             except TimeoutError:
@@ -161,7 +162,7 @@ class GatewayChild:
         self.flush()
         self._send_data(message.encode(), *descriptors)
 
-    def fill(self, order: wire.RemoteFill) -> None:
+    def fill(self, order: messages.SlotOrder) -> None:
         """Send an order, together with the others of this round of the loop."""
         if self._child is not None:
             self._fills.add(order)
@@ -187,7 +188,7 @@ class GatewayChild:
             return
         self._unsent.append((data, [os.dup(descriptor) for descriptor in descriptors]))
 
-    def withdraw(self, message: wire.RemoteWithdraw) -> None:
+    def withdraw(self, message: WithdrawOrder) -> None:
         """Send a withdrawal, which it has to answer."""
         self.send(message)
         self._silent_ticks = self._silent_ticks or 0
@@ -213,7 +214,7 @@ class GatewayChild:
         read = 0
         while read < MESSAGES_AT_ONCE:
             try:
-                messages = self._read()
+                received = self._read()
             except BlockingIOError:
                 return
             except ChannelClosed:
@@ -223,13 +224,15 @@ class GatewayChild:
             except MalformedMessage as error:
                 self._kill(f"it sends invalid messages: {error}")
                 return
-            read += len(messages)
-            for message in messages:
+            read += len(received)
+            for message in received:
                 self._take(message)
 
     def _read(self) -> list[Message]:
         """Read one datagram: all its messages. Raises as ``receive_message``."""
-        return messages_in(receive_message(self._channel, wire.TO_DAEMON_FROM_GATEWAY)[0], wire.TO_DAEMON_FROM_GATEWAY)
+        return messages_in(
+            receive_message(self._channel, messages.TO_DAEMON_FROM_GATEWAY)[0], messages.TO_DAEMON_FROM_GATEWAY
+        )
 
     def _send_unsent(self) -> None:
         while self._unsent:
@@ -246,10 +249,10 @@ class GatewayChild:
     def _take(self, message: Message) -> None:
         self._silent_ticks = None
         match message:
-            case wire.GatewayReady():
+            case messages.GatewayReady():
                 self.port, self.listens = message.port, True
                 _log.info("listening for worker hosts", gateway=self.number, port=message.port)
-            case wire.GatewayFailed():
+            case messages.GatewayFailed():
                 _log.error("gateway cannot listen", gateway=self.number, reason=message.reason)
             case ChildLogged():
                 write_line(message)

@@ -1,4 +1,6 @@
-"""Messages between a worker host and a gateway, over ZeroMQ. Numbers are never reused.
+"""The pool's messages: worker host, gateway, daemon. Numbers are never reused.
+
+Over ZeroMQ:
 
     worker host                                   gateway
        |  -- Register ------------------------------> |
@@ -6,16 +8,16 @@
        |  <------------------------------ HostServe - |   each stream that may be filled elsewhere
        |  -- AskIndex ------------------------------> |   ``INDEX_PARTS_AHEAD`` of each at a time
        |  <------------------ IndexPart + 1 frame --- |   unless the host has the index, by digest
-       |  -- HostOpened | CannotOpen ---------------> |
+       |  -- StreamOpened | StreamRefused ----------> |
        |  -- WorkerUp ------------------------------> |   a worker takes orders
-       |  <------------------------------ HostFill -- |   ``ORDERS_MAX`` at a worker; those of
+       |  <------------------------------ FillRows -- |   ``ORDERS_MAX`` at a worker; those of
        |                                              |   one round of the gateway ``Together``
-       |  -- HostFilled + frames: the rows ---------> |   or WorkerDown, if the worker died
-       |  <-------------------------- HostWithdraw -- |   the rows of an order are not needed
-       |  -- HostFilled, without frames ------------> |   if it was withdrawn before it was begun
+       |  -- OrderFilled + frames: the rows --------> |   or WorkerDown, if the worker died
+       |  <------------------------- WithdrawOrder -- |   the rows of an order are not needed
+       |  -- OrderFilled, without frames -----------> |   if it was withdrawn before it was begun
        |  <- HostQuarantine, HostForget ------------- |
        |  <- HostStorage, HostLimits ---------------- |
-       |  -- Leaving -------------------------------> |   no further orders; it fills those it has
+       |  -- HostLeaves ----------------------------> |   no further orders; it fills those it has
        |  <--------------------------- LinkClosed --- |   the end of the link, and the reason
 
 A daemon may have several gateways. A worker host always registers with the first one, which may
@@ -25,17 +27,60 @@ and names the other one (``not_at``).
 Every message names its link, so a side whose link the other one has ended learns it. A daemon never
 uses a ``link`` number twice. The worker host numbers its workers.
 
-The rows of an order travel as frames behind ``HostFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
+The rows of an order travel as frames behind ``OrderFilled``, cut as ``batchd_wire.tcp.pieces`` cuts
 rows of a slot: field after field, each in pieces of ``ROW_FRAME_BYTES``, as if the rows followed
 each other.
 ZeroMQ delivers a message when all of its frames are there, so each order is reported by itself:
 otherwise rows would wait for those of another order.
+
+Over a private socket pair:
+
+    gateway                                       daemon
+       |  -- GatewayReady | GatewayFailed ----------> |   it listens, or why it cannot
+       |  <------------------------------ PoolRules - |   at the start, and after each change
+       |  <--- ServeStream (+ fd: the index), ... --- |   as to a worker (``worker.messages``)
+       |  <--------- UseSlot (+ fd, read and write) - |   once per slot, before its first order
+       |  <--------------------------- GatewayLinks - |   to the first of several, after each change
+       |  -- LinkBegun -----------------------------> |   from a ``Register``
+       |  -- StreamOpened, StreamRefused, ----------> |   the worker host's own, as they are; rows
+       |     WorkerUp, WorkerDown, OrderFilled,       |   are in the slot before ``OrderFilled``
+       |     HostLeaves                               |
+       |  <------------------------------ SlotOrder - |   a ``FillRows``, and the slot for it
+       |  -- ReferenceCopied -----------------------> |   the rows to compare are copied
+       |  -- OrderProved ---------------------------> |   instead of ``OrderFilled``: compared
+       |  <-------------------------- WithdrawOrder - |
+       |  -- OrderWithdrawn ------------------------> |   the fence: no row of it will be written
+       |  <----------------------------- LinkClosed - |   the daemon has a link ended
+       |  -- LinkClosed ----------------------------> |   it has ended, and its orders were removed
+       |  -- LinkTraffic, ChildLogged --------------> |   every second; a line for the log
+       |                 end of file, either way: the other side is gone
+
+The core takes what worker hosts report as events (``core.events``). An order ends by exactly one of
+``OrderFilled``, ``OrderProved``, ``OrderWithdrawn``, ``WorkerDown`` and ``LinkClosed``; after
+``OrderWithdrawn``, ``OrderFilled`` says that the worker host has finished it, too. The orders of
+one round of the daemon's loop travel ``Together``, and so do the ``OrderFilled`` of one round of
+the gateway's.
 """
 
 from dataclasses import field
 
-from batchd.core.work import Work
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import (
+    HostLeaves,
+    LinkBegun,
+    LinkClosed,
+    OrderFilled,
+    OrderProved,
+    OrderWithdrawn,
+    ReferenceCopied,
+    StreamOpened,
+    StreamRefused,
+    WorkerDown,
+    WorkerUp,
+)
 from batchd.pool.together import Together
+from batchd.runtime.log_message import ChildLogged
+from batchd.worker import messages as orders
 from batchd_wire.codec import Message, Vocabulary, message
 
 LINK_VERSION = 4
@@ -133,43 +178,8 @@ class IndexPart(Message):
     offset: int
 
 
-@message(67)
-class HostOpened(Message):
-    """The worker host takes orders for ``stream``."""
-
-    link: int
-    stream: int
-
-
-@message(68)
-class CannotOpen(Message):
-    """The worker host cannot fill ``stream``, for ``reason``; other streams continue."""
-
-    link: int
-    stream: int
-    reason: str
-
-
-@message(69)
-class WorkerUp(Message):
-    """``worker`` takes orders. ``decoders``: names and versions, as ``worker.messages.Ready``."""
-
-    link: int
-    worker: int
-    decoders: str
-
-
-@message(70)
-class WorkerDown(Message):
-    """``worker`` is dead, with all its orders; ``how`` is for people: "signal 11 (SIGSEGV)"."""
-
-    link: int
-    worker: int
-    how: str
-
-
 @message(71)
-class HostFill(Message):
+class FillRows(Message):
     """Fill the rows of ``runs`` (``core.rows``) of position (``epoch``, ``step``) of ``stream``.
 
     Rows that are compared with a local worker's are ordered in the same way. ``bucket``: the number
@@ -184,30 +194,6 @@ class HostFill(Message):
     step: int
     runs: list[tuple[int, int]]
     bucket: int = 0
-
-
-@message(72)
-class HostWithdraw(Message):
-    """The rows of ``order`` are not needed any more. ``HostFilled`` still reports its end."""
-
-    link: int
-    worker: int
-    order: int
-
-
-@message(73)
-class HostFilled(Message):
-    """``order`` is over. Travels with its rows as frames; with none if it was withdrawn.
-
-    ``work``, ``bad`` and ``hopeless`` are as in ``worker.messages.ChunksFilled``.
-    """
-
-    link: int
-    worker: int
-    order: int
-    work: Work
-    bad: list[tuple[int, str, str]]
-    hopeless: str
 
 
 @message(74)
@@ -243,35 +229,110 @@ class HostLimits(Message):
     sample_timeout_s: float
 
 
-@message(77)
-class Leaving(Message):
-    """The worker host ends soon: it fills its orders, and then waits for ``LinkClosed``."""
+@message(96)
+class GatewayReady(Message):
+    """The gateway listens on ``port``."""
 
-    link: int
+    port: int
 
 
-@message(78)
-class LinkClosed(Message):
-    """The link has ended, for ``reason``. ``is_final``: registering again cannot help."""
+@message(97)
+class GatewayFailed(Message):
+    """The gateway cannot listen, for ``reason``, and ends."""
 
-    link: int
     reason: str
-    is_final: bool
 
 
-TO_GATEWAY_FROM_HOST = Vocabulary(Register, AskIndex, HostOpened, CannotOpen, WorkerUp, WorkerDown, HostFilled, Leaving)
+@message(79)
+class PoolRules(Message):
+    """The configuration for a gateway; ``links_max`` and ``links_per_key`` limit its links.
+
+    Of several gateways (``gateways``), each gets its part of the limits.
+    """
+
+    sample_timeout_s: float
+    links_max: int
+    links_per_key: int
+    gateways: int = 1
+
+
+@message(101)
+class GatewayLinks(Message):
+    """The number of links of each gateway, by its number; None for a full or absent one."""
+
+    links: list[int | None]
+
+
+@message(86)
+class SlotOrder(Message):
+    """Have ``fill``, an encoded ``FillRows``, carried out for ``slot``.
+
+    ``is_proof``: the slot has these rows of a local worker, and they are compared. A worker host
+    must not be able to tell such an order, so it gets ``fill`` alone.
+    """
+
+    fill: bytes
+    slot: int
+    is_proof: bool
+
+
+@message(95)
+class LinkTraffic(Message):
+    """The traffic of a link so far: bytes of rows, and rows that arrived after a withdrawal."""
+
+    link: int
+    bytes: int
+    late_rows: int
+
+
+TO_GATEWAY_FROM_HOST = Vocabulary(
+    Register, AskIndex, StreamOpened, StreamRefused, WorkerUp, WorkerDown, OrderFilled, HostLeaves
+)
 TO_HOST = Vocabulary(
     Admitted,
     Moved,
     Rejected,
     HostServe,
     IndexPart,
-    HostFill,
-    HostWithdraw,
+    FillRows,
+    WithdrawOrder,
     HostQuarantine,
     HostForget,
     HostStorage,
     HostLimits,
     LinkClosed,
+    Together,
+)
+FILL = Vocabulary(FillRows)
+TO_GATEWAY = Vocabulary(
+    PoolRules,
+    orders.ServeStream,
+    orders.ForgetStream,
+    orders.Quarantine,
+    orders.UseStorage,
+    orders.UseSlot,
+    orders.ForgetSlots,
+    SlotOrder,
+    WithdrawOrder,
+    LinkClosed,
+    GatewayLinks,
+    Together,
+)
+TO_DAEMON_FROM_GATEWAY = Vocabulary(
+    GatewayReady,
+    GatewayFailed,
+    LinkBegun,
+    StreamOpened,
+    StreamRefused,
+    WorkerUp,
+    WorkerDown,
+    OrderFilled,
+    OrderWithdrawn,
+    ReferenceCopied,
+    OrderProved,
+    HostLeaves,
+    LinkClosed,
+    LinkTraffic,
+    ChildLogged,
     Together,
 )

@@ -1,11 +1,10 @@
 """The workers of worker hosts, and the gateways through which they come. DAEMON process.
 
-    gateway 0, 1, ... <- GatewayChild -> heard -> events for the loop's queue
-                                      -> ended -> its links and workers are gone
+    gateway 0, 1, ... <- GatewayChild -> heard -> the same, for the loop's queue
+                                      -> ended -> its links are closed
 
-A gateway gets each stream and each slot once; an order names a remote worker by its link and its
-number there, and goes to the gateway of that link. Remote workers come and go by themselves, and
-their worker host watches them.
+A gateway gets each stream and each slot once; an order goes to the gateway of its link. Remote
+workers come and go by themselves, and their worker host watches them.
 
 The first gateway gets the number of links of each, and sends worker hosts to the smallest. If
 a gateway has ended, its hosts come to others; when it listens again, some of them are moved to it,
@@ -19,23 +18,21 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import structlog
 
 from batchd.core import events as ev
 from batchd.core.actions import EndLink, OrderChunk, ProveChunk, ReleaseLink, ReportServing, WithdrawOrder
-from batchd.core.events import Event
+from batchd.core.events import Event, LinkClosed
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
 from batchd.core.rows import runs_of
 from batchd.core.state import DaemonState
 from batchd.core.work import Work
-from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import END_TIMEOUT_S, GatewayChild
-from batchd.pool.messages import ORDERS_MAX
+from batchd.pool.messages import ORDERS_MAX, FillRows, GatewayLinks, GatewayReady, LinkTraffic, PoolRules, SlotOrder
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, printable
@@ -64,12 +61,11 @@ PATH_CHARACTERS_MAX = 256
 
 @dataclass(slots=True, eq=False)
 class _Host:
-    """A link: what is known of it beside the core's counts. ``workers``: numbers by theirs."""
+    """A link: what is known of it beside the core's counts."""
 
-    facts: wire.LinkUp
+    facts: ev.LinkBegun
     gateway: GatewayChild
     since_s: float
-    workers: dict[int, int] = field(default_factory=dict)
     decoders: str = ""
     is_leaving: bool = False
     refused: dict[int, str] = field(default_factory=dict)
@@ -92,7 +88,7 @@ class RemoteWorkers:
         enqueue: Callable[[Event], None],
         endpoints: Sequence[str],
         keys_dir: Path | None,
-        rules: wire.PoolRules,
+        rules: PoolRules,
         wanted: WantedCount,
         streams: Mapping[int, ServedStream],
         memory: SlotPool,
@@ -119,9 +115,6 @@ class RemoteWorkers:
         )
         self.wanted = wanted
         self._hosts: dict[int, _Host] = {}
-        self._places: dict[int, tuple[int, int]] = {}
-        """By worker: its link, and its number there."""
-        self._last_number = REMOTE_NUMBERS - 1
         self._moves_left = 0
         """How many worker hosts may be moved to a gateway that has begun to listen."""
         self.ended_links = 0
@@ -163,7 +156,7 @@ class RemoteWorkers:
     def _use_timeout(self, sample_timeout_s: float) -> None:
         """Tell the gateways for how long a sample may take, if a reload has changed that."""
         if sample_timeout_s != self._rules.sample_timeout_s:
-            self._rules = wire.PoolRules.filled_from(self._rules, sample_timeout_s=sample_timeout_s)
+            self._rules = PoolRules.filled_from(self._rules, sample_timeout_s=sample_timeout_s)
             for gateway in self.gateways:
                 gateway.send(self._rules_of(gateway))
 
@@ -208,16 +201,16 @@ class RemoteWorkers:
     # --- orders -----------------------------------------------------------------------------------
 
     def gateway_of(self, worker: int) -> GatewayChild | None:
-        """The gateway of a remote worker; None if it is gone, and WorkerGone in the queue."""
-        place = self._places.get(worker)
-        return self._hosts[place[0]].gateway if place is not None else None
+        """The gateway of a remote worker; None if its link is gone, and LinkClosed in the queue."""
+        host = self._hosts.get(worker // REMOTE_NUMBERS)
+        return host.gateway if host is not None else None
 
     def fill(self, order: OrderChunk) -> None:
         """See ``Workers``."""
         gateway = self.gateway_of(order.worker)
         if gateway is not None:
             self._share_slot(gateway, order.slot)
-            gateway.fill(wire.RemoteFill(*self._facts(order)))
+            gateway.fill(self._slot_order(order, is_proof=False))
 
     def flush(self) -> None:
         """See ``Workers``. Each gateway gets one message."""
@@ -229,13 +222,13 @@ class RemoteWorkers:
         gateway = self.gateway_of(action.worker)
         if gateway is not None:
             self._share_slot(gateway, action.slot)
-            gateway.send(wire.RemoteProve(*self._facts(action)))
+            gateway.send(self._slot_order(action, is_proof=True))
 
     def withdraw(self, action: WithdrawOrder) -> None:
         """Have nothing more written for an order."""
-        gateway = self.gateway_of(action.worker)
-        if gateway is not None:
-            gateway.withdraw(wire.RemoteWithdraw(*self._places[action.worker], action.order))
+        host = self._hosts.get(action.link)
+        if host is not None:
+            host.gateway.withdraw(action)
 
     def report_serving(self, action: ReportServing) -> None:
         """Log that a worker host fills a stream from now on, or cannot."""
@@ -257,18 +250,18 @@ class RemoteWorkers:
         """End the link of a leaving worker host, which waits for that and then ends."""
         host = self._hosts.get(action.link)
         if host is not None:
-            host.gateway.send(wire.CloseLink(action.link, "its orders are done", is_final=False))
+            host.gateway.send(LinkClosed(action.link, "its orders are done", is_final=False))
 
     def _send_away(self, host: _Host, reason: str) -> None:
         self._warn("worker host sent away", host.facts, reason=reason)
         self._sent_away.append(f"{host.facts.name}: {reason}")
-        host.gateway.send(wire.CloseLink(host.facts.link, reason, is_final=True))
+        host.gateway.send(LinkClosed(host.facts.link, reason, is_final=True))
 
     def kill(self, number: int, reason: str) -> None:
         """End the link of a worker that breaks the rules."""
-        place = self._places.get(number)
-        if place is not None:
-            self._send_away(self._hosts[place[0]], reason)
+        host = self._hosts.get(number // REMOTE_NUMBERS)
+        if host is not None:
+            self._send_away(host, reason)
 
     def close(self) -> None:
         """End the gateways, and with them all links."""
@@ -299,7 +292,7 @@ class RemoteWorkers:
                     decoders=host.decoders[:words_max],
                     state="closing" if link.is_closed else "proving" if link.proven and phase == "opening" else phase,
                     since_s=now - host.since_s,
-                    workers=len(host.workers),
+                    workers=len(link.workers),
                     orders=link.orders,
                     samples=link.samples,
                     busy_s=link.busy_us / 1e6,
@@ -335,25 +328,19 @@ class RemoteWorkers:
 
     # --- the gateways -----------------------------------------------------------------------------
 
-    def _facts(self, order: OrderChunk | ProveChunk) -> tuple[Any, ...]:
-        """The fields of a ``RemoteFill`` or a ``RemoteProve``."""
-        return (
-            *self._places[order.worker],
-            order.order,
-            order.stream,
-            order.slot,
-            *order.position,
-            runs_of(order.rows),
-            self._streams[order.stream].spec.bucket_of(order.position),
-        )
+    def _slot_order(self, order: OrderChunk | ProveChunk, *, is_proof: bool) -> SlotOrder:
+        link, worker = divmod(order.worker, REMOTE_NUMBERS)
+        bucket = self._streams[order.stream].spec.bucket_of(order.position)
+        fill = FillRows(link, worker, order.order, order.stream, *order.position, runs_of(order.rows), bucket)
+        return SlotOrder(fill.encode(), order.slot, is_proof)
 
-    def _rules_of(self, gateway: GatewayChild) -> wire.PoolRules:
+    def _rules_of(self, gateway: GatewayChild) -> PoolRules:
         """The rules for a gateway: all together admit no more than the limits allow."""
         number, rules = len(self.gateways), self._rules
         links, of_key = (
             (limit + number - 1 - gateway.number) // number for limit in (rules.links_max, rules.links_per_key)
         )
-        return wire.PoolRules.filled_from(rules, links_max=links, links_per_key=of_key, gateways=number)
+        return PoolRules.filled_from(rules, links_max=links, links_per_key=of_key, gateways=number)
 
     def _links_of(self, gateway: GatewayChild) -> list[int]:
         return [number for number, host in self._hosts.items() if host.gateway is gateway]
@@ -363,7 +350,7 @@ class RemoteWorkers:
         if len(self.gateways) > 1 and self.gateways[0].listens:
             numbers = Counter(host.gateway.number for host in self._hosts.values())
             links = [numbers[one.number] if self._admits(one) else None for one in self.gateways]
-            self.gateways[0].send(wire.GatewayLinks(links))
+            self.gateways[0].send(GatewayLinks(links))
 
     def _admits(self, gateway: GatewayChild) -> bool:
         """Whether worker hosts can register there. A small limit has no part for some gateways."""
@@ -378,74 +365,60 @@ class RemoteWorkers:
             self._moves_left = 0
             return
         self._moves_left -= 1
-        listening[-1].send(wire.CloseLink(most[-1], "another gateway has room for it", is_final=False))
+        listening[-1].send(LinkClosed(most[-1], "another gateway has room for it", is_final=False))
 
     # --- what they report -------------------------------------------------------------------------
 
     def heard(self, gateway: GatewayChild, message: Message) -> None:
         """See ``GatewayEvents``."""
-        match message:
-            case wire.GatewayReady():
-                self._tell_links()
-                gateway.send(self._rules_of(gateway))
-                if gateway.number:  # hosts of the first one come to it by themselves
-                    self._moves_left = len(self._hosts) // len(self.gateways)
-            case wire.LinkUp():
-                self._hosts[message.link] = _Host(message, gateway, monotonic())
-                where = {"gateway": gateway.number} if len(self.gateways) > 1 else {}
-                self._tell("worker host connected", message, key=message.key, workers=message.workers, **where)
-                self._tell_links()
-                self._enqueue(ev.LinkBegun(message.link, message.name, message.workers))
-            case wire.LinkDown():
-                self._end_link(message.link, message.reason)
-                self._tell_links()
-            case _ if (host := self._hosts.get(getattr(message, "link", -1))) is not None:
-                self._take_of(host, message)
+        host = self._hosts.get(getattr(message, "link", -1))
+        if isinstance(message, GatewayReady):
+            self._tell_links()
+            gateway.send(self._rules_of(gateway))
+            if gateway.number:  # hosts of the first one come to it by themselves
+                self._moves_left = len(self._hosts) // len(self.gateways)
+        elif isinstance(message, ev.LinkBegun):
+            self._begin_link(gateway, message)
+        elif isinstance(message, LinkTraffic) and host is not None:
+            host.received_bytes, host.late_rows = message.bytes, message.late_rows
+        elif isinstance(message, Event) and host is not None:
+            self._take_event(host, message)
 
     def ended(self, gateway: GatewayChild) -> None:
         """See ``GatewayEvents``."""
         for link in self._links_of(gateway):
-            self._end_link(link, "the gateway has ended")
+            self._end_link(LinkClosed(link, "the gateway has ended", is_final=False))
         self._tell_links()
 
-    def _take_of(self, host: _Host, message: Message) -> None:
-        """Take a message of one link."""
-        match message:
-            case wire.LinkOpened():
-                host.refused.pop(message.stream, None)
-                self._enqueue(ev.StreamOpened(message.link, message.stream))
-            case wire.LinkRefuses():
-                host.refused[message.stream] = message.reason
-                self._enqueue(ev.StreamRefused(message.link, message.stream, message.reason))
-            case wire.LinkLeaving():
+    def _begin_link(self, gateway: GatewayChild, begun: ev.LinkBegun) -> None:
+        self._hosts[begun.link] = _Host(begun, gateway, monotonic())
+        where = {"gateway": gateway.number} if len(self.gateways) > 1 else {}
+        self._tell("worker host connected", begun, key=begun.key, workers=begun.workers, **where)
+        self._tell_links()
+        self._enqueue(begun)
+
+    def _take_event(self, host: _Host, event: Event) -> None:
+        """Note what an event of a link says for people, and pass it on to the core."""
+        match event:
+            case ev.StreamOpened():
+                host.refused.pop(event.stream, None)
+            case ev.StreamRefused():
+                host.refused[event.stream] = event.reason
+            case ev.WorkerUp():
+                host.decoders = event.decoders
+            case ev.OrderFilled():
+                event = _plausible(event)
+            case ev.HostLeaves():
                 host.is_leaving = True
                 self._tell("worker host leaving", host.facts)
-                self._enqueue(ev.HostLeaves(message.link))
-            case wire.LinkTraffic():
-                host.received_bytes, host.late_rows = message.bytes, message.late_rows
-            case wire.RemoteUp():
-                self._last_number += 1
-                host.workers[message.worker] = self._last_number
-                host.decoders = message.decoders
-                self._places[self._last_number] = message.link, message.worker
-                self._enqueue(ev.WorkerJoined(self._last_number, message.link))
-            case wire.RemoteDown():
-                self._end_worker(host, message.worker, message.how)
-            case _ if (number := host.workers.get(getattr(message, "worker", -1))) is not None:
-                self._enqueue(_event(number, message))
+            case ev.LinkClosed():
+                self._end_link(event)
+                self._tell_links()
+                return
+        self._enqueue(event)
 
-    def _end_worker(self, host: _Host, worker: int, how: str) -> None:
-        number = host.workers.pop(worker, None)
-        if number is not None:
-            del self._places[number]
-            self._enqueue(ev.WorkerGone(number, how, None))
-
-    def _end_link(self, link: int, reason: str) -> None:
-        host = self._hosts.pop(link, None)
-        if host is None:
-            return
-        for worker in list(host.workers):
-            self._end_worker(host, worker, reason)
+    def _end_link(self, closed: LinkClosed) -> None:
+        host, reason = self._hosts.pop(closed.link), closed.reason
         self._ended_bytes += host.received_bytes
         self.ended_links += 1
         self.last_left = host.is_leaving
@@ -453,18 +426,18 @@ class RemoteWorkers:
             reason = f"it was told to end; {reason}"
         self.last_end = f"{host.facts.name}: {reason}"
         self._tell("worker host disconnected", host.facts, reason=reason)
-        self._enqueue(ev.LinkEnded(link))
+        self._enqueue(closed)
 
-    def _tell(self, event: str, host: wire.LinkUp, **facts: object) -> None:
+    def _tell(self, event: str, host: ev.LinkBegun, **facts: object) -> None:
         """Log something of a worker host. Hundreds may come with one key, but not repeatedly."""
         write = _log.info if self._may_log(host) else _log.debug
         write(event, link=host.link, name=host.name, host=host.host, **facts)
 
-    def _warn(self, event: str, host: wire.LinkUp, **facts: object) -> None:
+    def _warn(self, event: str, host: ev.LinkBegun, **facts: object) -> None:
         write = _log.warning if self._may_log(host) else _log.debug
         write(event, link=host.link, name=host.name, host=host.host, **facts)
 
-    def _may_log(self, host: wire.LinkUp) -> bool:
+    def _may_log(self, host: ev.LinkBegun) -> bool:
         return self._lines_per_minute.allows("worker hosts", f"key {host.key!r}")
 
 
@@ -473,29 +446,9 @@ def _key(number: int) -> str:
     return "pool_gateways" if number else "worker_address"
 
 
-def _event(number: int, message: Message) -> Event:
-    """The event of a message about an order."""
-    match message:
-        case wire.RemoteFilled():
-            bad = [
-                (sample, printable(path, PATH_CHARACTERS_MAX), printable(reason, PATH_CHARACTERS_MAX))
-                for sample, path, reason in message.bad
-            ]
-            return ev.ChunkDone(number, (message.order,), _plausible(Work(*message.work)), bad, message.hopeless)
-        case wire.ReferenceTaken():
-            return ev.ReferenceCopied(number, message.order)
-        case wire.RemoteProved():
-            proved = message.difference, message.bad_rows, message.is_hopeless, message.last_bad
-            return ev.ChunkProved(number, message.order, *proved)
-        case wire.RemoteWithdrawn():
-            return ev.OrderWithdrawn(number, message.order)
-        case wire.RemoteSettled():
-            return ev.OrderSettled(number, message.order)
-    raise AssertionError(f"{type(message).__name__} is about no order")
-
-
-def _plausible(work: Work) -> Work:
+def _plausible(filled: ev.OrderFilled) -> ev.OrderFilled:
     """Limit what a worker host says of its work, so that no sum grows beyond all bounds."""
+    work = Work(*filled.work)
     most = {"read_bytes": BYTES_MAX, "slow_rows": 1 << 20, "cache_hits": 1 << 20, "cache_misses": 1 << 20}
     limited = {
         name: min(value, most.get(name, TIME_MAX_US))
@@ -507,7 +460,11 @@ def _plausible(work: Work) -> Work:
         (sample, printable(path, PATH_CHARACTERS_MAX), min(taken, TIME_MAX_US))
         for sample, path, taken in work.slow[:NUMBERS_MAX]
     ]
-    return work._replace(**limited, parts_us=parts_us, slow=slow)
+    bad = [
+        (sample, printable(path, PATH_CHARACTERS_MAX), printable(reason, PATH_CHARACTERS_MAX))
+        for sample, path, reason in filled.bad
+    ]
+    return replace(filled, work=work._replace(**limited, parts_us=parts_us, slow=slow), bad=bad)
 
 
 def _cut(texts: Iterable[str], characters_max: int) -> tuple[str, ...]:

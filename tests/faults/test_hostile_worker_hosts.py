@@ -20,10 +20,22 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import (
+    HostLeaves,
+    LinkBegun,
+    LinkClosed,
+    OrderFilled,
+    OrderProved,
+    StreamOpened,
+    StreamRefused,
+    WorkerDown,
+    WorkerUp,
+)
+from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway.links import LINK_NUMBER_BITS
-from batchd.pool.gateway_messages import LinkDown, LinkUp, RemoteFilled, RemoteSettled, RemoteUp, RemoteWithdraw
 from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
@@ -31,17 +43,10 @@ from batchd.pool.messages import (
     ROW_FRAME_BYTES,
     TO_GATEWAY_FROM_HOST,
     AskIndex,
-    CannotOpen,
-    HostFill,
-    HostFilled,
-    HostOpened,
+    FillRows,
     HostServe,
-    Leaving,
-    LinkClosed,
     Register,
     Rejected,
-    WorkerDown,
-    WorkerUp,
 )
 from batchd.worker.messages import ForgetStream
 from batchd_wire.channel import DATAGRAM_BYTES_MAX
@@ -85,11 +90,11 @@ def good(gateway, slot) -> Iterator[None]:
     gateway.fill(good, 1, 8, 8)
     yield
     good.answer(1, *frames_of(page, 8, 8))
-    assert gateway.hear_of(good.link, RemoteFilled).order == 1
+    assert gateway.hear_of(good.link, OrderFilled).order == 1
     assert slot.rows(8, 8) == frames_of(page, 8, 8)
     assert slot.rows(0, 8) == frames_of(bytearray(before), 0, 8)
     good.close()
-    gateway.hear_of(good.link, LinkDown)
+    gateway.hear_of(good.link, LinkClosed)
 
 
 @pytest.fixture
@@ -98,7 +103,7 @@ def hostile(gateway, good) -> Iterator[WorkerHost]:  # noqa: ARG001  it is there
     host = gateway.linked(source=next(_hosts))
     host.hear(HostServe)
     gateway.fill(host, 9, 0, 4)
-    host.hear(HostFill)
+    host.hear(FillRows)
     yield host
     host.close()
 
@@ -111,8 +116,8 @@ def rows_with_size(size: int) -> list[bytes]:
     return frames_of(page, 0, 4)
 
 
-def filled(host: WorkerHost, order: int = 9, worker: int = 0, **said: Any) -> HostFilled:
-    return HostFilled(host.link, worker, order, **{"work": NO_WORK, "bad": [], "hopeless": "", **said})
+def filled(host: WorkerHost, order: int = 9, worker: int = 0, **said: Any) -> OrderFilled:
+    return OrderFilled(host.link, worker, order, **{"work": NO_WORK, "bad": [], "hopeless": "", **said})
 
 
 CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
@@ -120,7 +125,7 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
     "a frame too few": (lambda host: [filled(host).encode(), *ROWS[:-1]], r"^5 frames of rows came instead of 6$"),
     "a frame too many": (
         lambda host: [filled(host).encode(), *ROWS, b""],
-        r"^7 frames came with HostFilled, 1 too many$",
+        r"^7 frames came with OrderFilled, 1 too many$",
     ),
     "a short frame": (
         lambda host: [filled(host).encode(), *ROWS[:-1], ROWS[-1][:-1]],
@@ -141,7 +146,7 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
     ),
     "an order never given": (
         lambda host: [filled(host, 77).encode(), *ROWS],
-        r"^6 frames came with HostFilled, 6 too many",
+        r"^6 frames came with OrderFilled, 6 too many",
     ),
     "an order never given, without rows": (
         lambda host: [filled(host, 77).encode()],
@@ -165,15 +170,23 @@ CUT_OFF: dict[str, tuple[Callable[[WorkerHost], list[bytes]], str]] = {
         lambda host: [LinkClosed(host.link, "", is_final=True).encode()],
         "^message number 78 is not",
     ),
+    "a gateway's report to the daemon": (
+        lambda host: [OrderProved(host.link, 0, 9, "").encode()],
+        "^message number 90 is not",
+    ),
     "a second registration": (
         lambda _host: [Register(LINK_VERSION, "", CONTENT_VERSION, "", "", 1, 1, "").encode()],
         "^it registered twice over one connection$",
     ),
     "frames with other messages": (
-        lambda host: [Leaving(host.link).encode(), b"x"],
-        "^1 frames came with Leaving, 1 too many$",
+        lambda host: [HostLeaves(host.link).encode(), b"x"],
+        "^1 frames came with HostLeaves, 1 too many$",
     ),
     "a worker twice": (lambda host: [WorkerUp(host.link, 0, "").encode()], "^its worker 0 started twice"),
+    "a number of another link": (
+        lambda host: [WorkerUp(host.link, REMOTE_NUMBERS, "").encode()],
+        f"^its worker has the number {REMOTE_NUMBERS}, which no worker has$",
+    ),
 }
 
 
@@ -184,7 +197,7 @@ def test_a_worker_host_that_sends_what_no_correct_one_does_is_cut_off_with_the_r
     words, reason = CUT_OFF[name]
     hostile.socket.send_multipart(words(hostile))
 
-    down = gateway.hear(LinkDown)
+    down = gateway.hear(LinkClosed)
     assert down.link == hostile.link
     assert re.search(reason, down.reason), down.reason
     assert hostile.hear(LinkClosed) == LinkClosed(hostile.link, down.reason, is_final=False)
@@ -198,7 +211,7 @@ def test_a_part_that_no_index_has_is_asked_for_once(gateway, hostile) -> None:
     gateway.serve(serve_message(2, "other"), b"x" * 100)
     digest = hostile.hear(HostServe).digest
     hostile.send(AskIndex(hostile.link, digest, 1))
-    assert gateway.hear(LinkDown).reason == "an index of 100 bytes has no part at 1"
+    assert gateway.hear(LinkClosed).reason == "an index of 100 bytes has no part at 1"
     gateway.send(ForgetStream(2))
 
 
@@ -207,14 +220,14 @@ def test_messages_of_foreign_links_change_nothing(gateway, hostile) -> None:
     others = [hostile.link - 1, hostile.link + 1, 0, 1 << LINK_NUMBER_BITS]
     for other in others:
         hostile.socket.send_multipart(
-            [HostFilled(other, 0, 1, NO_WORK, [], "").encode(), *frames_of(random_rows(16), 8, 1)]
+            [OrderFilled(other, 0, 1, NO_WORK, [], "").encode(), *frames_of(random_rows(16), 8, 1)]
         )
         hostile.send(WorkerUp(other, 5, ""))
         assert [hostile.hear(LinkClosed).link for _ in range(2)] == [other] * 2
     hostile.send(WorkerUp(hostile.link, 5, ""))
-    assert gateway.hear(RemoteUp).link == hostile.link
+    assert gateway.hear(WorkerUp).link == hostile.link
     hostile.close()
-    gateway.hear(LinkDown)
+    gateway.hear(LinkClosed)
 
 
 def test_more_workers_than_registered_are_too_many(gateway, hostile) -> None:
@@ -222,8 +235,8 @@ def test_more_workers_than_registered_are_too_many(gateway, hostile) -> None:
     for worker in (1, 2, 3, 4):
         hostile.send(WorkerUp(hostile.link, worker, ""))
     for _ in range(3):
-        gateway.hear(RemoteUp)
-    assert gateway.hear(LinkDown).reason == "it has more workers than the 4 it registered with"
+        gateway.hear(WorkerUp)
+    assert gateway.hear(LinkClosed).reason == "it has more workers than the 4 it registered with"
 
 
 def test_a_worker_host_that_asks_for_an_index_and_reads_nothing_is_cut_off(gateway, hostile) -> None:
@@ -235,25 +248,27 @@ def test_a_worker_host_that_asks_for_an_index_and_reads_nothing_is_cut_off(gatew
     digest = hostile.hear(HostServe).digest
     for part in range(64):
         hostile.send(AskIndex(hostile.link, digest, part * INDEX_PART_BYTES))
-    assert gateway.hear(LinkDown).reason == f"it asked for more than {INDEX_PARTS_AHEAD} parts of each index at a time"
+    assert (
+        gateway.hear(LinkClosed).reason == f"it asked for more than {INDEX_PARTS_AHEAD} parts of each index at a time"
+    )
     gateway.send(ForgetStream(3))
 
 
 def test_a_frame_longer_than_any_is_not_read(gateway, hostile) -> None:
     """ZeroMQ ends the connection, and the daemon gets a message about it."""
     hostile.socket.send_multipart([filled(hostile).encode(), bytes(ROW_FRAME_BYTES + 100)])
-    assert gateway.hear(LinkDown) == LinkDown(hostile.link, "its connection ended")
+    assert gateway.hear(LinkClosed) == LinkClosed(hostile.link, "its connection ended", is_final=False)
 
 
 def test_late_rows_of_any_length_are_dropped(gateway, hostile) -> None:
     """The rows belong to a withdrawn order: the link stays."""
-    gateway.send(RemoteWithdraw(hostile.link, 0, 9))
+    gateway.send(WithdrawOrder(hostile.link, 0, 9))
     gateway.hear_any()
     hostile.hear_all()
     hostile.socket.send_multipart([filled(hostile).encode(), b"x", b"yy"])
-    assert gateway.hear(RemoteSettled).order == 9
+    assert gateway.hear(OrderFilled).order == 9
     hostile.close()
-    gateway.hear(LinkDown)
+    gateway.hear(LinkClosed)
 
 
 def connect(gateway, source) -> socket.socket:
@@ -284,13 +299,13 @@ def test_a_flood_ends_and_its_memory_with_it(gateway, good, name, is_linked) -> 
         if is_linked:
             registered = Register(LINK_VERSION, "1", CONTENT_VERSION, "flood", "", 1, 1, "")
             connection.sendall(frame(registered.encode()))
-            link = gateway.hear(LinkUp).link
-        words = FLOODS[name] or frame(HostOpened(link, 1).encode())
+            link = gateway.hear(LinkBegun).link
+        words = FLOODS[name] or frame(StreamOpened(link, 1).encode())
         words *= max(1, (1 << 16) // len(words))
         flood(connection, words)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if is_linked:
-        wait_until(lambda: isinstance(gateway.hear_any(), LinkDown), "its link is down")
+        wait_until(lambda: isinstance(gateway.hear_any(), LinkClosed), "its link is down")
     wait_until(lambda: private_bytes(gateway.child.pid) - before < GROWTH_BYTES_MAX, "its memory is freed")
 
 
@@ -313,13 +328,13 @@ def what_a_host_says(host) -> list[Message]:
     link = host.link
     return [
         AskIndex(link, sha256(b"an index").hexdigest(), 0),
-        HostOpened(link, 1),
-        CannotOpen(link, 1, "no such folder"),
+        StreamOpened(link, 1),
+        StreamRefused(link, 1, "no such folder"),
         WorkerUp(link, 1, "libjpeg 3"),
         WorkerDown(link, 0, "signal 9"),
         filled(host, bad=[(3, "a.jpg", "cut")]),
         filled(host, 77),
-        Leaving(link),
+        HostLeaves(link),
     ]
 
 
@@ -366,10 +381,10 @@ def with_an_order(gateway) -> Iterator[WorkerHost]:
     host = gateway.linked(source=next(_hosts))
     host.hear(HostServe)
     gateway.fill(host, 9, 0, 4)
-    host.hear(HostFill)
+    host.hear(FillRows)
     yield host
     host.close()
-    gateway.hear_of(host.link, LinkDown)
+    gateway.hear_of(host.link, LinkClosed)
 
 
 def random_frames(chance) -> list[bytes]:

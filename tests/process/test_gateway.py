@@ -9,51 +9,41 @@ from hashlib import sha256
 
 import pytest
 
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import (
+    HostLeaves,
+    LinkBegun,
+    LinkClosed,
+    OrderFilled,
+    OrderProved,
+    OrderWithdrawn,
+    ReferenceCopied,
+    StreamOpened,
+    StreamRefused,
+    WorkerDown,
+    WorkerUp,
+)
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.gateway_messages import (
-    TO_DAEMON_FROM_GATEWAY,
-    CloseLink,
-    GatewayFailed,
-    LinkDown,
-    LinkLeaving,
-    LinkOpened,
-    LinkRefuses,
-    LinkUp,
-    PoolRules,
-    ReferenceTaken,
-    RemoteDown,
-    RemoteFill,
-    RemoteFilled,
-    RemoteProved,
-    RemoteSettled,
-    RemoteUp,
-    RemoteWithdraw,
-    RemoteWithdrawn,
-)
 from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,
     LINK_VERSION,
     ORDERS_MAX,
+    TO_DAEMON_FROM_GATEWAY,
     WORKERS_MAX,
     Admitted,
     AskIndex,
-    CannotOpen,
-    HostFill,
+    FillRows,
+    GatewayFailed,
     HostForget,
     HostLimits,
-    HostOpened,
     HostQuarantine,
     HostServe,
     HostStorage,
-    HostWithdraw,
     IndexPart,
-    Leaving,
-    LinkClosed,
+    PoolRules,
     Rejected,
-    WorkerDown,
-    WorkerUp,
 )
 from batchd.runtime.children import start_linked
 from batchd.runtime.keys import KeyDirectory
@@ -73,6 +63,7 @@ from support.gateways import (
     random_rows,
     serve_message,
     serving_gateway,
+    slot_order,
 )
 from support.waiting import wait_until
 
@@ -112,7 +103,7 @@ def test_a_worker_host_is_told_of_all_that_it_may_fill(gateway) -> None:
     admitted = host.register(name="po\x1bd", workers=9)
 
     assert admitted == Admitted(host.link, RULES.sample_timeout_s)
-    assert gateway.hear(LinkUp) == LinkUp(host.link, "po?d", "node-1", "", 77, 9, "x86_64", "1.2.3")
+    assert gateway.hear(LinkBegun) == LinkBegun(host.link, "po?d", "node-1", "", 77, 9, "x86_64", "1.2.3")
     serves = {TO_WORKER.decode(serve.serve).name: serve for serve in (host.hear(HostServe), host.hear(HostServe))}
     now = replace(serve_message(), storage=(4, 5, 6)).encode()
     assert serves["photos"] == HostServe(host.link, now, sha256(b"an index").hexdigest(), 8, [])
@@ -131,14 +122,14 @@ def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host
     assert host.hear(HostForget) == HostForget(host.link, 2)
 
     for stream in (2, 1, 1):
-        host.send(HostOpened(host.link, stream))
+        host.send(StreamOpened(host.link, stream))
     for stream in (1, 1):
-        host.send(CannotOpen(host.link, stream, "/data is\nempty"))
-        host.send(HostOpened(host.link, stream))
-    host.send(Leaving(host.link))
-    assert gateway.hear(LinkOpened) == LinkOpened(host.link, 1)
-    assert gateway.hear(LinkRefuses) == LinkRefuses(host.link, 1, "/data is?empty")
-    assert gateway.hear(LinkLeaving), "a worker host with changing answers floods the log"
+        host.send(StreamRefused(host.link, stream, "/data is\nempty"))
+        host.send(StreamOpened(host.link, stream))
+    host.send(HostLeaves(host.link))
+    assert gateway.hear(StreamOpened) == StreamOpened(host.link, 1)
+    assert gateway.hear(StreamRefused) == StreamRefused(host.link, 1, "/data is?empty")
+    assert gateway.hear(HostLeaves), "a worker host with changing answers floods the log"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +159,7 @@ def test_a_worker_host_that_does_not_fit_is_told_both_values(gateway, differentl
     assert (rejected.error, rejected.is_final) == (error, True)
     assert re.search(text, rejected.text)
     assert isinstance(host.register(), Admitted)
-    gateway.hear(LinkUp)
+    gateway.hear(LinkBegun)
     assert [line.event for line in gateway.logged] == ["worker host refused"]
 
 
@@ -186,7 +177,7 @@ def test_no_more_worker_hosts_are_admitted_than_the_rules_say() -> None:
         gateway.send(PoolRules(30.0, 2, 9))
         of_all = wait_until(lambda: other_than(of_one, third.register()), "the new rules apply")
         hosts[0].close()
-        gateway.hear(LinkDown)
+        gateway.hear(LinkClosed)
 
         assert of_one == Rejected(
             ErrorCode.NOT_ALLOWED, "127.0.0.1 has 2 worker hosts already, and there may be 2 of one key", is_final=False
@@ -227,13 +218,13 @@ def test_with_keys_rows_come_encrypted_from_holders_of_a_workers_key(keys, slot)
         gateway.use(5, slot)
         host = gateway.host(key)
         assert isinstance(host.register(), Admitted)
-        assert gateway.hear(LinkUp).key == "pool"
+        assert gateway.hear(LinkBegun).key == "pool"
         host.send(WorkerUp(host.link, 0, ""))
-        gateway.hear(RemoteUp)
+        gateway.hear(WorkerUp)
         gateway.fill(host, 9, 0, 16)
         rows = frames_of(random_rows(16), 0, 16)
         host.answer(9, *rows)
-        gateway.hear(RemoteFilled)
+        gateway.hear(OrderFilled)
         assert slot.rows(0, 16) == rows
 
 
@@ -257,12 +248,12 @@ def test_a_key_for_some_streams_shows_no_other(keys) -> None:
         host = gateway.linked(key, workers=0)
         assert host.hear(HostServe).serve == serve_message(2, "other").encode()
         host.send(AskIndex(host.link, sha256(b"secret").hexdigest(), 0))
-        host.send(HostOpened(host.link, 1))
+        host.send(StreamOpened(host.link, 1))
         host.send(AskIndex(host.link, sha256(b"open").hexdigest(), 0))
-        host.send(HostOpened(host.link, 2))
+        host.send(StreamOpened(host.link, 2))
 
         assert host.hear_all() == (IndexPart(host.link, sha256(b"open").hexdigest(), 0), [b"open"])
-        assert gateway.hear(LinkOpened) == LinkOpened(host.link, 2)
+        assert gateway.hear(StreamOpened) == StreamOpened(host.link, 2)
 
 
 def test_the_link_of_a_revoked_key_ends(keys) -> None:
@@ -271,7 +262,7 @@ def test_the_link_of_a_revoked_key_ends(keys) -> None:
     with GatewayProcess(keys.path) as gateway:
         host = gateway.linked(key, workers=0)
         keys.revoke("pool")
-        assert gateway.hear(LinkDown) == LinkDown(host.link, "its key has been revoked")
+        assert gateway.hear(LinkClosed) == LinkClosed(host.link, "its key has been revoked", is_final=True)
         assert host.hear(LinkClosed) == LinkClosed(host.link, "its key has been revoked", is_final=True)
         answer = host.register()
         assert isinstance(answer, Rejected)
@@ -284,12 +275,12 @@ def test_the_link_of_a_revoked_key_ends(keys) -> None:
 def test_rows_with_gaps_are_in_the_slot_and_no_byte_between_them(gateway, host, slot) -> None:
     """The worker host sends the rows without the gaps."""
     before, page = slot.read(), random_rows(16)
-    gateway.send(RemoteFill(host.link, 0, 9, 1, 5, 0, 3, [(2, 2), (7, 1)]))
-    assert host.hear(HostFill) == HostFill(host.link, 0, 9, 1, 0, 3, [[2, 2], [7, 1]])
+    gateway.send(slot_order(FillRows(host.link, 0, 9, 1, 0, 3, [(2, 2), (7, 1)])))
+    assert host.hear(FillRows) == FillRows(host.link, 0, 9, 1, 0, 3, [[2, 2], [7, 1]])
 
     host.answer(9, *frames_of(page, 4, 3))
 
-    gateway.hear(RemoteFilled)
+    gateway.hear(OrderFilled)
     assert slot.rows(2, 2) == frames_of(page, 4, 2)
     assert slot.rows(7, 1) == frames_of(page, 6, 1)
     for first, count in ((0, 2), (4, 3), (8, 8)):
@@ -300,12 +291,12 @@ def test_the_rows_of_an_order_are_in_the_slot_when_the_daemon_hears_of_it(gatewa
     """The slot has those rows, and no other byte has changed."""
     before, page = slot.read(), random_rows(16)
     gateway.fill(host, 9, 2, 7)
-    assert host.hear(HostFill) == HostFill(host.link, 0, 9, 1, 0, 3, [[2, 7]])
+    assert host.hear(FillRows) == FillRows(host.link, 0, 9, 1, 0, 3, [[2, 7]])
 
     host.answer(9, *frames_of(page, 2, 7), work=NO_WORK._replace(busy_us=5), bad=[(4, "a.jpg", "cut")], hopeless="no")
 
     work = list(NO_WORK._replace(busy_us=5))
-    assert gateway.hear(RemoteFilled) == RemoteFilled(host.link, 0, 9, work, [[4, "a.jpg", "cut"]], "no")
+    assert gateway.hear(OrderFilled) == OrderFilled(host.link, 0, 9, work, [[4, "a.jpg", "cut"]], "no")
     assert slot.rows(2, 7) == frames_of(page, 2, 7)
     for first, count in ((0, 2), (9, 7)):
         assert slot.rows(first, count) == frames_of(bytearray(before), first, count)
@@ -329,7 +320,7 @@ def test_many_orders_of_many_workers_find_their_slots(gateway, slot) -> None:
         for order, worker, _place, row in reversed(orders):
             host.answer(order, *frames_of(random_rows(16, seed=order), row, 1), worker=worker)
         for order, worker, place, row in reversed(orders):
-            filled = gateway.hear(RemoteFilled)
+            filled = gateway.hear(OrderFilled)
             assert (filled.worker, filled.order) == (worker, order)
             assert slots[place].rows(row, 1) == frames_of(random_rows(16, seed=order), row, 1)
 
@@ -340,25 +331,25 @@ def test_no_row_of_a_withdrawn_order_is_written(gateway, host, slot) -> None:
     gateway.fill(host, 9, 0, 4)
     gateway.fill(host, 10, 4, 4)
     for order in (9, 10, 9):
-        gateway.send(RemoteWithdraw(host.link, 0, order))
-    assert [gateway.hear(RemoteWithdrawn).order for _ in range(2)] == [9, 10]
-    assert [type(host.hear_all()[0]) for _ in range(2)] == [HostFill] * 2
-    assert [host.hear(HostWithdraw).order for _ in range(2)] == [9, 10]
+        gateway.send(WithdrawOrder(host.link, 0, order))
+    assert [gateway.hear(OrderWithdrawn).order for _ in range(2)] == [9, 10]
+    assert [type(host.hear_all()[0]) for _ in range(2)] == [FillRows] * 2
+    assert [host.hear(WithdrawOrder).order for _ in range(2)] == [9, 10]
 
     host.answer(10)
     host.answer(9, *frames_of(random_rows(16), 0, 4))
 
-    assert [gateway.hear(RemoteSettled).order for _ in range(2)] == [10, 9]
+    assert [gateway.hear(OrderFilled).order for _ in range(2)] == [10, 9]
     assert gateway.hear_traffic().late_rows == 4
     assert slot.read() == before
     gateway.fill(host, 11, 0, 4)
     host.answer(11, *frames_of(random_rows(16), 0, 4))
-    gateway.hear(RemoteFilled)
+    gateway.hear(OrderFilled)
 
 
-def together(host: WorkerHost, numbers: list[int], workers: int = 4) -> list[RemoteFill]:
+def together(host: WorkerHost, numbers: list[int], workers: int = 4) -> list[FillRows]:
     """Orders of one row each, in turn for the workers of a host."""
-    return [RemoteFill(host.link, number % workers, number, 1, 5, 0, 3, [(number, 1)]) for number in numbers]
+    return [FillRows(host.link, number % workers, number, 1, 0, 3, [(number, 1)]) for number in numbers]
 
 
 def test_orders_of_one_round_travel_together_to_each_host(gateway, slot) -> None:
@@ -372,12 +363,12 @@ def test_orders_of_one_round_travel_together_to_each_host(gateway, slot) -> None
     gateway.fill_together(*[order for pair in zip(*orders, strict=True) for order in pair])
 
     for place, host in enumerate(hosts):
-        assert [host.hear(HostFill).order for _ in range(8)] == list(range(place, 16, 2))
+        assert [host.hear(FillRows).order for _ in range(8)] == list(range(place, 16, 2))
         assert host.together == [8]
     for host, given in zip(hosts, orders, strict=True):
         for order in given:
             host.answer(order.order, *frames_of(page, order.order, 1), worker=order.worker)
-    assert {gateway.hear(RemoteFilled).order for _ in range(16)} == set(range(16))
+    assert {gateway.hear(OrderFilled).order for _ in range(16)} == set(range(16))
     assert slot.rows(0, 16) == frames_of(page, 0, 16)
 
 
@@ -389,18 +380,17 @@ def test_orders_that_are_withdrawn_in_the_round_that_sends_them_are_fenced(gatew
     os.kill(gateway.child.pid, signal.SIGSTOP)
     gateway.fill_together(*together(host, range(8)))
     for order in (2, 5):
-        gateway.send(RemoteWithdraw(host.link, order % 4, order))
+        gateway.send(WithdrawOrder(host.link, order % 4, order))
     os.kill(gateway.child.pid, signal.SIGCONT)
 
-    assert [gateway.hear(RemoteWithdrawn).order for _ in range(2)] == [2, 5]
-    assert [host.hear(HostFill).order for _ in range(8)] == list(range(8))
-    assert [host.hear(HostWithdraw).order for _ in range(2)] == [2, 5]
+    assert [gateway.hear(OrderWithdrawn).order for _ in range(2)] == [2, 5]
+    assert [host.hear(FillRows).order for _ in range(8)] == list(range(8))
+    assert [host.hear(WithdrawOrder).order for _ in range(2)] == [2, 5]
     page = random_rows(16)
     for order in range(8):
         host.answer(order, *frames_of(page, order, 1), worker=order % 4)
     ends = [gateway.hear_any() for _ in range(8)]
-    assert [one.order for one in ends if isinstance(one, RemoteSettled)] == [2, 5]
-    assert [one.order for one in ends if isinstance(one, RemoteFilled)] == [0, 1, 3, 4, 6, 7]
+    assert [one.order for one in ends if isinstance(one, OrderFilled)] == list(range(8))
     for row in range(8):
         kept = frames_of(bytearray(before), row, 1) if row in (2, 5) else frames_of(page, row, 1)
         assert slot.rows(row, 1) == kept
@@ -412,18 +402,18 @@ def test_a_link_that_ends_amid_the_orders_of_a_round_costs_the_others_nothing(ga
     host.hear(HostServe)
     before = slot.read()
     os.kill(gateway.child.pid, signal.SIGSTOP)
-    gateway.send(CloseLink(dead.link, "silence", is_final=False))
+    gateway.send(LinkClosed(dead.link, "silence", is_final=False))
     gateway.fill_together(*together(dead, range(4)), *together(host, range(4, 8)), *together(dead, range(8, 12)))
     os.kill(gateway.child.pid, signal.SIGCONT)
 
-    assert gateway.hear(LinkDown).link == dead.link
-    assert [host.hear(HostFill).order for _ in range(4)] == [4, 5, 6, 7]
+    assert gateway.hear(LinkClosed).link == dead.link
+    assert [host.hear(FillRows).order for _ in range(4)] == [4, 5, 6, 7]
     page = random_rows(16)
     for order in range(4):
         dead.claim(order, *frames_of(page, order, 1), worker=order)
     for order in range(4, 8):
         host.answer(order, *frames_of(page, order, 1), worker=order % 4)
-    assert [gateway.hear(RemoteFilled).order for _ in range(4)] == [4, 5, 6, 7]
+    assert [gateway.hear(OrderFilled).order for _ in range(4)] == [4, 5, 6, 7]
     assert slot.rows(4, 4) == frames_of(page, 4, 4)
     assert slot.rows(0, 4) == frames_of(bytearray(before), 0, 4)
 
@@ -431,45 +421,45 @@ def test_a_link_that_ends_amid_the_orders_of_a_round_costs_the_others_nothing(ga
 def test_a_withdrawal_that_crosses_its_rows_changes_nothing(gateway, host) -> None:
     """The order was complete, and the daemon knows that."""
     gateway.fill(host, 9, 0, 1)
-    host.hear(HostFill)
+    host.hear(FillRows)
     host.answer(9, *frames_of(random_rows(16), 0, 1))
-    gateway.hear(RemoteFilled)
-    gateway.send(RemoteWithdraw(host.link, 0, 9))
+    gateway.hear(OrderFilled)
+    gateway.send(WithdrawOrder(host.link, 0, 9))
     gateway.fill(host, 10, 0, 1)
-    host.hear(HostFill)
+    host.hear(FillRows)
     host.answer(10, *frames_of(random_rows(16), 0, 1))
-    assert gateway.hear(RemoteFilled).order == 10
+    assert gateway.hear(OrderFilled).order == 10
 
 
 def test_the_orders_of_a_dead_worker_are_over_before_the_daemon_hears_of_it(gateway, host, slot) -> None:
     """An order that the daemon gave meanwhile is dropped; other workers of the host continue."""
     before = slot.read()
     host.send(WorkerUp(host.link, 1, "libjpeg 3"))
-    gateway.hear(RemoteUp)
+    gateway.hear(WorkerUp)
     gateway.fill(host, 9, 0, 4)
-    host.hear(HostFill)
+    host.hear(FillRows)
     host.send(WorkerDown(host.link, 0, "signal 9 (SIGKILL)"))
-    assert gateway.hear(RemoteDown) == RemoteDown(host.link, 0, "signal 9 (SIGKILL)")
+    assert gateway.hear(WorkerDown) == WorkerDown(host.link, 0, "signal 9 (SIGKILL)")
     gateway.fill(host, 10, 0, 4)
     gateway.prove(host, 11, 0, 4)
-    gateway.send(RemoteWithdraw(host.link, 0, 9))
+    gateway.send(WithdrawOrder(host.link, 0, 9))
     gateway.fill(host, 12, 0, 4, worker=1)
-    assert host.hear(HostFill).order == 12
+    assert host.hear(FillRows).order == 12
     assert slot.read() == before
 
 
 def test_streams_and_slots_may_be_forgotten_while_withdrawn_orders_are_out(gateway, host, slot) -> None:
     """The rows of these orders arrive late, and complete them."""
     gateway.fill(host, 9, 0, 4)
-    gateway.send(RemoteWithdraw(host.link, 0, 9))
-    gateway.hear(RemoteWithdrawn)
+    gateway.send(WithdrawOrder(host.link, 0, 9))
+    gateway.hear(OrderWithdrawn)
     gateway.send(ForgetSlots([5]))
     gateway.send(ForgetStream(1))
     for _ in range(3):
         host.hear_all()
     before = slot.read()
     host.answer(9, *frames_of(random_rows(16), 0, 4))
-    gateway.hear(RemoteSettled)
+    gateway.hear(OrderFilled)
     assert slot.read() == before
 
 
@@ -481,14 +471,14 @@ def test_equal_rows_are_proved_and_nothing_is_written(gateway, host, slot) -> No
     page = random_rows(16)
     slot.put(page)
     gateway.prove(host, 9, 3, 5)
-    assert gateway.hear(ReferenceTaken) == ReferenceTaken(host.link, 0, 9)
-    assert host.hear(HostFill) == HostFill(host.link, 0, 9, 1, 0, 3, [[3, 5]])
+    assert gateway.hear(ReferenceCopied) == ReferenceCopied(host.link, 0, 9)
+    assert host.hear(FillRows) == FillRows(host.link, 0, 9, 1, 0, 3, [[3, 5]])
     later = random_rows(16, seed=5)
     slot.put(later)
 
     host.answer(9, *frames_of(page, 3, 5))
 
-    assert gateway.hear(RemoteProved) == RemoteProved(host.link, 0, 9, "", 0, is_hopeless=False)
+    assert gateway.hear(OrderProved) == OrderProved(host.link, 0, 9, "", 0, is_hopeless=False)
     assert slot.read() == bytes(later)
 
 
@@ -497,15 +487,15 @@ def test_other_rows_are_named_and_the_bad_samples_counted_that_explain_them(gate
     page = random_rows(16)
     slot.put(page)
     gateway.prove(host, 9, 3, 5)
-    gateway.hear(ReferenceTaken)
+    gateway.hear(ReferenceCopied)
     rows = frames_of(page, 3, 5)
     rows[0] = bytes([rows[0][0] ^ 2]) + rows[0][1:]
     host.answer(9, *rows, bad=[(6, "cat/6.jpg", "cut"), (7, "cat/7.jpg", "permission\ndenied")])
 
     text = "field 'image': 1 of 1,800,000 values differ, by 2 at most, in row 3 first"
     last_bad = "cat/7.jpg: permission?denied"
-    expected = RemoteProved(host.link, 0, 9, text, 2, is_hopeless=False, last_bad=last_bad)
-    assert gateway.hear(RemoteProved) == expected
+    expected = OrderProved(host.link, 0, 9, text, 2, is_hopeless=False, last_bad=last_bad)
+    assert gateway.hear(OrderProved) == expected
 
 
 def test_a_proof_beyond_the_orders_of_a_worker_is_sent_when_one_has_ended(gateway, host, slot) -> None:
@@ -514,32 +504,32 @@ def test_a_proof_beyond_the_orders_of_a_worker_is_sent_when_one_has_ended(gatewa
     slot.put(page)
     for number in range(ORDERS_MAX):
         gateway.fill(host, number, 0, 1)
-        host.hear(HostFill)
+        host.hear(FillRows)
     gateway.prove(host, 8, 3, 5)
     gateway.prove(host, 9, 3, 5)
     for _ in range(2):
-        gateway.hear(ReferenceTaken)
-    gateway.send(RemoteWithdraw(host.link, 0, 8))
-    assert gateway.hear(RemoteWithdrawn).order == gateway.hear(RemoteSettled).order == 8
+        gateway.hear(ReferenceCopied)
+    gateway.send(WithdrawOrder(host.link, 0, 8))
+    assert gateway.hear(OrderWithdrawn).order == gateway.hear(OrderFilled).order == 8
     assert not host.socket.poll(SILENT_MS)
 
     host.answer(2, *frames_of(page, 0, 1))
 
-    assert gateway.hear(RemoteFilled).order == 2
-    assert host.hear(HostFill).order == 9
+    assert gateway.hear(OrderFilled).order == 2
+    assert host.hear(FillRows).order == 9
     host.answer(9, *frames_of(page, 3, 5))
-    assert gateway.hear(RemoteProved).difference == ""
+    assert gateway.hear(OrderProved).difference == ""
 
 
 def test_rows_of_a_proof_that_was_not_sent_are_no_rows(gateway, host) -> None:
     """The worker host guessed the number of the proof."""
     for number in range(ORDERS_MAX):
         gateway.fill(host, number, 0, 1)
-        host.hear(HostFill)
+        host.hear(FillRows)
     gateway.prove(host, 9, 3, 5)
-    gateway.hear(ReferenceTaken)
+    gateway.hear(ReferenceCopied)
     host.claim(9, *frames_of(random_rows(16), 3, 5))
-    assert "6 too many" in gateway.hear(LinkDown).reason
+    assert "6 too many" in gateway.hear(LinkClosed).reason
 
 
 def test_a_worker_host_learns_of_another_time_limit(gateway, host) -> None:
@@ -551,24 +541,24 @@ def test_a_worker_host_learns_of_another_time_limit(gateway, host) -> None:
 def test_a_proof_can_be_withdrawn(gateway, host) -> None:
     """A proof can be withdrawn as any order."""
     gateway.prove(host, 9, 0, 1)
-    gateway.hear(ReferenceTaken)
-    gateway.send(RemoteWithdraw(host.link, 0, 9))
-    gateway.hear(RemoteWithdrawn)
+    gateway.hear(ReferenceCopied)
+    gateway.send(WithdrawOrder(host.link, 0, 9))
+    gateway.hear(OrderWithdrawn)
     host.answer(9, *frames_of(random_rows(16), 0, 1))
-    gateway.hear(RemoteSettled)
+    gateway.hear(OrderFilled)
 
 
 def test_a_proof_of_a_stream_that_is_forgotten_is_withdrawn(gateway, host) -> None:
     """The worker host sends no more rows of that stream, and the gateway does not blame it."""
     gateway.prove(host, 9, 0, 1)
-    gateway.hear(ReferenceTaken)
-    host.hear(HostFill)
+    gateway.hear(ReferenceCopied)
+    host.hear(FillRows)
     gateway.send(ForgetStream(1))
-    assert gateway.hear(RemoteWithdrawn) == RemoteWithdrawn(host.link, 0, 9)
-    assert host.hear(HostWithdraw) == HostWithdraw(host.link, 0, 9)
+    assert gateway.hear(OrderWithdrawn) == OrderWithdrawn(host.link, 0, 9)
+    assert host.hear(WithdrawOrder) == WithdrawOrder(host.link, 0, 9)
     assert host.hear(HostForget) == HostForget(host.link, 1)
     host.answer(9)
-    assert gateway.hear(RemoteSettled) == RemoteSettled(host.link, 0, 9)
+    assert gateway.hear(OrderFilled).order == 9
 
 
 # --- indexes --------------------------------------------------------------------------------------
@@ -601,34 +591,34 @@ def test_an_index_comes_in_parts_a_few_at_a_time(gateway) -> None:
 def test_a_leaving_worker_host_finishes_what_it_has(gateway, host, slot) -> None:
     """The daemon gets one message, so that it gives no further order."""
     gateway.fill(host, 9, 0, 1)
-    host.send(Leaving(host.link))
-    host.send(Leaving(host.link))
+    host.send(HostLeaves(host.link))
+    host.send(HostLeaves(host.link))
     host.answer(9, *frames_of(random_rows(16), 0, 1))
     host.send(WorkerDown(host.link, 0, "exit status 0"))
     messages = [gateway.hear_any() for _ in range(3)]
-    assert LinkLeaving(host.link) in messages
-    assert [type(message) for message in messages if not isinstance(message, LinkLeaving)] == [RemoteFilled, RemoteDown]
+    assert HostLeaves(host.link) in messages
+    assert [type(message) for message in messages if not isinstance(message, HostLeaves)] == [OrderFilled, WorkerDown]
     assert slot.rows(0, 1) == frames_of(random_rows(16), 0, 1)
     host.close()
-    assert gateway.hear(LinkDown) == LinkDown(host.link, "its connection ended")
+    assert gateway.hear(LinkClosed) == LinkClosed(host.link, "its connection ended", is_final=False)
 
 
 def test_a_link_ends_with_its_connection_and_all_its_orders(gateway, host) -> None:
     """The gateway does not reuse the number of the link."""
     gateway.fill(host, 9, 0, 1)
-    host.hear(HostFill)
+    host.hear(FillRows)
     host.close()
-    assert gateway.hear(LinkDown) == LinkDown(host.link, "its connection ended")
+    assert gateway.hear(LinkClosed) == LinkClosed(host.link, "its connection ended", is_final=False)
     again = gateway.linked()
     assert again.link == host.link + 1
 
 
 def test_the_daemon_ends_a_link_with_a_reason(gateway, host) -> None:
     """The worker host may register again, unless the end is final."""
-    gateway.send(CloseLink(host.link, "other pixels", is_final=True))
-    assert gateway.hear(LinkDown) == LinkDown(host.link, "other pixels")
+    gateway.send(LinkClosed(host.link, "other pixels", is_final=True))
+    assert gateway.hear(LinkClosed) == LinkClosed(host.link, "other pixels", is_final=True)
     assert host.hear(LinkClosed) == LinkClosed(host.link, "other pixels", is_final=True)
-    gateway.send(CloseLink(host.link, "other pixels", is_final=True))
+    gateway.send(LinkClosed(host.link, "other pixels", is_final=True))
     assert isinstance(host.register(), Admitted)
 
 
@@ -636,23 +626,23 @@ def test_a_worker_host_that_was_taken_for_dead_is_told_so(gateway, host, slot) -
     """Late rows over any connection are dropped, and the new link stays."""
     before = slot.read()
     gateway.fill(host, 9, 0, 4)
-    host.hear(HostFill)
+    host.hear(FillRows)
     former = host.link
-    gateway.send(CloseLink(former, "silence", is_final=False))
+    gateway.send(LinkClosed(former, "silence", is_final=False))
     host.hear(LinkClosed)
-    gateway.hear(LinkDown)
+    gateway.hear(LinkClosed)
     rows = frames_of(random_rows(16), 0, 4)
     host.answer(9, *rows)
     assert host.hear(LinkClosed).link == former
     assert isinstance(host.register(), Admitted)
     new, host.link = host.link, former
-    gateway.hear(LinkUp)
+    gateway.hear(LinkBegun)
     host.hear(HostServe)
     host.answer(9, *rows)
     assert host.hear(LinkClosed).link == former
     host.link = new
     host.send(WorkerUp(new, 0, ""))
-    assert gateway.hear(RemoteUp).link == new
+    assert gateway.hear(WorkerUp).link == new
     assert slot.read() == before
 
 
@@ -671,12 +661,12 @@ def test_a_stopped_daemon_loses_nothing_that_the_gateway_has_to_say(gateway) -> 
     for order, (host, worker) in enumerate(places):
         gateway.fill(host, order, 0, 1, worker=worker)
     for host, _worker in places:
-        while not isinstance(host.hear_all()[0], HostFill):
+        while not isinstance(host.hear_all()[0], FillRows):
             pass
     rows = frames_of(random_rows(16), 0, 1)
     for order, (host, worker) in enumerate(places):
         host.answer(order, *rows, worker=worker, bad=[(1, "p" * 250, "r" * 1500)] * 64)
-    filled = [gateway.hear(RemoteFilled) for _ in places]
+    filled = [gateway.hear(OrderFilled) for _ in places]
     assert sorted(one.order for one in filled) == list(range(len(places)))
     assert all(len(one.bad) == 64 for one in filled)
 
@@ -719,13 +709,13 @@ def test_a_gateway_that_is_killed_amid_the_results_of_a_round_has_reported_whole
         host.hear(HostServe)
         gateway.fill_together(*together(host, range(8)))
         for _order in range(8):
-            host.hear(HostFill)
+            host.hear(FillRows)
         for order in range(8):
             host.answer(order, *frames_of(page, order, 1), worker=order % 4)
         filled = []
         with suppress(ChannelClosed):
             while True:
-                filled.append(gateway.hear(RemoteFilled).order)
+                filled.append(gateway.hear(OrderFilled).order)
         assert gateway.child.reap() == -signal.SIGKILL
     assert filled == list(range(len(filled)))
     assert len(filled) < 5

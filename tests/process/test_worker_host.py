@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from batchd import __version__
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import HostLeaves, OrderFilled, StreamOpened, StreamRefused, WorkerDown, WorkerUp
 from batchd.core.rows import rows_of
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.messages import (
@@ -18,21 +20,14 @@ from batchd.pool.messages import (
     LINK_VERSION,
     ORDERS_MAX,
     AskIndex,
-    CannotOpen,
-    HostFill,
-    HostFilled,
+    FillRows,
     HostForget,
     HostLimits,
-    HostOpened,
     HostQuarantine,
     HostStorage,
-    HostWithdraw,
-    Leaving,
     Moved,
     Register,
     Rejected,
-    WorkerDown,
-    WorkerUp,
 )
 from batchd.runtime.keys import KeyDirectory
 from batchd.worker.supervisor import WorkerProcesses
@@ -269,7 +264,7 @@ def test_shards_of_another_time_are_not_the_daemons(gateway, start_host, opened,
     gateway.serve(stream)
     gateway.send_parts()
 
-    reason = gateway.expect(CannotOpen).reason
+    reason = gateway.expect(StreamRefused).reason
 
     assert "train-01.tar is not the file that the daemon reads" in reason
     assert "rsync -a" in reason
@@ -286,7 +281,7 @@ def test_missing_data_is_named_with_the_option_that_helps(gateway, start_host, o
     gateway.serve(missing)
     gateway.opened(there)
 
-    refused = gateway.expect(CannotOpen)
+    refused = gateway.expect(StreamRefused)
 
     assert refused.stream == missing.number
     assert f"there is no {tmp_path / 'gone'} on this host" in refused.reason
@@ -319,7 +314,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     (here / "my_steps.py").write_text("def fn(sample, rng):\n    return {'image': sample['image']}\n")
     gateway.serve(stream)
     gateway.send_parts()
-    assert f"{here / 'my_steps.py'} has other content than the daemon's" in gateway.expect(CannotOpen).reason
+    assert f"{here / 'my_steps.py'} has other content than the daemon's" in gateway.expect(StreamRefused).reason
     changed = served(write_settings(tmp_path / "call.toml", {"photos": keys}, {**daemon, "python_path": [str(here)]}))
     request.addfinalizer(changed.close)
     gateway.opened(changed)
@@ -330,7 +325,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     (here / "my_steps.py").unlink()
     gateway.serve(stream)
     gateway.send_parts()
-    assert "--map FROM=TO" in gateway.expect(CannotOpen).reason
+    assert "--map FROM=TO" in gateway.expect(StreamRefused).reason
 
 
 # --- indexes --------------------------------------------------------------------------------------
@@ -357,7 +352,7 @@ def test_an_index_is_kept_for_the_next_start(gateway, start_host, long_index) ->
         gateway.serve(stream)
         parts = -(-len(index_of(stream)) // INDEX_PART_BYTES)
         assert gateway.send_parts() == (0 if starts else parts)
-        assert gateway.expect(HostOpened).stream == stream.number
+        assert gateway.expect(StreamOpened).stream == stream.number
         assert same_rows(gateway.fill(stream, 0, 1000, 0, 8), expected, 0, 1000, 0, 8)
         host.close()
         gateway.close()
@@ -396,7 +391,7 @@ def test_an_index_that_is_interrupted_goes_on_where_it_was(gateway, start_host, 
     gateway.serve(stream)
 
     assert gateway.send_parts() == -(-len(index_of(stream)) // INDEX_PART_BYTES) - 2
-    assert gateway.expect(HostOpened).stream == stream.number
+    assert gateway.expect(StreamOpened).stream == stream.number
     assert same_rows(gateway.fill(stream, 0, 7, 0, 8), expected, 0, 7, 0, 8)
 
 
@@ -412,7 +407,7 @@ def test_a_damaged_index_on_disk_is_received_again(gateway, start_host, stream) 
         gateway.serve(stream)
 
         assert gateway.send_parts() == 1
-        assert gateway.expect(HostOpened).stream == stream.number
+        assert gateway.expect(StreamOpened).stream == stream.number
         assert gateway.fill(stream, 0, 0, 0, 8).arrays is not None
         assert file.read_bytes() == content
         assert "a kept index cannot be used" in host.log
@@ -433,13 +428,13 @@ def test_withdrawn_orders_are_not_begun_or_their_rows_not_sent(gateway, start_ho
     stop_worker(pid)
     orders = [gateway.order(stream, 0, step, 0, 8) for step in range(4)]
     for order in (orders[0], orders[2], orders[3]):
-        gateway.send(HostWithdraw(gateway.link, worker, order.order))
+        gateway.send(WithdrawOrder(gateway.link, worker, order.order))
 
     for order in orders[2:]:
         rows = gateway.rows(order)
         assert rows.arrays is None
         assert rows.answer.work[0] == 0
-    assert not gateway.hears(HostFilled, 0.3)
+    assert not gateway.hears(OrderFilled, 0.3)
     os.kill(pid, signal.SIGCONT)
     assert gateway.rows(orders[0]).arrays is None
     assert gateway.rows(orders[1]).arrays is not None
@@ -453,7 +448,7 @@ def test_withdrawing_what_is_over_does_nothing(gateway, start_host, stream) -> N
     order = gateway.order(stream, 0, 0, 0, 8)
     assert gateway.rows(order).arrays is not None
 
-    gateway.send(HostWithdraw(gateway.link, order.worker, order.order))
+    gateway.send(WithdrawOrder(gateway.link, order.worker, order.order))
 
     assert gateway.fill(stream, 0, 1, 0, 8).arrays is not None
 
@@ -478,7 +473,7 @@ def test_a_killed_worker_is_reported_and_another_one_started(gateway, start_host
     gateway.workers.discard(first)
     assert gateway.a_worker() > first
     assert same_rows(gateway.fill(stream, 0, 0, 0, 8), expected, 0, 0, 0, 8)
-    assert not gateway.hears(HostFilled, 0.2)
+    assert not gateway.hears(OrderFilled, 0.2)
 
 
 def test_an_order_for_a_worker_that_is_gone_is_over(gateway, start_host, stream) -> None:
@@ -528,7 +523,7 @@ def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opene
     gateway.admit()
     gateway.serve(stream, quarantined=(first,))
     gateway.send_parts()
-    gateway.expect(HostOpened)
+    gateway.expect(StreamOpened)
 
     assert [one[0] for one in gateway.fill(stream, 0, 0, 0, 8).answer.bad] == [first]
     gateway.send(HostQuarantine(gateway.link, stream.number, [second]))
@@ -580,14 +575,14 @@ def test_a_gateway_that_comes_back_finds_everything_as_it_was(gateway, start_hos
     gateway.open()
     gateway.admit()
     gateway.serve(stream)
-    assert gateway.expect(HostOpened).stream == stream.number
+    assert gateway.expect(StreamOpened).stream == stream.number
     os.kill(pid, signal.SIGCONT)
 
     order = gateway.order(stream, 2, 1, 0, 8)
 
     assert same_rows(gateway.rows(order), expected, 2, 1, 0, 8)
     assert host.worker_pids() == {pid}
-    assert not gateway.hears(HostFilled, 0.2)
+    assert not gateway.hears(OrderFilled, 0.2)
 
 
 def test_another_daemon_at_the_address_is_served_its_own_streams(gateway, start_host, opened, photos, tmp_path) -> None:
@@ -623,7 +618,7 @@ def test_an_order_that_cannot_be_ends_the_link(gateway, start_host, stream) -> N
         gateway.fill(stream, 0, 0, 0, 1)
         stop_worker(*host.worker_pids())
         for order in range(100, 100 + orders):
-            gateway.send(HostFill(gateway.link, worker, order, number, 0, 0, runs))
+            gateway.send(FillRows(gateway.link, worker, order, number, 0, 0, runs))
         wait_until(lambda: host.log.count("an invalid order") == ended, "the worker host ends the link")  # noqa: B023
         for pid in host.worker_pids():
             os.kill(pid, signal.SIGCONT)
@@ -636,10 +631,10 @@ def test_messages_of_a_former_link_are_ignored(gateway, start_host, stream) -> N
     gateway.opened(stream)
     worker = gateway.a_worker()
 
-    gateway.send(HostFill(gateway.link + 7, worker, 1, stream.number, 0, 0, [(0, 8)]))
+    gateway.send(FillRows(gateway.link + 7, worker, 1, stream.number, 0, 0, [(0, 8)]))
     gateway.send(HostForget(gateway.link + 7, stream.number))
 
-    assert not gateway.hears(HostFilled, 0.3)
+    assert not gateway.hears(OrderFilled, 0.3)
     assert gateway.fill(stream, 0, 0, 0, 8).arrays is not None
 
 
@@ -773,7 +768,7 @@ def test_a_signal_finishes_the_orders_in_hand(gateway, start_host, opened, photo
     orders = [gateway.order(stream, 0, step, 0, 8) for step in range(4)]
     gateway.pump(0.3)
     host.send(number)
-    gateway.expect(Leaving)
+    gateway.expect(HostLeaves)
     os.kill(pid, signal.SIGCONT)
 
     for step, order in enumerate(orders):
@@ -790,7 +785,7 @@ def test_a_leaving_worker_host_does_not_wait_for_a_gateway_that_hangs(gateway, s
     gateway.opened(stream)
     gateway.fill(stream, 0, 0, 0, 1)
     host.send(signal.SIGTERM)
-    gateway.expect(Leaving)
+    gateway.expect(HostLeaves)
 
     assert host.wait() == 0
 
@@ -803,10 +798,10 @@ def test_a_second_signal_ends_at_once(gateway, start_host, stream) -> None:
     gateway.fill(stream, 0, 0, 0, 1)
     stop_worker(*host.worker_pids())
     third = [gateway.order(stream, 0, 0, 0, 8) for _ in range(3)][-1]
-    gateway.send(HostWithdraw(gateway.link, third.worker, third.order))
+    gateway.send(WithdrawOrder(gateway.link, third.worker, third.order))
     assert gateway.rows(third).arrays is None, "the last worker has no process yet, and the host has the others"
     host.send(signal.SIGINT)
-    gateway.expect(Leaving)
+    gateway.expect(HostLeaves)
     host.send(signal.SIGINT)
 
     assert host.wait(gateway) == 0

@@ -22,7 +22,7 @@ from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import buckets_of
 from batchd.core.course import Share
 from batchd.core.epochs import planned
-from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind
+from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind, remote_number
 from batchd.core.links import PROOF_ROWS, LinkRules
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
@@ -154,6 +154,11 @@ class Trainer:
 
 NEVER_SEEN = 1 << 60
 """A sequence beyond all used ones."""
+
+
+def _named(number: int) -> tuple[int, int]:
+    """The link of a remote worker, and its number there."""
+    return divmod(number, REMOTE_NUMBERS)
 
 
 class World:
@@ -370,7 +375,7 @@ class World:
         link = len(self._links_seen) + 1
         self._links_seen.add(link)
         self.links[link] = ModelLink()
-        self.do(ev.LinkBegun(link, name or f"pod-{link}", workers))
+        self.do(ev.LinkBegun(link, name or f"pod-{link}", "node", "", 7, workers, "x86_64", "1.2.3"))
         for stream in list(self.serving):
             self.opens(link, stream)
         for _ in range(workers):
@@ -384,10 +389,10 @@ class World:
 
     def joins(self, link: int, *, at_first: bool = False) -> int:
         """A worker of a worker host is ready. See ``host_joins``."""
-        number = REMOTE_NUMBERS + len(self._workers_seen)
+        number = remote_number(link, len(self._workers_seen))
         self._workers_seen.add(number)
         self.workers[number] = ModelWorker(ready=True, link=link)
-        self.do(ev.WorkerJoined(number, link))
+        self.do(ev.WorkerUp(*_named(number), "libjpeg 3"))
         if not at_first:
             fleet = self.state.fleet
             window = fleet.windows.by_link[link]
@@ -405,9 +410,9 @@ class World:
     def host_dies(self, link: int) -> None:
         """The connection of a worker host ends: the gateway drops all its orders."""
         for number in [number for number, worker in self.workers.items() if worker.link == link]:
-            self.kill(number)
+            del self.workers[number]
         del self.links[link]
-        self.do(ev.LinkEnded(link))
+        self.do(ev.LinkClosed(link, "its connection ended", is_final=False))
 
     def remote_fill(
         self, number: int, bad: tuple[int, ...] = (), *, hopeless: bool = False, busy_us: int = 1000
@@ -424,9 +429,8 @@ class World:
             else:
                 slot.rows.add((order.position, row))
         reported = [(sample, f"{sample}.jpg", "is no image") for sample in samples if sample in bad]
-        return self.do(
-            ev.ChunkDone(number, (order.order,), work(busy_us), reported, "no such file" if hopeless else "")
-        )
+        why = "no such file" if hopeless else ""
+        return self.do(ev.OrderFilled(*_named(number), order.order, work(busy_us), reported, why))
 
     def compare(
         self, number: int, difference: str = "", *, bad_rows: int = 0, is_hopeless: bool = False
@@ -439,7 +443,7 @@ class World:
         if not difference:
             self.links[worker.link].equal_rows[proof.stream] += len(proof.rows)
         last_bad = "7.jpg: is no image" if bad_rows else ""
-        return self.do(ev.ChunkProved(number, proof.order, difference, bad_rows, is_hopeless, last_bad))
+        return self.do(ev.OrderProved(*_named(number), proof.order, difference, bad_rows, is_hopeless, last_bad))
 
     def take_reference(self, number: int) -> list[act.Action]:
         """The gateway has copied the rows that it will compare."""
@@ -447,7 +451,7 @@ class World:
         at = next(at for at, proof in enumerate(worker.proofs) if proof.slot)
         proof = worker.proofs[at]
         worker.proofs[at] = act.ProveChunk(proof.worker, proof.order, proof.stream, 0, proof.position, proof.rows)
-        return self.do(ev.ReferenceCopied(number, proof.order))
+        return self.do(ev.ReferenceCopied(*_named(number), proof.order))
 
     def give_back(self, number: int) -> list[act.Action]:
         """The gateway writes no row of an order that the daemon wants back."""
@@ -456,11 +460,12 @@ class World:
         worker.orders = [one for one in worker.orders if one.order != order]
         worker.proofs = [one for one in worker.proofs if one.order != order]
         worker.unsettled.append(order)
-        return self.do(ev.OrderWithdrawn(number, order))
+        return self.do(ev.OrderWithdrawn(*_named(number), order))
 
     def settle(self, number: int) -> list[act.Action]:
         """A remote worker has finished an order that was withdrawn from it."""
-        return self.do(ev.OrderSettled(number, self.workers[number].unsettled.pop(0)))
+        order = self.workers[number].unsettled.pop(0)
+        return self.do(ev.OrderFilled(*_named(number), order, work(0), [], ""))
 
     def _perform_ProveChunk(self, proof: act.ProveChunk) -> None:  # noqa: N802  named after the action
         worker, slot = self.workers[proof.worker], self.slots[proof.slot]
@@ -477,8 +482,7 @@ class World:
         worker.proofs.append(proof)
 
     def _perform_WithdrawOrder(self, action: act.WithdrawOrder) -> None:  # noqa: N802
-        worker = self.workers[action.worker]
-        assert worker.link, "an order of a local worker is withdrawn"
+        worker = self.workers[remote_number(action.link, action.worker)]
         assert action.order not in worker.withdrawing, "an order is withdrawn twice"
         assert action.order in {one.order for one in (*worker.orders, *worker.proofs)}
         worker.withdrawing.append(action.order)
@@ -530,8 +534,10 @@ class World:
 
     def kill(self, number: int, note: ev.Note | None = None, **why: bool) -> list[act.Action]:
         """A worker dies, by itself or for ``why``: ``from_outside``, ``out_of_memory``."""
-        del self.workers[number]
+        worker = self.workers.pop(number)
         how = "signal 9 (SIGKILL)" if any(why.values()) else "signal 11 (SIGSEGV)"
+        if worker.link:
+            return self.do(ev.WorkerDown(*_named(number), how))
         return self.do(ev.WorkerGone(number, how, note, **why))
 
     def kill_at(self, number: int, row: int, **why: bool) -> list[act.Action]:

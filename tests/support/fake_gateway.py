@@ -19,6 +19,7 @@ import numpy as np
 import zmq
 
 from batchd.config.load import load_config
+from batchd.core.events import LinkClosed, OrderFilled, StreamOpened, StreamRefused, WorkerUp
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.pool.messages import (
@@ -27,15 +28,10 @@ from batchd.pool.messages import (
     TO_GATEWAY_FROM_HOST,
     Admitted,
     AskIndex,
-    CannotOpen,
-    HostFill,
-    HostFilled,
-    HostOpened,
+    FillRows,
     HostServe,
     IndexPart,
-    LinkClosed,
     Register,
-    WorkerUp,
 )
 from batchd.runtime.keys import KeyDirectory
 from batchd.runtime.tcp.router import RouterLimits, TcpRouter
@@ -77,7 +73,7 @@ class Rows:
     ``wrong``: rows that differ from their checksums.
     """
 
-    answer: HostFilled
+    answer: OrderFilled
     arrays: dict[str, np.ndarray] | None
     wrong: list[int]
 
@@ -195,7 +191,7 @@ class FakeGateway:
         """Send at most this many requested parts of an index, until one index is opened."""
         for sent in range(most):
             while not self.hears(AskIndex, 0.1):
-                if any(isinstance(one, HostOpened | CannotOpen) for one, _ in self._queue):
+                if any(isinstance(one, StreamOpened | StreamRefused) for one, _ in self._queue):
                     return sent
             asked = self.expect(AskIndex)
             part = self._indexes[asked.digest][asked.offset : asked.offset + INDEX_PART_BYTES]
@@ -206,7 +202,7 @@ class FakeGateway:
         """Announce a stream, send its index on request, and wait until it is open."""
         self.serve(stream)
         self.send_parts()
-        assert self.expect(HostOpened).stream == stream.number
+        assert self.expect(StreamOpened).stream == stream.number
 
     def a_worker(self) -> int:
         """A worker that takes orders."""
@@ -214,22 +210,22 @@ class FakeGateway:
             self._pump(0.1)
         return min(self.workers)
 
-    def order(self, stream: ServedStream, epoch: int, step: int, first: int, count: int, worker: int = 0) -> HostFill:
+    def order(self, stream: ServedStream, epoch: int, step: int, first: int, count: int, worker: int = 0) -> FillRows:
         """Order rows from this worker, or from any worker."""
         return self.order_runs(stream, epoch, step, [(first, count)], worker)
 
     def order_runs(
         self, stream: ServedStream, epoch: int, step: int, runs: list[tuple[int, int]], worker: int = 0
-    ) -> HostFill:
+    ) -> FillRows:
         """Order rows with gaps."""
         self._orders += 1
-        fill = HostFill(self.link, worker or self.a_worker(), self._orders, stream.number, epoch, step, runs)
+        fill = FillRows(self.link, worker or self.a_worker(), self._orders, stream.number, epoch, step, runs)
         self.send(fill)
         return fill
 
-    def rows(self, fill: HostFill) -> Rows:
+    def rows(self, fill: FillRows) -> Rows:
         """Return the answer to an order; no other answer may precede it."""
-        answer = self.expect(HostFilled)
+        answer = self.expect(OrderFilled)
         assert (answer.link, answer.worker, answer.order) == (self.link, fill.worker, fill.order)
         if not self.frames:
             return Rows(answer, None, [])
@@ -243,7 +239,7 @@ class FakeGateway:
         """Close the link."""
         self.send(LinkClosed(self.link, reason, is_final))
 
-    def _rows(self, answer: HostFilled, layout: SlotLayout, count: int) -> Rows:
+    def _rows(self, answer: OrderFilled, layout: SlotLayout, count: int) -> Rows:
         spans = list(pieces(layout, 0, count, ROW_FRAME_BYTES))
         assert [len(frame) for frame in self.frames] == [end - start for start, end in spans]
         page = bytearray(layout.slot_bytes)

@@ -19,27 +19,21 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import zmq
 
+from batchd.core.events import LinkBegun, OrderFilled, WorkerUp
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.gateway_messages import (
-    TO_DAEMON_FROM_GATEWAY,
-    GatewayReady,
-    LinkTraffic,
-    LinkUp,
-    PoolRules,
-    RemoteFill,
-    RemoteProve,
-    RemoteUp,
-)
 from batchd.pool.messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,
+    TO_DAEMON_FROM_GATEWAY,
     TO_HOST,
     Admitted,
-    HostFill,
-    HostFilled,
+    FillRows,
+    GatewayReady,
+    LinkTraffic,
+    PoolRules,
     Register,
-    WorkerUp,
+    SlotOrder,
 )
 from batchd.pool.together import Together, messages_in
 from batchd.runtime.children import start_linked
@@ -68,6 +62,11 @@ M = TypeVar("M", bound=Message)
 def serve_message(stream: int = 1, name: str = "photos", layout: SlotLayout = LAYOUT) -> ServeStream:
     """A stream, as the daemon announces it to a gateway."""
     return ServeStream(stream, name, RECIPE, 1000, 16, True, "substitute", (1, 2, 3), layout.to_wire(), "off", {})
+
+
+def slot_order(fill: FillRows, slot: int = 5, *, is_proof: bool = False) -> SlotOrder:
+    """An order, as the daemon gives it to a gateway."""
+    return SlotOrder(fill.encode(), slot, is_proof)
 
 
 def index_descriptor(content: bytes) -> int:
@@ -148,7 +147,7 @@ class WorkerHost:
             self.together.append(len(received.messages))
         for message in messages_in(received, TO_HOST):
             self._heard.append((message, frames))
-            if isinstance(message, HostFill):
+            if isinstance(message, FillRows):
                 self._ordered.add((message.worker, message.order))
 
     def hear(self, kind: type[M]) -> M:
@@ -189,7 +188,7 @@ class WorkerHost:
     def claim(self, order: int, *frames: bytes, worker: int = 0, **differently: Any) -> None:
         """Report that an order is finished, even if the host has no such order."""
         said = {"work": NO_WORK, "bad": [], "hopeless": "", **differently}
-        self.send(HostFilled(self.link, worker, order, **said), *frames)
+        self.send(OrderFilled(self.link, worker, order, **said), *frames)
 
     def close(self) -> None:
         """End the connection."""
@@ -309,23 +308,23 @@ class GatewayProcess:
         host = self.host(key, source)
         answer = host.register()
         assert isinstance(answer, Admitted), answer
-        self.hear_of(host.link, LinkUp)
+        self.hear_of(host.link, LinkBegun)
         for worker in range(workers):
             host.send(WorkerUp(host.link, worker, "libjpeg 3"))
-            assert self.hear_of(host.link, RemoteUp) == RemoteUp(host.link, worker, "libjpeg 3")
+            assert self.hear_of(host.link, WorkerUp) == WorkerUp(host.link, worker, "libjpeg 3")
         return host
 
     def fill(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5, worker: int = 0) -> None:
         """Send an order."""
-        self.send(RemoteFill(host.link, worker, order, 1, slot, 0, 3, [(first, count)]))
+        self.send(slot_order(FillRows(host.link, worker, order, 1, 0, 3, [(first, count)]), slot))
 
-    def fill_together(self, *orders: RemoteFill) -> None:
+    def fill_together(self, *fills: FillRows) -> None:
         """Send orders as the daemon sends those of one round of its loop."""
-        self.send(Together([order.encode() for order in orders]))
+        self.send(Together([slot_order(fill).encode() for fill in fills]))
 
     def prove(self, host: WorkerHost, order: int, first: int, count: int, slot: int = 5) -> None:
         """Send an order whose rows are compared."""
-        self.send(RemoteProve(host.link, 0, order, 1, slot, 0, 3, [(first, count)]))
+        self.send(slot_order(FillRows(host.link, 0, order, 1, 0, 3, [(first, count)]), slot, is_proof=True))
 
     def has_ended(self) -> bool:
         """Whether the channel ends with the next read."""

@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 import zmq
 
+from batchd.core.events import LinkClosed
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway.links import ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
-from batchd.pool.messages import LINK_VERSION, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
+from batchd.pool.messages import LINK_VERSION, TO_HOST, Admitted, Moved, Register, Rejected
 from batchd.runtime.limits import HandshakeRate
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
@@ -37,8 +38,8 @@ class Events:
     def heard(self, link: Link, message: Message, _rows: list[memoryview]) -> None:
         self.told.append(("heard", link.number, type(message).__name__))
 
-    def ended(self, link: Link, reason: str) -> None:
-        self.told.append(("ended", link.number, reason))
+    def ended(self, link: Link, closed: LinkClosed) -> None:
+        self.told.append(("ended", link.number, closed.reason))
 
 
 @pytest.fixture

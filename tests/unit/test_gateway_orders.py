@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from batchd.pool.gateway.orders import REPORT_BYTES, OrderTable, RemoteOrder
 from batchd.pool.gateway.rows import places_of
 from batchd.pool.gateway.streams import HostStream, IndexMemory
-from batchd.pool.messages import ORDERS_MAX, HostFill
+from batchd.pool.messages import ORDERS_MAX, FillRows
 from support.gateways import LAYOUT, serve_message
 
 LINKS, WORKERS = (11, 12), (0, 1)
@@ -28,7 +28,7 @@ def table() -> OrderTable:
 
 def order(link=11, worker=0, number=1, memory=True) -> RemoteOrder:
     places = places_of(LAYOUT, [(0, 2)])
-    message = HostFill(link, worker, number, STREAM.number, 0, 0, [(0, 2)])
+    message = FillRows(link, worker, number, STREAM.number, 0, 0, [(0, 2)])
     return RemoteOrder(
         link, worker, number, STREAM, range(2), places, message, memoryview(bytearray(8)) if memory else None
     )

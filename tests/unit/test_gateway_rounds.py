@@ -22,23 +22,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from structlog.testing import capture_logs
 
+from batchd.core import events as ev
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import OrderFilled, WorkerDown, WorkerUp
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway.links import Link
 from batchd.pool.gateway.loop import Gateway
 from batchd.pool.gateway_child import GatewayChild
-from batchd.pool.messages import (
-    LINK_VERSION,
-    ROW_FRAME_BYTES,
-    TO_HOST,
-    HostFill,
-    HostFilled,
-    HostWithdraw,
-    Register,
-    WorkerDown,
-    WorkerUp,
-)
+from batchd.pool.messages import LINK_VERSION, ROW_FRAME_BYTES, TO_GATEWAY, TO_HOST, FillRows, LinkTraffic, Register
 from batchd.pool.together import Together, messages_in
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.tcp.connections import Connection
@@ -46,7 +38,7 @@ from batchd.worker.messages import UseSlot
 from batchd_wire.channel import SEND_BUFFER_BYTES, receive_message
 from batchd_wire.codec import Message
 from batchd_wire.fields import Field, place_fields
-from support.gateways import index_descriptor, serve_message
+from support.gateways import index_descriptor, serve_message, slot_order
 
 ROWS = 512
 LAYOUT = place_fields((Field("label", "int64", ()),), ROWS)
@@ -120,13 +112,13 @@ class Sides:
     def give(self, *key: int) -> None:
         """Give an order."""
         link, worker, number = key
-        self.daemon.fill(wire.RemoteFill(link, worker, number, 1, 5, 0, 3, [(number, 1)]))
+        self.daemon.fill(slot_order(FillRows(link, worker, number, 1, 0, 3, [(number, 1)])))
 
     def answer(self, *key: int, has_rows: bool = True) -> None:
         """Let a worker host report an order; its row has the number of the order."""
         link = self.gateway.hosts.links.by_number[key[0]]
         rows = [memoryview(key[2].to_bytes(8, "little"))] if has_rows else []
-        self.gateway.heard(link, HostFilled(*key, NO_WORK, [], ""), rows)
+        self.gateway.heard(link, OrderFilled(*key, NO_WORK, [], ""), rows)
 
     def row(self, number: int) -> int:
         """What the slot has in a row."""
@@ -165,15 +157,15 @@ def test_orders_and_results_of_a_round_are_one_message_each(sides) -> None:
     for number in range(3):
         sides.give(11, 0, number)
     with pytest.raises(BlockingIOError):
-        receive_message(sides.channel, wire.TO_GATEWAY)
+        receive_message(sides.channel, TO_GATEWAY)
     sides.daemon.flush()
-    orders, _none = receive_message(sides.channel, wire.TO_GATEWAY)
+    orders, _none = receive_message(sides.channel, TO_GATEWAY)
     assert isinstance(orders, Together)
-    for order in messages_in(orders, wire.TO_GATEWAY):
-        sides.gateway._fill(cast("Any", order))
+    for order in messages_in(orders, TO_GATEWAY):
+        sides.gateway._order(cast("Any", order))
     assert sides.at_hosts[11] == []
     sides.gateway.hosts.flush()
-    assert [type(message) for message in sides.at_hosts[11]] == [HostFill] * 3
+    assert [type(message) for message in sides.at_hosts[11]] == [FillRows] * 3
 
     for number in range(3):
         sides.answer(11, 0, number)
@@ -182,7 +174,7 @@ def test_orders_and_results_of_a_round_are_one_message_each(sides) -> None:
     sides.end_round_of_gateway()
     sides.daemon._receive()
     assert [(type(message), message.order) for message in sides.heard_all] == [
-        (wire.RemoteFilled, number) for number in range(3)
+        (ev.OrderFilled, number) for number in range(3)
     ]
 
 
@@ -190,12 +182,13 @@ def test_a_withdrawal_overtakes_no_order(sides) -> None:
     """The order is in a message that was not sent yet, of the daemon and then of the gateway."""
     for number in range(2):
         sides.give(11, 0, number)
-    sides.daemon.withdraw(wire.RemoteWithdraw(11, 0, 1))
+    sides.daemon.withdraw(WithdrawOrder(11, 0, 1))
     sides.gateway._read_daemon()
-    assert [type(message) for message in sides.at_hosts[11]] == [HostFill, HostFill, HostWithdraw]
+    assert [type(message) for message in sides.at_hosts[11]] == [FillRows, FillRows, WithdrawOrder]
     sides.answer(11, 0, 1)
+    sides.end_round_of_gateway()
     sides.daemon._receive()
-    assert [type(message) for message in sides.heard_all] == [wire.RemoteWithdrawn, wire.RemoteSettled]
+    assert [type(message) for message in sides.heard_all] == [ev.OrderWithdrawn, ev.OrderFilled]
     assert sides.row(1) == 0
 
 
@@ -212,12 +205,12 @@ def test_results_come_before_the_end_of_their_worker_and_of_their_link(sides) ->
     sides.gateway.hosts.end(link, "its connection ended")
     sides.end_round_of_gateway()
     sides.daemon._receive()
-    ends = [message for message in sides.heard_all if not isinstance(message, wire.LinkTraffic)]
+    ends = [message for message in sides.heard_all if not isinstance(message, LinkTraffic)]
     assert [type(message) for message in ends] == [
-        wire.RemoteFilled,
-        wire.RemoteDown,
-        wire.RemoteFilled,
-        wire.LinkDown,
+        ev.OrderFilled,
+        ev.WorkerDown,
+        ev.OrderFilled,
+        ev.LinkClosed,
     ]
 
 
@@ -232,13 +225,13 @@ def test_large_rows_are_reported_before_the_next_ones_are_copied() -> None:
     sides.connect(11, workers=1)
     sides.daemon._receive()
     sides.heard_all.clear()
-    sides.daemon.fill(wire.RemoteFill(11, 0, 0, 2, 6, 0, 3, [(0, 1)]))
+    sides.daemon.fill(slot_order(FillRows(11, 0, 0, 2, 0, 3, [(0, 1)]), 6))
     sides.daemon.flush()
     sides.gateway._read_daemon()
     link = sides.gateway.hosts.links.by_number[11]
-    sides.gateway.heard(link, HostFilled(11, 0, 0, NO_WORK, [], ""), [memoryview(bytes(ROW_FRAME_BYTES))])
+    sides.gateway.heard(link, OrderFilled(11, 0, 0, NO_WORK, [], ""), [memoryview(bytes(ROW_FRAME_BYTES))])
     sides.daemon._receive()
-    assert [type(message) for message in sides.heard_all] == [wire.RemoteFilled]
+    assert [type(message) for message in sides.heard_all] == [ev.OrderFilled]
     sides.close()
 
 
@@ -249,7 +242,7 @@ def test_the_next_gateway_gets_no_order_of_the_last_one(sides) -> None:
     sides.start_gateway()
     sides.daemon.flush()
     with pytest.raises(BlockingIOError):
-        receive_message(sides.channel, wire.TO_GATEWAY)
+        receive_message(sides.channel, TO_GATEWAY)
 
 
 RARELY = st.sampled_from([False, False, False, True])
@@ -292,7 +285,7 @@ class Rounds(RuleBasedStateMachine):
     def withdraw(self, data) -> None:
         key = data.draw(st.sampled_from(sorted(self.open)))
         self.withdrawing.add(key)
-        self.sides.daemon.withdraw(wire.RemoteWithdraw(*key))
+        self.sides.daemon.withdraw(WithdrawOrder(*key))
 
     @rule()
     def daemon_ends_its_round(self) -> None:
@@ -396,9 +389,9 @@ class Rounds(RuleBasedStateMachine):
         """Let the hosts take their messages: a withdrawal comes after its order."""
         for messages in self.sides.at_hosts.values():
             for message in messages:
-                if isinstance(message, HostFill):
+                if isinstance(message, FillRows):
                     self.in_hand[message.link, message.worker, message.order] = False
-                elif isinstance(message, HostWithdraw):
+                elif isinstance(message, WithdrawOrder):
                     key = message.link, message.worker, message.order
                     assert key in self.in_hand, "no order came before its withdrawal"
                     self.in_hand[key] = True
@@ -409,19 +402,19 @@ class Rounds(RuleBasedStateMachine):
         for message in self.sides.heard_all:
             key = getattr(message, "link", 0), getattr(message, "worker", 0), getattr(message, "order", 0)
             match message:
-                case wire.RemoteUp():
+                case ev.WorkerUp():
                     self.workers.add(key[:2])
-                case wire.RemoteFilled():
+                case ev.OrderFilled() if key in self.settling:
+                    self.settling.remove(key)
+                case ev.OrderFilled():
                     self.open.remove(key)
                     self.filled.add(key[2])
-                case wire.RemoteWithdrawn():
+                case ev.OrderWithdrawn():
                     self._give_to_others({key} & self.open or {(-1, -1, -1)})
                     self.settling.add(key)
-                case wire.RemoteSettled():
-                    self.settling.remove(key)
-                case wire.RemoteDown() | wire.LinkDown():
+                case ev.WorkerDown() | ev.LinkClosed():
                     gone = {one for one in self.workers if one[0] == key[0]}
-                    gone &= {key[:2]} if isinstance(message, wire.RemoteDown) else gone
+                    gone &= {key[:2]} if isinstance(message, ev.WorkerDown) else gone
                     self.workers -= gone
                     self.settling = {one for one in self.settling if one[:2] not in gone}
                     self._give_to_others({one for one in self.open if one[:2] in gone})

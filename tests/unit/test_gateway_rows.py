@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.core.events import OrderFilled
 from batchd.core.rows import rows_of, runs_of
 from batchd.core.work import NO_WORK, Work
 from batchd.pool.gateway.rows import (
@@ -22,7 +23,7 @@ from batchd.pool.gateway.rows import (
     places_of,
     write,
 )
-from batchd.pool.messages import ROW_FRAME_BYTES, HostFilled
+from batchd.pool.messages import ROW_FRAME_BYTES
 from batchd_wire.fields import HEADER_BYTES, PADDED, Field, Varying, place_fields, sizes_field
 from batchd_wire.tcp import Piece
 from batchd_wire.views import field_array
@@ -204,8 +205,8 @@ def test_each_size_of_several_dimensions_is_checked() -> None:
 # --- reports --------------------------------------------------------------------------------------
 
 
-def report(bad=(), **work: Any) -> HostFilled:
-    return HostFilled(1, 0, 9, NO_WORK._replace(**work), list(bad), "")
+def report(bad=(), **work: Any) -> OrderFilled:
+    return OrderFilled(1, 0, 9, NO_WORK._replace(**work), list(bad), "")
 
 
 def test_a_valid_report_is_accepted() -> None:

@@ -14,11 +14,12 @@ from structlog.testing import capture_logs
 from batchd.core import events as ev
 from batchd.core.actions import EndLink, ReleaseLink, WithdrawOrder
 from batchd.core.events import Event
+from batchd.core.fleet import remote_number
 from batchd.core.state import DaemonState
 from batchd.core.work import NO_WORK
 from batchd.errors import BatchdError
-from batchd.pool import gateway_messages as wire
 from batchd.pool.gateway_child import HANGS_TICKS, GatewayChild
+from batchd.pool.messages import GatewayLinks, GatewayReady, PoolRules
 from batchd.pool.remote import PATH_CHARACTERS_MAX, REMOTE, RemoteWorkers
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.children import Child
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("forked_children")
 class Pool:
     """Remote workers with real gateways, and the events that they send to the core."""
 
-    def __init__(self, gateways: int = 1, rules: wire.PoolRules = RULES) -> None:
+    def __init__(self, gateways: int = 1, rules: PoolRules = RULES) -> None:
         self.events: deque[Event] = deque()
         self.decoders = ""
         self.selector = Selector()
@@ -68,9 +69,9 @@ class Pool:
 
     def link(self, number: int, workers: int = 0, gateway: int = 0) -> None:
         """Connect a worker host with so many workers."""
-        self.hear(wire.LinkUp(number, "pod", "node", "a key", 7, 4, "x86_64", "1.2.3"), gateway)
+        self.hear(ev.LinkBegun(number, "pod", "node", "a key", 7, 4, "x86_64", "1.2.3"), gateway)
         for worker in range(workers):
-            self.hear(wire.RemoteUp(number, worker, "libjpeg 3"), gateway)
+            self.hear(ev.WorkerUp(number, worker, "libjpeg 3"), gateway)
 
     def sent(self, gateway: int) -> list[Message]:
         """Collect the daemon's messages to the gateway from now on."""
@@ -108,7 +109,7 @@ def three() -> Iterator[Pool]:
 @pytest.fixture
 def believed() -> Iterator[Pool]:
     """Make three gateways that count as listening, with limits that cannot be divided evenly."""
-    pool = Pool(3, wire.PoolRules(30.0, links_max=8, links_per_key=4))
+    pool = Pool(3, PoolRules(30.0, links_max=8, links_per_key=4))
     for gateway in pool.remote.gateways:
         gateway.listens = True
     yield from opened(pool)
@@ -124,9 +125,8 @@ def opened(pool: Pool) -> Iterator[Pool]:
 def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
     """It may be stopped or hung; without its answer no other worker may fill the rows."""
     pool.link(11, workers=1)
-    number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
     os.kill(pool.child().pid, signal.SIGSTOP)
-    pool.remote.withdraw(WithdrawOrder(number, 5))
+    pool.remote.withdraw(WithdrawOrder(11, 0, 5))
     for _ in range(HANGS_TICKS - 1):
         pool.tick()
     assert not pool.child().has_ended()
@@ -134,16 +134,15 @@ def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
 
     pool.wait(lambda: not pool.remote.gateways[0].is_up, "the gateway is down")
 
-    assert [type(event) for event in pool.events][-2:] == [ev.WorkerGone, ev.LinkEnded]
+    assert pool.events[-1] == ev.LinkClosed(11, "the gateway has ended", is_final=False)
 
 
 def test_a_gateway_that_says_anything_after_a_withdrawal_lives(pool) -> None:
     """A gateway without a pending withdrawal may be silent."""
     pool.link(11, workers=1)
-    number = next(event.worker for event in pool.events if isinstance(event, ev.WorkerJoined))
-    pool.remote.withdraw(WithdrawOrder(number, 5))
+    pool.remote.withdraw(WithdrawOrder(11, 0, 5))
     pool.tick()
-    pool.hear(wire.RemoteUp(11, 1, ""))
+    pool.hear(ev.WorkerUp(11, 1, ""))
     for _ in range(2 * HANGS_TICKS):
         pool.tick()
     assert not pool.child().has_ended()
@@ -153,9 +152,9 @@ def test_paths_that_a_worker_host_names_are_short_and_plain(pool) -> None:
     """The paths are in the status, whose message has a limited size."""
     pool.link(11, workers=1)
     work = NO_WORK._replace(slow=[(3, "\x1b[2J" + "x" * 16_000, 5)])
-    pool.hear(wire.RemoteFilled(11, 0, 5, work, [], ""))
+    pool.hear(ev.OrderFilled(11, 0, 5, work, [], ""))
     done = pool.events[-1]
-    assert isinstance(done, ev.ChunkDone)
+    assert isinstance(done, ev.OrderFilled)
     ((_sample, path, _us),) = done.work.slow
     assert path == "?[2J" + "x" * (PATH_CHARACTERS_MAX - 4)
 
@@ -164,7 +163,7 @@ def test_worker_hosts_that_come_and_go_do_not_fill_the_log(pool) -> None:
     with capture_logs() as lines:
         for number in range(SESSION_LINES_PER_MINUTE):
             pool.link(number)
-            pool.hear(wire.LinkDown(number, "its connection ended"))
+            pool.hear(ev.LinkClosed(number, "its connection ended", is_final=False))
     shown = [line["event"] for line in lines if line["log_level"] != "debug"]
     assert len(shown) == SESSION_LINES_PER_MINUTE + 1, "one line must count those left out"
     assert shown.count("log lines left out") == 1
@@ -186,10 +185,10 @@ def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
     """Streams, storage limits and rules go to all gateways."""
     believed.link(11, workers=1, gateway=1)
     believed.link(12, workers=1, gateway=2)
-    first, second = (event.worker for event in believed.events if isinstance(event, ev.WorkerJoined))
+    first = remote_number(11, 0)
     sent = [believed.sent(gateway) for gateway in range(3)]
 
-    believed.remote.withdraw(WithdrawOrder(second, 5))
+    believed.remote.withdraw(WithdrawOrder(12, 0, 5))
     believed.remote.kill(first, "it is stuck")
     believed.remote.use_storage((1, 2, 3))
 
@@ -197,8 +196,8 @@ def test_orders_and_withdrawals_go_to_the_gateway_of_the_link(believed) -> None:
     assert believed.remote.gateway_of(first) is believed.remote.gateways[1]
     assert sent == [
         [storage],
-        [wire.CloseLink(11, "it is stuck", is_final=True), storage],
-        [wire.RemoteWithdraw(12, 0, 5), storage],
+        [ev.LinkClosed(11, "it is stuck", is_final=True), storage],
+        [WithdrawOrder(12, 0, 5), storage],
     ]
 
 
@@ -219,7 +218,7 @@ def test_a_host_that_makes_other_pixels_is_sent_away_with_the_decoders_of_both(b
         believed.remote.send_away(EndLink(11, "it makes other pixels"))
 
     reason = f"it makes other pixels; {named}"
-    assert sent == [wire.CloseLink(11, reason, is_final=True)]
+    assert sent == [ev.LinkClosed(11, reason, is_final=True)]
     assert [(line["event"], line["reason"]) for line in lines] == [("worker host sent away", reason)]
     assert believed.remote.statistics(believed.state, 0.0).sent_away == (f"pod: {reason}",)
 
@@ -235,14 +234,14 @@ def test_a_host_that_makes_other_pixels_is_sent_away_with_the_decoders_of_both(b
 def test_the_end_of_a_host_that_left_does_not_read_like_a_failure(believed, leaves, ends, last_end) -> None:
     """The log and the status tell both apart; the last host counts."""
     believed.link(10)
-    believed.hear(wire.LinkLeaving(10))
-    believed.hear(wire.LinkDown(10, "its orders are done"))
+    believed.hear(ev.HostLeaves(10))
+    believed.hear(ev.LinkClosed(10, "its orders are done", is_final=False))
     believed.link(11)
     if leaves:
-        believed.hear(wire.LinkLeaving(11))
+        believed.hear(ev.HostLeaves(11))
 
     with capture_logs() as lines:
-        believed.hear(wire.LinkDown(11, ends))
+        believed.hear(ev.LinkClosed(11, ends, is_final=False))
 
     pool = believed.remote.statistics(believed.state, 0.0)
     assert (pool.last_end, pool.last_left) == (last_end, leaves)
@@ -257,7 +256,7 @@ def test_a_released_host_is_no_host_that_was_sent_away(believed) -> None:
     with capture_logs() as lines:
         believed.remote.release(ReleaseLink(11))
 
-    assert sent == [wire.CloseLink(11, "its orders are done", is_final=False)]
+    assert sent == [ev.LinkClosed(11, "its orders are done", is_final=False)]
     assert lines == []
     assert believed.remote.statistics(believed.state, 0.0).sent_away == ()
 
@@ -267,11 +266,11 @@ def test_the_first_gateway_knows_how_many_links_all_have(three) -> None:
     sent = three.sent(0)
     three.link(11, gateway=1)
     three.link(12, gateway=0)
-    three.hear(wire.LinkDown(11, "its connection ended"), 1)
+    three.hear(ev.LinkClosed(11, "its connection ended", is_final=False), 1)
     three.child(2).kill()
     three.wait(lambda: not three.remote.gateways[2].is_up, "a gateway is down")
 
-    assert [message.links for message in sent if isinstance(message, wire.GatewayLinks)] == [
+    assert [message.links for message in sent if isinstance(message, GatewayLinks)] == [
         [0, 1, 0],
         [1, 1, 0],
         [1, 0, 0],
@@ -284,20 +283,19 @@ def test_a_gateway_that_gets_no_part_of_a_small_limit_is_sent_no_host(believed) 
     believed.remote._rules = replace(believed.remote._rules, links_per_key=2)
     sent = believed.sent(0)
     believed.link(11)
-    assert [message.links for message in sent if isinstance(message, wire.GatewayLinks)] == [[1, 0, None]]
+    assert [message.links for message in sent if isinstance(message, GatewayLinks)] == [[1, 0, None]]
 
 
 def test_a_gateway_that_ends_takes_its_own_links_alone(three) -> None:
     """The other links continue, and a new gateway starts."""
     for gateway in range(3):
         three.link(11 + gateway, workers=1, gateway=gateway)
-    joined = {event.link: event.worker for event in three.events if isinstance(event, ev.WorkerJoined)}
     three.events.clear()
 
     three.child(1).kill()
     three.wait(lambda: bool(three.events), "the daemon knows")
 
-    assert list(three.events) == [ev.WorkerGone(joined[12], "the gateway has ended", None), ev.LinkEnded(12)]
+    assert list(three.events) == [ev.LinkClosed(12, "the gateway has ended", is_final=False)]
     assert [gateway.is_up for gateway in three.remote.gateways] == [True, False, True]
     three.wait(lambda: three.tick() or three.remote.gateways[1].listens, "it listens again")
 
@@ -306,10 +304,9 @@ def test_a_gateway_that_hangs_is_killed_and_no_other(three) -> None:
     """Another gateway with a pending withdrawal has answered."""
     for gateway in (1, 2):
         three.link(11 + gateway, workers=1, gateway=gateway)
-    numbers = [event.worker for event in three.events if isinstance(event, ev.WorkerJoined)]
-    for number in numbers:
-        three.remote.withdraw(WithdrawOrder(number, 5))
-    three.hear(wire.RemoteUp(13, 1, ""), gateway=2)
+    for link in (12, 13):
+        three.remote.withdraw(WithdrawOrder(link, 0, 5))
+    three.hear(ev.WorkerUp(13, 1, ""), gateway=2)
     os.kill(three.child(1).pid, signal.SIGSTOP)
     for _ in range(HANGS_TICKS):
         three.tick()
@@ -322,15 +319,15 @@ def test_hosts_move_to_a_gateway_that_listens_again_until_all_have_as_many(belie
     for number in range(7):
         believed.link(20 + number, gateway=number % 2)
     sent = [believed.sent(gateway) for gateway in range(3)]
-    believed.hear(wire.GatewayReady(7074), gateway=2)
+    believed.hear(GatewayReady(7074), gateway=2)
 
     for _ in range(8):
         believed.tick()
         for gateway, messages in enumerate(sent):
             for message in messages:
-                if isinstance(message, wire.CloseLink):
+                if isinstance(message, ev.LinkClosed):
                     assert not message.is_final
-                    believed.hear(wire.LinkDown(message.link, message.reason), gateway)
+                    believed.hear(message, gateway)
                     believed.link(message.link + 100, gateway=2)
             messages.clear()
 
@@ -344,7 +341,7 @@ def test_hosts_stay_where_they_are_while_nothing_begins_to_listen(believed) -> N
     sent = believed.sent(0)
     for _ in range(8):
         believed.tick()
-    assert not [message for message in sent if isinstance(message, wire.CloseLink)]
+    assert not [message for message in sent if isinstance(message, ev.LinkClosed)]
 
 
 def test_all_gateways_end_with_the_daemon(three) -> None:

@@ -5,17 +5,18 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.core.events import OrderFilled, OrderWithdrawn
 from batchd.core.work import NO_WORK
-from batchd.pool.gateway_messages import TO_DAEMON_FROM_GATEWAY, TO_GATEWAY, RemoteFill, RemoteFilled, RemoteSettled
+from batchd.pool.messages import TO_DAEMON_FROM_GATEWAY, TO_GATEWAY, FillRows, SlotOrder
 from batchd.pool.together import TOGETHER_MAX, Outbox, Together, messages_in
 from batchd.worker.messages import CHUNK_ROWS_MAX
 from batchd_wire.channel import DATAGRAM_BYTES_MAX, receive_message, send_encoded
 from batchd_wire.codec import NUMBER_MAX, Message
 
 
-def results(number: int, reason_bytes: int = 0) -> RemoteFilled:
+def results(number: int, reason_bytes: int = 0) -> OrderFilled:
     """Make a report about an order, as long as wanted."""
-    return RemoteFilled(11, 0, number, NO_WORK, [], "x" * reason_bytes)
+    return OrderFilled(11, 0, number, NO_WORK, [], "x" * reason_bytes)
 
 
 def received(sent: list[bytes]) -> list[list[Message]]:
@@ -64,7 +65,8 @@ def test_what_was_dropped_is_not_sent() -> None:
 def test_the_longest_orders_of_a_round_fit_into_one_datagram() -> None:
     """An order of shared caches has every second row of a large batch, in as many runs."""
     runs = [(2 * row + (1 << 20), 1) for row in range(CHUNK_ROWS_MAX)]
-    order = RemoteFill(NUMBER_MAX, NUMBER_MAX, NUMBER_MAX, 1, 1 << 20, 1 << 20, 1 << 20, runs)
+    fill = FillRows(NUMBER_MAX, NUMBER_MAX, NUMBER_MAX, 1, 1 << 20, 1 << 20, runs)
+    order = SlotOrder(fill.encode(), 1 << 20, is_proof=False)
     sent: list[bytes] = []
     outbox = Outbox(sent.append)
     for _ in range(TOGETHER_MAX + 1):
@@ -115,8 +117,8 @@ def test_any_messages_arrive_once_in_order_and_no_datagram_is_too_long(script) -
 def _as_long_as_a_datagram(number: int) -> Message:
     """Make the longest report that a channel carries."""
     bad = [(sample, "p" * 250, "r" * 1_500) for sample in range(74)]
-    short = RemoteFilled(11, 0, number, NO_WORK, bad, "x" * 256)
-    return RemoteFilled(11, 0, number, NO_WORK, bad, "x" * (256 + DATAGRAM_BYTES_MAX - len(short.encode())))
+    short = OrderFilled(11, 0, number, NO_WORK, bad, "x" * 256)
+    return OrderFilled(11, 0, number, NO_WORK, bad, "x" * (256 + DATAGRAM_BYTES_MAX - len(short.encode())))
 
 
 def _plain(messages: list[Message]) -> list[Message]:
@@ -126,4 +128,4 @@ def _plain(messages: list[Message]) -> list[Message]:
 
 def test_other_messages_are_the_only_ones() -> None:
     """A side may send without an outbox."""
-    assert messages_in(RemoteSettled(1, 2, 3), TO_DAEMON_FROM_GATEWAY) == [RemoteSettled(1, 2, 3)]
+    assert messages_in(OrderWithdrawn(1, 2, 3), TO_DAEMON_FROM_GATEWAY) == [OrderWithdrawn(1, 2, 3)]

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from batchd.commands.prepare import messages as prepare
 from batchd.core.work import NO_WORK
 from batchd.daemon.reload import messages as rescan
-from batchd.pool import gateway_messages as gateway
-from batchd.pool import messages as link
+from batchd.pool import messages as pool
 from batchd.worker import messages as worker
 from batchd.worker.messages import ChunksFilled, FillChunks, Quarantine
 from batchd_wire import OPEN_ENDED_SINCE, messages
@@ -36,7 +35,7 @@ from batchd_wire.codec import (
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_DAEMON, TO_TRAINER, Hello, Open, Pull, Refused, Status, Subscribed
 
-MODULES = (messages, worker, rescan, prepare, link, gateway)
+MODULES = (messages, worker, rescan, prepare, pool)
 VOCABULARIES = {
     f"{module.__name__}.{name}": value
     for module in MODULES

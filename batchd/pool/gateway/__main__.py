@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from batchd.errors import BatchdError, ExitCode
 from batchd.pool.gateway.loop import Gateway
-from batchd.pool.gateway_messages import GatewayFailed, GatewayReady
+from batchd.pool.messages import GatewayFailed, GatewayReady
 from batchd.runtime import failpoints
 from batchd.runtime.child_log import log_over
 from batchd.runtime.keys import RoleKeys, open_keys

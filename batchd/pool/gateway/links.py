@@ -24,10 +24,11 @@ from typing import NamedTuple, Protocol
 import structlog
 import zmq
 
+from batchd.core.events import LinkClosed
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool import messages as orders
+from batchd.pool import messages
 from batchd.pool.gateway.placement import HERE, GatewayChoice
-from batchd.pool.gateway_messages import PoolRules
+from batchd.pool.messages import PoolRules
 from batchd.pool.together import Outbox
 from batchd.runtime import failpoints
 from batchd.runtime.keys import AcceptedKey, RoleKeys
@@ -42,9 +43,9 @@ from batchd_wire.codes import ErrorCode
 from batchd_wire.tcp import CURVE_BYTES
 from batchd_wire.wording import counted
 
-UNREAD_MAX = 4 * orders.WORKERS_MAX * orders.ORDERS_MAX
+UNREAD_MAX = 4 * messages.WORKERS_MAX * messages.ORDERS_MAX
 """Messages that a worker host may leave unread: orders for all workers, and withdrawals."""
-HOSTS = RouterLimits(orders.ROW_FRAME_BYTES + CURVE_BYTES, UNREAD_MAX)
+HOSTS = RouterLimits(messages.ROW_FRAME_BYTES + CURVE_BYTES, UNREAD_MAX)
 LINK_NUMBER_BITS = 62
 MESSAGES_AT_ONCE = 16
 BYTES_AT_ONCE = 32 << 20
@@ -69,7 +70,7 @@ class Link:
     connection: Connection
     address: str
     key: AcceptedKey | None
-    registered: orders.Register
+    registered: messages.Register
     served: set[int] = field(default_factory=set)
     opened: dict[int, bool] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
@@ -130,11 +131,11 @@ def _of_several(rules: PoolRules) -> str:
     return f" at each of {rules.gateways} gateways" if rules.gateways > 1 else ""
 
 
-def mismatch(registered: orders.Register) -> str:
+def mismatch(registered: messages.Register) -> str:
     """Why a worker host with this program cannot fill rows here, with both sides' values; or ""."""
-    if registered.version != orders.LINK_VERSION:
+    if registered.version != messages.LINK_VERSION:
         return (
-            f"the gateway speaks version {orders.LINK_VERSION} of the messages for worker hosts, and this worker host "
+            f"the gateway speaks version {messages.LINK_VERSION} of the messages for worker hosts, and this worker host "
             f"({printable(registered.batchd)}) version {registered.version}: install the same batchd on both"
         )
     if registered.content_version != CONTENT_VERSION:
@@ -171,7 +172,7 @@ class LinkEvents(Protocol):
     def heard(self, link: Link, message: Message, rows: Frames) -> None:
         """A message that names the link, with at most ``frames_due`` frames."""
 
-    def ended(self, link: Link, reason: str) -> None:
+    def ended(self, link: Link, closed: LinkClosed) -> None:
         """A link has ended."""
 
 
@@ -202,7 +203,7 @@ class WorkerHosts(TcpFront):
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def fill(self, link: Link, message: orders.HostFill) -> None:
+    def fill(self, link: Link, message: messages.FillRows) -> None:
         """Send an order, together with the others of this round for the same worker host."""
         if link.number not in self._fills:
             self._fills[link.number] = Outbox(partial(self._send, link))
@@ -242,9 +243,10 @@ class WorkerHosts(TcpFront):
         the same descriptor. Then the worker host registers again.
         """
         if self.links.remove(link):
-            self._answer_stranger(link.connection.routing, orders.LinkClosed(link.number, reason, is_final).encode())
+            closed = LinkClosed(link.number, reason, is_final)
+            self._answer_stranger(link.connection.routing, closed.encode())
             self._guard.hurry(link.connection.descriptor)
-            self._loop.ended(link, reason)
+            self._loop.ended(link, closed)
 
     def cut_off(self, link: Link, reason: str) -> None:
         """End the link of a worker host that breaks the protocol; keep its address out."""
@@ -283,7 +285,7 @@ class WorkerHosts(TcpFront):
         try:
             if len(head.buffer) > DATAGRAM_BYTES_MAX:  # most of it is passed on to the daemon
                 raise MalformedMessage(f"a message of {len(head.buffer)} bytes; {DATAGRAM_BYTES_MAX} are the most")
-            message = orders.TO_GATEWAY_FROM_HOST.decode(head.buffer)
+            message = messages.TO_GATEWAY_FROM_HOST.decode(head.buffer)
         except MalformedMessage as malformed:
             error = str(malformed)
         frames_max = self._loop.frames_due(link, message) if link is not None and message is not None else 0
@@ -312,7 +314,7 @@ class WorkerHosts(TcpFront):
             self._meet(routing, received.head, message, received.error)
         elif message is None:
             self.cut_off(link, received.error)
-        elif isinstance(message, orders.Register):
+        elif isinstance(message, messages.Register):
             self.cut_off(link, "it registered twice over one connection")
         elif _named(message) != link.number:
             self._say_ended(routing, _named(message))
@@ -326,7 +328,7 @@ class WorkerHosts(TcpFront):
         """Act upon a message over a connection without a link."""
         if message is None:
             self._reject(routing, head, ErrorCode.MALFORMED_MESSAGE, error)
-        elif isinstance(message, orders.Register):
+        elif isinstance(message, messages.Register):
             self._register(routing, head, message)
         else:
             self._say_ended(routing, _named(message))
@@ -334,14 +336,14 @@ class WorkerHosts(TcpFront):
     def _say_ended(self, routing: bytes, number: int) -> None:
         """Tell a worker host that its link has ended: the gateway took its connection for dead."""
         text = "this link ended when its connection was lost; register again"
-        self._answer_stranger(routing, orders.LinkClosed(number, text, is_final=False).encode())
+        self._answer_stranger(routing, LinkClosed(number, text, is_final=False).encode())
 
-    def _register(self, routing: bytes, head: zmq.Frame, message: orders.Register) -> None:
+    def _register(self, routing: bytes, head: zmq.Frame, message: messages.Register) -> None:
         assert self.rules is not None, "nothing is read before"
         address = host_of(head)
         network = peer_network(address)
         key = self._key_of(head)
-        workers = f"a worker host has 1 to {orders.WORKERS_MAX} workers, not {message.workers}; lower --workers"
+        workers = f"a worker host has 1 to {messages.WORKERS_MAX} workers, not {message.workers}; lower --workers"
         if self._keys is None and not self._rate.admit(network, monotonic()):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, self._rate.complaint(network))
         elif self._guard.is_kept_out(network):
@@ -350,32 +352,32 @@ class WorkerHosts(TcpFront):
             self._reject(routing, head, ErrorCode.KEY_REFUSED, "the key has been revoked", is_final=True)
         elif text := mismatch(message):
             self._reject(routing, head, ErrorCode.UNSUPPORTED_VERSION, text, is_final=True)
-        elif not 0 < message.workers <= orders.WORKERS_MAX:
+        elif not 0 < message.workers <= messages.WORKERS_MAX:
             self._reject(routing, head, ErrorCode.NOT_ALLOWED, workers, is_final=True)
         else:
             crowd = self.links.crowd(key, address, self.rules)
             here = None if crowd else len(self.links.by_number)
             gateway = self.placement.choose(here, message.not_at, monotonic())
             if gateway != HERE:
-                self._answer_stranger(routing, orders.Moved(gateway).encode())
+                self._answer_stranger(routing, messages.Moved(gateway).encode())
             elif crowd:
                 self._reject(routing, head, ErrorCode.NOT_ALLOWED, crowd)
             else:
                 self._admit(routing, head, message, key)
 
-    def _admit(self, routing: bytes, head: zmq.Frame, message: orders.Register, key: AcceptedKey | None) -> None:
+    def _admit(self, routing: bytes, head: zmq.Frame, message: messages.Register, key: AcceptedKey | None) -> None:
         assert self.rules is not None, "nothing is read before"
         self._end_former(head)
         link = Link(next(self._numbers), self._connection(routing, head), host_of(head), key, message)
         self.links.add(link)
         self._loop.begun(link)
-        self.send(link, orders.Admitted(link.number, self.rules.sample_timeout_s))
+        self.send(link, messages.Admitted(link.number, self.rules.sample_timeout_s))
         self._loop.admitted(link)
 
     def _reject(self, routing: bytes, head: zmq.Frame, code: ErrorCode, text: str, *, is_final: bool = False) -> None:
         """Refuse a worker host, and log it at most once a minute."""
         address = host_of(head)
-        self._answer_stranger(routing, orders.Rejected(code, text, is_final).encode())
+        self._answer_stranger(routing, messages.Rejected(code, text, is_final).encode())
         if self._once_per_minute.allows("worker hosts refused", peer_site(address)):
             _log.warning("worker host refused", error=int(code), reason=text, host=address)
 

@@ -1,7 +1,7 @@
 """The loop: the daemon's messages on one side, worker hosts on the other. GATEWAY process.
 
-    daemon == SEQPACKET ==> streams, slots, orders --> HostServe, HostFill ==> worker hosts
-           <== LinkUp, RemoteFilled, ... <-- checked, copied <-- HostFilled + rows <==
+    daemon == SEQPACKET ==> streams, slots, SlotOrder --> HostServe, FillRows ==> worker hosts
+           <== OrderFilled, ... <-- checked, rows copied <-- OrderFilled + rows <==
 
 One thread. Each round reads the daemon's messages first, so a withdrawal waits behind one round of
 rows at most. Sending to the daemon blocks while its buffer is full. The daemon never waits for a
@@ -15,6 +15,7 @@ import mmap
 import select
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -22,9 +23,12 @@ from typing import Any, NoReturn
 
 import zmq
 
+from batchd.core import events as ev
+from batchd.core.actions import WithdrawOrder
+from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.rows import are_runs, rows_of
-from batchd.pool import gateway_messages as told
-from batchd.pool import messages as hosts
+from batchd.core.work import NO_WORK
+from batchd.pool import messages
 from batchd.pool.gateway.links import REASON_CHARACTERS_MAX, Frames, Link, WorkerHosts
 from batchd.pool.gateway.orders import OrderTable, RemoteOrder
 from batchd.pool.gateway.rows import RowsInvalid, begin, check_report, check_rows, copy, difference, places_of, write
@@ -64,26 +68,25 @@ class Gateway:
         self._slots: dict[int, memoryview] = {}
         self._next_tick_s = self._next_traffic_s = 0.0
         self._from_daemon: dict[type, Callable[..., None]] = {
-            told.PoolRules: self._use_rules,
+            messages.PoolRules: self._use_rules,
             ServeStream: self._serve_stream,
             ForgetStream: self._forget_stream,
             Quarantine: self._quarantine,
             UseStorage: self._use_storage,
             UseSlot: self._use_slot,
             ForgetSlots: self._forget_slots,
-            told.RemoteFill: self._fill,
-            told.RemoteProve: self._prove,
-            told.RemoteWithdraw: self._withdraw,
-            told.CloseLink: self._close_link,
-            told.GatewayLinks: lambda message: self.hosts.placement.tell(message.links),
+            messages.SlotOrder: self._order,
+            WithdrawOrder: self._withdraw,
+            ev.LinkClosed: self._close_link,
+            messages.GatewayLinks: lambda message: self.hosts.placement.tell(message.links),
         }
         self._from_hosts: dict[type, Callable[[Link, Any], None]] = {
-            hosts.AskIndex: self._ask_index,
-            hosts.HostOpened: self._opened,
-            hosts.CannotOpen: self._cannot_open,
-            hosts.WorkerUp: self._worker_up,
-            hosts.WorkerDown: self._worker_down,
-            hosts.Leaving: self._leaving,
+            messages.AskIndex: self._ask_index,
+            ev.StreamOpened: self._opened,
+            ev.StreamRefused: self._refused,
+            ev.WorkerUp: self._worker_up,
+            ev.WorkerDown: self._worker_down,
+            ev.HostLeaves: self._leaves,
         }
 
     def close(self) -> None:
@@ -128,10 +131,10 @@ class Gateway:
     def _read_daemon(self) -> bool:
         for _ in range(DAEMON_MESSAGES_AT_ONCE):
             try:
-                message, descriptors = receive_message(self._channel, told.TO_GATEWAY)
+                message, descriptors = receive_message(self._channel, messages.TO_GATEWAY)
             except BlockingIOError:
                 return False
-            for one in messages_in(message, told.TO_GATEWAY):
+            for one in messages_in(message, messages.TO_GATEWAY):
                 self._from_daemon[type(one)](one, *descriptors)
         return True
 
@@ -156,17 +159,17 @@ class Gateway:
         """Report the traffic of a link to the daemon if it has changed since the last report."""
         if link.traffic_told != (link.bytes, link.late_rows):
             link.traffic_told = link.bytes, link.late_rows
-            self.tell(told.LinkTraffic(link.number, link.bytes, link.late_rows))
+            self.tell(messages.LinkTraffic(link.number, link.bytes, link.late_rows))
 
     # --- the daemon: streams and slots ------------------------------------------------------------
 
-    def _use_rules(self, message: told.PoolRules) -> None:
+    def _use_rules(self, message: messages.PoolRules) -> None:
         if self.hosts.rules is None:
             for one in self.hosts.sockets:
                 self._poller.register(one, zmq.POLLIN)
         self.hosts.rules = message
         for link in list(self.hosts.links.by_number.values()):
-            self.hosts.send(link, hosts.HostLimits(link.number, message.sample_timeout_s))
+            self.hosts.send(link, messages.HostLimits(link.number, message.sample_timeout_s))
 
     def _serve_stream(self, message: ServeStream, index: int) -> None:
         stream = self._streams.add(message, index)
@@ -195,24 +198,24 @@ class Gateway:
         """
         for order in list(self._orders):
             if order.stream.number == message.stream:
-                self._withdraw(told.RemoteWithdraw(order.link, order.worker, order.number))
+                self._withdraw(WithdrawOrder(order.link, order.worker, order.number))
         self._streams.forget(message.stream)
         for link in list(self.hosts.links.by_number.values()):
             if message.stream in link.served:
                 link.served.remove(message.stream)
                 link.opened.pop(message.stream, None)
-                self.hosts.send(link, hosts.HostForget(link.number, message.stream))
+                self.hosts.send(link, messages.HostForget(link.number, message.stream))
 
     def _quarantine(self, message: Quarantine) -> None:
         self._streams[message.stream].quarantined.extend(message.samples)
         for link in list(self.hosts.links.by_number.values()):
             if message.stream in link.served:
-                self.hosts.send(link, hosts.HostQuarantine(link.number, message.stream, message.samples))
+                self.hosts.send(link, messages.HostQuarantine(link.number, message.stream, message.samples))
 
     def _use_storage(self, message: UseStorage) -> None:
         self._streams.use_storage(message.storage)
         for link in list(self.hosts.links.by_number.values()):
-            self.hosts.send(link, hosts.HostStorage(link.number, message.storage))
+            self.hosts.send(link, messages.HostStorage(link.number, message.storage))
 
     def _use_slot(self, message: UseSlot, descriptor: int) -> None:
         self._slots[message.slot] = map_memory(descriptor, message.slot_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -224,41 +227,26 @@ class Gateway:
 
     # --- the daemon: orders -----------------------------------------------------------------------
 
-    def _fill(self, message: told.RemoteFill) -> None:
-        link = self._link_of(message)
-        if link is not None:
-            self._order(link, message, self._slots[message.slot])
+    def _order(self, message: messages.SlotOrder) -> None:
+        """Give an order to its worker, unless that is gone, as was reported to the daemon.
 
-    def _prove(self, message: told.RemoteProve) -> None:
-        """Copy the rows at once: after ``ReferenceTaken`` the daemon may reuse the slot."""
-        link = self._link_of(message)
-        if link is not None:
-            stream = self._streams[message.stream]
-            layout = stream.layout.of(message.bucket)
-            reference = copy(self._slots[message.slot], places_of(layout, message.runs))
-            self.tell(told.ReferenceTaken(message.link, message.worker, message.order))
-            self._order(link, message, None, reference)
-
-    def _link_of(self, message: told.RemoteFill | told.RemoteProve) -> Link | None:
-        """The link of an order; None if its worker is gone, as was reported to the daemon."""
-        is_up = self._orders.is_up(message.link, message.worker)
-        return self.hosts.links.by_number.get(message.link) if is_up else None
-
-    def _order(
-        self,
-        link: Link,
-        message: told.RemoteFill | told.RemoteProve,
-        memory: memoryview | None,
-        reference: list[bytes] | None = None,
-    ) -> None:
-        stream = self._streams[message.stream]
-        layout = stream.layout.of(message.bucket)
-        assert are_runs(message.runs, layout.rows), "an order is within its batch"
-        places = places_of(layout, message.runs)
-        key = message.link, message.worker, message.order
-        fill = hosts.HostFill(*key, message.stream, message.epoch, message.step, message.runs, message.bucket)
-        self._orders.give(RemoteOrder(*key, stream, rows_of(message.runs), places, fill, memory, reference))
-        self._send_next(link, message.worker)
+        Rows to compare are copied at once: after ``ReferenceCopied`` the daemon may reuse the slot.
+        """
+        fill = messages.FILL.decode(message.fill)
+        assert isinstance(fill, messages.FillRows), "FILL has no other message"
+        link = self.hosts.links.by_number.get(fill.link)
+        if link is None or not self._orders.is_up(fill.link, fill.worker):
+            return
+        stream, slot = self._streams[fill.stream], self._slots[message.slot]
+        layout = stream.layout.of(fill.bucket)
+        assert are_runs(fill.runs, layout.rows), "an order is within its batch"
+        places, key = places_of(layout, fill.runs), (fill.link, fill.worker, fill.order)
+        reference = copy(slot, places) if message.is_proof else None
+        if message.is_proof:
+            self.tell(ev.ReferenceCopied(*key))
+        memory = None if message.is_proof else slot
+        self._orders.give(RemoteOrder(*key, stream, rows_of(fill.runs), places, fill, memory, reference))
+        self._send_next(link, fill.worker)
 
     def _send_next(self, link: Link, worker: int) -> None:
         """Send the next order to a worker that has fewer than ``ORDERS_MAX``, with this round."""
@@ -267,20 +255,20 @@ class Gateway:
         if order is not None:
             self.hosts.fill(link, order.message)
 
-    def _withdraw(self, message: told.RemoteWithdraw) -> None:
-        order = self._orders.find(message.link, message.worker, message.order)
+    def _withdraw(self, message: WithdrawOrder) -> None:
+        key = message.link, message.worker, message.order
+        order = self._orders.find(*key)
         if order is None or order.is_withdrawn:
             return
-        key = message.link, message.worker, message.order
         self._orders.withdraw(order)
-        self.tell(told.RemoteWithdrawn(*key))
+        self.tell(ev.OrderWithdrawn(*key))
         if order.is_sent:
-            self.hosts.send(self.hosts.links.by_number[message.link], hosts.HostWithdraw(*key))
+            self.hosts.send(self.hosts.links.by_number[message.link], message)
         else:
             self._orders.end(order)
-            self.tell(told.RemoteSettled(*key))
+            self.tell(ev.OrderFilled(*key, NO_WORK, [], ""))
 
-    def _close_link(self, message: told.CloseLink) -> None:
+    def _close_link(self, message: ev.LinkClosed) -> None:
         link = self.hosts.links.by_number.get(message.link)
         if link is not None:
             self.hosts.end(link, message.reason, is_final=message.is_final)
@@ -291,7 +279,7 @@ class Gateway:
         """See ``LinkEvents``."""
         registered = link.registered
         self.tell(
-            told.LinkUp(
+            ev.LinkBegun(
                 link.number,
                 printable(registered.name),
                 printable(registered.host),
@@ -308,27 +296,27 @@ class Gateway:
         for stream in self._streams.ready():
             self._serve_to(link, stream)
 
-    def ended(self, link: Link, reason: str) -> None:
+    def ended(self, link: Link, closed: ev.LinkClosed) -> None:
         """See ``LinkEvents``: no row of it will be written from now on, so report its end."""
         self._orders.end_link(link.number)
         self._tell_traffic(link)
-        self.tell(told.LinkDown(link.number, reason))
+        self.tell(closed)
 
     def frames_due(self, link: Link, message: Message) -> int:
         """See ``LinkEvents``."""
-        if not isinstance(message, hosts.HostFilled):
+        if not isinstance(message, ev.OrderFilled):
             return 0
         order = self._orders.find_sent(link.number, message.worker, message.order)
         return len(order.places) if order is not None else 0
 
     def heard(self, link: Link, message: Message, rows: Frames) -> None:
         """See ``LinkEvents``."""
-        if isinstance(message, hosts.HostFilled):
+        if isinstance(message, ev.OrderFilled):
             self._filled(link, message, rows)
         else:
             self._from_hosts[type(message)](link, message)
 
-    def _filled(self, link: Link, message: hosts.HostFilled, rows: Frames) -> None:
+    def _filled(self, link: Link, message: ev.OrderFilled, rows: Frames) -> None:
         """Act on an order that a worker host has finished, or dropped after its withdrawal."""
         key = link.number, message.worker, message.order
         order = self._orders.find_sent(*key)
@@ -341,7 +329,7 @@ class Gateway:
         link.bytes += rows_bytes
         if order.is_withdrawn:
             link.late_rows += len(order.rows) if rows else 0
-            self._end(link, order, told.RemoteSettled(*key))
+            self._end(link, order, ev.OrderFilled(*key, NO_WORK, [], ""))
             return
         try:
             check_rows(order.layout, len(order.rows), order.places, rows)
@@ -355,29 +343,31 @@ class Gateway:
             failpoints.passing("gateway.rows.begun")
             write(order.memory, order.places, rows)
             failpoints.passing("gateway.rows.written")
-            self._end(link, order, told.RemoteFilled(*key, message.work, message.bad, message.hopeless))
-            if rows_bytes >= hosts.ROW_FRAME_BYTES:  # the next rows of this round may take as long
+            self._end(link, order, message)
+            if rows_bytes >= messages.ROW_FRAME_BYTES:  # the next rows of this round may take as long
                 self._results.flush()
         else:
             assert order.reference is not None, "an order fills or proves"
             found = difference(order.layout, order.rows, order.reference, rows)
             last_bad = "".join(f"{path}: {reason}" for _sample, path, reason in message.bad[-1:])
             last_bad = printable(last_bad, REASON_CHARACTERS_MAX)
-            self._end(link, order, told.RemoteProved(*key, found, len(message.bad), bool(message.hopeless), last_bad))
+            self._end(link, order, ev.OrderProved(*key, found, len(message.bad), bool(message.hopeless), last_bad))
 
-    def _end(self, link: Link, order: RemoteOrder, message: Message) -> None:
+    def _end(self, link: Link, order: RemoteOrder, message: ev.OrderFilled | ev.OrderProved) -> None:
         self._orders.end(order)
-        if isinstance(message, told.RemoteFilled):
+        if isinstance(message, ev.OrderFilled):
             self._results.add(message)
         else:
             self.tell(message)
         self._send_next(link, order.worker)
 
-    def _worker_up(self, link: Link, message: hosts.WorkerUp) -> None:
+    def _worker_up(self, link: Link, message: ev.WorkerUp) -> None:
         restarts_max = RESTARTS_AT_ONCE + (monotonic() - link.begun_s) * RESTARTS_PER_S
         if message.worker in link.seen:
             # a repeated number could get an order of the worker that had the number before
             self.hosts.cut_off(link, f"its worker {message.worker} started twice")
+        elif message.worker >= REMOTE_NUMBERS:
+            self.hosts.cut_off(link, f"its worker has the number {message.worker}, which no worker has")
         elif len(link.seen) - link.registered.workers >= restarts_max:
             self.hosts.cut_off(link, f"it has started {len(link.seen)} workers, far more than are likely to die")
         elif len(self._orders.workers(link.number)) >= link.registered.workers:
@@ -385,41 +375,41 @@ class Gateway:
         else:
             link.seen.add(message.worker)
             self._orders.add_worker(link.number, message.worker)
-            decoders = printable(message.decoders, REASON_CHARACTERS_MAX)
-            self.tell(told.RemoteUp(link.number, message.worker, decoders))
+            self.tell(replace(message, decoders=printable(message.decoders, REASON_CHARACTERS_MAX)))
 
-    def _worker_down(self, link: Link, message: hosts.WorkerDown) -> None:
+    def _worker_down(self, link: Link, message: ev.WorkerDown) -> None:
         if self._orders.is_up(link.number, message.worker):
             self._orders.end_worker(link.number, message.worker)
             self.hosts.expect(link, self._orders.due_bytes(link.number))
-            self.tell(told.RemoteDown(link.number, message.worker, printable(message.how)))
+            self.tell(replace(message, how=printable(message.how)))
 
-    def _opened(self, link: Link, message: hosts.HostOpened) -> None:
+    def _opened(self, link: Link, message: ev.StreamOpened) -> None:
         if message.stream in link.served and message.stream not in link.opened:
             link.opened[message.stream] = True
-            self.tell(told.LinkOpened(link.number, message.stream))
+            self.tell(message)
 
-    def _cannot_open(self, link: Link, message: hosts.CannotOpen) -> None:
+    def _refused(self, link: Link, message: ev.StreamRefused) -> None:
         if message.stream in link.served and link.opened.get(message.stream) is not False:
             link.opened[message.stream] = False
             reason = printable(message.reason, REASON_CHARACTERS_MAX) or "it gives no reason"
-            self.tell(told.LinkRefuses(link.number, message.stream, reason))
+            self.tell(replace(message, reason=reason))
 
-    def _leaving(self, link: Link, _message: hosts.Leaving) -> None:
+    def _leaves(self, link: Link, message: ev.HostLeaves) -> None:
         if not link.is_leaving:
             link.is_leaving = True
-            self.tell(told.LinkLeaving(link.number))
+            self.tell(message)
 
-    def _ask_index(self, link: Link, message: hosts.AskIndex) -> None:
-        if len(link.asked) >= hosts.INDEX_PARTS_AHEAD * max(1, len(link.served)):
-            self.hosts.cut_off(link, f"it asked for more than {hosts.INDEX_PARTS_AHEAD} parts of each index at a time")
+    def _ask_index(self, link: Link, message: messages.AskIndex) -> None:
+        ahead = messages.INDEX_PARTS_AHEAD
+        if len(link.asked) >= ahead * max(1, len(link.served)):
+            self.hosts.cut_off(link, f"it asked for more than {ahead} parts of each index at a time")
             return
         link.asked.append((message.digest, message.offset))
         self._send_parts(link)
 
     def _send_parts(self, link: Link) -> None:
         """Send requested index parts, without copying, while few are in flight."""
-        while link.asked and link.parts_ahead < hosts.INDEX_PARTS_AHEAD:
+        while link.asked and link.parts_ahead < messages.INDEX_PARTS_AHEAD:
             digest, offset = link.asked.popleft()
             index = self._streams.index(digest)
             if index is None or not any(
@@ -433,7 +423,7 @@ class Gateway:
                 return
             link.parts_ahead += 1
             frame = self._sent_memory.view(part, partial(self._part_sent, link))
-            self.hosts.send(link, hosts.IndexPart(link.number, digest, offset), frame)
+            self.hosts.send(link, messages.IndexPart(link.number, digest, offset), frame)
 
     def _part_sent(self, link: Link) -> None:
         link.parts_ahead -= 1

@@ -11,7 +11,7 @@ it when another order has ended, so the worker host cannot recognise it by the n
 
 Invariant, the fence: rows are written only for an order that is in this table under the link and
 the worker that sent them. The messages after which others may fill these rows
-(``RemoteWithdrawn``, ``RemoteDown``, ``LinkDown``) are sent after the order has left the table or
+(``OrderWithdrawn``, ``WorkerDown``, ``LinkClosed``) are sent after the order has left the table or
 has lost its memory.
 """
 
@@ -22,7 +22,7 @@ from time import monotonic
 from batchd.core.rows import Rows
 from batchd.pool.gateway.rows import Place, length
 from batchd.pool.gateway.streams import HostStream
-from batchd.pool.messages import ORDERS_MAX, HostFill
+from batchd.pool.messages import ORDERS_MAX, FillRows
 from batchd_wire.fields import SlotLayout
 from batchd_wire.tcp import CURVE_BYTES
 
@@ -46,7 +46,7 @@ class RemoteOrder:
     stream: HostStream
     rows: Rows
     places: list[Place]
-    message: HostFill
+    message: FillRows
     memory: memoryview | None
     reference: list[bytes] | None = None
     is_sent: bool = False

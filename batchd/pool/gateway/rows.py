@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from batchd.core.events import OrderFilled
 from batchd.core.rows import Rows
 from batchd.core.work import Work
-from batchd.pool.messages import ROW_FRAME_BYTES, HostFilled
+from batchd.pool.messages import ROW_FRAME_BYTES
 from batchd_wire.fields import HEADER_BYTES, Field, PlacedField, SlotLayout, Varying, sizes_field
 from batchd_wire.tcp import Piece
 from batchd_wire.views import checked_sizes
@@ -83,7 +84,7 @@ def check_rows(layout: SlotLayout, count: int, places: Sequence[Place], frames: 
             raise RowsInvalid(f"field {field.name!r}: {error}") from None
 
 
-def check_report(filled: HostFilled, count: int, record_bytes_max: int, passed_s: float) -> None:
+def check_report(filled: OrderFilled, count: int, record_bytes_max: int, passed_s: float) -> None:
     """Check the report on ``count`` rows filled in ``passed_s``. Raises ``RowsInvalid``."""
     work = Work(*filled.work)
     most_us = int(2e6 * passed_s) + SLACK_US

@@ -26,8 +26,9 @@ from typing import NamedTuple
 import structlog
 import zmq
 
+from batchd.core.events import LinkClosed
 from batchd.errors import BatchdError, DaemonUnreachable, KeysInvalid
-from batchd.pool.messages import INDEX_PART_BYTES, TO_HOST, Admitted, LinkClosed, Moved, Register, Rejected
+from batchd.pool.messages import INDEX_PART_BYTES, TO_HOST, Admitted, Moved, Register, Rejected
 from batchd.pool.together import messages_in
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode

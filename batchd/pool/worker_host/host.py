@@ -2,7 +2,7 @@
 
     zmq.Poller( DEALER, its monitor | epoll( worker channels, pidfds, signals, sent rows ) )
 
-    HostServe -> recipe -> index: in memory, on disk, or requested -> HostOpened | CannotOpen
+    HostServe -> recipe -> index: in memory, on disk, or requested -> StreamOpened | StreamRefused
     a link ends -> workers, indexes, caches and streams stay -> the next link serves the same again?
 
 A stream that the next link serves unchanged continues: workers keep their files open, and caches
@@ -27,9 +27,11 @@ import structlog
 import zmq
 
 from batchd import __version__
+from batchd.core.actions import WithdrawOrder
+from batchd.core.events import HostLeaves, StreamOpened, StreamRefused
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.errors import BatchdError
-from batchd.pool import messages as orders
+from batchd.pool import messages
 from batchd.pool.worker_host.connection import GatewayAddress, GatewayConnection
 from batchd.pool.worker_host.indexes import IndexDamaged, IndexFolder, ReceivedIndex
 from batchd.pool.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener, StreamUnusable
@@ -99,7 +101,7 @@ def run_host(options: HostOptions) -> None:
 class _Awaited:
     """A stream that waits for its index."""
 
-    served: orders.HostServe
+    served: messages.HostServe
     serve: ServeStream
 
 
@@ -134,7 +136,7 @@ class WorkerHost:
         self._stops_at_once = False
         host = socket.gethostname()
         facts = options.name or host, host, os.getpid(), options.workers, os.uname().machine
-        self._connection.introduce(orders.Register(orders.LINK_VERSION, __version__, CONTENT_VERSION, *facts))
+        self._connection.introduce(messages.Register(messages.LINK_VERSION, __version__, CONTENT_VERSION, *facts))
 
     def run(self) -> None:
         """Run until a signal ends it. Raises ``BatchdError``."""
@@ -160,7 +162,7 @@ class WorkerHost:
         _log.info("leaving", signal=number.name, within_s=LEAVE_S)
         self._deadline_s = monotonic() + LEAVE_S
         self._workers.leave()
-        self._connection.send(orders.Leaving(self._connection.link))
+        self._connection.send(HostLeaves(self._connection.link))
 
     def close(self) -> None:
         """End everything."""
@@ -205,26 +207,26 @@ class WorkerHost:
     def _received(self, message: Message, frames: Sequence[memoryview]) -> None:
         """Act on a message of the present link."""
         match message:
-            case orders.Admitted():
+            case messages.Admitted():
                 self._begin_link(message)
-            case orders.HostServe():
+            case messages.HostServe():
                 self._serve(message)
-            case orders.IndexPart():
+            case messages.IndexPart():
                 self._take_part(message, frames)
-            case orders.HostFill():
+            case messages.FillRows():
                 stream = self._streams.get(message.stream)
                 if stream is None or not self._workers.fill(message, stream):
                     self._connection.close(f"the gateway sent an invalid order: {message}")
-            case orders.HostWithdraw():
+            case WithdrawOrder():
                 self._workers.withdraw(message.worker, message.order)
-            case orders.HostQuarantine():
+            case messages.HostQuarantine():
                 self._quarantine(message)
-            case orders.HostStorage() | orders.HostLimits():
+            case messages.HostStorage() | messages.HostLimits():
                 self._use_limits(message)
-            case orders.HostForget():
+            case messages.HostForget():
                 self._forget(message.stream)
 
-    def _begin_link(self, message: orders.Admitted) -> None:
+    def _begin_link(self, message: messages.Admitted) -> None:
         _log.info("connected to the gateway", link=message.link, gateway=self._connection.address)
         self._former_until_s = min(self._former_until_s, monotonic() + FORMER_KEPT_S)
         self._workers.begin_link(message.link, message.sample_timeout_s)
@@ -244,7 +246,7 @@ class WorkerHost:
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def _serve(self, served: orders.HostServe) -> None:
+    def _serve(self, served: messages.HostServe) -> None:
         """Open a stream, continue one of the last link, or get its index first."""
         try:
             serve = TO_WORKER.decode(served.serve)
@@ -262,7 +264,7 @@ class WorkerHost:
             self._use_storage(serve.storage)
             known = set(former.quarantined)
             self._workers.quarantine(former, [sample for sample in served.quarantined if sample not in known])
-            self._connection.send(orders.HostOpened(self._connection.link, serve.stream))
+            self._connection.send(StreamOpened(self._connection.link, serve.stream))
             return
         self._awaited[serve.stream] = _Awaited(served, serve)
         try:
@@ -270,7 +272,7 @@ class WorkerHost:
         except OSError as error:
             self._refuse(serve, f"no memory for its index of {round_bytes(served.index_bytes)}: {error.strerror}")
 
-    def _find_index(self, served: orders.HostServe) -> None:
+    def _find_index(self, served: messages.HostServe) -> None:
         """Open the streams that wait for an index, or request the index. Raises ``OSError``."""
         index = self._indexes.get(served.digest)
         if index is None:
@@ -285,13 +287,13 @@ class WorkerHost:
 
     def _ask(self, index: ReceivedIndex) -> None:
         for offset in index.next_offsets():
-            self._connection.send(orders.AskIndex(self._connection.link, index.digest, offset))
+            self._connection.send(messages.AskIndex(self._connection.link, index.digest, offset))
 
-    def _take_part(self, message: orders.IndexPart, frames: Sequence[memoryview]) -> None:
+    def _take_part(self, message: messages.IndexPart, frames: Sequence[memoryview]) -> None:
         index = self._indexes.get(message.digest)
         if index is None or index.is_complete:
             return  # its stream was forgotten meanwhile
-        expected = min(orders.INDEX_PART_BYTES, index.size - index.received)
+        expected = min(messages.INDEX_PART_BYTES, index.size - index.received)
         if message.offset != index.received or [len(frame) for frame in frames] != [expected]:
             self._connection.close("the gateway sent a part of an index that was not requested")
             return
@@ -333,7 +335,7 @@ class WorkerHost:
             self._streams[number] = stream
             self._renew_workers(stream)
             _log.info("stream opened", stream=stream.name, samples=one.serve.samples, cache=stream.message.cache)
-            self._connection.send(orders.HostOpened(self._connection.link, number))
+            self._connection.send(StreamOpened(self._connection.link, number))
 
     def _renew_workers(self, stream: OpenedStream) -> None:
         """Replace the workers if they may have imported other versions of a stream's modules."""
@@ -346,18 +348,18 @@ class WorkerHost:
     def _refuse(self, serve: ServeStream, reason: str) -> None:
         """Report to the gateway that a stream cannot be filled here."""
         _log.error("stream cannot be filled here", stream=serve.name, reason=reason)
-        self._connection.send(orders.CannotOpen(self._connection.link, serve.stream, reason))
+        self._connection.send(StreamRefused(self._connection.link, serve.stream, reason))
         self._forget(serve.stream)
 
-    def _quarantine(self, message: orders.HostQuarantine) -> None:
+    def _quarantine(self, message: messages.HostQuarantine) -> None:
         stream, awaited = self._streams.get(message.stream), self._awaited.get(message.stream)
         if stream is not None:
             self._workers.quarantine(stream, message.samples)
         elif awaited is not None:
             awaited.served.quarantined.extend(message.samples)
 
-    def _use_limits(self, message: orders.HostStorage | orders.HostLimits) -> None:
-        if isinstance(message, orders.HostStorage):
+    def _use_limits(self, message: messages.HostStorage | messages.HostLimits) -> None:
+        if isinstance(message, messages.HostStorage):
             self._use_storage(message.storage)
         else:
             self._workers.use_limits(message.sample_timeout_s)

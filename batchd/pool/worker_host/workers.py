@@ -1,10 +1,10 @@
 """The workers of this host, and their orders. WORKER HOST process.
 
-    HostFill -> waiting, in order -> at its worker (two at most) -> HostFilled + rows
+    FillRows -> waiting, in order -> at its worker (two at most) -> OrderFilled + rows
                    |                      |        |
-              HostWithdraw           HostWithdraw  +--(it dies)--> WorkerDown
+              WithdrawOrder           WithdrawOrder  +--(it dies)--> WorkerDown
                    |                      |
-              HostFilled, at once    HostFilled when it is done; both without rows
+              OrderFilled, at once    OrderFilled when it is done; both without rows
 
 The workers are those of a daemon (``worker.supervisor``), and so are the rules for starts,
 restarts and stuck workers (``core.fleet``). The difference: a worker's further orders wait here, so
@@ -26,14 +26,23 @@ from time import monotonic
 import structlog
 
 from batchd.core.actions import Action, DismissWorker, KillWorker, SpawnWorker
-from batchd.core.events import ChunkDone, Event, WorkerGone, WorkerReady
+from batchd.core.events import (
+    ChunkDone,
+    Event,
+    OrderFilled,
+    StreamRefused,
+    WorkerDown,
+    WorkerGone,
+    WorkerReady,
+    WorkerUp,
+)
 from batchd.core.fleet import Fleet, Order, Worker, WorkerState
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
 from batchd.core.rows import Rows, are_runs, rows_of
 from batchd.core.state import GAP_S, TICK_S
 from batchd.core.work import NO_WORK, Work
-from batchd.pool.messages import ORDERS_MAX, CannotOpen, HostFill, HostFilled, WorkerDown, WorkerUp
+from batchd.pool.messages import ORDERS_MAX, FillRows
 from batchd.pool.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.pool.worker_host.streams import OpenedStream
 from batchd.runtime.child_log import ChildOutput
@@ -56,7 +65,7 @@ class _HostOrder:
     """An order of a gateway. ``number``: the number on this host, never used twice."""
 
     number: int
-    fill: HostFill
+    fill: FillRows
     stream: OpenedStream
     rows: Rows
     scratch: OrderMemory | None = None
@@ -115,7 +124,7 @@ class HostWorkers:
         self._reported.clear()
         self._waiting.clear()
 
-    def fill(self, message: HostFill, stream: OpenedStream) -> bool:
+    def fill(self, message: FillRows, stream: OpenedStream) -> bool:
         """Take an order; false if it is invalid. Its worker may be gone already."""
         rows = rows_of(message.runs) if are_runs(message.runs, stream.message.batch_size) else ()
         buckets = len(stream.layout.buckets) or 1
@@ -249,7 +258,7 @@ class HostWorkers:
     def _drop(self, worker: int, order: _HostOrder) -> None:
         """End an order that was not sent to its worker."""
         self._waiting[worker].remove(order)
-        self._send(HostFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
+        self._send(OrderFilled(self._link, worker, order.fill.order, NO_WORK, [], ""), ())
 
     def _begin_orders(self, number: int) -> None:
         """Send waiting orders to a worker while it takes orders and has memory for them."""
@@ -310,10 +319,10 @@ class HostWorkers:
             scratch.release()
         if fill.link == self._link:
             work: Work = order.stream.as_daemon_counts(event.work)
-            self._send(HostFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
+            self._send(OrderFilled(fill.link, fill.worker, fill.order, work, event.bad, event.hopeless), frames)
             if event.hopeless:
                 _log.error("stream cannot be filled here", stream=order.stream.name, reason=event.hopeless)
-                self._send(CannotOpen(fill.link, fill.stream, event.hopeless), ())
+                self._send(StreamRefused(fill.link, fill.stream, event.hopeless), ())
         self._begin_orders(event.worker)
 
     def _frames(self, scratch: OrderMemory, order: _HostOrder) -> Sequence[memoryview]:
