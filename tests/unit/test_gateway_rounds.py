@@ -264,6 +264,8 @@ class Rounds(RuleBasedStateMachine):
         self.settling: set[Key] = set()
         self.numbers = self.links = 0
         self.workers: set[tuple[int, int]] = set()
+        self.dead: set[tuple[int, int]] = set()
+        """Workers that their host knows to be dead: it drops orders for them."""
         self.in_hand: dict[Key, bool] = {}
         """Orders of worker hosts; whether they are withdrawn."""
         self.withdrawing: set[Key] = set()
@@ -321,6 +323,7 @@ class Rounds(RuleBasedStateMachine):
         known = self.sides.gateway.hosts.links.by_number.get(link)
         if known is not None and dies:
             self.sides.gateway.heard(known, WorkerDown(link, worker, "signal 9 (SIGKILL)"), [])
+            self.dead.add((link, worker))
             self.in_hand = {key: late for key, late in self.in_hand.items() if key[:2] != (link, worker)}
 
     @rule(which=st.integers(0, 1), dies=RARELY)
@@ -389,6 +392,8 @@ class Rounds(RuleBasedStateMachine):
         """Let the hosts take their messages: a withdrawal comes after its order."""
         for messages in self.sides.at_hosts.values():
             for message in messages:
+                if (message.link, message.worker) in self.dead:
+                    continue
                 if isinstance(message, FillRows):
                     self.in_hand[message.link, message.worker, message.order] = False
                 elif isinstance(message, WithdrawOrder):
