@@ -302,8 +302,8 @@ class Claims:
         if self.supply.bind(slot):
             for number in slot.claims:
                 self.account(self._subscriptions[number])
-        rows, doubter = self.ring.cut(slot, order, rows_max, is_remote=is_remote, share=share)
-        return rows, doubter, self.supply.mailbox.places(slot.position, rows)
+        rows, disputed_link = self.ring.cut(slot, order, rows_max, is_remote=is_remote, share=share)
+        return rows, disputed_link, self.supply.mailbox.places(slot.position, rows)
 
     def account(self, subscription: Subscription) -> None:
         """Count time from now on for what a trainer waits for; call it when that changes."""

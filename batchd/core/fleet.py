@@ -84,7 +84,7 @@ class Order:
     given_s: float = 0.0
     expected_s: float = SMALL_ORDERS_S
     """How long it will take; as long as small orders together, where no time was measured."""
-    doubter: int = 0
+    disputed_link: int = 0
     """The link that reported these rows bad; 0 for any other order."""
     is_proof: bool = False
     """The rows are filled already, and only compared."""

@@ -69,7 +69,7 @@ class Link:
     """Orders whose rows are being compared just now."""
     unaudited: int = 0
     """Orders since the last comparison."""
-    doubts: deque[int] = field(default_factory=lambda: deque(maxlen=DISAGREEMENTS_MAX))
+    disputes: deque[int] = field(default_factory=lambda: deque(maxlen=DISAGREEMENTS_MAX))
     """How many samples it had filled at each of the last disagreements."""
     last_bad: str = ""
     """The last sample that it reported as bad, and why."""
@@ -201,8 +201,8 @@ class Links:
         if link is None:
             return
         link.disagreements += rows
-        link.doubts.extend([link.samples] * min(rows, DISAGREEMENTS_MAX))
-        if len(link.doubts) == DISAGREEMENTS_MAX and link.samples - link.doubts[0] <= DISAGREEMENT_ROWS:
+        link.disputes.extend([link.samples] * min(rows, DISAGREEMENTS_MAX))
+        if len(link.disputes) == DISAGREEMENTS_MAX and link.samples - link.disputes[0] <= DISAGREEMENT_ROWS:
             bad = f"it reported {link.disagreements} samples as bad that are good on the daemon's host"
             self.close(
                 link, f"{bad}, the last as {link.last_bad}: are its files the same, and may it read them?", actions

@@ -84,9 +84,9 @@ class Ordering:
         if stream.blocks is not None and not is_remote:
             share, divided = worker.place + 1, (worker.place, self._fleet.places)
         claims.provide(slot, actions)
-        rows, doubter, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
+        rows, disputed_link, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
         expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
-        order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, doubter)
+        order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, disputed_link)
         worker.give(order, self._moment.now_s)
         where = worker.number, number, order.stream, slot.number, position
         actions.append(OrderChunk(*where, rows, places, divided))

@@ -41,7 +41,7 @@ GAP_S = 2.0
 """A longer pause between two ticks stopped the whole machine: it counts towards no time-out."""
 
 
-LATE_USUAL = 4
+LATE_FACTOR = 4
 """Multiple of its usual time after which a remote worker is late with awaited rows."""
 LATE_S = 10.0
 """It is late with any rows after that time."""
@@ -354,9 +354,9 @@ class DaemonState:
         """Have links fill what a local worker has filled; count what they were wrong about."""
         if not event.bad:  # what cannot be read here may be good there, and the other way round
             self._prove(order, actions)
-        if order.doubter:
+        if order.disputed_link:
             bad = {sample for sample, _path, _reason in event.bad}
-            self.links.disagreed(order.doubter, stream.good_rows(order, bad), actions)
+            self.links.disagreed(order.disputed_link, stream.good_rows(order, bad), actions)
 
     def _prove(self, order: Order, actions: list[Action]) -> None:
         """Have the rows that a local worker has filled filled by links that must be compared."""
@@ -471,7 +471,7 @@ class DaemonState:
         awaited = {slot for stream in self.streams.values() for slot in stream.delivery.awaited_slots()}
         for link in self.links.by_number.values():
             for worker in map(self.fleet.workers.__getitem__, link.workers):
-                patience_s = max(self.links.rules.withdraw_after_s, LATE_USUAL * self.fleet.usual_s(worker))
+                patience_s = max(self.links.rules.withdraw_after_s, LATE_FACTOR * self.fleet.usual_s(worker))
                 for order in worker.orders.values():
                     late_s = min(LATE_S, patience_s) if order.slot.number in awaited else LATE_S
                     if self._moment.now_s - order.given_s >= late_s and order.number not in worker.withdrawing:

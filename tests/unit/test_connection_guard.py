@@ -413,7 +413,7 @@ def test_a_connection_whose_session_has_ended_is_closed_soon_unless_another_begi
     (leaving, told_to_leave), (staying, told_to_stay) = connect(), connect()
     for ours in (leaving, staying):
         guard.add(ours.fileno())
-        guard.hurry(ours.fileno())
+        guard.close_soon(ours.fileno())
     sessions.add(staying.fileno())
 
     let_pass(guard, 1)
@@ -422,16 +422,16 @@ def test_a_connection_whose_session_has_ended_is_closed_soon_unless_another_begi
     assert has_ended(told_to_leave)
     let_pass(guard, PENDING_TICKS)
     assert not has_ended(told_to_stay)
-    guard.hurry(999_999)
+    guard.close_soon(999_999)
 
 
 def test_a_blocked_host_gets_no_further_connection(guard, connect) -> None:
     """Its existing connection stays; other hosts can connect."""
     ours, theirs = connect()
     guard.add(ours.fileno())
-    guard.keep_out("127.0.0.1")
-    assert guard.is_kept_out("127.0.0.1")
-    assert not guard.is_kept_out("127.0.0.2")
+    guard.ban("127.0.0.1")
+    assert guard.is_banned("127.0.0.1")
+    assert not guard.is_banned("127.0.0.2")
     further, other = connect(), connect("127.0.0.2")
     guard.add(further[0].fileno())
     guard.add(other[0].fileno())

@@ -9,7 +9,7 @@ import zmq
 
 from batchd.core.events import LinkClosed
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.gateway.links import ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
+from batchd.pool.gateway.links import CONNECTION_ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
 from batchd.pool.messages import LINK_VERSION, TO_HOST, Admitted, Moved, Register, Rejected
 from batchd.runtime.limits import HandshakeRate
 from batchd_wire.codec import Message
@@ -112,7 +112,7 @@ def test_a_link_that_begins_after_the_report_of_its_end_is_ended_all_the_same(ho
         hosts.tick()
 
     assert sorted(what for what, _link, _why in events.told) == ["admitted", "begun", "ended"]
-    assert {why for what, _link, why in events.told if what == "ended"} == {ENDED}
+    assert {why for what, _link, why in events.told if what == "ended"} == {CONNECTION_ENDED}
     assert not hosts.links.by_number
     assert not hosts.links.by_routing
     assert not hosts.links.by_descriptor
@@ -130,8 +130,8 @@ def test_a_living_link_with_the_descriptor_of_a_dead_one_gets_its_own_end(hosts,
 
     hosts._register(b"ghost", head, REGISTER)
 
-    assert ("ended", link.number, ENDED) in events.told
-    assert answer(living) == LinkClosed(link.number, ENDED, is_final=False)
+    assert ("ended", link.number, CONNECTION_ENDED) in events.told
+    assert answer(living) == LinkClosed(link.number, CONNECTION_ENDED, is_final=False)
     again = register(hosts, living)
     assert isinstance(again, Admitted)
     assert list(hosts.links.by_number) == [again.link]

@@ -260,9 +260,9 @@ class TcpDoor(TcpFront, Door):
         if self._keys is not None and key is None:
             self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
             return
-        crowd = self._sessions.crowd(key, host, self._limits)
-        if crowd:
-            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, crowd)
+        limit_reached = self._sessions.limit_reached(key, host, self._limits)
+        if limit_reached:
+            self._reject(routing, frame, ErrorCode.NOT_ALLOWED, limit_reached)
             return
         self._end_former(frame)
         number, secret = next(self._daemon.session_numbers), token_bytes(SECRET_BYTES)
@@ -321,7 +321,7 @@ class TcpDoor(TcpFront, Door):
             self._daemon.enqueue(event)
 
     def _refuse(self, routing: bytes, refusal: messages.Refused) -> None:
-        self._answer_stranger(routing, refusal.encode(OLDEST_VERSION))
+        self._reply_without_session(routing, refusal.encode(OLDEST_VERSION))
 
     def _reject(self, routing: bytes, frame: zmq.Frame, error: ErrorCode, text: str) -> None:
         """Answer an invalid message with its error number, and log it at most once a minute."""

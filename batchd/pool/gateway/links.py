@@ -51,7 +51,7 @@ MESSAGES_AT_ONCE = 16
 BYTES_AT_ONCE = 32 << 20
 """Read between two looks at the daemon's messages: some 10 ms."""
 REASON_CHARACTERS_MAX = 500
-ENDED = "its connection ended"
+CONNECTION_ENDED = "its connection ended"
 
 _log = structlog.get_logger()
 
@@ -109,7 +109,7 @@ class LinkTable:
         del self.by_descriptor[link.connection.descriptor]
         return True
 
-    def crowd(self, key: AcceptedKey | None, address: str, rules: PoolRules) -> str:
+    def limit_reached(self, key: AcceptedKey | None, address: str, rules: PoolRules) -> str:
         """Why the limits admit no further link of this key (without keys: of this host); or ""."""
         if len(self.by_number) >= rules.links_max:
             most = f"the most that there may be{_of_several(rules)}"
@@ -197,7 +197,7 @@ class WorkerHosts(TcpFront):
         for link in list(self.links.by_number.values()):
             link.ticks_adrift = 0 if self._is_there(link.connection) else link.ticks_adrift + 1
             if link.ticks_adrift > 1:
-                self.end(link, ENDED)
+                self.end(link, CONNECTION_ENDED)
             elif not self._is_valid(link.key):
                 self.end(link, "its key has been revoked", is_final=True)
 
@@ -234,7 +234,7 @@ class WorkerHosts(TcpFront):
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.end(link, ENDED)
+            self.end(link, CONNECTION_ENDED)
 
     def end(self, link: Link, reason: str, *, is_final: bool = False) -> None:
         """End a link, and say why to the worker host.
@@ -244,13 +244,13 @@ class WorkerHosts(TcpFront):
         """
         if self.links.remove(link):
             closed = LinkClosed(link.number, reason, is_final)
-            self._answer_stranger(link.connection.routing, closed.encode())
-            self._guard.hurry(link.connection.descriptor)
+            self._reply_without_session(link.connection.routing, closed.encode())
+            self._guard.close_soon(link.connection.descriptor)
             self._loop.ended(link, closed)
 
     def cut_off(self, link: Link, reason: str) -> None:
         """End the link of a worker host that breaks the protocol; keep its address out."""
-        self._guard.keep_out(peer_network(link.address))
+        self._guard.ban(peer_network(link.address))
         self.end(link, reason)
 
     def expect(self, link: Link, due_bytes: int) -> None:
@@ -308,35 +308,35 @@ class WorkerHosts(TcpFront):
         link, message = self.links.by_routing.get(routing), received.message
         if link is not None and link.connection.descriptor != descriptor:
             # another connection uses the same routing id: the first one is gone
-            self.end(link, ENDED)
+            self.end(link, CONNECTION_ENDED)
             link = None
         if link is None:
-            self._meet(routing, received.head, message, received.error)
+            self._handle_unregistered(routing, received.head, message, received.error)
         elif message is None:
             self.cut_off(link, received.error)
         elif isinstance(message, messages.Register):
             self.cut_off(link, "it registered twice over one connection")
         elif _named(message) != link.number:
-            self._say_ended(routing, _named(message))
+            self._send_link_closed(routing, _named(message))
         elif received.surplus:
             number = len(received.rows) + received.surplus
             self.cut_off(link, f"{number} frames came with {type(message).__name__}, {received.surplus} too many")
         else:
             self._loop.heard(link, message, received.rows)
 
-    def _meet(self, routing: bytes, head: zmq.Frame, message: Message | None, error: str) -> None:
+    def _handle_unregistered(self, routing: bytes, head: zmq.Frame, message: Message | None, error: str) -> None:
         """Act upon a message over a connection without a link."""
         if message is None:
             self._reject(routing, head, ErrorCode.MALFORMED_MESSAGE, error)
         elif isinstance(message, messages.Register):
             self._register(routing, head, message)
         else:
-            self._say_ended(routing, _named(message))
+            self._send_link_closed(routing, _named(message))
 
-    def _say_ended(self, routing: bytes, number: int) -> None:
+    def _send_link_closed(self, routing: bytes, number: int) -> None:
         """Tell a worker host that its link has ended: the gateway took its connection for dead."""
         text = "this link ended when its connection was lost; register again"
-        self._answer_stranger(routing, LinkClosed(number, text, is_final=False).encode())
+        self._reply_without_session(routing, LinkClosed(number, text, is_final=False).encode())
 
     def _register(self, routing: bytes, head: zmq.Frame, message: messages.Register) -> None:
         assert self.rules is not None, "nothing is read before"
@@ -346,7 +346,7 @@ class WorkerHosts(TcpFront):
         workers = f"a worker host has 1 to {messages.WORKERS_MAX} workers, not {message.workers}; lower --workers"
         if self._keys is None and not self._rate.admit(network, monotonic()):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, self._rate.complaint(network))
-        elif self._guard.is_kept_out(network):
+        elif self._guard.is_banned(network):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, f"{network} was disconnected recently; try again later")
         elif self._keys is not None and key is None:
             self._reject(routing, head, ErrorCode.KEY_REFUSED, "the key has been revoked", is_final=True)
@@ -355,13 +355,13 @@ class WorkerHosts(TcpFront):
         elif not 0 < message.workers <= messages.WORKERS_MAX:
             self._reject(routing, head, ErrorCode.NOT_ALLOWED, workers, is_final=True)
         else:
-            crowd = self.links.crowd(key, address, self.rules)
-            here = None if crowd else len(self.links.by_number)
+            limit_reached = self.links.limit_reached(key, address, self.rules)
+            here = None if limit_reached else len(self.links.by_number)
             gateway = self.placement.choose(here, message.not_at, monotonic())
             if gateway != HERE:
-                self._answer_stranger(routing, messages.Moved(gateway).encode())
-            elif crowd:
-                self._reject(routing, head, ErrorCode.NOT_ALLOWED, crowd)
+                self._reply_without_session(routing, messages.Moved(gateway).encode())
+            elif limit_reached:
+                self._reject(routing, head, ErrorCode.NOT_ALLOWED, limit_reached)
             else:
                 self._admit(routing, head, message, key)
 
@@ -377,7 +377,7 @@ class WorkerHosts(TcpFront):
     def _reject(self, routing: bytes, head: zmq.Frame, code: ErrorCode, text: str, *, is_final: bool = False) -> None:
         """Refuse a worker host, and log it at most once a minute."""
         address = host_of(head)
-        self._answer_stranger(routing, messages.Rejected(code, text, is_final).encode())
+        self._reply_without_session(routing, messages.Rejected(code, text, is_final).encode())
         if self._once_per_minute.allows("worker hosts refused", peer_site(address)):
             _log.warning("worker host refused", error=int(code), reason=text, host=address)
 
@@ -385,7 +385,7 @@ class WorkerHosts(TcpFront):
         """A connection has ended."""
         link = self.links.by_descriptor.get(descriptor)
         if link is not None:
-            self.end(link, ENDED)
+            self.end(link, CONNECTION_ENDED)
 
 
 def _named(message: Message) -> int:

@@ -171,7 +171,7 @@ class ConnectionGuard:
                     host = peer_network(held.getpeername()[0])
                     number = socket.socket(held.family, held.type, fileno=descriptor)
                     self._connections[descriptor] = _Connection(os.fstat(held.fileno()).st_ino, host, number)
-        if descriptor in self._connections and self.is_kept_out(host):
+        if descriptor in self._connections and self.is_banned(host):
             self._shut_down(descriptor, f"the host misbehaved less than {BAN_S:g} s ago")
 
     def remove(self, descriptor: int) -> None:
@@ -190,12 +190,12 @@ class ConnectionGuard:
         connection = self._connections.get(descriptor)
         if connection is None or connection.is_closed or connection.host != host:
             is_known = connection is not None and self._is_there(descriptor)
-            return not is_known and not self.is_kept_out(host) and self._is_open(descriptor)
+            return not is_known and not self.is_banned(host) and self._is_open(descriptor)
         connection.read += wire_bytes
         connection.frames += frames
         frames_max = self._limits.frames_max
         if connection.frames > frames_max:
-            self._ban(descriptor, f"it sent more than {frames_max} frames within {AUDIT_INTERVAL_S:g} s")
+            self._close_and_ban(descriptor, f"it sent more than {frames_max} frames within {AUDIT_INTERVAL_S:g} s")
         return not connection.is_closed
 
     def expect(self, descriptor: int, wire_bytes: int) -> None:
@@ -208,20 +208,20 @@ class ConnectionGuard:
         if connection is not None:
             connection.expected = wire_bytes
 
-    def hurry(self, descriptor: int) -> None:
+    def close_soon(self, descriptor: int) -> None:
         """Close a connection whose session has ended within two ticks, unless another begins."""
         connection = self._connections.get(descriptor)
         if connection is not None:
             connection.ticks = max(connection.ticks, PENDING_TICKS - 1)
 
-    def keep_out(self, host: str) -> None:
+    def ban(self, host: str) -> None:
         """Ban a host for ``BAN_S``: further connections of it are closed."""
         self._banned_until_s.pop(host, None)
         if len(self._banned_until_s) >= BANNED_MAX:
             del self._banned_until_s[next(iter(self._banned_until_s))]
         self._banned_until_s[host] = monotonic() + BAN_S
 
-    def is_kept_out(self, host: str) -> bool:
+    def is_banned(self, host: str) -> bool:
         """True for a host that is banned now."""
         return monotonic() < self._banned_until_s.get(host, 0.0)
 
@@ -238,21 +238,21 @@ class ConnectionGuard:
             connection.received, connection.read, connection.frames = received, 0, 0
             if connection.unread and not connection.is_closed:
                 by_host.setdefault(connection.host, []).append(descriptor)
-        for loud in by_host.values():
-            self._limit_host(loud)
+        for descriptors in by_host.values():
+            self._limit_host(descriptors)
 
-    def _limit_host(self, loud: list[int]) -> None:
+    def _limit_host(self, descriptors: list[int]) -> None:
         """Close a host's connections with too much unread, or the largest of too much together."""
         limits = self._limits
-        there = {descriptor: self._connections[descriptor] for descriptor in loud if self._is_there(descriptor)}
+        there = {descriptor: self._connections[descriptor] for descriptor in descriptors if self._is_there(descriptor)}
         unread = {descriptor: max(0.0, one.unread - one.expected) for descriptor, one in there.items()}
         for descriptor in list(unread):
             if unread[descriptor] > limits.unread_bytes_max:
                 del unread[descriptor]
-                self._ban(descriptor, f"more than {limits.unread_bytes_max} bytes of it are unread")
+                self._close_and_ban(descriptor, f"more than {limits.unread_bytes_max} bytes of it are unread")
         if sum(unread.values()) > limits.unread_host_bytes_max:
             most = max(unread, key=lambda descriptor: unread[descriptor])
-            self._ban(most, f"more than {limits.unread_host_bytes_max} bytes of its host are unread")
+            self._close_and_ban(most, f"more than {limits.unread_host_bytes_max} bytes of its host are unread")
 
     def _is_there(self, descriptor: int) -> bool:
         """False if the number is another connection's, whose beginning is not reported yet."""
@@ -266,9 +266,9 @@ class ConnectionGuard:
         with self._held.on(descriptor) as held:
             return held is not None and self._is_ours(held)
 
-    def _ban(self, descriptor: int, reason: str) -> None:
+    def _close_and_ban(self, descriptor: int, reason: str) -> None:
         """Close a connection that sends too much, and ban its host for ``BAN_S``."""
-        self.keep_out(self._connections[descriptor].host)
+        self.ban(self._connections[descriptor].host)
         self._shut_down(descriptor, reason)
 
     def limit_pending(self) -> None:

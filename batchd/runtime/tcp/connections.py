@@ -116,7 +116,7 @@ class SessionTable:
         self.by_descriptor: dict[int, RemoteSession] = {}
         self.by_secret: dict[bytes, RemoteSession] = {}
 
-    def crowd(self, key: AcceptedKey | None, host: str, limits: SessionLimits) -> str:
+    def limit_reached(self, key: AcceptedKey | None, host: str, limits: SessionLimits) -> str:
         """Why the limits admit no other session of this key (without keys: this host); or ""."""
         if len(self.by_number) >= limits.sessions_max:
             return f"{limits.sessions_max} remote trainers are connected already; raise sessions_max in [daemon]"

@@ -165,7 +165,7 @@ class TcpFront:
                 _log.error("keys cannot be read", reason=str(error))
             return None
 
-    def _answer_stranger(self, routing: bytes, data: bytes) -> None:
+    def _reply_without_session(self, routing: bytes, data: bytes) -> None:
         """Answer a connection that is no session, unless it is gone or does not read."""
         try:
             self.router.send_multipart([routing, data], zmq.NOBLOCK)
