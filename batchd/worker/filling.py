@@ -12,7 +12,7 @@
                 after the other, then read, decoded and resampled by one call; each by itself if its
                 file is another one
 
-    Packed      rows of several documents each: ``worker.packs``
+    PackedRows  rows of several documents each: ``worker.packs``
 
 Invariant: ``fill`` writes every field of every row of its chunk, whatever happens to a sample
 (except zeros that are there already), so no former content of the slot can reach a trainer.
@@ -362,9 +362,9 @@ class ManyFiles(OneByOne):
 def strategy_of(context: StreamContext) -> Strategy:
     """The strategy of a stream."""
     if context.message.pack:
-        from batchd.worker.packs import Packed  # noqa: PLC0415  of these streams alone
+        from batchd.worker.packs import PackedRows  # noqa: PLC0415  of these streams alone
 
-        return Packed(context)
+        return PackedRows(context)
     if context.maker.makes_files:
         return ManyFiles(context)
     return ManyRows(context) if context.maker.makes_rows else OneByOne(context)

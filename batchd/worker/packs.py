@@ -43,7 +43,7 @@ def planned_documents(plan: Plan, tables: Tables, position: Position, rows: Rows
     return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
 
-class Packed(Strategy):
+class PackedRows(Strategy):
     """Fills each row with its documents."""
 
     def __init__(self, context: StreamContext) -> None:
