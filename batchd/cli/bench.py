@@ -26,7 +26,7 @@ from batchd.cli.options import config_options, stream_unknown
 from batchd.cli.tables import TableColumn, own_console, table
 from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
-from batchd.commands.bench.dataloader import Answer, why_none
+from batchd.commands.bench.dataloader import Measured, why_none
 from batchd.commands.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
 from batchd.config.load import read_config
 from batchd.config.tree import Config
@@ -202,7 +202,7 @@ class _Bench:
         lines = said.splitlines()
         answers = [line for line in lines if line.startswith("[")]  # its workers may write, too
         if answers and not status:
-            answer = Answer(*json.loads(answers[0]))
+            answer = Measured(*json.loads(answers[0]))
             result.loader, result.loader_tools = Figures(workers, *answer[:4]), answer.tools
         elif is_late:
             result.why_no_loader = f"it made no sample in {seconds + LOADER_PATIENCE_S:.0f} s"

@@ -48,7 +48,7 @@ from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.cache_memory import points_budget
 from batchd.stream.grouping import grouping_of, unit_of
-from batchd.stream.measuring import Pass
+from batchd.stream.measuring import MeasureOptions
 from batchd.stream.plan import StreamPlan, epoch_plan, planned_index
 from batchd.stream.rings import MEBIBYTE, bucket_layout, slot_layout
 from batchd_wire.fields import place_fields
@@ -73,7 +73,9 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
         yield f'{plan.name}: cache = "auto" {chosen}: {stream.cache_reason}'
     steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    grouping = grouping_of(plan, Pass(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None))
+    grouping = grouping_of(
+        plan, MeasureOptions(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None)
+    )
     scan = partial(scan_source, stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
     decode = next((step for step in steps if isinstance(step, Decode)), None)
     is_planned = (

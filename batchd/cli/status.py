@@ -80,7 +80,7 @@ def whole(status: wire.DaemonStatus, width: int) -> Iterator[RenderableType]:
     yield from _warnings(status, width)
 
 
-def detail(status: wire.DaemonStatus, stream: wire.StreamStatistics, width: int) -> Iterator[RenderableType]:
+def detail(status: wire.DaemonStatus, stream: wire.StreamStatus, width: int) -> Iterator[RenderableType]:
     """One stream, for a terminal of ``width`` columns: what it is, and what became of it."""
     work, described = work_since_start(stream), stream.description
     parts = ", ".join(f"{escaped(part)} {ms:.2f}" for part, ms in parts_of_sample(work))
@@ -154,7 +154,7 @@ def _pool(view: PoolView, width: int, left_out: int) -> Iterator[RenderableType]
 # --- lines below the tables -----------------------------------------------------------------------
 
 
-def _remarks(stream: wire.StreamStatistics) -> Iterator[tuple[str, str]]:
+def _remarks(stream: wire.StreamStatus) -> Iterator[tuple[str, str]]:
     """What is to be said of a stream, after its name, and the style."""
     if stream.live:
         yield f": {_mailbox(stream.live)}", ""
@@ -185,7 +185,7 @@ def _mailbox(live: wire.LiveStatistics) -> str:
 _HELD = {"points": "access points", "pixels": "pixels or access points"}
 
 
-def _cache(stream: wire.StreamStatistics, cache: wire.CacheStatistics) -> str:
+def _cache(stream: wire.StreamStatus, cache: wire.CacheStatistics) -> str:
     """Share of the source in the cache, and of reads that it served."""
     work = stream.work
     asked = work.cache_hits + work.cache_misses

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchd.cli.text import aligned, escaped
-from batchd.observe.columns import BAD, GOOD, MIDDLE, NAME, NUMBER, PLAIN, STREAM, WIDE, Bar, Cell, Column
+from batchd.observe.columns import BAD, GOOD, MIDDLE, NAME, NUMBER, PLAIN, STREAM, WIDE, Bar, Cell, StatusColumn
 
 PIPED_COLUMNS = 200
 """Width without a terminal, where names are not cut."""
@@ -63,7 +63,9 @@ def table(columns: Sequence[TableColumn[Row]], rows: Sequence[Row], width: int) 
     return made
 
 
-def observed(columns: Sequence[Column[Row]], where: Literal["status", "top"], rows: Sequence[Row], width: int) -> Table:
+def observed(
+    columns: Sequence[StatusColumn[Row]], where: Literal["status", "top"], rows: Sequence[Row], width: int
+) -> Table:
     """A table of the columns that `batchd status` or `batchd top` has."""
     return table(
         [
@@ -76,7 +78,7 @@ def observed(columns: Sequence[Column[Row]], where: Literal["status", "top"], ro
     )
 
 
-def _drawn(column: Column[Row], width: int, row: Row) -> Text:
+def _drawn(column: StatusColumn[Row], width: int, row: Row) -> Text:
     cell = column.cell(row)
     if isinstance(cell, Bar):
         is_wide, is_middle = width >= WIDE and not cell.is_short, width >= MIDDLE

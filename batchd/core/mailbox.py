@@ -49,7 +49,7 @@ class LiveSpec:
     """Whether the content of each batch that a trainer gets is noted."""
 
 
-class Mailbox:
+class MailboxPlaces:
     """See the drawing above. Producers are known by their sessions."""
 
     def __init__(self, stream: int, spec: LiveSpec, batch_size: int) -> None:

@@ -16,9 +16,9 @@ from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
 from batchd.core.shares import Shares
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
-from batchd.core.suspicion import BadSamples, Suspects, split
+from batchd.core.suspicion import BadSampleList, Suspects, split
 from batchd_wire.codes import ErrorCode
-from batchd_wire.status import StreamStatistics, SubscriptionStatistics
+from batchd_wire.status import StreamStatus, SubscriptionStatistics
 
 CHUNK_TARGET_S = 0.02
 """Long enough that messages cost nothing, short enough that workers end a batch together."""
@@ -42,7 +42,7 @@ class Stream:
         self._moment = moment
         self.delivery = Delivery(spec, new_slot, moment)
         self.work = WorkDone()
-        self.bad = BadSamples(spec.plan.source_samples, spec.bad_fraction_max)
+        self.bad = BadSampleList(spec.plan.source_samples, spec.bad_fraction_max)
         self.suspects = Suspects(spec.plan.source_samples if spec.live is None else 0)
         self.decoded_samples = 0
         self.sample_s = 0.0
@@ -258,11 +258,11 @@ class Stream:
             actions.append(EndStream(self.spec.number))
         return self._is_empty and not self.delivery.subscriptions and not self.delivery.supply.mailbox.producers
 
-    def statistics(self, subscriptions_max: int | None = None) -> StreamStatistics:
+    def statistics(self, subscriptions_max: int | None = None) -> StreamStatus:
         """Return the counters of the stream, and of so many subscriptions; None: of all."""
         delivery, plan, kept = self.delivery, self.spec.plan, self.delivery.ring.idle.kept()
         slots = [slot for slot in delivery.ring.slots.values() if slot.is_made]
-        return StreamStatistics(
+        return StreamStatus(
             number=self.spec.number,
             name=self.spec.name,
             own_source=self.spec.own_source,

@@ -17,7 +17,7 @@ begins behind all lost positions, near enough to the others.
 from batchd.core.actions import Action, RecordBatch
 from batchd.core.course import Course, Readers
 from batchd.core.events import SubscriptionAsked
-from batchd.core.mailbox import LiveSpec, Mailbox
+from batchd.core.mailbox import LiveSpec, MailboxPlaces
 from batchd.core.ring import Ring, Slot
 from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
@@ -101,7 +101,7 @@ class Supply:
     def __init__(self, spec: StreamSpec, ring: Ring) -> None:
         self._plan = spec.plan
         self._ring = ring
-        self.mailbox = Mailbox(spec.number, spec.live or NO_PLACES, spec.plan.batch_size)
+        self.mailbox = MailboxPlaces(spec.number, spec.live or NO_PLACES, spec.plan.batch_size)
 
     def beginning(self, asked: SubscriptionAsked) -> Position:
         """Return the position where a subscription begins."""

@@ -42,7 +42,7 @@ QUARANTINED_FRACTION = 0.001
 
 
 @dataclass(slots=True)
-class BadSample:
+class ListedBadSample:
     """Why a sample is bad, and in how many rows it occurred."""
 
     path: str
@@ -50,7 +50,7 @@ class BadSample:
     times: int = 0
 
 
-class BadSamples:
+class BadSampleList:
     """The bad samples of one stream, and when there are too many of them."""
 
     def __init__(self, samples: int, bad_fraction_max: float) -> None:
@@ -58,7 +58,7 @@ class BadSamples:
         self._fraction_max = bad_fraction_max
         self.rows = 0
         self.bad_rows = 0
-        self.listed: dict[int, BadSample] = {}
+        self.listed: dict[int, ListedBadSample] = {}
         self.total = 0
         """Different bad samples; some of them are not listed."""
         self._unlisted = bytearray()
@@ -77,7 +77,7 @@ class BadSamples:
             self._long_reasons += len(encoded) > REASON_BYTES_MAX
             if self._long_reasons > LONG_REASONS_MAX:
                 reason = encoded[:REASON_BYTES_MAX].decode("utf-8", "ignore")
-            known = self.listed[sample] = BadSample(path, reason)
+            known = self.listed[sample] = ListedBadSample(path, reason)
         known.times += 1
         return known.times == 1
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import structlog
 
-from batchd.core.suspicion import BadSample
+from batchd.core.suspicion import ListedBadSample
 from batchd.data.storage.paths import open_own
 from batchd.runtime.limits import OncePerMinute
 
@@ -39,7 +39,7 @@ class _List:
     stream: int
     descriptor: int = -1
     is_begun: bool = False
-    early: dict[int, BadSample] = field(default_factory=dict)
+    early: dict[int, ListedBadSample] = field(default_factory=dict)
 
 
 class BadLists:
@@ -56,7 +56,7 @@ class BadLists:
         known = self._lists.get(name)
         return str(self._path(name)) if known is not None and known.is_begun else ""
 
-    def add(self, stream: int, name: str, sample: int, bad: BadSample) -> None:
+    def add(self, stream: int, name: str, sample: int, bad: ListedBadSample) -> None:
         """Append a sample that was found bad.
 
         Another ``stream`` of this name begins the file again.
@@ -108,7 +108,7 @@ class BadLists:
         known.is_begun = True
 
 
-def _append(descriptor: int, found: Mapping[int, BadSample]) -> None:
+def _append(descriptor: int, found: Mapping[int, ListedBadSample]) -> None:
     """Append lines, or none of them. Raises ``OSError``."""
     lines = [{"sample": sample, "path": bad.path, "reason": bad.reason} for sample, bad in found.items()]
     data = "".join(f"{json.dumps(line)}\n" for line in lines).encode()

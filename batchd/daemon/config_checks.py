@@ -53,7 +53,7 @@ from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import format_bytes
 from batchd.stream.cache_file import file_problem
 from batchd.stream.cache_memory import cache_spec
-from batchd.stream.measuring import Pass, bad_ones
+from batchd.stream.measuring import MeasureOptions, bad_ones
 from batchd.stream.plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
 from batchd.stream.rings import (
     MEBIBYTE,
@@ -409,7 +409,7 @@ def _no_sample(plan: StreamPlan, daemon: DaemonConfig, index: SourceIndex, stora
     """Why the stream would stop at its first batch, as all samples on trial are bad; else ""."""
     samples = _tried(plan.config.source, index)
     try:
-        pass_ = Pass(1, daemon.sample_timeout_s, storage, lambda _made: None)
+        pass_ = MeasureOptions(1, daemon.sample_timeout_s, storage, lambda _made: None)
         bad, example = bad_ones(plan, index, pass_, samples)
     except SourceInvalid as error:
         return f"no sample can be made: {error}"

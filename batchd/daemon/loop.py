@@ -41,7 +41,7 @@ from batchd.core.events import (
     Ticked,
 )
 from batchd.core.state import TICK_S, DaemonState
-from batchd.core.suspicion import BadSample
+from batchd.core.suspicion import ListedBadSample
 from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
@@ -607,7 +607,7 @@ class Loop:
         stream = self.streams[action.stream]
         write = _log.warning if self._lines_per_minute.allows("bad samples", stream.name) else _log.debug
         write("bad sample", stream=stream.name, path=action.path, reason=action.reason, treatment=stream.spec.on_error)
-        self.bad_lists.add(action.stream, stream.name, action.sample, BadSample(action.path, action.reason))
+        self.bad_lists.add(action.stream, stream.name, action.sample, ListedBadSample(action.path, action.reason))
 
     def _report_mismatch(self, action: act.ReportMismatch) -> None:
         if self._once_per_minute.allows("batches that did not match", self.doors.peer(action.session).owner):

@@ -43,7 +43,7 @@ class Bar(NamedTuple):
     is_short: bool = False
 
 
-class Column(NamedTuple, Generic[Row]):
+class StatusColumn(NamedTuple, Generic[Row]):
     """``status`` and ``top``: the least width of a terminal that has it there; None: none has.
 
     ``page``: its title on the page; "": it is not there.
@@ -57,7 +57,7 @@ class Column(NamedTuple, Generic[Row]):
     page: str = ""
 
 
-def page_cells(columns: tuple[Column[Row], ...], row: Row) -> list[Cell]:
+def page_cells(columns: tuple[StatusColumn[Row], ...], row: Row) -> list[Cell]:
     """The cells of a row on the page."""
     cells = (one.cell(row) for one in columns if one.page)
     return [one if isinstance(one, Cell) else Cell(one) for one in cells if not isinstance(one, Bar)]
@@ -113,83 +113,89 @@ def _verdict(one: TrainerView) -> Cell:
     return Cell(found.kind, GOOD if found.is_healthy else BAD, (found.proof, found.remedy))
 
 
+def _ring(one: StreamView) -> Bar:
+    return Bar((one.leased_slots, one.ready_slots, one.filling_slots), one.now.slots_max)
+
+
 def _host_state(one: HostView) -> Cell:
     return Cell(one.now.state, GOOD if one.now.state == "serving" and not one.note else BAD)
 
 
 # --- the tables -----------------------------------------------------------------------------------
 
-STREAMS: tuple[Column[StreamView], ...] = (
-    Column("stream", lambda one: one.name, NAME, status=0, top=0, page="stream"),
-    Column("samples", lambda one: "live" if one.now.live else f"{one.now.samples:,}", status=50),
-    Column("batches", lambda one: f"{'' if one.now.live else f'{one.now.steps:,} '}x {one.now.batch_size}", status=60),
-    Column("ring", lambda one: Bar((one.leased_slots, one.ready_slots, one.filling_slots), one.now.slots_max), SHORT, top=0),
-    Column("leased", lambda one: str(one.leased_slots), status=MIDDLE, top=MIDDLE, page="slots leased"),
-    Column("ready", lambda one: str(one.ready_slots), status=MIDDLE, top=MIDDLE, page="ready"),
-    Column("filling", lambda one: str(one.filling_slots), top=WIDE, page="filling"),
-    Column("slots", lambda one: str(one.now.slots), status=100),
-    Column("max", lambda one: str(one.now.slots_max), status=MIDDLE),
-    Column("of", lambda one: str(one.now.slots_max), top=MIDDLE, page="of"),
-    Column("decoded", lambda one: f"{one.now.decoded_batches:,}", status=40),
-    Column("delivered", lambda one: f"{one.now.delivered_batches:,}", status=0),
-    Column("shared", lambda one: f"{one.now.shared_batches:,}", status=WIDE),
-    Column("decoded/s", lambda one: _number(one.decoded_per_s), top=0, page="decoded/s"),
-    Column("delivered/s", lambda one: _number(one.delivered_per_s), top=0, page="delivered/s"),
-    Column("bad", lambda one: f"{one.now.bad_samples:,}", status=30, top=MIDDLE, page="bad samples"),
-    Column("ms/sample", lambda one: f"{one.now.sample_s * 1000:.2f}", status=90),
+STREAMS: tuple[StatusColumn[StreamView], ...] = (
+    StatusColumn("stream", lambda one: one.name, NAME, status=0, top=0, page="stream"),
+    StatusColumn("samples", lambda one: "live" if one.now.live else f"{one.now.samples:,}", status=50),
+    StatusColumn("batches", lambda one: f"{'' if one.now.live else f'{one.now.steps:,} '}x {one.now.batch_size}", status=60),
+    StatusColumn("ring", _ring, SHORT, top=0),
+    StatusColumn("leased", lambda one: str(one.leased_slots), status=MIDDLE, top=MIDDLE, page="slots leased"),
+    StatusColumn("ready", lambda one: str(one.ready_slots), status=MIDDLE, top=MIDDLE, page="ready"),
+    StatusColumn("filling", lambda one: str(one.filling_slots), top=WIDE, page="filling"),
+    StatusColumn("slots", lambda one: str(one.now.slots), status=100),
+    StatusColumn("max", lambda one: str(one.now.slots_max), status=MIDDLE),
+    StatusColumn("of", lambda one: str(one.now.slots_max), top=MIDDLE, page="of"),
+    StatusColumn("decoded", lambda one: f"{one.now.decoded_batches:,}", status=40),
+    StatusColumn("delivered", lambda one: f"{one.now.delivered_batches:,}", status=0),
+    StatusColumn("shared", lambda one: f"{one.now.shared_batches:,}", status=WIDE),
+    StatusColumn("decoded/s", lambda one: _number(one.decoded_per_s), top=0, page="decoded/s"),
+    StatusColumn("delivered/s", lambda one: _number(one.delivered_per_s), top=0, page="delivered/s"),
+    StatusColumn("bad", lambda one: f"{one.now.bad_samples:,}", status=30, top=MIDDLE, page="bad samples"),
+    StatusColumn("ms/sample", lambda one: f"{one.now.sample_s * 1000:.2f}", status=90),
 )  # fmt: skip
 """The page shows a stream as a section; without scripts as a row."""
 
-TRAINERS: tuple[Column[TrainerView], ...] = (
-    Column("trainer", _who, NAME, status=0, top=0, page="trainer"),
-    Column("pid", lambda one: "?" if one.trainer is GONE else str(one.trainer.pid or "-"), status=90),
-    Column("from", _origin, status=110),
-    Column("stream", lambda one: one.stream, STREAM, status=40, top=MIDDLE, page="stream"),
-    Column("rank", lambda one: f"{one.claim.rank} of {one.claim.world_size}", status=MIDDLE, top=WIDE),
-    Column("epoch:step", lambda one: _position(one, "{}:{:,}"), status=50, top=MIDDLE),
-    Column("position", lambda one: _position(one, "epoch {:,}, step {:,}"), SHORT, page="position"),
-    Column("held", lambda one: str(one.claim.held_slots), status=WIDE),
-    Column("waits", lambda one: _share(one.wait_share), top=0, page="waits"),
-    Column("ahead", lambda one: f"{one.ready_ahead} of {one.claim.window}", status=60, top=0, page="ready ahead"),
-    Column("batches/s", lambda one: _number(one.batches_per_s, ",.1f"), page="batches/s"),
-    Column("state", lambda one: "waiting" if one.claim.waiting else "busy", status=0),
-    Column("waited", lambda one: duration(one.claim.wait_s), status=30),
-    Column("from", _host, SHORT, top=WIDE, page="from"),
-    Column("MB/s", _megabytes, status=WIDE, top=WIDE),
-    Column("verdict", _verdict, VERDICT, top=0, page="verdict"),
+TRAINERS: tuple[StatusColumn[TrainerView], ...] = (
+    StatusColumn("trainer", _who, NAME, status=0, top=0, page="trainer"),
+    StatusColumn("pid", lambda one: "?" if one.trainer is GONE else str(one.trainer.pid or "-"), status=90),
+    StatusColumn("from", _origin, status=110),
+    StatusColumn("stream", lambda one: one.stream, STREAM, status=40, top=MIDDLE, page="stream"),
+    StatusColumn("rank", lambda one: f"{one.claim.rank} of {one.claim.world_size}", status=MIDDLE, top=WIDE),
+    StatusColumn("epoch:step", lambda one: _position(one, "{}:{:,}"), status=50, top=MIDDLE),
+    StatusColumn("position", lambda one: _position(one, "epoch {:,}, step {:,}"), SHORT, page="position"),
+    StatusColumn("held", lambda one: str(one.claim.held_slots), status=WIDE),
+    StatusColumn("waits", lambda one: _share(one.wait_share), top=0, page="waits"),
+    StatusColumn("ahead", lambda one: f"{one.ready_ahead} of {one.claim.window}", status=60, top=0, page="ready ahead"),
+    StatusColumn("batches/s", lambda one: _number(one.batches_per_s, ",.1f"), page="batches/s"),
+    StatusColumn("state", lambda one: "waiting" if one.claim.waiting else "busy", status=0),
+    StatusColumn("waited", lambda one: duration(one.claim.wait_s), status=30),
+    StatusColumn("from", _host, SHORT, top=WIDE, page="from"),
+    StatusColumn("MB/s", _megabytes, status=WIDE, top=WIDE),
+    StatusColumn("verdict", _verdict, VERDICT, top=0, page="verdict"),
 )
 
-WORKERS: tuple[Column[WorkerView], ...] = (
-    Column("worker", lambda one: str(one.now.number), SHORT, status=0),
-    Column("worker", lambda one: str(one.now.place), SHORT, top=0),
-    Column("worker", lambda one: f"worker {one.now.place}", NAME, page="worker"),
-    Column("pid", lambda one: str(one.now.pid or "-"), status=30, top=0, page="pid"),
-    Column("state", lambda one: Cell(one.now.state, "" if one.now.state == "ready" else BAD), SHORT, 0, 0, "state"),
-    Column("busy", lambda one: _share(one.busy_share), top=0, page="busy"),
-    Column("", lambda one: Bar((one.busy_share or 0.0,), 1.0, is_short=True), SHORT, top=MIDDLE),
-    Column("samples/s", lambda one: _number(one.samples_per_s), top=MIDDLE, page="samples/s"),
-    Column("ms/sample", lambda one: _number(one.sample_ms, ",.2f"), top=0, page="ms/sample"),
-    Column("orders", lambda one: str(one.now.orders), status=60, top=WIDE, page="orders"),
-    Column("chunks", lambda one: f"{one.now.chunks:,}", status=50),
-    Column("samples", lambda one: f"{one.now.samples:,}", status=40),
-    Column("busy", lambda one: duration(one.now.busy_s), status=0),
-    Column("replaced", lambda one: str(one.replaced), top=MIDDLE, page="replaced"),
+WORKERS: tuple[StatusColumn[WorkerView], ...] = (
+    StatusColumn("worker", lambda one: str(one.now.number), SHORT, status=0),
+    StatusColumn("worker", lambda one: str(one.now.place), SHORT, top=0),
+    StatusColumn("worker", lambda one: f"worker {one.now.place}", NAME, page="worker"),
+    StatusColumn("pid", lambda one: str(one.now.pid or "-"), status=30, top=0, page="pid"),
+    StatusColumn(
+        "state", lambda one: Cell(one.now.state, "" if one.now.state == "ready" else BAD), SHORT, 0, 0, "state"
+    ),
+    StatusColumn("busy", lambda one: _share(one.busy_share), top=0, page="busy"),
+    StatusColumn("", lambda one: Bar((one.busy_share or 0.0,), 1.0, is_short=True), SHORT, top=MIDDLE),
+    StatusColumn("samples/s", lambda one: _number(one.samples_per_s), top=MIDDLE, page="samples/s"),
+    StatusColumn("ms/sample", lambda one: _number(one.sample_ms, ",.2f"), top=0, page="ms/sample"),
+    StatusColumn("orders", lambda one: str(one.now.orders), status=60, top=WIDE, page="orders"),
+    StatusColumn("chunks", lambda one: f"{one.now.chunks:,}", status=50),
+    StatusColumn("samples", lambda one: f"{one.now.samples:,}", status=40),
+    StatusColumn("busy", lambda one: duration(one.now.busy_s), status=0),
+    StatusColumn("replaced", lambda one: str(one.replaced), top=MIDDLE, page="replaced"),
 )
 
-HOSTS: tuple[Column[HostView], ...] = (
-    Column("worker host", lambda one: Cell(one.now.name, notes=(one.now.host,)), NAME, 0, 0, "worker host"),
-    Column("from", lambda one: one.now.host, SHORT, status=90, top=WIDE),
-    Column("key", lambda one: one.now.key or "-", status=110),
-    Column("state", _host_state, SHORT, status=0, top=0, page="state"),
-    Column("workers", lambda one: f"{one.now.workers:,}", status=0, top=0, page="workers"),
-    Column("orders", lambda one: f"{one.now.orders:,}", status=100),
-    Column("samples", lambda one: f"{one.now.samples:,}", status=40),
-    Column("busy", lambda one: duration(one.now.busy_s), status=50),
-    Column("GB", lambda one: f"{one.now.received_bytes / 1e9:.1f}", status=60),
-    Column("busy", lambda one: _share(one.busy_share), top=MIDDLE, page="busy"),
-    Column("samples/s", lambda one: _number(one.samples_per_s), top=0, page="samples/s"),
-    Column("GB/s", lambda one: _number(one.bytes_per_s and one.bytes_per_s / 1e9, ".2f"), top=MIDDLE, page="GB/s"),
-    Column("withdrawn", lambda one: f"{one.now.withdrawn:,}", status=MIDDLE, top=MIDDLE, page="withdrawn"),
-    Column("late rows", lambda one: f"{one.now.late_rows:,}", status=WIDE, top=WIDE, page="late rows"),
-    Column("disagreed", lambda one: f"{one.now.disagreements:,}", status=80, top=WIDE, page="disagreements"),
+HOSTS: tuple[StatusColumn[HostView], ...] = (
+    StatusColumn("worker host", lambda one: Cell(one.now.name, notes=(one.now.host,)), NAME, 0, 0, "worker host"),
+    StatusColumn("from", lambda one: one.now.host, SHORT, status=90, top=WIDE),
+    StatusColumn("key", lambda one: one.now.key or "-", status=110),
+    StatusColumn("state", _host_state, SHORT, status=0, top=0, page="state"),
+    StatusColumn("workers", lambda one: f"{one.now.workers:,}", status=0, top=0, page="workers"),
+    StatusColumn("orders", lambda one: f"{one.now.orders:,}", status=100),
+    StatusColumn("samples", lambda one: f"{one.now.samples:,}", status=40),
+    StatusColumn("busy", lambda one: duration(one.now.busy_s), status=50),
+    StatusColumn("GB", lambda one: f"{one.now.received_bytes / 1e9:.1f}", status=60),
+    StatusColumn("busy", lambda one: _share(one.busy_share), top=MIDDLE, page="busy"),
+    StatusColumn("samples/s", lambda one: _number(one.samples_per_s), top=0, page="samples/s"),
+    StatusColumn("GB/s", lambda one: _number(one.bytes_per_s and one.bytes_per_s / 1e9, ".2f"), top=MIDDLE, page="GB/s"),
+    StatusColumn("withdrawn", lambda one: f"{one.now.withdrawn:,}", status=MIDDLE, top=MIDDLE, page="withdrawn"),
+    StatusColumn("late rows", lambda one: f"{one.now.late_rows:,}", status=WIDE, top=WIDE, page="late rows"),
+    StatusColumn("disagreed", lambda one: f"{one.now.disagreements:,}", status=80, top=WIDE, page="disagreements"),
 )  # fmt: skip

@@ -26,7 +26,7 @@ from batchd.runtime.child_log import write_line
 from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
-from batchd.worker.interface import Known
+from batchd.worker.interface import SentBefore
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_encoded
 from batchd_wire.codec import MalformedMessage, Message
 
@@ -76,7 +76,7 @@ class GatewayChild:
         self.port = 0
         self.listens = False
         """Whether worker hosts can register."""
-        self.known = Known()
+        self.known = SentBefore()
         self._selector = selector
         self._arguments = arguments
         self._events = events
@@ -201,7 +201,7 @@ class GatewayChild:
         for descriptor in (child.pidfd, self._channel.fileno()):
             self._selector.remove(descriptor)
         self._channel.close()
-        self._silent_ticks, self.listens, self.known = None, False, Known()
+        self._silent_ticks, self.listens, self.known = None, False, SentBefore()
         for _data, descriptors in self._unsent:
             _close(descriptors)
         self._unsent.clear()

@@ -24,7 +24,7 @@ from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.scan import Extension
 from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
-from batchd.stream.measuring import Pass, Size, measured
+from batchd.stream.measuring import MeasureOptions, Size, measured
 from batchd.stream.plan import StreamPlan
 from batchd.worker.messages import ASPECT_UNIT
 from batchd_wire.wording import counted
@@ -34,7 +34,7 @@ BALANCE_BUCKETS = 64
 """Buckets of packed rows by their cost: in each step, the most of 8 ranks is 3 % above the mean."""
 
 
-def grouping_of(plan: StreamPlan, pass_: Pass) -> Extension | None:
+def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> Extension | None:
     """How the index of a stream is extended; None if no size of a sample counts."""
     config = plan.config
     if plan.pack is not None:
@@ -60,7 +60,7 @@ def _block(config: StreamConfig) -> int:
     return config.batch_size * (config.balance or 1)
 
 
-def _packed(plan: StreamPlan, pack: Pack, pass_: Pass, index: SourceIndex) -> SourceIndex:
+def _packed(plan: StreamPlan, pack: Pack, pass_: MeasureOptions, index: SourceIndex) -> SourceIndex:
     """Plan rows of several samples. Raises ``SourceInvalid``."""
     lengths, example = measured(plan, Size(pack.field, "length"), index, pass_)
     empty = int((lengths <= 0).sum())
@@ -87,7 +87,7 @@ def _packed(plan: StreamPlan, pack: Pack, pass_: Pass, index: SourceIndex) -> So
     return _with(index, arrays)
 
 
-def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: Pass, index: SourceIndex) -> SourceIndex:
+def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: MeasureOptions, index: SourceIndex) -> SourceIndex:
     """Plan batches of samples of one bucket. Raises ``SourceInvalid``."""
     sizes, example = measured(plan, Size(bucket.field, bucket.by), index, pass_)
     bad = int((sizes <= 0).sum())

@@ -43,7 +43,7 @@ class Size(NamedTuple):
     by: str
 
 
-class Pass(NamedTuple):
+class MeasureOptions(NamedTuple):
     """How all samples are measured: by so many ``workers``, each sample in so many seconds.
 
     ``progress`` is called with the number of samples that have been measured.
@@ -108,7 +108,7 @@ class _Measuring:
     """One pass over all samples."""
 
     def __init__(
-        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass, only: tuple[int, ...] = ()
+        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions, only: tuple[int, ...] = ()
     ) -> None:
         recipe = plan.recipe()
         last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
@@ -189,7 +189,7 @@ class _Measuring:
         return [self._start(helper.part)]
 
 
-def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> tuple[NDArray[np.int64], str]:
+def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions) -> tuple[NDArray[np.int64], str]:
     """The size of each sample, int64 ``[samples]``, 0 for a bad one; one bad one, and its reason.
 
     Raises ``SourceInvalid``.
@@ -207,7 +207,7 @@ def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: Pass) -> t
     return measuring.lengths, measuring.example
 
 
-def bad_ones(plan: StreamPlan, index: SourceIndex, pass_: Pass, samples: tuple[int, ...]) -> tuple[int, str]:
+def bad_ones(plan: StreamPlan, index: SourceIndex, pass_: MeasureOptions, samples: tuple[int, ...]) -> tuple[int, str]:
     """Make a few samples in a process of their own: how many are bad, and the reason of one.
 
     Raises ``SourceInvalid`` if no sample of the stream can be made, as the user's function or a

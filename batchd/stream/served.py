@@ -39,7 +39,7 @@ from batchd.stream.cache_file import CacheOnDisk, CacheUnusable
 from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.stream.grouping import grouping_of
 from batchd.stream.journal import Journal, JournalSpec, journal_spec
-from batchd.stream.measuring import Pass
+from batchd.stream.measuring import MeasureOptions
 from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_index
 from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
 from batchd.worker.messages import ServeStream
@@ -189,7 +189,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     source = config.source
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
-        pass_ = Pass(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
+        pass_ = MeasureOptions(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
         index = scan_source(source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None

@@ -55,7 +55,7 @@ class Workers(Protocol):
 
 
 @dataclass(slots=True)
-class Known:
+class SentBefore:
     """The streams and slots that one receiver of orders knows. It gets each once."""
 
     streams: set[int] = field(default_factory=set)

@@ -38,7 +38,7 @@ from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import CountedPerMinute, printable
 from batchd.runtime.slots import ADVICE
 from batchd.worker import messages as orders
-from batchd.worker.interface import Known
+from batchd.worker.interface import SentBefore
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_message
 from batchd_wire.codec import MalformedMessage, Message
 
@@ -63,7 +63,7 @@ class _Process:
     channel: socket.socket
     note: mmap.mmap
     grandchild: Grandchild | None = None
-    known: Known = field(default_factory=Known)
+    known: SentBefore = field(default_factory=SentBefore)
     is_killed: bool = False
     is_dismissed: bool = False
     is_over: bool = False

@@ -26,7 +26,7 @@ from batchd_client.subscription import StreamState
 from batchd_wire.position import Position
 
 
-class Pass(NamedTuple):
+class EpochPass(NamedTuple):
     """One pass: its first position, and its number of batches."""
 
     start: Position
@@ -37,7 +37,7 @@ class Pass(NamedTuple):
 class _PassRecord:
     """``end``: position after the last ``take``; ``turn``: number of passes so far."""
 
-    present: Pass
+    present: EpochPass
     end: Position
     taken: int = 0
     trained: int = 0
@@ -56,13 +56,13 @@ class EpochPasses:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         here = stream.position
-        self._record = _records.setdefault(stream, _PassRecord(Pass(here, stream.left), here))
+        self._record = _records.setdefault(stream, _PassRecord(EpochPass(here, stream.left), here))
 
     @property
-    def present(self) -> Pass:
+    def present(self) -> EpochPass:
         """The current or last pass, or the one that begins where the program moved the stream."""
         record, here = self._record, self.stream.position
-        return record.present if here == record.end else Pass(here, self.stream.left)
+        return record.present if here == record.end else EpochPass(here, self.stream.left)
 
     @property
     def is_over(self) -> bool:
@@ -88,7 +88,7 @@ class EpochPasses:
             if here == record.end and (same or not self.is_over):
                 self._return_to(record.present.start)
             else:
-                record.present = Pass(here, self.stream.left)
+                record.present = EpochPass(here, self.stream.left)
                 record.end = here
             record.taken = record.trained = 0
             record.rows = {}

@@ -251,7 +251,7 @@ class StreamDescription:
 
 
 @record
-class StreamStatistics:
+class StreamStatus:
     """One stream and its ring. A stream that a reload has changed gets a new ``number``.
 
     ``live``: the mailbox of a live stream, which has no end, so its ``samples`` and ``steps`` have
@@ -302,7 +302,7 @@ class DaemonStatistics:
     """Counts of the pure core, as in ``DaemonStatus`` and ``DaemonFacts``."""
 
     workers: tuple[WorkerStatistics, ...]
-    streams: tuple[StreamStatistics, ...]
+    streams: tuple[StreamStatus, ...]
     worker_deaths: int
     draining: bool
     ending_slots: int
@@ -526,7 +526,7 @@ class DaemonStatus:
     daemon: DaemonFacts
     workers: tuple[WorkerStatistics, ...]
     trainers: tuple[TrainerStatistics, ...]
-    streams: tuple[StreamStatistics, ...]
+    streams: tuple[StreamStatus, ...]
     pool: PoolStatistics | None = None
     warnings: tuple[LogLine, ...] = ()
     log: tuple[LogLine, ...] = ()
@@ -534,7 +534,7 @@ class DaemonStatus:
     reports: ReportPage | None = None
     left_out: LeftOut = LeftOut()
 
-    def stream(self, name: str) -> StreamStatistics | None:
+    def stream(self, name: str) -> StreamStatus | None:
         """Find a stream by its name."""
         return next((stream for stream in self.streams if stream.name == name), None)
 

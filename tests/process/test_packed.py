@@ -33,7 +33,7 @@ from batchd.data.storage.reader import BytesReader
 from batchd.runtime import children
 from batchd.stream import measuring
 from batchd.stream.grouping import grouping_of
-from batchd.stream.measuring import Pass, Size, lengths_in_index, measured
+from batchd.stream.measuring import MeasureOptions, Size, lengths_in_index, measured
 from batchd.stream.plan import plan_stream
 from batchd_wire.position import Position
 from support.commands import batchd
@@ -158,7 +158,7 @@ def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_p
     plan = plan_stream("texts", config, kind_of(config.source).columns(config.source, Storage()), ())
     plan = replace(plan, pipeline=replace(plan.pipeline, record_bytes_max=40))
     index = scan(config.source)
-    extension = grouping_of(plan, Pass(2, 30.0, Storage(), lambda _found: None))
+    extension = grouping_of(plan, MeasureOptions(2, 30.0, Storage(), lambda _found: None))
     assert extension is not None
     monkeypatch.setattr(measuring, "lengths_in_index", lambda *_what: None)
     measured = extension.extend(index)
@@ -208,7 +208,7 @@ def measured_in(source):
     """The lengths that helper processes find, and an example of a bad sample."""
     config = StreamConfig(source=source, batch_size=2, pipeline=(Pack(field="tokens", length=32),))
     plan = plan_stream("texts", config, kind_of(source).columns(source, Storage()), ())
-    pass_ = Pass(2, 30.0, Storage(), lambda _found: None)
+    pass_ = MeasureOptions(2, 30.0, Storage(), lambda _found: None)
     lengths, example = measured(plan, Size("tokens", "length"), scan(source), pass_)
     return lengths.tolist(), example
 

@@ -19,7 +19,7 @@ from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.stream.grouping import grouping_of
-from batchd.stream.measuring import Pass
+from batchd.stream.measuring import MeasureOptions
 from batchd.stream.plan import epoch_plan, plan_stream, planned_index
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
@@ -37,7 +37,7 @@ class Expected:
         self._columns = kind_of(config.source).columns(config.source, Storage())
         plan, grouping = plan_stream(stream, config, self._columns, python_path), None
         if config.bucket is not None:
-            grouping = grouping_of(plan, Pass(1, 30.0, Storage(), lambda _found: None))
+            grouping = grouping_of(plan, MeasureOptions(1, 30.0, Storage(), lambda _found: None))
         index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), python_path, grouping)
         self._reader = open_reader(config.source, index, 1 << 26, Storage())
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)

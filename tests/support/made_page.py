@@ -23,7 +23,7 @@ from batchd_wire.status import (
     LogLine,
     PartStatistics,
     StreamDescription,
-    StreamStatistics,
+    StreamStatus,
     SubscriptionStatistics,
     TrainerStatistics,
     WaitStatistics,
@@ -62,9 +62,7 @@ def status_at(second: float, *, trainers: int, streams: int = 1, warnings: bool 
     return DaemonStatus(daemon, plain.workers, sessions, tuple(made), warnings=WARNINGS if warnings else ())
 
 
-def _stream(
-    one: StreamStatistics, number: int, name: str, second: float, trainers: int, streams: int
-) -> StreamStatistics:
+def _stream(one: StreamStatus, number: int, name: str, second: float, trainers: int, streams: int) -> StreamStatus:
     of_this = [session for session in range(1, trainers + 1) if session % streams == (number - 1) % streams]
     works = bool(of_this)
     done = SAMPLES_PER_S * (second + sin(second / 7 + number)) if works else 0.0

@@ -17,7 +17,7 @@ from batchd_wire.status import (
     PartStatistics,
     PoolStatistics,
     SlowSample,
-    StreamStatistics,
+    StreamStatus,
     SubscriptionStatistics,
     TrainerStatistics,
     WaitStatistics,
@@ -49,7 +49,7 @@ _SUBSCRIPTION = SubscriptionStatistics(
     waits=WaitStatistics(),
     short_of_memory_s=0.0,
 )
-_STREAM = StreamStatistics(
+_STREAM = StreamStatus(
     number=1,
     name="photos",
     own_source=False,
@@ -177,7 +177,7 @@ def _none_done() -> WorkStatistics:
     return WorkStatistics(0.0, 0.0, 0.0, None, 0.0, 0, (), 0.0, 0, 0.0, ())
 
 
-def _status(stream: StreamStatistics, workers: int, sent_bytes_per_s: float | None) -> DaemonStatus:
+def _status(stream: StreamStatus, workers: int, sent_bytes_per_s: float | None) -> DaemonStatus:
     transport = "shared memory" if sent_bytes_per_s is None else "tcp"
     daemon = DaemonFacts(
         version="1",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from batchd.core.suspicion import BadSample
+from batchd.core.suspicion import ListedBadSample
 from batchd.daemon import bad_lists
 from batchd.daemon.bad_lists import BadLists
 
@@ -27,7 +27,7 @@ def lists(tmp_path):
 
 def add(lists, stream, name, *samples):
     for sample in samples:
-        lists.add(stream, name, sample, BadSample(f"{sample}.jpg", "empty file"))
+        lists.add(stream, name, sample, ListedBadSample(f"{sample}.jpg", "empty file"))
 
 
 def names(lists, stream="photos"):

@@ -17,7 +17,7 @@ from batchd.core.suspicion import (
     QUARANTINED_MIN,
     REASON_BYTES_MAX,
     SURE_ROWS,
-    BadSamples,
+    BadSampleList,
     Suspects,
     split,
 )
@@ -339,7 +339,7 @@ def test_a_stream_of_many_samples_stops_when_a_hundred_workers_crash_within_a_mi
 
 def test_a_bad_sample_is_reported_once_and_counted_each_time():
     """The record has the path and the reason."""
-    bad = BadSamples(1000, 0.05)
+    bad = BadSampleList(1000, 0.05)
     assert bad.record(7, "a/b.jpg", "is no image")
     assert not bad.record(7, "a/b.jpg", "is no image")
     assert (bad.bad_rows, bad.listed[7].times, bad.listed[7].path, bad.listed[7].reason) == (
@@ -352,7 +352,7 @@ def test_a_bad_sample_is_reported_once_and_counted_each_time():
 
 def test_bad_samples_beyond_the_list_are_counted_and_reported_once_each():
     """A stream of nothing but bad files does not fill the daemon's memory, and has a total."""
-    bad = BadSamples(10**6, 1.0)
+    bad = BadSampleList(10**6, 1.0)
     for is_new in (True, False):
         for sample in (*range(LISTED_MAX), 999_999, *range(LISTED_MAX, LISTED_MAX + 9)):
             assert bad.record(sample, "x", "y") is is_new
@@ -361,7 +361,7 @@ def test_bad_samples_beyond_the_list_are_counted_and_reported_once_each():
 
 def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
     """Six of a hundred are too many where five are allowed, however few rows were read."""
-    bad = BadSamples(100, 0.05)
+    bad = BadSampleList(100, 0.05)
     for sample in range(5):
         bad.record(sample, "x", "y")
     assert bad.excess() is None
@@ -374,7 +374,7 @@ def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
 
     It does not stop before enough rows rule out chance.
     """
-    bad = BadSamples(10**6, 0.05)
+    bad = BadSampleList(10**6, 0.05)
     bad.rows = SURE_ROWS - 1
     for sample in range(40):
         bad.record(sample, "x", "y")
@@ -387,7 +387,7 @@ def test_a_few_bad_samples_met_early_are_no_broken_stream():
     """With 4 % at random where 5 % are allowed, the stream stops in no epoch."""
     for seed in range(200):
         chance = random.Random(seed)
-        bad = BadSamples(10_000, 0.05)
+        bad = BadSampleList(10_000, 0.05)
         for sample in range(4000):
             bad.rows += 1
             if chance.random() < 0.04:
@@ -397,7 +397,7 @@ def test_a_few_bad_samples_met_early_are_no_broken_stream():
 
 def test_no_bad_sample_at_all_may_be_asked_for():
     """``max_bad_fraction = 0`` stops the stream at the first bad sample."""
-    bad = BadSamples(10**6, 0.0)
+    bad = BadSampleList(10**6, 0.0)
     assert bad.excess() is None
     bad.record(3, "x", "y")
     assert bad.excess() == "1 of 1000000 samples are bad, more than max_bad_fraction = 0"
@@ -450,7 +450,7 @@ def test_a_chunk_done_in_between_shows_that_workers_can_work():
 
 def test_only_the_first_bad_samples_keep_a_long_reason():
     """Ten thousand bad samples take little memory, and a list of them fits into a message."""
-    bad = BadSamples(1000, 1.0)
+    bad = BadSampleList(1000, 1.0)
     reason = "ä" * 500
     for sample in range(LONG_REASONS_MAX + 10):
         bad.record(sample, "path", "short")

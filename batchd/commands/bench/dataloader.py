@@ -1,6 +1,6 @@
 """The other side of ``batchd bench``: a torch DataLoader over the same samples. A child.
 
-    python -m batchd.commands.bench.dataloader CONFIG STREAM WORKERS SECONDS  -> JSON: ``Answer``
+    python -m batchd.commands.bench.dataloader CONFIG STREAM WORKERS SECONDS  -> JSON: ``Measured``
 
 It reads the samples as batchd does, and decodes and augments them with PIL and torchvision, if
 these are installed, else with OpenCV: as most people do, in a map-style dataset, with the default
@@ -78,7 +78,7 @@ class _Tensor(Protocol):
         """The same memory."""
 
 
-class Answer(NamedTuple):
+class Measured(NamedTuple):
     """What the child prints, in this order."""
 
     samples: int
@@ -341,7 +341,7 @@ def _take(batches: Iterable[Mapping[str, _Tensor]]) -> None:
             touch(tensor.numpy())
 
 
-def run(config: Path, name: str, workers: int, seconds: float) -> Answer:
+def run(config: Path, name: str, workers: int, seconds: float) -> Measured:
     """Measure. ``seconds``: those that it may take, with the start of torch."""
     began_s = monotonic()
     import torch  # noqa: PLC0415  it takes seconds, which count
@@ -384,7 +384,7 @@ def run(config: Path, name: str, workers: int, seconds: float) -> Answer:
         workers, taken_s, made, (own_s, measure.tree_cpu_s(os.getpid())), (all_s, measure.cpu_times(os.getpid()))
     )
     named = f"torch {torch.__version__}, {tools}"
-    return Answer(found.samples, found.seconds, found.cpu_s, found.others_cpus, named)
+    return Measured(found.samples, found.seconds, found.cpu_s, found.others_cpus, named)
 
 
 def _tools() -> str:

@@ -31,7 +31,7 @@ from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status, asking
 from batchd_client.errors import BatchdClientError
 from batchd_client.session import Session
 from batchd_wire.messages import AskBad, BadSamples
-from batchd_wire.status import DaemonStatus, StreamStatistics
+from batchd_wire.status import DaemonStatus, StreamStatus
 from batchd_wire.wording import counted
 
 WARM_UP_SHARE = 0.3
@@ -246,7 +246,7 @@ def _measured(task: Task, session: Session, trainer: Child) -> Measurement:
     return Measurement(figures, reading, of_stream, _epoch(first), bad, named)
 
 
-def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[DaemonStatus, StreamStatistics]]:
+def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[DaemonStatus, StreamStatus]]:
     """The daemon's status, every ``TICK_S``.
 
     Raises ``BatchdError`` when the stream has stopped or the trainer has ended.
@@ -268,7 +268,7 @@ def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[Dae
         yield status, stream
 
 
-def _epoch(stream: StreamStatistics) -> int:
+def _epoch(stream: StreamStatus) -> int:
     """The epoch of the last batch that the trainer has taken; -1 before it has one."""
     return max((one.last_epoch for one in stream.subscriptions if one.last_epoch is not None), default=-1)
 

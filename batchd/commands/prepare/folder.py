@@ -35,7 +35,7 @@ DIGESTS = {
 """The facts that have changed if one of these digests differs."""
 
 
-class LeftOut(NamedTuple):
+class UnpreparedSample(NamedTuple):
     """A bad sample, which is in no shard."""
 
     shard: str
@@ -92,7 +92,7 @@ class ShardFolder:
         """True if this shard is finished."""
         return shard in self._sizes
 
-    def finish(self, shard: str, size: int, left_out: Iterable[LeftOut]) -> None:
+    def finish(self, shard: str, size: int, left_out: Iterable[UnpreparedSample]) -> None:
         """Rename a shard of ``size`` bytes after its size and its bad samples are on the disk."""
         self.left_out += left_out
         try:
@@ -137,11 +137,14 @@ class ShardFolder:
             if line.endswith("\n") and size.strip().isdecimal() and "/" not in shard:
                 yield shard, int(size)
 
-    def _read_bad(self) -> list[LeftOut]:
+    def _read_bad(self) -> list[UnpreparedSample]:
         file = self.path / BAD
         lines = file.read_text(errors="surrogateescape").splitlines()[1:] if file.exists() else []
         parts = (line.split("\t") for line in lines)
-        return [LeftOut(one[0], int(one[1]), one[2], one[3]) for one in parts if len(one) == len(LeftOut._fields)]
+        return [
+            UnpreparedSample(shard, int(sample), path, reason)
+            for shard, sample, path, reason in (cells for cells in parts if len(cells) == len(UnpreparedSample._fields))
+        ]
 
     def _write_bad(self) -> None:
         def cell(value: object) -> str:

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Self, TypeAlias
 
 from batchd.commands.prepare import messages
-from batchd.commands.prepare.folder import FileSet, LeftOut, ShardFolder, gather
+from batchd.commands.prepare.folder import FileSet, ShardFolder, UnpreparedSample, gather
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.sample_fields import columns_after
@@ -86,7 +86,7 @@ class Prepared:
     samples: int
     shards: list[str]
     shard_bytes: int
-    left_out: list[LeftOut]
+    left_out: list[UnpreparedSample]
     empty: list[str]
     """Shards without a good sample."""
     columns: dict[str, Column]
@@ -332,7 +332,7 @@ class _Run:
         if isinstance(message, messages.ShardWritten):
             assert writer.order is not None, "it was ordered"
             name = writer.order.name
-            left_out = [LeftOut(name, one.sample, one.path, one.reason) for one in writer.left_out]
+            left_out = [UnpreparedSample(name, one.sample, one.path, one.reason) for one in writer.left_out]
             self.folder.finish(name, message.shard_bytes, left_out)
             self.done += writer.order.count
             self._next(writer)

@@ -18,7 +18,7 @@ from batchd.observe.diagnosis.verdicts import judge_trainers
 from batchd_wire.status import (
     DaemonStatus,
     LogLine,
-    StreamStatistics,
+    StreamStatus,
     SubscriptionStatistics,
     TrainerStatistics,
     WorkerStatistics,
@@ -49,7 +49,7 @@ class StreamView:
     """
 
     name: str
-    now: StreamStatistics
+    now: StreamStatus
     leased_slots: int
     ready_slots: int
     filling_slots: int
@@ -208,7 +208,7 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     )
 
 
-def _stream(one: StreamStatistics, reading: StreamReading | None, seconds: float) -> StreamView:
+def _stream(one: StreamStatus, reading: StreamReading | None, seconds: float) -> StreamView:
     work = reading.work if reading else None
     return StreamView(
         name=one.name,

@@ -12,7 +12,7 @@ from batchd_wire.status import (
     DaemonStatus,
     LinkStatistics,
     PoolStatistics,
-    StreamStatistics,
+    StreamStatus,
     SubscriptionStatistics,
     TrainerStatistics,
     WorkStatistics,
@@ -72,8 +72,8 @@ class StreamReading:
     ``cache_grows``: its cache has more samples now.
     """
 
-    now: StreamStatistics
-    change: StreamStatistics
+    now: StreamStatus
+    change: StreamStatus
     work: WorkReading
     cache_grows: bool
 
@@ -269,12 +269,12 @@ def _uncounted_s(before: DaemonStatus, after: DaemonStatus, seconds: float, deat
     return uncounted_s
 
 
-def work_since_start(stream: StreamStatistics) -> WorkReading:
+def work_since_start(stream: StreamStatus) -> WorkReading:
     """The workers' time for a stream since the daemon started."""
     return _work(stream, stream)
 
 
-def _work(now: StreamStatistics, change: StreamStatistics) -> WorkReading:
+def _work(now: StreamStatus, change: StreamStatus) -> WorkReading:
     spent: dict[str, float] = {}
     for part in change.work.parts:
         spent[part.name] = spent.get(part.name, 0.0) + part.busy_s

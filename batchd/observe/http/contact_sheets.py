@@ -20,7 +20,7 @@ from time import monotonic
 
 from batchd.runtime.children import PIPE, STDOUT, Child, start
 from batchd_wire.position import Position
-from batchd_wire.status import StreamStatistics
+from batchd_wire.status import StreamStatus
 
 KEPT_S = 30.0
 KEPT_MAX = 4
@@ -40,7 +40,7 @@ class ContactSheet:
     made_s: float
 
 
-def current_position(stream: StreamStatistics) -> Position:
+def current_position(stream: StreamStatus) -> Position:
     """Position of the last batch of the foremost trainer of a stream: the ring likely has it."""
     trainers = [one for one in stream.subscriptions if not one.is_spectator]
     for places in ([(one.last_epoch, one.last_step) for one in trainers], [(one.epoch, one.step) for one in trainers]):

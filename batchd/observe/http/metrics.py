@@ -43,7 +43,7 @@ from batchd_wire.status import (
     PoolStatistics,
     ReloadOutcome,
     ReportStatistics,
-    StreamStatistics,
+    StreamStatus,
     SubscriptionStatistics,
     TcpCounts,
     TrainerStatistics,
@@ -213,7 +213,7 @@ POOL_LINK = Scope("pool.links[]", ("name", LINK), _links, LinkStatistics, "link_
 WORKER_COUNTS = Scope("workers", ("state",), _worker_states)
 WORKER = _scope("workers[]", ("worker",), WorkerStatistics, "worker_")
 TRAINER_COUNTS = Scope("trainers", ("transport",), _transports)
-STREAM = _scope("streams[]", ("stream",), StreamStatistics, "stream_")
+STREAM = _scope("streams[]", ("stream",), StreamStatus, "stream_")
 WORK = _scope("streams[].work", ("stream",), WorkStatistics, "stream_")
 PART = _scope("streams[].work.parts[]", ("stream", "part"), PartStatistics)
 CACHE = _scope("streams[].cache", ("stream",), CacheStatistics, "cache_")

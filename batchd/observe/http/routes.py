@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl
 
-from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS, Cell, Column, Row, page_cells
+from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS, Cell, Row, StatusColumn, page_cells
 from batchd.observe.diagnosis.overview import Overview, StreamView
 from batchd.observe.diagnosis.pool import PoolView, summary
 from batchd.observe.http.access import AccessRules, HostNames, is_forwarded
@@ -302,7 +302,7 @@ def plain_overview(overview: Overview) -> dict[str, object]:
     }
 
 
-_TABLES: dict[str, tuple[Column[Any], ...]] = {"trainers": TRAINERS, "workers": WORKERS, "hosts": HOSTS}
+_TABLES: dict[str, tuple[StatusColumn[Any], ...]] = {"trainers": TRAINERS, "workers": WORKERS, "hosts": HOSTS}
 
 
 def _stream(one: StreamView) -> dict[str, object]:
@@ -341,7 +341,7 @@ def _tables(overview: Overview) -> Iterable[str]:
         yield _table("Worker hosts", HOSTS, overview.pool.hosts)
 
 
-def _table(title: str, columns: tuple[Column[Row], ...], rows: Iterable[Row]) -> str:
+def _table(title: str, columns: tuple[StatusColumn[Row], ...], rows: Iterable[Row]) -> str:
     head = "".join(f'<th scope="col">{escape(one.page)}</th>' for one in columns if one.page)
     body = "".join(f"<tr>{''.join(map(_cell, page_cells(columns, row)))}</tr>" for row in rows)
     return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -96,7 +96,7 @@ class _Values:
         known = file.known(group, title) if isinstance(file, row_groups.ParquetFile) else None
         if known is None and is_number and "[" not in self._types[title]:
             values = file.read(group, title, NUMBERS_BYTES_MAX)
-            known = row_groups.Known(values.null_count, None)
+            known = row_groups.ColumnFacts(values.null_count, None)
         if known is not None:
             self.nulls[title] += known.nulls
             if title in self.largest:

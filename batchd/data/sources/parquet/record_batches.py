@@ -93,7 +93,7 @@ class _FileFooter(NamedTuple):
     blocks: list[tuple[int, ...]]
 
 
-class _Column(NamedTuple):
+class _MappedColumn(NamedTuple):
     """A column of a record batch in memory that is zero where nothing was read."""
 
     values: pa.Array
@@ -280,7 +280,7 @@ class ArrowFile:
         """
         self._column(group, title)
 
-    def _extents_of_views(self, column: _Column, values: pa.Array, is_null: NDArray[np.bool_]) -> "array[int]":
+    def _extents_of_views(self, column: _MappedColumn, values: pa.Array, is_null: NDArray[np.bool_]) -> "array[int]":
         """The extents of values of which each has a view: its length, and itself or where it is."""
         validity, views, *data = values.buffers()
         self._read(column, [validity, views])
@@ -321,7 +321,7 @@ class ArrowFile:
         for first in range(0, len(column), rows):
             yield column[first : first + rows]
 
-    def _column(self, group: int, title: str) -> _Column:
+    def _column(self, group: int, title: str) -> _MappedColumn:
         """A column of a record batch in memory; nothing of it is read yet."""
         message = self._messages[0][group]
         batch, memory, buffer = self._batch(message)
@@ -329,7 +329,7 @@ class ArrowFile:
         end = buffer.address + buffer.size
         if any(not buffer.address <= one.address <= end - one.size for one in _buffers(values)):
             raise Unreadable("has a buffer that is not where its type needs it")
-        return _Column(values, memory, buffer.address, message.start)
+        return _MappedColumn(values, memory, buffer.address, message.start)
 
     def _batch(self, message: _Message) -> tuple[pa.RecordBatch, mmap.mmap, pa.Buffer]:
         """A record batch, the memory that it is in, and that memory as a buffer."""
@@ -341,7 +341,7 @@ class ArrowFile:
             batch.validate()  # all buffers are as long as the rows need
         return batch, memory, buffer
 
-    def _read(self, column: _Column, buffers: Iterable[pa.Buffer | None]) -> None:
+    def _read(self, column: _MappedColumn, buffers: Iterable[pa.Buffer | None]) -> None:
         """Read buffers of a column out of the file."""
         for buffer in buffers:
             if buffer is None or not buffer.size:

@@ -77,7 +77,7 @@ class ColumnChunk(NamedTuple):
     has_dictionary: bool
 
 
-class Known(NamedTuple):
+class ColumnFacts(NamedTuple):
     """The nulls in a column, and the largest size of its whole numbers; None if it is not known."""
 
     nulls: int
@@ -179,7 +179,7 @@ class ParquetFile:
             sizes = [int(row_group.column(leaf).total_uncompressed_size) for leaf in self._leaves_of(title)]
             return max(1, sum(sizes))
 
-    def known(self, group: int, title: str) -> Known | None:
+    def known(self, group: int, title: str) -> ColumnFacts | None:
         """What the footer says of the values of a plain column in a row group; None for nothing."""
         with reasons():
             leaves = self._leaves_of(title)
@@ -188,7 +188,7 @@ class ParquetFile:
                 return None
             limits = (found.min, found.max) if found.has_min_max else ()
             whole = [limit for limit in limits if isinstance(limit, int)]
-            return Known(found.null_count, max(map(abs, whole)) if whole else None)
+            return ColumnFacts(found.null_count, max(map(abs, whole)) if whole else None)
 
     def uncompressed(self, group: int, path: str) -> ColumnChunk | None:
         """The extent of a column that is not compressed; None for a compressed one."""
