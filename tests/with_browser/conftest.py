@@ -1,10 +1,13 @@
 """A headless Chromium of the system, driven by Playwright; without either, tests are skipped."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from support.made_page import made_page
 
 PICTURES = Path(__file__).parents[2] / "build/page"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -23,7 +26,14 @@ def browser():
 
 
 @pytest.fixture
-def open_page(browser) -> Iterator[object]:
+def serve_page(tmp_path) -> Iterator[Callable[..., str]]:
+    """Start an observer that shows a simulated daemon; it ends after its pages, which still ask."""
+    with ExitStack() as observers:
+        yield lambda seconds, **daemon: observers.enter_context(made_page(tmp_path, seconds, **daemon))
+
+
+@pytest.fixture
+def open_page(browser, serve_page) -> Iterator[object]:  # noqa: ARG001  it ends after them
     """Open an observer's page; any complaint of the browser fails the test, unless expected."""
     contexts, complaints = [], []
 

@@ -14,7 +14,6 @@ import batchd_client
 from batchd.observe.diagnosis.overview import overview_between
 from batchd.observe.http.routes import plain_overview
 from batchd_wire.status import LinkStatistics
-from support.made_page import made_page
 from support.observing import ANYWHERE, asked, observer_of, place_of
 from support.settings import folder_stream
 from support.statuses import link, two_looks, with_pool
@@ -271,78 +270,80 @@ def test_without_a_pool_there_is_no_section_of_worker_hosts(observed, open_page)
     [(1, 0, 1), (1, 1, 1), (45, 1, 1), (300, 8, 1), (60, 64, 1), (900, 8, 20)],
     ids=str,
 )
-def test_a_made_daemon_is_shown_at_every_age_and_size(tmp_path, open_page, picture, seconds, trainers, streams):
+def test_a_made_daemon_is_shown_at_every_age_and_size(open_page, serve_page, picture, seconds, trainers, streams):
     """Both colour schemes, a phone and a window are shown; ``build/page`` has a picture of each."""
-    with made_page(tmp_path, seconds, trainers=trainers, streams=streams) as address:
-        for scheme in ("light", "dark"):
-            page = open_page(address, color_scheme=scheme, reduced_motion="reduce")
-            shows(page, "batchd on bigbox")
-            shows(page, "folder /data/imagenet/train")
-            page.locator("svg.plot text", has_text="now").first.wait_for(state="attached", timeout=PATIENCE_MS)
-            for width in (390, 880, 1030, 1280):
-                page.set_viewport_size({"width": width, "height": 844})
-                assert page.evaluate(FITS)
-                picture(page, f"made-{seconds}s-{trainers}x{streams}-{scheme}-{width}")
-            assert page.locator("#trainers tbody tr").count() == min(trainers, 16)
-            page.context.close()
+    address = serve_page(seconds, trainers=trainers, streams=streams)
+    for scheme in ("light", "dark"):
+        page = open_page(address, color_scheme=scheme, reduced_motion="reduce")
+        shows(page, "batchd on bigbox")
+        shows(page, "folder /data/imagenet/train")
+        page.locator("svg.plot text", has_text="now").first.wait_for(state="attached", timeout=PATIENCE_MS)
+        for width in (390, 880, 1030, 1280):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate(FITS)
+            picture(page, f"made-{seconds}s-{trainers}x{streams}-{scheme}-{width}")
+        assert page.locator("#trainers tbody tr").count() == min(trainers, 16)
+        page.context.close()
 
 
-def test_plots_reach_back_to_the_start_or_as_far_as_a_user_wants(tmp_path, open_page):
+def test_plots_reach_back_to_the_start_or_as_far_as_a_user_wants(open_page, serve_page):
     """In the first minute the data already takes most of the width."""
-    with made_page(tmp_path, 40, trainers=1) as address:
-        page = open_page(address)
-        plot = page.get_by_role("img", name="Throughput")
-        plot.locator("path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
-        width_of = "(plot) => plot.querySelector('path.line').getBBox().width / plot.clientWidth"
-        assert plot.evaluate(width_of) > 0.75
-        assert "of the last 0.7 minutes" in plot.get_attribute("aria-label")
-        for name, part in (("5 min", 0.05), ("15 min", 0.01), ("1 min", 0.4), ("since the start", 0.75)):
-            button = page.get_by_role("button", name=name, exact=True)
-            button.click()
-            assert button.get_attribute("aria-pressed") == "true"
-            assert page.locator("#range [aria-pressed=true]").count() == 1
-            wait_until(lambda low=part: low < plot.evaluate(width_of) < max(3 * low, 0.7 if low < 0.7 else 1), name)
+    address = serve_page(40, trainers=1)
+    page = open_page(address)
+    plot = page.get_by_role("img", name="Throughput")
+    plot.locator("path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
+    width_of = "(plot) => plot.querySelector('path.line').getBBox().width / plot.clientWidth"
+    assert plot.evaluate(width_of) > 0.75
+    assert "of the last 0.7 minutes" in plot.get_attribute("aria-label")
+    for name, part in (("5 min", 0.05), ("15 min", 0.01), ("1 min", 0.4), ("since the start", 0.75)):
+        button = page.get_by_role("button", name=name, exact=True)
+        button.click()
+        assert button.get_attribute("aria-pressed") == "true"
+        assert page.locator("#range [aria-pressed=true]").count() == 1
+        wait_until(lambda low=part: low < plot.evaluate(width_of) < max(3 * low, 0.7 if low < 0.7 else 1), name)
 
 
-def test_plots_of_an_old_daemon_have_the_last_fifteen_minutes(tmp_path, open_page):
+def test_plots_of_an_old_daemon_have_the_last_fifteen_minutes(open_page, serve_page):
     """They do not reach back to the start, so no button says so; another range can be chosen."""
-    with made_page(tmp_path, 1000, trainers=1) as address:
-        page = open_page(address)
-        plot = page.get_by_role("img", name="Throughput")
-        plot.locator("path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
-        pressed = page.locator("#range [aria-pressed=true]")
+    address = serve_page(1000, trainers=1)
+    page = open_page(address)
+    plot = page.get_by_role("img", name="Throughput")
+    plot.locator("path.line[d^=M]").first.wait_for(state="attached", timeout=PATIENCE_MS)
+    pressed = page.locator("#range [aria-pressed=true]")
 
-        assert pressed.all_text_contents() == ["15 min"]
-        assert not page.get_by_text("since the start").is_visible()
-        assert "of the last 15 minutes" in plot.get_attribute("aria-label")
-        page.get_by_role("button", name="5 min", exact=True).click()
-        assert pressed.all_text_contents() == ["5 min"]
+    assert pressed.all_text_contents() == ["15 min"]
+    assert not page.get_by_text("since the start").is_visible()
+    assert "of the last 15 minutes" in plot.get_attribute("aria-label")
+    page.get_by_role("button", name="5 min", exact=True).click()
+    assert pressed.all_text_contents() == ["5 min"]
 
 
-def test_the_ring_is_plotted_in_the_slots_that_are_used(tmp_path, open_page):
+def test_the_ring_is_plotted_in_the_slots_that_are_used(open_page, serve_page):
     """A few slots of many are seen, too: the axis ends above the most, not at all of them."""
-    with made_page(tmp_path, 40, trainers=1) as address:
-        page = open_page(address)
-        plot = page.get_by_role("img", name="Ring", exact=False)
-        areas = plot.locator("path.area[d^=M]")
-        areas.first.wait_for(state="attached", timeout=PATIENCE_MS)
+    address = serve_page(40, trainers=1)
+    page = open_page(address)
+    plot = page.get_by_role("img", name="Ring", exact=False)
+    areas = plot.locator("path.area[d^=M]")
+    areas.first.wait_for(state="attached", timeout=PATIENCE_MS)
 
-        heights = "(plot) => [...plot.querySelectorAll('path.area')].reduce((sum, one) => sum + one.getBBox().height, 0) / 120"
-        assert plot.evaluate(heights) > 0.5
-        now = page.locator("ul[aria-label=ring] .value").all_text_contents()
-        assert page.locator("figure", has_text="Ring, slots").locator(".legend .value").all_text_contents() == now[:3]
+    heights = (
+        "(plot) => [...plot.querySelectorAll('path.area')].reduce((sum, one) => sum + one.getBBox().height, 0) / 120"
+    )
+    assert plot.evaluate(heights) > 0.5
+    now = page.locator("ul[aria-label=ring] .value").all_text_contents()
+    assert page.locator("figure", has_text="Ring, slots").locator(".legend .value").all_text_contents() == now[:3]
 
 
-def test_numbers_beside_each_other_are_the_same(tmp_path, open_page):
+def test_numbers_beside_each_other_are_the_same(open_page, serve_page):
     """Legends of plots, headline and table have the same numbers, of one window."""
-    with made_page(tmp_path, 40, trainers=5) as address:
-        page = open_page(address)
-        section = page.locator("#streams section")
-        section.locator(".plots .legend li").nth(2).wait_for(timeout=PATIENCE_MS)
-        wait_until(
-            lambda: "random_resized_crop" in section.locator(".plots:not(.losses)").inner_text(), "the plots are drawn"
-        )
-        text = " ".join(section.inner_text().split())
+    address = serve_page(40, trainers=5)
+    page = open_page(address)
+    section = page.locator("#streams section")
+    section.locator(".plots .legend li").nth(2).wait_for(timeout=PATIENCE_MS)
+    wait_until(
+        lambda: "random_resized_crop" in section.locator(".plots:not(.losses)").inner_text(), "the plots are drawn"
+    )
+    text = " ".join(section.inner_text().split())
 
     delivered, decoded = re.findall(r"([\d,]+) (?:delivered|decoded)/s", text)
     assert f"delivered {delivered} decoded {decoded}" in text
@@ -365,25 +366,25 @@ def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, 
         page.locator("#connect").wait_for(state="hidden", timeout=PATIENCE_MS)
 
 
-def test_of_many_trainers_those_that_wait_most_are_shown_first(tmp_path, open_page):
+def test_of_many_trainers_those_that_wait_most_are_shown_first(open_page, serve_page):
     """A visitor can have all of them shown."""
-    with made_page(tmp_path, 20, trainers=64) as address:
-        page = open_page(address)
-        rows = page.locator("#trainers tbody tr")
-        rows.first.wait_for(timeout=PATIENCE_MS)
-        waits = page.locator("#trainers td[data-label=waits]").all_text_contents()
-        assert waits[:12] == ["60%"] * 12
-        page.get_by_role("button", name="show all 64 trainers").click()
-        assert rows.count() == 64
+    address = serve_page(20, trainers=64)
+    page = open_page(address)
+    rows = page.locator("#trainers tbody tr")
+    rows.first.wait_for(timeout=PATIENCE_MS)
+    waits = page.locator("#trainers td[data-label=waits]").all_text_contents()
+    assert waits[:12] == ["60%"] * 12
+    page.get_by_role("button", name="show all 64 trainers").click()
+    assert rows.count() == 64
 
 
-def test_the_last_warnings_are_on_the_page(tmp_path, open_page):
+def test_the_last_warnings_are_on_the_page(open_page, serve_page):
     """The newest is on top, as text."""
-    with made_page(tmp_path, 3, trainers=1, warnings=True) as address:
-        page = open_page(address)
-        shows(page, "gateway cannot listen")
-        assert page.locator("#warnings li").count() == 2
-        assert page.locator("#warnings li .pill").first.text_content() == "error"
+    address = serve_page(3, trainers=1, warnings=True)
+    page = open_page(address)
+    shows(page, "gateway cannot listen")
+    assert page.locator("#warnings li").count() == 2
+    assert page.locator("#warnings li .pill").first.text_content() == "error"
 
 
 def test_reported_losses_are_drawn_with_their_outliers(observed, open_page, picture):
