@@ -97,7 +97,7 @@ def train(loader: BatchdLoader, options: argparse.Namespace) -> None:
     checkpoint = options.out / "checkpoint.pt"
     classes = options.classes or len(loader.stream.classes)
     model = resnet18(classes, options.width).to(loader.device)
-    model.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented, and not in its types
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=loader.device, weights_only=True)
