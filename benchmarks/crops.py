@@ -5,8 +5,7 @@ batch, by the same pipeline:
 
     whole      without the extension
     alone      with it
-    seekable   with it, of photographs with restart markers, by `batchd prepare --seekable`
-    points     with it, of the photographs as they are, by their access points
+    points     with it, by their access points
 
 Sides take turns photograph by photograph, and the time is the thread's own on a CPU, so that others
 on the machine hardly count. A round is an epoch, so each has other crops.
@@ -24,7 +23,7 @@ from harness import Bench, Figure, spread
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.decode import decoder_versions
-from batchd.data.pipeline.image.jpeg_box import found_points, seekable
+from batchd.data.pipeline.image.jpeg_box import found_points
 from batchd.data.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.options import StepOptions
@@ -39,9 +38,8 @@ STEPS: dict[str, list[StepOptions]] = {
     "center": [Decode(), CenterCrop(size=SIZE)],
 }
 TARGETS = {"random": 1.26, "random-unscaled": 1.26, "center": 1.26}
-SEEKABLE_TARGETS = {"random": 1.4, "random-unscaled": 1.4, "center": 1.4}
 POINTS_TARGETS = {"random": 1.7, "random-unscaled": 1.7, "center": 2.2}
-SIDES = ("whole", "alone", "seekable", "points")
+SIDES = ("whole", "alone", "points")
 
 
 def run(bench: Bench) -> None:
@@ -53,35 +51,21 @@ def run(bench: Bench) -> None:
         )
         return
     files = [path.read_bytes() for path in sorted(bench.photos.rglob("*")) if path.suffix.lower() in {".jpg", ".jpeg"}]
-    pairs = [(file, with_markers) for file in files if (with_markers := _seekable(file)) is not None]
-    growth = [len(with_markers) / len(file) for file, with_markers in pairs]
-    bytes_before, bytes_after = (sum(map(len, side)) for side in zip(*pairs, strict=True))
+    points = [found_points(view, probe_image(view)) for view in map(memoryview, files)]
+    finding_us = [_finding_us(files) for _ in range(bench.rounds + 1)][1:]
     print(
-        f"seekable: {len(pairs)} of {len(files)} photographs; {bytes_after / bytes_before:.3f} times the bytes, of a photograph "
-        f"{statistics.median(growth):.3f} ({min(growth):.3f} to {max(growth):.3f})"
-    )
-    points = [found_points(view, probe_image(view)) for view in (memoryview(file) for file, _ in pairs)]
-    finding_us = [_finding_us([file for file, _ in pairs]) for _ in range(bench.rounds + 1)][1:]
-    print(
-        f"access points: {sum(map(has_points, points))} of {len(pairs)}, {statistics.mean(map(len, points)):.0f} bytes each; "
+        f"access points: {sum(map(has_points, points))} of {len(files)}, {statistics.mean(map(len, points)):.0f} bytes each; "
         f"{spread(finding_us, 0)} us to find them"
     )
     for name, steps in STEPS.items():
         # The first round warms up.
         epochs = range(bench.rounds + 1)
-        rounds = [bench.measure(name, partial(_epoch_us, pairs, points, steps, epoch)) for epoch in epochs][1:]
+        rounds = [bench.measure(name, partial(_epoch_us, files, points, steps, epoch)) for epoch in epochs][1:]
         for side, spent_us in zip(SIDES, zip(*rounds, strict=True), strict=True):
             print(f"{name}: {side} {spread(list(spent_us), 0)} us for a photograph")
         _report(bench, f"crops-{name}", [whole / alone for whole, alone, *_ in rounds], TARGETS[name])
-        _report(bench, f"crops-{name}-seekable", [one[0] / one[2] for one in rounds], SEEKABLE_TARGETS[name])
-        _report(bench, f"crops-{name}-points", [one[0] / one[3] for one in rounds], POINTS_TARGETS[name])
-        for place, side in enumerate(SIDES[2:], 2):
-            print(f"{name}: alone / {side} {spread([one[1] / one[place] for one in rounds])}")
-
-
-def _seekable(file: bytes) -> bytes | None:
-    view = memoryview(file)
-    return seekable(view, probe_image(view))
+        _report(bench, f"crops-{name}-points", [one[0] / one[2] for one in rounds], POINTS_TARGETS[name])
+        print(f"{name}: alone / points {spread([one[1] / one[2] for one in rounds])}")
 
 
 def _finding_us(files: list[bytes]) -> float:
@@ -99,26 +83,24 @@ def _report(bench: Bench, name: str, ratios: list[float], target: float) -> None
     bench.report(Figure(name, statistics.median(ratios), ">=", target))
 
 
-def _epoch_us(
-    pairs: list[tuple[bytes, bytes]], records: list[bytes], steps: list[StepOptions], epoch: int
-) -> tuple[float, ...]:
+def _epoch_us(files: list[bytes], records: list[bytes], steps: list[StepOptions], epoch: int) -> tuple[float, ...]:
     """CPU for each photograph, by side."""
     kept = KeptFiles(["image"])
     columns = [Column("image", "encoded")]
     pipelines = [Pipeline(columns, steps, 0, kept=kept if side == "points" else None) for side in SIDES]
-    rows = [np.full((len(pairs), *SIZE, 3), 1, np.uint8) for _ in SIDES]  # touched, as slots are
+    rows = [np.full((len(files), *SIZE, 3), 1, np.uint8) for _ in SIDES]  # touched, as slots are
     spent_ns = [0] * len(SIDES)
-    for sample, (file, with_markers) in enumerate(pairs):
-        values = [{"image": memoryview(one)} for one in (file, file, with_markers, file)]
+    for sample, file in enumerate(files):
+        values = {"image": memoryview(file)}
         kept.points.begin({"image": records[sample]}, is_kept=True)
         for turn in range(len(SIDES)):
             side = (turn + sample + epoch) % len(SIDES)
             with _extension(is_used=side > 0):
                 begun_ns = thread_time_ns()
-                pipelines[side].run(values[side], epoch, sample, 0, {"image": rows[side][sample]})
+                pipelines[side].run(values, epoch, sample, 0, {"image": rows[side][sample]})
                 spent_ns[side] += thread_time_ns() - begun_ns
     assert all(np.array_equal(rows[0], others) for others in rows[1:]), "the same pixels whichever way"
-    return tuple(spent / len(pairs) / 1000 for spent in spent_ns)
+    return tuple(spent / len(files) / 1000 for spent in spent_ns)
 
 
 @contextmanager

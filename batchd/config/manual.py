@@ -164,7 +164,7 @@ MANUAL: dict[ProblemKind, Entry] = {
     ),
     ProblemKind.NOT_TO_PREPARE: Entry(
         "`batchd prepare` reads each sample once and writes shards, so it needs samples that can be read again after an "
-        "interruption, and with --files a source of files. Live samples are neither.",
+        "interruption, as live samples cannot.",
     ),
 }
 assert MANUAL.keys() == set(ProblemKind), "each kind of problem has its entry"

@@ -1,8 +1,8 @@
 """batchd: a daemon and its client.
 
 The variants are "files" (the unchanged folder), "off" (the same without a cache of access points),
-and "shards" and "seekable", which ``batchd prepare`` made beforehand. The configuration is the
-shortest possible one: all else is batchd's default. Several trainers mirror one stream.
+and "shards", which ``batchd prepare`` made beforehand. The configuration is the shortest possible
+one: all else is batchd's default. Several trainers mirror one stream.
 """
 
 import tempfile

@@ -15,7 +15,6 @@ from sides import PHOTOGRAPHS, RESIZED, Side
 LONGER_SIDE = 400
 QUALITY = 90
 SUFFIXES = {".jpg", ".jpeg"}
-PREPARED = {"shards": (), "seekable": ("--seekable",)}
 
 
 def make_pictures(given: Path, scratch: Path, count: int) -> dict[str, Path]:
@@ -61,24 +60,23 @@ def _write_smaller(file: Path, to: Path) -> None:
 def prepare(folder: Path, sides: Iterable[Side]) -> None:
     """Write what sides read besides the folder itself, before anything is measured."""
     sides = list(sides)
-    for variant, options in PREPARED.items():
-        if any(side.is_ours and side.variant == variant for side in sides):
-            _batchd_prepare(folder, variant, options)
+    if any(side.is_ours and side.variant == "shards" for side in sides):
+        _batchd_prepare(folder)
     for side in sides:
         if side.script == "ffcv_side.py":
             script = Path(__file__).with_name(side.script)
             _run([python(side.environment), str(script), "write", "--data", str(folder), "--variant", side.variant])
 
 
-def _batchd_prepare(folder: Path, variant: str, options: tuple[str, ...]) -> None:
-    """Shards of the files' own bytes, as they are or seekable."""
-    config = folder.with_name(f"{folder.name}-{variant}.toml")
+def _batchd_prepare(folder: Path) -> None:
+    """Shards of the files' own bytes, with access points."""
+    config = folder.with_name(f"{folder.name}-shards.toml")
     config.write_text(
         f'[streams.photos]\nsource = {{ type = "folder", path = "{folder}", allow_outside_root = true }}\n'
         f"batch_size = 1\npipeline = []\n"
     )
-    to = folder.with_name(f"{folder.name}-{variant}")
-    _run([python("batchd"), "-m", "batchd", "prepare", "photos", "--config", str(config), "--to", str(to), *options])
+    to = folder.with_name(f"{folder.name}-shards")
+    _run([python("batchd"), "-m", "batchd", "prepare", "photos", "--config", str(config), "--to", str(to)])
 
 
 def _run(command: list[str]) -> None:

@@ -49,7 +49,7 @@ LIMIT = "bare"
 PHOTOGRAPHS, RESIZED, SHARING = "photographs", "resized", "sharing"
 
 BATCHD = Side("batchd", "batchd", OURS, "batchd_side.py", "files")
-SEEKABLE = Side("batchd-seekable", "batchd, shards of `batchd prepare --seekable`", OURS, "batchd_side.py", "seekable")
+SHARDS = Side("batchd-shards", "batchd, shards of `batchd prepare`", OURS, "batchd_side.py", "shards")
 TORCH_CV2 = Side("torch-cv2", "torch DataLoader, cv2", "torch", "torch_side.py", "cv2")
 TF_DATA = Side("tf-data", "tf.data (decode_and_crop_jpeg)", "tensorflow", "tf_side.py")
 TF_SERVICE = Side("tf-service", "tf.data service, one worker", "tensorflow", "tf_service_side.py")
@@ -61,7 +61,7 @@ TABLES = {
     PHOTOGRAPHS: (
         BATCHD,
         Side("batchd-off", 'batchd, `cache = "off"`', OURS, "batchd_side.py", "off"),
-        SEEKABLE,
+        SHARDS,
         Side(LIMIT, "limit: bare processes, region decode, nothing delivered", OURS, "bare_side.py", "files"),
         TF_DATA,
         Side("torch-region", "torch DataLoader, batchd's region decode by hand", "torch", "torch_side.py", "region"),
@@ -80,8 +80,7 @@ TABLES = {
     ),
     RESIZED: (
         BATCHD,
-        Side("batchd-shards", "batchd, shards of `batchd prepare`", OURS, "batchd_side.py", "shards"),
-        SEEKABLE,
+        SHARDS,
         TF_DATA,
         TORCH_CV2,
         DALI,
@@ -97,7 +96,7 @@ TABLES = {
 
 OURS_IN = {
     PHOTOGRAPHS: ("batchd",),
-    RESIZED: ("batchd", "batchd-shards", "batchd-seekable"),
+    RESIZED: ("batchd", "batchd-shards"),
     SHARING: ("batchd-4",),
 }
 """What the others are compared with in a table: the fastest of these.
@@ -110,7 +109,7 @@ TARGETS = (
     Target("vs-spdl-same-decoder", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "spdl-region", 1.4),
     Target("off-vs-threads-same-decoder", PHOTOGRAPHS, ("batchd-off",), "threads-region", 1.0),
     Target("off-vs-spdl-same-decoder", PHOTOGRAPHS, ("batchd-off",), "spdl-region", 1.15),
-    Target("vs-tfdata-seekable", PHOTOGRAPHS, ("batchd-seekable",), "tf-data", 1.4),
+    Target("vs-tfdata-shards", PHOTOGRAPHS, ("batchd-shards",), "tf-data", 1.4),
     Target("vs-torch-same-decoder", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "torch-region", 1.5),
     Target("vs-grain-same-decoder", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "grain-region", 1.1),
     Target("vs-torch-cv2", PHOTOGRAPHS, OURS_IN[PHOTOGRAPHS], "torch-cv2", 1.5),

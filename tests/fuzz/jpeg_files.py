@@ -5,10 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from batchd.data.pipeline import _jpeg
-from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.errors import SampleUndecodable
-
 sys.path.append(str(Path(__file__).parents[1]))
 
 from support.images import (
@@ -21,16 +17,6 @@ from support.images import (
     ycck_jpeg,
 )
 
-
-def with_restart_markers(data, tile_width):
-    """Return the file as `batchd prepare --seekable` writes it, or None if that leaves it out."""
-    try:
-        header = probe_image(memoryview(data))
-        return _jpeg.transcode(data, (header.height, header.width), tile_width)
-    except (SampleUndecodable, _jpeg.JpegError):
-        return None
-
-
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +25,7 @@ if __name__ == "__main__":
             photo(90, 121), subsampling, restart, is_progressive=progressive
         )
         for subsampling in ("444", "422", "420", "440", "411")
-        for restart in (0, 3)
+        for restart in (0, 3, 4)
         for progressive in (False, True)
     }
     grey = photo(61, 50)[..., 0]
@@ -54,12 +40,6 @@ if __name__ == "__main__":
         "inks": ycck_jpeg(np.dstack([photo(40, 50), grey[:40]])),
         "exif": jpeg_with_exif(jpeg_of(photo(40, 50)), 6),
         "small": jpeg_of(photo(1, 3)),
-    }
-    files |= {
-        f"{name}-seekable-{tile_width}": made
-        for name, data in list(files.items())
-        for tile_width in (16, 64)
-        if (made := with_restart_markers(data, tile_width)) is not None
     }
     for name, data in files.items():
         (folder / f"{name}.jpg").write_bytes(data)

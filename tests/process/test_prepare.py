@@ -51,6 +51,25 @@ def test_shards_hold_what_the_pipeline_makes(config, start_daemon, photos, tmp_p
         assert see(connection.stream("shards", epochs=1)) == see(connection.stream("straight", epochs=1))
 
 
+def test_without_a_pipeline_shards_hold_the_files_themselves(config, start_daemon, photos):
+    """All crops have the pixels of those of the files."""
+    source = proposed(prepare(config(), "--set", "streams.photos.pipeline=[]").stdout)
+    crop = [{"op": "decode"}, {"op": "random_resized_crop", "size": [24, 24]}]
+    shards = {**folder_stream(photos), "pipeline": crop, "source": source, "shuffle": False}
+    straight = {**folder_stream(photos), "pipeline": crop, "shuffle": False}
+
+    daemon = start_daemon({"shards": shards, "straight": straight})
+
+    with batchd_client.connect(daemon.address) as connection:
+        assert see(connection.stream("shards", epochs=1)) == see(connection.stream("straight", epochs=1))
+
+
+@pytest.mark.parametrize("option", [["--seekable"], ["--files"], ["--short-side", "20"]])
+def test_options_of_earlier_versions_are_told_what_replaces_them(config, option):
+    """A command that named them needs another pipeline."""
+    assert "is no more: shards have access points" in prepare(config(), *option, status=2).stderr
+
+
 def test_a_second_time_only_what_is_missing_is_made(config, whole, tmp_path):
     """First no shard is missing; then a truncated and a removed one are made, the others stay."""
 

@@ -90,7 +90,6 @@ def test_resized_pictures_count_by_the_fastest_of_our_variants(peers):
     table = {
         "batchd": rounds(peers, 2000),
         "batchd-shards": rounds(peers, 3000),
-        "batchd-seekable": rounds(peers, 2500),
         "tf-data": rounds(peers, 1000),
     }
 
@@ -105,7 +104,7 @@ def test_a_table_has_a_row_for_each_measured_side_the_fastest_first(peers):
     table = {
         "tf-data": rounds(peers, 500, 600, 550, cpu_s=1.1, pss_mb=684, first_batch_s=3.5),
         "batchd": rounds(peers, 1100, 1200, 1100),
-        "batchd-seekable": rounds(peers, 2200, 2400, 2200),
+        "batchd-shards": rounds(peers, 2200, 2400, 2200),
         "dali": {},
     }
 

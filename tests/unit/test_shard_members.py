@@ -2,6 +2,7 @@
 
 import io
 import json
+from functools import partial
 
 import cv2
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 
 from batchd.commands.prepare import members as members_module
 from batchd.commands.prepare.members import MemberEncoder, is_image, main_image
+from batchd.data.pipeline.image import jpeg_box
+from batchd.data.pipeline.image.options import Decode
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.sources.webdataset.options import is_label
-from support.images import encode, jpeg, photo
+from support.images import JPEG_END, encode, jpeg, photo, progressive_jpeg
 
 PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))
 
@@ -78,6 +81,29 @@ def test_a_file_that_is_not_decoded_stays_as_it_was(data, ending):
     found = members([Column("image", "encoded")], {"image": memoryview(data)})
 
     assert found == {ending: data}
+
+
+@pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="the extension is not built")
+def test_a_progressive_file_becomes_a_sequential_one():
+    """It has the same pixels, and access points behind it; a broken one stays as it was."""
+    data = progressive_jpeg(photo(200, 150))
+    hole = data[: data.rindex(b"\xff\xda") + 20] + JPEG_END
+
+    found = members([Column("image", "encoded")], {"image": memoryview(data)})
+
+    assert list(found) == ["jpg", "jpg.points"]
+    assert b"\xff\xc0" in found["jpg"]
+    assert np.array_equal(decoded(found["jpg"]), decoded(data))
+    assert members([Column("image", "encoded")], {"image": memoryview(hole)}) == {"jpg": hole}
+
+
+@pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="the extension is not built")
+def test_a_file_of_too_many_pixels_stays_as_it_was(monkeypatch):
+    """To rewrite it would take the memory of all its coefficients."""
+    monkeypatch.setattr(members_module, "Decode", partial(Decode, max_pixels=10_000))
+    data = progressive_jpeg(photo(200, 150))
+
+    assert members([Column("image", "encoded")], {"image": memoryview(data)}) == {"jpg": data}
 
 
 def test_every_kind_of_value_has_its_member():

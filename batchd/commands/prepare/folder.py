@@ -2,7 +2,6 @@
 
     prepare.json         what is prepared here; a command for anything else is refused
     NAME-000000.tar ...  shards, whole
-    files/ NAME.list     files instead of shards, and the list of all of them
     *.unfinished         left by a killed process; removed
     sizes.tsv            name and bytes of each finished shard, written before it is renamed
     bad.tsv              shard, sample, path and reason of each sample that is in no shard
@@ -14,7 +13,7 @@ size than the recorded one counts as missing.
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -25,8 +24,6 @@ from batchd.errors import BatchdError
 ABOUT = "prepare.json"
 SIZES = "sizes.tsv"
 BAD = "bad.tsv"
-FILES = "files"
-"""The folder below which files are written instead of shards."""
 UNFINISHED = ".unfinished"
 DIGESTS = {
     "source": "the source's files have changed, or its options",
@@ -152,51 +149,6 @@ class ShardFolder:
 
         rows = [("shard", "sample", "path", "reason"), *sorted(set(self.left_out))]
         _write(self.path / BAD, "".join("\t".join(map(cell, row)) + "\n" for row in rows))
-
-
-class FileSet(NamedTuple):
-    """The written files: below ``root``, listed in ``list_file``, of ``total_bytes`` together.
-
-    ``path_bytes``: length of the longest path. ``has_all_classes``: each class of the source has a
-    file, so the folders' names give the same labels.
-    """
-
-    root: Path
-    list_file: Path
-    total_bytes: int
-    path_bytes: int
-    has_all_classes: bool
-
-
-def gather(folder: Path, name: str, runs: Sequence[str], class_names: Sequence[str]) -> FileSet:
-    """Join the lists of all ``runs`` in ``folder``. Raises ``BatchdError``."""
-    root, list_file = folder / FILES, folder / f"{name}.list"
-    labels, total_bytes, path_bytes = set(), 0, 0
-    unfinished = list_file.with_name(f"{list_file.name}.unfinished")
-    try:
-        with unfinished.open("wb") as stream:
-            for line in _lines(folder, runs):
-                path, label = line.rsplit(maxsplit=1)
-                total_bytes += os.stat(os.path.join(os.fsencode(root), path)).st_size  # noqa: PTH116, PTH118  bytes
-                path_bytes = max(path_bytes, len(path))
-                labels.add(int(label))
-                stream.write(line)
-            stream.flush()
-            os.fsync(stream.fileno())
-        unfinished.rename(list_file)
-    except FileNotFoundError as error:
-        raise BatchdError(
-            f"{os.fsdecode(error.filename)} has gone since it was written; remove {folder}, and prepare it again"
-        ) from None
-    except OSError as error:
-        raise BatchdError(f"{list_file} cannot be written: {error.strerror}") from None
-    return FileSet(root, list_file, total_bytes, path_bytes, labels >= set(range(len(class_names))))
-
-
-def _lines(folder: Path, runs: Sequence[str]) -> Iterator[bytes]:
-    for run in runs:
-        with (folder / run).open("rb") as stream:
-            yield from stream
 
 
 def _write(file: Path, text: str) -> None:

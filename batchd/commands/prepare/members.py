@@ -6,23 +6,23 @@
     text                           NAME.txt                other arrays                    NAME.npy
 
 The image called "image", or else the first one, has its ending alone, others their name in front. A
-``webdataset`` source looks for fields of these names and types there. ``source_table`` and
-``files_table`` write the source, as TOML for the user's configuration, that reads all columns
-again.
+``webdataset`` source looks for fields of these names and types there. A progressive JPEG becomes a
+sequential one, so that it has access points. ``source_table`` writes the source, as TOML for the
+user's configuration, that reads all columns again.
 """
 
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from batchd.commands.prepare.folder import FileSet
 from batchd.config.schema import toml_value
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.jpeg_box import found_points, seekable
+from batchd.data.pipeline.image.jpeg_box import found_points, in_one_scan
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
@@ -30,7 +30,6 @@ from batchd.data.samples.access_points import has_points
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
-from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.webdataset import options as webdataset
 
 try:
@@ -52,17 +51,14 @@ _WEBP_LOSSLESS = 101
 class MemberEncoder:
     """Encodes samples. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, for jpg and webp.
 
-    ``is_bgr``: pixels are BGR. ``is_seekable``: all JPEGs get restart markers.
+    ``is_bgr``: pixels are BGR.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool, is_seekable: bool = False
-    ) -> None:
+    def __init__(self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool) -> None:
         self._columns = columns
         self._format = image_format
         self._quality = quality
         self._is_bgr = is_bgr
-        self._is_seekable = is_seekable
         self._limits = Decoder(Decode(), Scratch())
         self._main_image = main_image(columns)
 
@@ -89,23 +85,15 @@ class MemberEncoder:
         if numbers:
             yield webdataset.JSON_ENDING, json.dumps(numbers).encode()
 
-    def image(self, values: Mapping[str, Value]) -> tuple[str, bytes]:
-        """Ending and content of the main image. Raises ``SampleUndecodable`` for unfit pixels."""
-        return self._image(self._columns[self._main_image], values[self._main_image])
-
     def _image(self, column: Column, value: Value) -> tuple[str, bytes]:
         if column.kind != "encoded":
-            return self._format, self._stored(memoryview(self._encode(np.asarray(value))))
+            return self._format, self._encode(np.asarray(value))
         assert isinstance(value, memoryview), "the bytes of a file"
-        return _ENDINGS[probe_image(value).format], self._stored(value)
-
-    def _stored(self, file: memoryview) -> bytes:
-        """The file, maybe with restart markers. Raises ``SampleUndecodable`` if it is broken."""
-        if not self._is_seekable:
-            return bytes(file)
-        header = probe_image(file)
-        self._limits.check_limits(file, header)
-        return seekable(file, header) or bytes(file)
+        header, content = probe_image(value), None
+        with suppress(SampleUndecodable):  # larger files stay: all coefficients take memory
+            self._limits.check_limits(value, header)
+            content = in_one_scan(value, header)
+        return _ENDINGS[header.format], content or bytes(value)
 
     def _encode(self, pixels: npt.NDArray[np.uint8]) -> bytes:
         height, width, channels = pixels.shape
@@ -175,15 +163,4 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
         table["fields"] = fields
     if names:
         table["names"] = names
-    return toml_value(table)
-
-
-def files_table(source: FolderSource | ListSource | GlobSource, files: FileSet) -> str:
-    """The table of a source that reads ``files``: a folder, if it was one with all its classes."""
-    if isinstance(source, FolderSource) and files.has_all_classes:
-        table: dict[str, object] = {"type": "folder", "path": str(files.root.absolute())}
-    else:
-        table = {"type": "list", "path": str(files.list_file.absolute()), "root": str(files.root.absolute())}
-    if source.path_bytes:
-        table["path_bytes"] = max(source.path_bytes, files.path_bytes)
     return toml_value(table)

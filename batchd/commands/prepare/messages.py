@@ -16,8 +16,7 @@ class PrepareStream(Message):
     """The stream for a writer of ``batchd prepare``. Travels with the source's index, read-only.
 
     ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``folder``: where its shards are written.
-    Pixels are encoded as ``image_format`` with ``quality``. ``is_seekable``: JPEGs get restart
-    markers. ``as_files``: images become files of their own, and each shard is a list of some.
+    Pixels are encoded as ``image_format`` with ``quality``.
     """
 
     recipe: SampleRecipe
@@ -25,8 +24,6 @@ class PrepareStream(Message):
     folder: str
     image_format: str
     quality: int
-    is_seekable: bool
-    as_files: bool
     as_of_ns: int = 0
 
 

@@ -26,14 +26,13 @@ from time import monotonic
 from typing import Self, TypeAlias
 
 from batchd.commands.prepare import messages
-from batchd.commands.prepare.folder import FileSet, ShardFolder, UnpreparedSample, gather
+from batchd.commands.prepare.folder import ShardFolder, UnpreparedSample
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.shapes.options import LAST_STEPS
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.samples.columns import Column
-from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
@@ -48,9 +47,6 @@ from batchd_wire.wording import counted
 
 TICK_S = 0.2
 END_S = 2.0
-LIST_ENDING = "list"
-"""Ending of a list of files, which replaces a shard."""
-FILE_SOURCES = (FolderSource, ListSource, GlobSource)
 DEATHS_MAX = 2
 """Deaths of writers during one sample; then it is bad."""
 DEATHS_WITHOUT_A_SAMPLE_MAX = 5
@@ -61,18 +57,12 @@ SEEN_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Pixels in ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100).
-
-    ``is_seekable``: JPEGs get restart markers. ``as_files``: one file for each sample instead of
-    shards, and a list for each run of ``shard_samples``.
-    """
+    """Pixels in ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100)."""
 
     folder: Path
     shard_samples: int
     image_format: str
     quality: int
-    is_seekable: bool = False
-    as_files: bool = False
 
 
 Progress: TypeAlias = Callable[[int, int, int], None]
@@ -81,7 +71,7 @@ Progress: TypeAlias = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The result. ``shards``: the names of all shards, or of the lists of files."""
+    """The result. ``shards``: the names of all shards."""
 
     samples: int
     shards: list[str]
@@ -90,8 +80,6 @@ class Prepared:
     empty: list[str]
     """Shards without a good sample."""
     columns: dict[str, Column]
-    files: FileSet | None
-    """The files that the lists name; None for shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +98,7 @@ class PrepareJob:
 
 def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     """Write the missing shards. Raises ``BatchdError``; a later call continues from there."""
-    _check_source(work, output)
+    _check_source(work)
     columns = kind_of(work.config.source).columns(work.config.source, work.storage)
     # samples of a shard need not have one shape
     steps = tuple(step for step in work.config.pipeline if not isinstance(step, LAST_STEPS))
@@ -130,8 +118,6 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         str(output.folder.absolute()),
         output.image_format,
         output.quality,
-        output.is_seekable,
-        output.as_files,
         work.storage.as_of_ns,
     )
     orders = _orders(work.name, len(index), output)
@@ -154,16 +140,12 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         size = sum((output.folder / name).stat().st_size for name in names)
         bad = Counter(one.shard for one in folder.left_out)
         empty = [order.name for order in orders if bad[order.name] == order.count]
-        files = gather(output.folder, work.name, names, index.class_names) if output.as_files else None
-        return Prepared(len(index), names, size, folder.left_out, empty, made, files)
+        return Prepared(len(index), names, size, folder.left_out, empty, made)
 
 
-def _check_source(work: PrepareJob, output: Output) -> None:
-    """Raise ``ConfigInvalid`` for a live source, one without files, and a missing function."""
+def _check_source(work: PrepareJob) -> None:
+    """Raise ``ConfigInvalid`` for a live source, and for a missing function."""
     source = work.config.source
-    if output.as_files and not isinstance(source, FILE_SOURCES):
-        text = f'the samples of type "{source.type}" are no files of their own: write shards, without --files'
-        raise ConfigInvalid([Problem(f"streams.{work.name}.source", ProblemKind.NOT_TO_PREPARE, text)])
     if source.is_live:
         text = (
             f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
@@ -178,9 +160,8 @@ def _check_source(work: PrepareJob, output: Output) -> None:
 
 
 def _orders(name: str, samples: int, output: Output) -> list[messages.WriteShard]:
-    ending = LIST_ENDING if output.as_files else "tar"
     return [
-        messages.WriteShard(f"{name}-{number:06}.{ending}", first, min(output.shard_samples, samples - first), [])
+        messages.WriteShard(f"{name}-{number:06}.tar", first, min(output.shard_samples, samples - first), [])
         for number, first in enumerate(range(0, samples, output.shard_samples))
     ]
 

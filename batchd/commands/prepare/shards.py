@@ -1,8 +1,6 @@
 """The WRITER of ``batchd prepare``: reads, processes, encodes and writes one order after another.
 
-    shards    NAME-000000.tar        a member for each value, named by the sample's number
-    files     files/a/b.jpg ...      each image under the path that it has below its source's root
-              NAME-000000.list       path and label of each, for a ``list`` source; written last
+    NAME-000000.tar    members for each value, named by the sample's number
 
 A shard is written as NAME.unfinished and flushed to the disk. The process of the command renames it
 when it has noted which samples were left out.
@@ -14,22 +12,18 @@ import io
 import os
 import socket
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from batchd.commands.prepare import messages
-from batchd.commands.prepare.folder import FILES
 from batchd.commands.prepare.members import MemberEncoder
 from batchd.data.functions.load import FunctionUnusable
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
-from batchd.data.sources.files.index import FilesIndex
 from batchd.data.storage.access import Storage
-from batchd.data.storage.index import SourceIndex, readable
+from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime import failpoints
 from batchd.worker.messages import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRecipe
@@ -43,13 +37,6 @@ EPOCH = 0
 AHEAD_SAMPLES = 64
 """Requested from a server at once."""
 NAME_DIGITS = 9
-_JPEG_SUFFIXES = (b".jpg", b".jpeg")
-Sink = Callable[[int, Mapping[str, Value]], None]
-"""Writes one sample, by its number. Raises ``OSError``; ``SampleUndecodable`` before it writes."""
-
-
-class NameUnusable(Exception):  # noqa: N818  names what is wrong
-    """A path that cannot be a file below a folder, or cannot be in a list; with what to do."""
 
 
 class ShardWriter:
@@ -87,10 +74,8 @@ class ShardWriter:
             told.image_format,
             told.quality,
             is_bgr=any(step["op"] == "decode" and step["color"] == "bgr" for step in recipe.steps),
-            is_seekable=told.is_seekable,
         )
         self._folder = Path(told.folder)
-        self._files = FilesIndex(index) if told.as_files else None
         return ""
 
     def _carry_out(self, order: messages.WriteShard) -> messages.ShardWritten | messages.ShardNotWritten:
@@ -98,7 +83,7 @@ class ShardWriter:
         try:
             samples = self._write(order, unfinished)
             size = unfinished.stat().st_size
-        except (OSError, FunctionUnusable, StepInvalid, NameUnusable) as error:
+        except (OSError, FunctionUnusable, StepInvalid) as error:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
             reason = error.strerror if isinstance(error, OSError) else shortened(str(error), HOPELESS_BYTES_MAX)
@@ -111,7 +96,8 @@ class ShardWriter:
         written, end = 0, order.first + order.count
         self._note.begin(order.first)
         with file.open("wb") as raw:
-            with self._sink(raw) as sink:
+            # closed without an end if the context ends by an error
+            with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 for sample in range(order.first, end):
                     if (sample - order.first) % AHEAD_SAMPLES == 0:
                         self._maker.read_ahead(range(sample, min(sample + AHEAD_SAMPLES, end)))
@@ -120,7 +106,7 @@ class ShardWriter:
                         if sample in order.skipped:
                             raise SampleUnreadable("killed the process that worked on it, twice")
                         failpoints.passing("prepare.sample.begin", sample)
-                        sink(sample, self._maker.make(EPOCH, sample))
+                        self._add_members(tar, sample, self._maker.make(EPOCH, sample))
                         written += 1
                     except BAD as error:
                         name, reason = self._maker.shown_name(sample), shortened(str(error), REASON_BYTES_MAX)
@@ -129,44 +115,12 @@ class ShardWriter:
             os.fsync(raw.fileno())
         return written
 
-    @contextmanager
-    def _sink(self, raw: BinaryIO) -> Iterator[Sink]:
-        """Writes the samples of an order; ``raw`` is the tar file, or the list of the files."""
-        if self._files is None:
-            # closed without an end if the context ends by an error
-            with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                yield partial(self._add_members, tar)
-        else:
-            yield partial(self._add_file, self._files, raw)
-
     def _add_members(self, tar: tarfile.TarFile, sample: int, values: Mapping[str, Value]) -> None:
-        """Append a sample in WebDataset format. Members have no times and no owners."""
+        """Append a sample in WebDataset format. Members have no times and no owners.
+
+        Raises ``OSError``; ``SampleUndecodable`` before it writes.
+        """
         for ending, content in list(self._encoder.members(values)):
             member = tarfile.TarInfo(f"{sample:0{NAME_DIGITS}}.{ending}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-
-    def _add_file(self, index: FilesIndex, listed: BinaryIO, sample: int, values: Mapping[str, Value]) -> None:
-        """Write a file below ``FILES``, and its line in the list. Raises ``NameUnusable``."""
-        ending, content = self._encoder.image(values)
-        name = file_name(index.name(sample), ending)
-        path = os.path.join(os.fsencode(self._folder / FILES), name)  # noqa: PTH118  bytes, because names need not be text
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120  the same
-        unfinished = b"%s.%d.unfinished" % (path, sample)  # a list may name a file twice
-        with open(unfinished, "wb") as stream:  # noqa: PTH123  the same
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.rename(unfinished, path)  # noqa: PTH104  the same
-        listed.write(b"%s %d\n" % (name, index.label(sample)))
-
-
-def file_name(name: bytes, ending: str) -> bytes:
-    """The path below ``FILES``: the source's, maybe with ``.jpg``. Raises ``NameUnusable``."""
-    parts = name.split(b"/")
-    if b":" in parts[0] or not parts[0] or b".." in parts:
-        raise NameUnusable(f"{readable(name)} does not lie below its source's root: write shards, without --files")
-    if name.startswith(b"#") or name != name.strip() or b"\n" in name or b"\r" in name:
-        raise NameUnusable(f"{name!r} cannot stand in a list of files: rename it, or write shards, without --files")
-    is_jpeg = ending == "jpg" and not name.lower().endswith(_JPEG_SUFFIXES)
-    return name + b".jpg" if is_jpeg else name

@@ -781,11 +781,10 @@ static PyObject *tiles(PyObject *self, PyObject *arguments)
 }
 
 PyDoc_STRVAR(transcode_doc,
-"transcode(data, size, tile_width) -> bytes | None\n\n"
-"The same picture, coefficient by coefficient, as a baseline JPEG with a restart marker about every ``tile_width`` pixels of a row.\n\n"
-"``size`` is (height, width) as its header says. None: a file of a kind that is not cut (inks, unusual subsampling, arithmetic\n"
-"codes, missing scans), or that cannot be a baseline file.\n"
-"Raises JpegError where the file is broken anywhere, ValueError where ``tile_width`` is not positive.");
+"transcode(data, size) -> bytes | None\n\n"
+"A JPEG of several scans, such as a progressive one, as a baseline JPEG of one: the same picture, coefficient by coefficient.\n\n"
+"``size`` is (height, width) as its header says. None: a file of one scan, of a kind without access points (inks, unusual\n"
+"subsampling, arithmetic codes, missing scans), or that cannot be a baseline file. Raises JpegError where it is broken anywhere.");
 
 static PyObject *transcoded(PyObject *self, PyObject *arguments)
 {
@@ -795,11 +794,7 @@ static PyObject *transcoded(PyObject *self, PyObject *arguments)
     enum verdict verdict;
     (void)self;
     memset(&job, 0, sizeof job);
-    if (!PyArg_ParseTuple(arguments, "y*(ii)i:transcode", &data, &job.height, &job.width, &job.tile_width)) return NULL;
-    if (job.tile_width <= 0) {
-        PyBuffer_Release(&data);
-        return PyErr_Format(PyExc_ValueError, "tiles are 1 pixel wide or more, not %d", job.tile_width);
-    }
+    if (!PyArg_ParseTuple(arguments, "y*(ii):transcode", &data, &job.height, &job.width)) return NULL;
     job.data = data.buf;
     job.length = (size_t)data.len;
     Py_BEGIN_ALLOW_THREADS

@@ -5,7 +5,7 @@
  *     _jpeg_cut.c         a smaller JPEG out of one with restart markers, without libjpeg
  *     _jpeg_walk.c        finds the access points of a JPEG (_jpeg_scan.h), without libjpeg
  *     _jpeg_splice.c      a smaller JPEG out of one with known access points, without libjpeg
- *     _jpeg_transcode.c   restart markers for a JPEG that has none
+ *     _jpeg_transcode.c   one scan for a JPEG of several, such as a progressive one
  *
  * Invariant: Python is known to _jpeg.c alone.
  */
@@ -142,13 +142,12 @@ struct transcoding {
     const unsigned char *data;
     size_t length;
     int height, width; /* pixels, as the caller knows them */
-    int tile_width; /* pixels */
     unsigned char *made; /* result, from malloc, also where it fails */
     size_t made_length, made_room;
 };
 
-/* Writes the same coefficients as a baseline file with restart markers. Returns DONE, BROKEN,
- * NOT_MINE or NO_MEMORY. */
+/* Writes the coefficients of a file of several scans as a baseline file of one. Returns DONE,
+ * BROKEN, NOT_MINE or NO_MEMORY. */
 enum verdict transcode(struct transcoding *transcoding);
 void end_transcoding(struct transcoding *transcoding);
 

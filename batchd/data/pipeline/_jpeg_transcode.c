@@ -1,9 +1,9 @@
-/* Restart markers for a JPEG that has none: the same coefficients as a baseline file for cutting.
+/* Writes a JPEG of several scans, such as a progressive one, as one of one scan: access points are
+ * of such files alone.
  *
  * Nothing is decoded and nothing is rounded. All markers that applications wrote (EXIF, ICC, Adobe,
  * JFIF, comments) are copied as they are, so that every program shows the same picture; bytes
- * behind the end of the image are not copied. New Huffman tables save some of the bytes that the
- * restart markers cost.
+ * behind the end of the image are not copied. The file gets its own Huffman tables.
  *
  * Invariant: DONE only where every decoder gives the pixels of the file that was read.
  */
@@ -50,18 +50,6 @@ static void end_output(j_compress_ptr to)
 
 /* --- one file --- */
 
-/* The divisor of a row's MCUs that comes nearest to `wanted`, and is not less than half of it:
- * restart markers cost bytes. */
-static unsigned interval_near(unsigned wanted, unsigned across)
-{
-    unsigned best = across;
-    for (unsigned divisor = 1; divisor <= across; divisor++)
-        if (across % divisor == 0 && 2 * divisor >= wanted
-            && abs((int)divisor - (int)wanted) < abs((int)best - (int)wanted))
-            best = divisor;
-    return best;
-}
-
 static void read_header(struct transcoding *transcoding)
 {
     struct jpeg_decompress_struct *const from = &transcoding->from;
@@ -81,9 +69,6 @@ static void write_file(struct transcoding *transcoding, jvirt_barray_ptr *coeffi
 {
     struct jpeg_decompress_struct *const from = &transcoding->from;
     struct jpeg_compress_struct *const to = &transcoding->to;
-    const unsigned mcu_width = (unsigned)from->max_h_samp_factor * DCTSIZE;
-    const unsigned across = (from->image_width + mcu_width - 1) / mcu_width;
-    const unsigned wanted = ((unsigned)transcoding->tile_width + mcu_width - 1) / mcu_width;
     to->dest = &transcoding->destination;
     to->dest->init_destination = begin_output;
     to->dest->empty_output_buffer = output_is_full;
@@ -92,7 +77,6 @@ static void write_file(struct transcoding *transcoding, jvirt_barray_ptr *coeffi
     to->write_JFIF_header = FALSE;
     to->write_Adobe_marker = FALSE;
     to->optimize_coding = TRUE;
-    to->restart_interval = interval_near(wanted, across);
     jpeg_write_coefficients(to, coefficients);
     copy_markers(from, to);
     jpeg_finish_compress(to);
@@ -118,6 +102,7 @@ enum verdict transcode(struct transcoding *transcoding)
     jpeg_create_compress(&transcoding->to);
     read_header(transcoding);
     is_known = 1;
+    if (!jpeg_has_multiple_scans(from)) return NOT_MINE;
     if (!is_usual(from) || (from->num_components == 1 && from->max_h_samp_factor * from->max_v_samp_factor != 1)) return NOT_MINE;
     if ((int)from->image_height != transcoding->height || (int)from->image_width != transcoding->width) return NOT_MINE;
     limit_scans(from);

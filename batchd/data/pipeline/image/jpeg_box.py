@@ -3,11 +3,10 @@
 Workers, and writers of ``batchd prepare``. A box: rows below it are not read, and pixels around it
 are entropy-decoded only. Half of a photograph takes some two thirds of the time.
 
-A seekable file: a baseline JPEG can only be read from its start, or from a restart marker, where
-nothing depends on what was before. So the same coefficients are written again with a marker every
-few blocks: a plain JPEG for any reader, some 1 % larger, and what is above and beside a box is not
-even entropy-decoded. The decoder finds the markers by searching, which takes 1 to 2 % of the time
-of decoding the crop, so nothing is written beside the file.
+A baseline JPEG can only be read from its start, from an access point (``_jpeg_scan.h``), or from a
+restart marker, where nothing depends on what was before: then what is above and beside a box is not
+even entropy-decoded. The decoder finds markers by searching, which takes 1 to 2 % of the time of
+decoding the crop. A progressive file is read whole.
 
 Invariant: at each of the scales the pixels are those of decoding the whole image and cutting it,
 bit for bit.
@@ -208,19 +207,14 @@ def part_of(head: FileHead, points: memoryview | bytes, factor: int, box: Cut) -
     return _jpeg.part(head.data, EIGHTHS // factor, (header.height, header.width), box, points)
 
 
-TILE_WIDTH_PIXELS = 64
-"""Between two markers. Half of it saves 2 % of the time of decoding, and costs 1.4 % more bytes."""
+def in_one_scan(data: memoryview, header: ImageHeader) -> bytes | None:
+    """A progressive JPEG as a sequential one: same coefficients, so same pixels; EXIF and colours.
 
-
-def seekable(data: memoryview, header: ImageHeader) -> bytes | None:
-    """Add restart markers to a file: same coefficients, so same pixels, same EXIF and colours.
-
-    None: it is not a JPEG of a usual kind (inks, unusual subsampling, arithmetic codes), and stays
-    as it is. Needs the extension. Raises ``SampleUndecodable`` where it is broken anywhere.
+    None: it has one scan, is of an unusual kind, or broken; or the extension is not built.
     """
-    if header.format != "JPEG":
+    if not IS_BUILT or header.format != "JPEG":
         return None
     try:
-        return _jpeg.transcode(data, (header.height, header.width), TILE_WIDTH_PIXELS)
-    except _jpeg.JpegError as error:
-        raise SampleUndecodable(f"a broken JPEG: {error}") from None
+        return _jpeg.transcode(data, (header.height, header.width))
+    except _jpeg.JpegError:
+        return None

@@ -1,4 +1,4 @@
-"""A JPEG with restart markers is the same picture, and crops have its pixels."""
+"""Crops of JPEGs with restart markers, and JPEGs of several scans that are written as one."""
 
 from itertools import pairwise
 from struct import pack
@@ -19,7 +19,7 @@ from support.images import (
     JPEG_START,
     arithmetic_jpeg,
     cmyk_jpeg,
-    jpeg,
+    encode,
     jpeg_by_component,
     jpeg_of,
     jpeg_with_exif,
@@ -32,18 +32,18 @@ from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, w
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
     from batchd.data.pipeline import _jpeg
-    from batchd.data.pipeline.image.jpeg_box import seekable
+    from batchd.data.pipeline.image.jpeg_box import in_one_scan
 
 WIDE = photo(150, 320)
 UNDER_THE_MIDDLE = Cut(70, 140, 20, 40)
+TILES_444 = jpeg_of(WIDE, "444", restart=8)
+"""Tiles of 64 x 8: 5 across, 19 down."""
 
 
-def marked(data, tile_width=64):
-    """The same file with restart markers."""
-    header = probe_image(memoryview(data))
-    made = _jpeg.transcode(data, (header.height, header.width), tile_width)
-    assert made is not None
-    return made
+def one_scan(data):
+    """The same file in one scan; None if it is already, or cannot be."""
+    view = memoryview(data)
+    return in_one_scan(view, probe_image(view))
 
 
 def whole(data, factor=1, color="rgb"):
@@ -83,39 +83,38 @@ def jpegs(draw):
     return jpeg_of(pixels, subsampling, restart, is_progressive=is_progressive), size
 
 
-@given(case=jpegs(), tile_width=st.sampled_from([1, 16, 64, 1000]))
-def test_restart_markers_change_no_pixel(case, tile_width):
-    """libjpeg-turbo (through two libraries) and a comparison of all coefficients agree.
+@given(case=jpegs())
+def test_one_scan_changes_no_pixel(case):
+    """libjpeg-turbo agrees, through two libraries; the result has access points."""
+    data, size = case
+    is_progressive = b"\xff\xc2" in data
 
-    Writing the result once more gives the same file.
-    """
-    data, _size = case
+    made = one_scan(data)
 
-    made = marked(data, tile_width)
-
-    assert np.array_equal(simplejpeg.decode_jpeg(made), simplejpeg.decode_jpeg(data))
-    assert np.array_equal(
-        cv2.imdecode(np.frombuffer(made, np.uint8), 1), cv2.imdecode(np.frombuffer(data, np.uint8), 1)
-    )
-    assert marked(made, 64) == marked(data, 64)
+    assert (made is not None) == is_progressive
+    if made is not None:
+        assert np.array_equal(simplejpeg.decode_jpeg(made), simplejpeg.decode_jpeg(data))
+        assert np.array_equal(
+            cv2.imdecode(np.frombuffer(made, np.uint8), 1), cv2.imdecode(np.frombuffer(data, np.uint8), 1)
+        )
+        assert one_scan(made) is None
+        assert _jpeg.access_points(made, size, 32) is not None
 
 
 @given(
     case=jpegs(),
-    tile_width=st.sampled_from([None, 8, 32, 64]),
     factor=st.sampled_from([1, 1, 2, 4, 8]),
     color=st.sampled_from(["rgb", "bgr", "gray"]),
     data=st.data(),
 )
-def test_what_is_cut_has_the_pixels_of_the_whole(case, tile_width, factor, color, data):
+def test_what_is_cut_has_the_pixels_of_the_whole(case, factor, color, data):
     """Crops are equal bit for bit at every scale and tile edge, with any writer's markers."""
-    original, size = case
-    file = original if tile_width is None else marked(original, tile_width)
+    file, size = case
     height, width = (-(-side // factor) for side in size)
     top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
     box = Cut(top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
 
-    expected = whole(original, factor, color)[top : top + box.height, left : left + box.width]
+    expected = whole(file, factor, color)[top : top + box.height, left : left + box.width]
 
     assert np.array_equal(cropped(file, box, factor, color), expected)
 
@@ -127,7 +126,8 @@ def test_every_box_that_begins_or_ends_at_a_tile_is_right(subsampling):
     Chroma is shared across tiles, so at an edge it must come from the next tile.
     """
     image = photo(70, 200)
-    data = marked(jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling), 32)
+    restart = 5 if subsampling in {"444", "440", "grey"} else 1  # rows of 25, 13 or 7 MCUs
+    data = jpeg_of(image[..., 0] if subsampling == "grey" else image, subsampling, restart)
     pixels = whole(data)
     for left in (0, 1, 31, 32, 33, 63, 64, 65, 199):
         for right in {left + 1, left + 2, 32, 64, 96, 128, 200} & set(range(left + 1, 201)):
@@ -138,12 +138,11 @@ def test_every_box_that_begins_or_ends_at_a_tile_is_right(subsampling):
 
 def test_the_tiles_under_the_crop_are_taken_and_no_others():
     """Tiles beside the crop are taken where chroma is shared; a whole picture is not cut."""
-    luma_and_chroma = marked(jpeg_of(WIDE, "420"))  # tiles of 64 x 16: 5 across, 10 down
-    full_chroma = marked(jpeg_of(WIDE, "444"))  # of 64 x 8: 5 across, 19 down
+    luma_and_chroma = jpeg_of(WIDE, "420", restart=4)  # tiles of 64 x 16: 5 across, 10 down
 
     assert tiles(luma_and_chroma, UNDER_THE_MIDDLE) == (1 * 2, 50)
     assert tiles(luma_and_chroma, Cut(64, 128, 16, 64)) == (3 * 3, 50)
-    assert tiles(full_chroma, Cut(64, 128, 16, 64)) == (1 * 2, 95)
+    assert tiles(TILES_444, Cut(64, 128, 16, 64)) == (1 * 2, 95)
     assert tiles(luma_and_chroma, Cut(35, 70, 10, 20), 2) == (1 * 4, 50)
     assert tiles(luma_and_chroma, Cut(0, 0, 150, 320)) is None
     assert tiles(jpeg_of(WIDE), UNDER_THE_MIDDLE) is None
@@ -159,45 +158,31 @@ def test_markers_that_do_not_divide_a_row_give_rows():
     assert tiles(jpeg_of(WIDE, "420", restart=7), UNDER_THE_MIDDLE) is None
 
 
-@pytest.mark.parametrize(
-    ("across", "tile_width", "expected"), [(63, 64, 7), (47, 64, 47), (50, 64, 10), (64, 64, 8), (9, 64, 9), (4, 8, 1)]
-)
-def test_an_interval_divides_the_row(across, tile_width, expected):
-    """The interval is the nearest divisor that does not make the file much larger.
-
-    If the row's length is a prime number, an interval is a whole row.
-    """
-    data = marked(jpeg_of(photo(16, 8 * across), "444"), tile_width)
-
-    restart = data.index(b"\xff\xdd\0\4")
-    assert int.from_bytes(data[restart + 4 : restart + 6], "big") == expected
-
-
 def segment(marker, payload):
     return bytes([0xFF, marker]) + pack(">H", len(payload) + 2) + payload
 
 
 def test_what_applications_wrote_is_kept():
     """EXIF, colour profile and comment stay in their order, and no JFIF marker is added."""
-    plain = jpeg(photo(40, 50))
+    plain = progressive_jpeg(photo(40, 50))
     profile, comment = segment(0xE2, b"ICC_PROFILE\0\1\1" + b"p" * 60_000), segment(0xFE, b"a comment")
     data = jpeg_with_exif(JPEG_START + profile + comment + plain[20:], 6)
 
-    made = marked(data)
+    made = one_scan(data)
 
     kept = data[: data.index(comment) + len(comment)]
     assert made.startswith(kept)
     assert b"JFIF" not in made
     assert probe_image(memoryview(made))[:5] == probe_image(memoryview(data))[:5]
-    assert b"JFIF" in marked(plain)
+    assert b"JFIF" in one_scan(plain)
 
 
 def test_components_that_are_colours_stay_such():
     """Adobe's marker says that the components are colours, without luma."""
-    plain = jpeg(photo(40, 50), subsampling="444")
+    plain = jpeg_of(photo(40, 50), "444", is_progressive=True)
     data = JPEG_START + segment(0xEE, b"Adobe\0\x64\0\0\0\0\0") + plain[20:]
 
-    made = marked(data)
+    made = one_scan(data)
 
     assert np.array_equal(whole(made), whole(data))
     assert not np.array_equal(whole(made), whole(plain))
@@ -211,55 +196,52 @@ def without_its_last_scan():
 @pytest.mark.parametrize(
     "data",
     [
+        jpeg_of(WIDE),
+        TILES_444,
+        encode(WIDE, ".png"),
         cmyk_jpeg((200, 120, 140)),
         ycck_jpeg(np.dstack([WIDE, WIDE[..., 0]])),
         arithmetic_jpeg(),
-        jpeg_of(WIDE).replace(b"\1\x22\0\2\x11\1\3\x11\1", b"\1\x22\0\2\x12\1\3\x12\1"),
+        jpeg_of(WIDE, is_progressive=True).replace(b"\1\x22\0\2\x11\1\3\x11\1", b"\1\x22\0\2\x12\1\3\x12\1"),
     ],
-    ids=["CMYK", "YCCK", "arithmetic", "tall chroma"],
+    ids=["one scan", "restart markers", "PNG", "CMYK", "YCCK", "arithmetic", "tall chroma"],
 )
-def test_what_is_unusual_stays_as_it_is(data):
+def test_other_files_stay_as_they_are(data):
     """Of arithmetic coding, the extension cannot tell whether it is whole."""
-    view = memoryview(data)
-
-    assert seekable(view, probe_image(view)) is None
+    assert one_scan(data) is None
 
 
 def test_an_unfinished_file_is_not_rewritten():
     """A decoder guesses missing parts, and would guess differently of the rewritten file."""
-    data = without_its_last_scan()
-
-    assert _jpeg.transcode(data, WIDE.shape[:2], 64) is None
-    with pytest.raises(SampleUndecodable, match="129 of 192 coefficients to their last bit"):
-        seekable(memoryview(data), probe_image(memoryview(data)))
+    assert _jpeg.transcode(without_its_last_scan(), WIDE.shape[:2]) is None
 
 
 def test_scans_of_components_become_one():
     """A scan for each component is rewritten as baseline."""
     data = jpeg_by_component(photo(20, 37)[..., 0])
-    made = marked(data)
+    made = one_scan(data)
 
     assert made.count(b"\xff\xda") == 1
     assert np.array_equal(whole(made), whole(data))
 
 
-def test_a_broken_file_is_reported():
+def test_a_broken_file_stays_as_it_is():
     """The file has a hole, too many scans, or another size than the caller expects."""
-    data = jpeg_of(WIDE)
-    half = memoryview(data[: len(data) // 2] + JPEG_END)
+    data = progressive_jpeg(WIDE)
+    scan = data.rindex(b"\xff\xda") + 14
+    hole = memoryview(data[: scan + 20] + JPEG_END)
 
-    with pytest.raises(SampleUndecodable, match=r"a broken JPEG: .* premature end"):
-        seekable(half, probe_image(half))
+    assert in_one_scan(hole, probe_image(hole)) is None
+    with pytest.raises(_jpeg.JpegError, match="premature end"):
+        _jpeg.transcode(hole, (150, 320))
     with pytest.raises(_jpeg.JpegError, match="more than 200 scans"):
-        _jpeg.transcode(jpeg_by_component(photo(16, 16)[..., 0], 250), (16, 16), 64)
-    assert _jpeg.transcode(data, (150, 319), 64) is None
-    with pytest.raises(ValueError, match="1 pixel wide or more, not 0"):
-        _jpeg.transcode(data, (150, 320), 0)
+        _jpeg.transcode(jpeg_by_component(photo(16, 16)[..., 0], 250), (16, 16))
+    assert _jpeg.transcode(data, (150, 319)) is None
 
 
 def test_a_part_that_is_too_short_is_found_by_the_crops_that_need_it():
     """Crops that do not need the part do not read it, however short it is."""
-    data = marked(jpeg_of(WIDE, "444"))
+    data = TILES_444
     begin, end = intervals(data)[8 * 5 + 2]  # row 8 of blocks, the tile in the middle
     for missing in range(1, end - begin - 2):
         broken = data[: end - missing] + data[end:]
@@ -271,10 +253,10 @@ def test_a_part_that_is_too_short_is_found_by_the_crops_that_need_it():
 
 def test_markers_out_of_their_order_are_read_as_they_were_before():
     """Such a file is not cut, so it is as broken, or as whole, as without the check."""
-    data = bytearray(marked(jpeg_of(WIDE, "444")))
+    data = bytearray(TILES_444)
     below = intervals(bytes(data))[-2][1] + 1
     data[below] ^= 1
-    assert np.array_equal(cropped(data, UNDER_THE_MIDDLE), whole(marked(jpeg_of(WIDE, "444")))[70:90, 140:180])
+    assert np.array_equal(cropped(data, UNDER_THE_MIDDLE), whole(TILES_444)[70:90, 140:180])
 
     above = intervals(bytes(data))[3][1] + 1
     data[above] ^= 1
@@ -289,7 +271,7 @@ def test_bytes_that_decoders_skip_are_skipped():
 
     Other bytes there are left over, so what is in front of them was decoded wrongly.
     """
-    data = marked(jpeg_of(WIDE, "444"))
+    data = TILES_444
     _begin, end = intervals(data)[40]
     expected = whole(data)[60:80, 0:100]
     for extra in (b"\xff\xff", b"\xff" * 20):
@@ -301,7 +283,7 @@ def test_bytes_that_decoders_skip_are_skipped():
 
 def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_them():
     """Zeros are valid padding at the end of the file only, not at the end of a cut."""
-    data = marked(jpeg_of(WIDE, "444"))
+    data = TILES_444
     box = Cut(64, 140, 16, 40)  # its last row is the last of its blocks
     taken, _all = tiles(data, box)
     refused = 0
@@ -316,7 +298,7 @@ def test_zeros_in_front_of_a_restart_marker_are_damage_to_every_crop_that_reads_
 
 def test_a_restart_interval_of_any_length_does_no_harm():
     """Where header and markers disagree, a crop gives the right pixels or a reason."""
-    data = marked(jpeg_of(WIDE, "444"))
+    data = TILES_444
     at = data.index(b"\xff\xdd\0\4") + 4
     outcomes = set()
     for interval in (0, 1, 2, 4, 5, 7, 10, 40, 41, 80, 65_535):
@@ -333,17 +315,17 @@ def test_a_restart_interval_of_any_length_does_no_harm():
 def test_flipped_bytes_give_pixels_or_a_reason():
     """Any byte of header or data may change, with any box: the process survives."""
     random = np.random.default_rng(3)
-    data = marked(jpeg_of(WIDE))
+    files = jpeg_of(WIDE, restart=4), jpeg_of(WIDE, is_progressive=True)
     outcomes = set()
-    for _ in range(1500):
-        broken = bytearray(data)
+    for number in range(2000):
+        broken = bytearray(files[number % 2])
         for _ in range(random.integers(1, 4)):
             broken[random.integers(2, len(broken) if random.integers(2) else 700)] = random.integers(256)
         top, left = int(random.integers(150)), int(random.integers(320))
         box = (top, left, int(random.integers(1, 151 - top)), int(random.integers(1, 321 - left)))
         for call in (
             lambda broken=broken, box=box: _jpeg.decode(broken, bytearray(200_000), "rgb", 8, (150, 320), box),
-            lambda broken=broken: _jpeg.transcode(broken, (150, 320), 64),
+            lambda broken=broken: _jpeg.transcode(broken, (150, 320)),
         ):
             try:
                 outcomes.add(call() is None)
@@ -355,7 +337,7 @@ def test_flipped_bytes_give_pixels_or_a_reason():
 
 def test_a_box_is_checked_before_anything_is_cut():
     """A wrong box is the caller's mistake, not the file's."""
-    data = marked(jpeg_of(WIDE))
+    data = jpeg_of(WIDE, restart=4)
 
     with pytest.raises(ValueError, match="the box is empty, or reaches out"):
         _jpeg.tiles(data, 8, (150, 320), (140, 0, 11, 5))
@@ -369,18 +351,19 @@ def test_a_box_is_checked_before_anything_is_cut():
 def test_many_calls_leave_no_memory_behind():
     """The calls cut files, meet files that are broken at the cut, and rewrite files."""
     size, memory = (32, 96), bytearray(20_000)
-    data = marked(jpeg_of(photo(*size), "444"), 8)
+    data = jpeg_of(photo(*size), "444", restart=1)
     _begin, end = intervals(data)[14]
     broken = data[: end - 4] + data[end:]
-    half = data[: len(data) // 2] + JPEG_END
+    scans = progressive_jpeg(photo(*size))
+    hole = scans[: scans.rindex(b"\xff\xda") + 20] + JPEG_END
 
     def many(calls):
         for _ in range(calls // 4):
             _jpeg.decode(data, memory, "rgb", 8, size, (8, 8, 9, 9))
-            _jpeg.transcode(data, size, 64)
+            _jpeg.transcode(scans, size)
             with pytest.raises(_jpeg.JpegError):
                 _jpeg.decode(broken, memory, "rgb", 8, size, (8, 16, 8, 8))
             with pytest.raises(_jpeg.JpegError):
-                _jpeg.transcode(half, size, 64)
+                _jpeg.transcode(hole, size)
 
     check_that_memory_stays(many, 200_000)
