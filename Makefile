@@ -66,7 +66,7 @@ demo-cluster: bytecode ## Let two nodes (of a Ray cluster, after make test-ray) 
 classics: setup ## Measure six old ways of feeding data against batchd (DATA=/path/to/images)
 	@for example in $(CLASSICS); do $(BIN)/python examples/classics/$$example.py $(if $(DATA),--data '$(DATA)') || exit; echo; done
 
-$(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py)) # compiled by pytest once, and not by each lane
+$(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py) tests/unit/*/test_*.py tests/unit/*/*/test_*.py) # compiled by pytest once, and not by each lane
 	@$(WRITING) $(BIN)/python -m pytest -qq --collect-only $(filter %.py,$?) >/dev/null || true # `make test` says what fails
 	@touch $@
 

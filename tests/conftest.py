@@ -128,7 +128,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = sorted({item.path for item in items}, key=lambda file: (-file.stat().st_size, file))
     kinds: dict[bool, list[Path]] = {False: [], True: []}
     for file in files:
-        kinds[file.parent.name == "unit"].append(file)
+        kinds["unit" in file.parts].append(file)
     places = {file: (number + 1) / len(kind) for kind in kinds.values() for number, file in enumerate(kind)}
     items.sort(key=lambda item: places[item.path])
 

@@ -19,7 +19,7 @@ from batchd.observe.http.status_client import Answer
 from batchd_wire.status import Counter, DaemonStatus, Gauge, LinkStatistics, ReloadOutcome, WaitStatistics, read_status
 from support.statuses import link, status_classes, two_looks, with_pool
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMES = {PREFIX + metric.name for metric in METRICS} | {PREFIX + name for name, _ in OWN}
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (apt install prometheus)"

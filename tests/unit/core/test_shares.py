@@ -10,7 +10,7 @@ from batchd.core.ring import ANY_SHARE, UNDIVIDED
 from batchd.core.shares import SHARE_ROWS, SHARES_MIN, Shares, host_key
 from support.core_invariants import CheckedWorld
 from support.core_world import REMOTE, World, make_spec
-from unit.test_pool_model import prove_one_other, remote_of
+from unit.core.test_pool_model import prove_one_other, remote_of
 
 SAMPLES = np.arange(20_000)
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
-SCRIPT = Path(__file__).parents[2] / "deploy/simple_index.py"
+SCRIPT = Path(__file__).parents[3] / "deploy/simple_index.py"
 
 
 def metadata(name: str, python: str = "") -> str:

@@ -15,7 +15,7 @@ from batchd.daemon.serve import WORKERS_END_S
 from batchd.errors import ExitCode
 from batchd.worker.supervisor import KILL_TIMEOUT_S
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 UNIT = DEPLOY / "batchd.service"
 TEMPLATE = DEPLOY / "batchd@.service"
 EXAMPLES = sorted((DEPLOY / "examples").glob("*.conf"))

@@ -26,7 +26,7 @@ from batchd_client import errors
 from batchd_wire.codes import ErrorCode
 from support.reference import programs
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 LEFT_OUT = {"build", "dist", "demo", "node_modules"}
 FRAGMENTS = {"metrics_head.md"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[3]
 LOCK = (TREE / "constraints.txt").read_text()
 PROJECT = tomllib.loads((TREE / "pyproject.toml").read_text())
 PINNED = [Requirement(line) for line in LOCK.splitlines() if not line.startswith("#")]

@@ -220,7 +220,7 @@ def measured(folder):
     command = [sys.executable, "-m", "support.decoding_memory", folder]
     # memory kept by the allocator would hide the needs of the next file
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    return json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[1], env=environment))
+    return json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[3], env=environment))
 
 
 def largest_files():

@@ -10,7 +10,7 @@ from batchd_wire import PROTOCOL_VERSION, messages
 from batchd_wire.codec import ITEMS_MAX, Message, Vocabulary, message
 from batchd_wire.codes import ErrorCode
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 KINDS = [
     kind
     for _name, kind in inspect.getmembers(messages, inspect.isclass)

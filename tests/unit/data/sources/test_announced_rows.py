@@ -135,6 +135,6 @@ def test_a_scan_in_the_daemons_process_has_a_limit_of_memory(tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text("a\n" + "1\n" * 2_000_000)
     command = [sys.executable, "-c", SCAN_WITHIN_A_MEBIBYTE, str(tmp_path / "a.csv")]
 
-    said = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[1])
+    said = subprocess.check_output(command, text=True, cwd=Path(__file__).parents[3])
 
     assert re.search(rf"the scan needs more than {round_bytes(1 << 20)} of memory.* found .* samples until then", said)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools" / "profile_worker.py"
+TOOL = Path(__file__).parents[3] / "tools" / "profile_worker.py"
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from support.configs import load
 from support.settings import _toml as _text
 from support.shards import write_shard
 from support.source_files import nothing
-from unit.test_daemon_fingerprint import plan_of
+from unit.stream.test_daemon_fingerprint import plan_of
 
 KIB = 1 << 10
 

@@ -313,7 +313,7 @@ def test_what_is_cut_while_it_is_in_use_ends_the_process_by_sigbus(tmp_path) -> 
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "db")],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         check=False,
     )
     assert ended.returncode == -signal.SIGBUS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[3]
 DATA = ("etc/batchd", "var/lib/batchd", "var/cache/batchd", "run/batchd")
 PREFIXES = {"make": "/opt/a", "package": "/usr"}
 

@@ -55,14 +55,14 @@ def test_a_buffer_takes_only_the_memory_that_samples_need(tmp_path: Path) -> Non
     (tmp_path / "photo").write_bytes(bytes(100 << 10))
     program = f"""if True:
         from pathlib import Path
-        from unit.test_sample_reader import reader_of
+        from unit.data.storage.test_sample_reader import reader_of
         private = lambda: sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if "Anonymous:" in line)
         reader = reader_of(Path({str(tmp_path)!r}), "photo", max_bytes=1 << 20)
         before = private()
         length = len(reader.read(0))
         print(length, len(reader._buffer), private() - before)
     """
-    said = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=Path(__file__).parents[1])
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=Path(__file__).parents[3])
     length, buffer_bytes, grown_kib = map(int, said.split())
 
     assert (length, buffer_bytes) == (100 << 10, 1 << 20)

@@ -56,7 +56,7 @@ def without_frameworks() -> list[str]:
 
 def test_nothing_tells_to_install_batchd_from_an_index() -> None:
     """No index has batchd yet. For extras, pip uses the installed batchd."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     texts = [
         *root.glob("*.md"),
         root / "client" / "README.md",
@@ -80,7 +80,7 @@ def test_the_client_needs_exactly_three_distributions() -> None:
 def test_both_distributions_their_packages_and_the_chart_have_one_version() -> None:
     """The server requires the client of exactly its own version; the Helm chart has it, too."""
     versions = {*map(version, DISTRIBUTIONS), batchd.__version__, batchd_client.__version__}
-    chart = (Path(__file__).parents[2] / "deploy/helm/batchd/Chart.yaml").read_text()
+    chart = (Path(__file__).parents[3] / "deploy/helm/batchd/Chart.yaml").read_text()
     of_chart = re.findall(r'^(?:version|appVersion): "?([^"\n]+)', chart, re.MULTILINE)
 
     assert of_chart == [batchd.__version__] * 2

@@ -17,7 +17,7 @@ from batchd.core.links import DISAGREEMENTS_MAX, PROOF_ROWS, PROOFS_MAX, LinkRul
 from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld
 from support.core_world import World, make_spec, pick
-from unit.test_core_model import MANY_EXAMPLES, CoreMachine
+from unit.core.test_core_model import MANY_EXAMPLES, CoreMachine
 
 HOSTS_MAX = 3
 

@@ -19,7 +19,7 @@ from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
 from support.s3_server import CREDENTIALS
 
-PAGE = Path(__file__).parents[2] / "docs/urls.md"
+PAGE = Path(__file__).parents[3] / "docs/urls.md"
 NOT_HERE = "must be a path on this machine, not a URL"
 CANNOT_LIST = "http servers cannot list files"
 NO_SERVER = "127.0.0.1:1"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 MODULES = ("common", "environments", "sides", "tables", "foreign", "harness", "pool_peers")
 
 

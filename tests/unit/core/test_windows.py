@@ -7,7 +7,7 @@ import pytest
 from batchd.core import events as ev
 from batchd.core.windows import BEGIN_ORDERS, GROWTH, LATE_S, LATE_TIMES, SHRINKING, Window, Windows
 from support.core_world import World, make_spec
-from unit.test_pool_model import pool_world, prove_one_other, remote_of
+from unit.core.test_pool_model import pool_world, prove_one_other, remote_of
 
 WORKERS = 8
 ORDERS_EACH = 4

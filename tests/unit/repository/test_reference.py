@@ -75,6 +75,6 @@ def test_a_key_without_a_default_has_an_example() -> None:
 
 def test_the_manual_is_up_to_date() -> None:
     """Run `batchd config --reference > docs/configuration.md` if this fails."""
-    manual = Path(__file__).parents[2] / "docs" / "configuration.md"
+    manual = Path(__file__).parents[3] / "docs" / "configuration.md"
 
     assert manual.read_text() == reference_markdown()
