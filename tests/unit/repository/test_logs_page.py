@@ -49,10 +49,11 @@ def chosen(function):
 
 
 def logs(node):
-    """Return whether this is a call of the module's logger."""
+    """Return whether this is a call of the module's logger, or of one that an object was given."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
-    return node.func.attr in LEVELS and getattr(node.func.value, "id", "") == "_log"
+    logger = getattr(node.func.value, "id", getattr(node.func.value, "attr", ""))
+    return node.func.attr in LEVELS and logger == "_log"
 
 
 def is_parameter(node, function):
