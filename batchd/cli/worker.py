@@ -17,8 +17,8 @@ import click
 
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import log_options, path_option, worker_address
+from batchd.core.work import HOST_WORKERS_MAX
 from batchd.errors import BatchdError, KeysInvalid
-from batchd.pool.messages import WORKERS_MAX
 from batchd.runtime.addresses import is_loopback
 from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.runtime.compiled import outdated_extension
@@ -58,7 +58,7 @@ class _Size(click.ParamType[int]):
 )
 @click.option(
     "--workers",
-    type=click.IntRange(1, WORKERS_MAX),
+    type=click.IntRange(1, HOST_WORKERS_MAX),
     help="Number of worker processes. Default: the number of CPUs that this process may use.",
 )
 @click.option(

@@ -30,4 +30,6 @@ class Work(NamedTuple):
     cache_misses: int
 
 
+HOST_WORKERS_MAX = 1_024
+"""Of one worker host."""
 NO_WORK = Work(0, 0, 0, 0, 0, [], 0, 0, 0, 0, [], 0, 0)

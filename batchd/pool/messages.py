@@ -95,8 +95,6 @@ a few bytes behind a page, and that takes some AMD processors (Zen 4) five times
 """
 INDEX_PART_BYTES = 1 << 20
 INDEX_PARTS_AHEAD = 4
-WORKERS_MAX = 1_024
-"""Most workers of one worker host."""
 
 
 @message(61)

@@ -23,7 +23,7 @@ from batchd.core.events import (
     WorkerDown,
     WorkerUp,
 )
-from batchd.core.work import NO_WORK
+from batchd.core.work import HOST_WORKERS_MAX, NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.messages import (
     INDEX_PART_BYTES,
@@ -31,7 +31,6 @@ from batchd.pool.messages import (
     LINK_VERSION,
     ORDERS_MAX,
     TO_DAEMON_FROM_GATEWAY,
-    WORKERS_MAX,
     Admitted,
     AskIndex,
     FillRows,
@@ -145,8 +144,12 @@ def test_a_worker_host_is_told_of_later_streams_samples_and_limits(gateway, host
             ErrorCode.UNSUPPORTED_VERSION,
             f"pixels of version {CONTENT_VERSION}, .* of version 999",
         ),
-        ({"workers": 0}, ErrorCode.NOT_ALLOWED, f"1 to {WORKERS_MAX} workers, not 0"),
-        ({"workers": WORKERS_MAX + 1}, ErrorCode.NOT_ALLOWED, f"1 to {WORKERS_MAX} workers, not {WORKERS_MAX + 1}"),
+        ({"workers": 0}, ErrorCode.NOT_ALLOWED, f"1 to {HOST_WORKERS_MAX} workers, not 0"),
+        (
+            {"workers": HOST_WORKERS_MAX + 1},
+            ErrorCode.NOT_ALLOWED,
+            f"1 to {HOST_WORKERS_MAX} workers, not {HOST_WORKERS_MAX + 1}",
+        ),
     ],
     ids=["messages", "pixels", "no workers", "workers"],
 )

@@ -25,6 +25,7 @@ import structlog
 import zmq
 
 from batchd.core.events import LinkClosed
+from batchd.core.work import HOST_WORKERS_MAX
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool import messages
 from batchd.pool.gateway.placement import HERE, GatewayChoice
@@ -43,7 +44,7 @@ from batchd_wire.codes import ErrorCode
 from batchd_wire.tcp import CURVE_BYTES
 from batchd_wire.wording import counted
 
-UNREAD_MAX = 4 * messages.WORKERS_MAX * messages.ORDERS_MAX
+UNREAD_MAX = 4 * HOST_WORKERS_MAX * messages.ORDERS_MAX
 """Messages that a worker host may leave unread: orders for all workers, and withdrawals."""
 HOSTS = RouterLimits(messages.ROW_FRAME_BYTES + CURVE_BYTES, UNREAD_MAX)
 LINK_NUMBER_BITS = 62
@@ -343,7 +344,7 @@ class WorkerHosts(TcpFront):
         address = host_of(head)
         network = peer_network(address)
         key = self._key_of(head)
-        workers = f"a worker host has 1 to {messages.WORKERS_MAX} workers, not {message.workers}; lower --workers"
+        workers = f"a worker host has 1 to {HOST_WORKERS_MAX} workers, not {message.workers}; lower --workers"
         if self._keys is None and not self._rate.admit(network, monotonic()):
             self._reject(routing, head, ErrorCode.TOO_OFTEN, self._rate.complaint(network))
         elif self._guard.is_banned(network):
@@ -352,7 +353,7 @@ class WorkerHosts(TcpFront):
             self._reject(routing, head, ErrorCode.KEY_REFUSED, "the key has been revoked", is_final=True)
         elif text := mismatch(message):
             self._reject(routing, head, ErrorCode.UNSUPPORTED_VERSION, text, is_final=True)
-        elif not 0 < message.workers <= messages.WORKERS_MAX:
+        elif not 0 < message.workers <= HOST_WORKERS_MAX:
             self._reject(routing, head, ErrorCode.NOT_ALLOWED, workers, is_final=True)
         else:
             limit_reached = self.links.limit_reached(key, address, self.rules)
