@@ -135,7 +135,7 @@ test-wheels: wheels ## Run the process and fault tests against the installed whe
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python $(PIP_INSTALL) --upgrade pip
 	build/wheel-venv/bin/python $(PIP_INSTALL) --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
-	cd tests && ../build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' $(patsubst tests/%,%,$(call chosen,tests/process tests/faults))
+	cd tests && $(CURDIR)/build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' $(patsubst tests/%,%,$(call chosen,tests/process tests/faults))
 
 fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer (SECONDS, SEED, LIBJPEG=/path/to/libjpeg.a)
 	$(BIN)/python tests/fuzz/jpeg_files.py build/fuzz/jpeg

@@ -1,4 +1,4 @@
-"""The size of each sample of a stream, for plans of which samples share a batch. Daemon.
+"""Measures the size of each sample of a stream, by which samples share a batch. Daemon.
 
     index of the source --> helper processes (worker.lengths) make each sample once --> sizes
           |                                                                               ^

@@ -317,7 +317,7 @@ BLOCK_SAMPLES = 256
 """Samples that are read ahead together. The processes take turns at such blocks."""
 
 ASPECT_UNIT = 1_000_000
-"""The size by aspect of an image that is as wide as it is high; and that of the value 1."""
+"""The size of a square image by aspect, and of the number 1 by value."""
 AFTER_STEPS = {"length", "value"}
 """The sizes that a field has after the steps; the others are those of a field of the source."""
 

@@ -281,7 +281,7 @@ class ArrowFile:
         self._column(group, title)
 
     def _extents_of_views(self, column: _MappedColumn, values: pa.Array, is_null: NDArray[np.bool_]) -> "array[int]":
-        """The extents of values of which each has a view: its length, and itself or where it is."""
+        """Return the extents of values with views: a length, and the value or its place."""
         validity, views, *data = values.buffers()
         self._read(column, [validity, views])
         is_null |= values.is_null().to_numpy(zero_copy_only=False)
