@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
+from batchd_client.extensions import Extension
 from batchd_client.memory import BatchMemory, ReceiveBuffer
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, largest_shape, length_texts, sizes_field
 from batchd_wire.messages import Handle, Parcel
@@ -41,7 +42,12 @@ from batchd_wire.slot import rows_crc32
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
 
 if TYPE_CHECKING:
-    from batchd_client.torch.tensors import Tensors
+    from torch import Tensor
+
+html_of_batch: "Extension[[Batch, str, Sequence[str]], str]" = Extension("batchd_client.notebook")
+tensors_of_batch: "Extension[[Batch, bool], dict[str, Tensor | list[Tensor]]]" = Extension(
+    "batchd_client.torch.tensors"
+)
 
 
 class CompactRagged(NamedTuple):
@@ -348,7 +354,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         exported: Array = array
         return exported
 
-    def to_torch(self, *, copy: bool = False) -> "dict[str, Tensors]":
+    def to_torch(self, *, copy: bool = False) -> "dict[str, Tensor | list[Tensor]]":
         """Return the fields as CPU tensors, by name, with the shapes and dtypes of ``[name]``.
 
         A ragged field is a list of tensors. Without ``copy`` they are views of shared memory: they
@@ -360,9 +366,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         errors of access by name, ``TensorsInvalid`` if torch lacks a dtype, and ``ImportError``
         without torch.
         """
-        from batchd_client.torch.tensors import tensors_of  # noqa: PLC0415  torch takes seconds to import
-
-        return tensors_of(self, copy=copy)
+        return tensors_of_batch(self, copy)
 
     def room(self, name: str) -> Room:
         """A field with its whole room, to be copied in one piece. Raises what ``[name]`` raises."""
@@ -483,11 +487,8 @@ class Batch(NotCopyable, Mapping[str, Any]):
 
     def _repr_html_(self) -> str | None:
         """HTML for notebooks: pictures with labels, and the first values of other fields."""
-        if self._lease is None:
-            return None  # the notebook shows the repr
-        from batchd_client.notebook import batch_html  # noqa: PLC0415  notebooks only
-
-        return batch_html(self, self._stream, self._classes)
+        # without HTML, a notebook shows the repr
+        return None if self._lease is None else html_of_batch(self, self._stream, self._classes)
 
 
 def text(array: npt.NDArray[np.uint8]) -> list[str]:

@@ -15,12 +15,15 @@ from typing import NamedTuple, Self, TypedDict
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key, find_name
 from batchd_client.errors import BatchdClientError, NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
+from batchd_client.extensions import Extension
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
 from batchd_client.subscription import SubscriptionRequest, checked_position
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.status import DaemonStatus, read_status
+
+html_of_daemon: Extension[[str, DaemonStatus], str] = Extension("batchd_client.notebook")
 
 SHOWN_WITHIN_S = 2.0
 """How long a notebook that shows a connection waits for the daemon."""
@@ -190,12 +193,10 @@ class Daemon(NotCopyable):
 
     def _repr_html_(self) -> str | None:
         """HTML for notebooks: the streams and their trainers, if the daemon answers soon."""
-        from batchd_client.notebook import daemon_html  # noqa: PLC0415  notebooks only
-
         found: list[DaemonStatus] = []
         deadline = time.monotonic() + min(SHOWN_WITHIN_S, self._connection.deadlines.connect_timeout_s)
         with suppress(BatchdClientError):
             self._connection.run_if_usable(
                 lambda session: found.append(read_status(session.request(AskStatus, Status, deadline).status))
             )
-        return daemon_html(repr(self), found[0]) if found else None
+        return html_of_daemon(repr(self), found[0]) if found else None

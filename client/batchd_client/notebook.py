@@ -16,19 +16,17 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 from struct import pack
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from batchd_client import showing
-from batchd_client.stream import ENDLESS_STEPS, FieldSchema, Stream, position_text
+from batchd_client.batch import Batch, html_of_batch
+from batchd_client.daemon import html_of_daemon
+from batchd_client.stream import ENDLESS_STEPS, FieldSchema, Stream, html_of_stream, position_text
 from batchd_wire.fields import length_texts
 from batchd_wire.status import DaemonStatus
 from batchd_wire.views import Array, row_views
 from batchd_wire.wording import counted
-
-if TYPE_CHECKING:
-    from batchd_client.batch import Batch
 
 PICTURES_MAX = 16
 PICTURE_PIXELS = 96
@@ -44,7 +42,8 @@ MASK_MAX = 63
 _FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align:center"
 
 
-def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
+@html_of_batch.register
+def batch_html(batch: Batch, stream: str, classes: Sequence[str]) -> str:
     """The first samples of ``batch`` as HTML: pictures with labels, and values of other fields."""
     samples = {name: _samples(batch, name) for name in batch}
     pictured = [name for name in samples if showing.is_image(batch.room(name).array.dtype, batch.room(name).shape)]
@@ -68,6 +67,7 @@ def batch_html(batch: "Batch", stream: str, classes: Sequence[str]) -> str:
     return f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{_table(header, rows)}</div>"
 
 
+@html_of_stream.register
 def stream_html(stream: Stream) -> str:
     """A stream as HTML: its position, its sizes and its fields."""
     facts = [
@@ -83,6 +83,7 @@ def stream_html(stream: Stream) -> str:
     return f"<div><p>{escape(title)}</p>{_table(['field', 'dtype', 'shape of a sample'], rows)}</div>"
 
 
+@html_of_daemon.register
 def daemon_html(title: str, status: DaemonStatus) -> str:
     """The status of a daemon as HTML: its streams, and the trainers that read them."""
     names = {trainer.session: trainer.name for trainer in status.trainers}
@@ -142,7 +143,7 @@ def shrunk(picture: showing.Picture) -> showing.Picture:
     return np.asarray(sums // (heights[:, None, None] * widths[None, :, None]), np.uint8)
 
 
-def _drawn(name: str, batch: "Batch", images: Sequence[Array]) -> tuple[list[str], str]:
+def _drawn(name: str, batch: Batch, images: Sequence[Array]) -> tuple[list[str], str]:
     """The images of a field as HTML, and a line of text about the field."""
     shape = batch.room(name).shape
     channels_first = showing.has_channels_first(shape)
@@ -167,7 +168,7 @@ def _is_grey(shape: Sequence[int]) -> bool:
     return len(shape) == showing.GREY_DIMENSIONS or 1 in {shape[0], shape[2]}
 
 
-def _samples(batch: "Batch", name: str) -> list[Array]:
+def _samples(batch: Batch, name: str) -> list[Array]:
     """The first values of a field: an array for each sample, of the sample's own shape."""
     room = batch.room(name)
     array, sizes = room.array[:PICTURES_MAX], room.sizes
@@ -197,7 +198,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= CHARACTERS_MAX else text[: CHARACTERS_MAX - 2] + ".."
 
 
-def _type_text(batch: "Batch", name: str) -> str:
+def _type_text(batch: Batch, name: str) -> str:
     room = batch.room(name)
     lengths = [str(batch.samples), *length_texts(room.array.shape[1:], room.varying)]
     return f"{room.array.dtype}[{', '.join(lengths)}]"

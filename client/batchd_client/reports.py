@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from batchd_client.batch import Batch, BatchRows
 from batchd_client.errors import ReportInvalid
+from batchd_client.extensions import Extension
 from batchd_client.hints import log_once
 from batchd_wire.reports import PULL_BYTES, PULL_REPORTS, ROWS_AT_ONCE, VALUE_BYTES, ReportedRows
 
@@ -40,6 +41,7 @@ REPORT_BYTES = 32
 Values = NDArray[np.float32]
 Late = Callable[[bool], Values | None]
 """Values of a device, ``[values]``; None: not here yet. True: wait for them."""
+values_of_tensor: Extension[[Any], Late] = Extension("batchd_client.torch.reports")
 
 
 class Reports:
@@ -198,9 +200,7 @@ def _late(values: Any, rows: BatchRows) -> Late:
     """
     if type(values).__module__.partition(".")[0] == "torch":
         _check_size(values.numel(), rows)
-        from batchd_client.torch.reports import late_values  # noqa: PLC0415  torch is there, as the values are its own
-
-        return late_values(values)
+        return values_of_tensor(values)
     if hasattr(values, "copy_to_host_async") and hasattr(values, "is_ready"):  # an array of JAX
         _check_size(values.size, rows)
         values.copy_to_host_async()

@@ -24,6 +24,7 @@ from batchd_client.errors import (
     StreamChanged,
     StreamClosed,
 )
+from batchd_client.extensions import Extension
 from batchd_client.memory import BatchMemory
 from batchd_client.reader import BEGINNING, StreamReader
 from batchd_client.subscription import StreamState, SubscriptionRequest, checked_position, read_state
@@ -33,7 +34,7 @@ from batchd_wire.position import Position
 from batchd_wire.status import plain_card, read_status
 
 T = TypeVar("T")
-
+html_of_stream: "Extension[[Stream], str]" = Extension("batchd_client.notebook")
 
 WORLD_SIZE_MAX = 1 << 20
 """Of ranks, as the daemon limits them."""
@@ -403,11 +404,7 @@ class Stream(NotCopyable):
 
     def _repr_html_(self) -> str | None:
         """HTML for notebooks: the position, and a table of the fields."""
-        if self._closed:
-            return None  # the notebook shows the repr
-        from batchd_client.notebook import stream_html  # noqa: PLC0415  notebooks only
-
-        return stream_html(self)
+        return None if self._closed else html_of_stream(self)
 
     @property
     def _admitted(self) -> Subscribed:

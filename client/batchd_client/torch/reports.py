@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from batchd_client.reports import Late, Values
+from batchd_client.reports import Late, Values, values_of_tensor
 
 REPORTS_AT_ONCE = 16
 
@@ -148,6 +148,7 @@ def _is_on_gpu(values: torch.Tensor) -> bool:
     return values.device.type == "cuda"
 
 
+@values_of_tensor.register
 def late_values(tensor: torch.Tensor) -> Late:
     """Begin to copy a tensor of any shape, dtype and device; see ``Late``."""
     values = tensor.detach()

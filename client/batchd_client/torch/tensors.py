@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from batchd_client.batch import Batch, Room, ragged_view
+from batchd_client.batch import Batch, Room, ragged_view, tensors_of_batch
 from batchd_client.errors import TensorsInvalid
 from batchd_client.stream import FieldSchema
 from batchd_wire.fields import RAGGED, Varying
@@ -172,7 +172,8 @@ def over(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_WritableView(array)))
 
 
-def tensors_of(batch: Batch, *, copy: bool) -> dict[str, Tensors]:
+@tensors_of_batch.register
+def tensors_of(batch: Batch, copy: bool) -> dict[str, Tensors]:
     """The fields of a batch, with the shapes and dtypes of the slot: see ``Batch.to_torch``."""
 
     def tensor(name: str, array: Array) -> torch.Tensor:

@@ -55,6 +55,23 @@ def test_import_needs_only_numpy_zmq_and_msgpack() -> None:
     assert not {"asyncio", "multiprocessing", "concurrent", "http", "email", "unittest"}.intersection(by_us)
 
 
+def test_the_first_call_of_an_extension_imports_its_module() -> None:
+    """A program that draws nothing loads nothing for it."""
+    done = run_program(
+        """
+        import sys
+        from batchd_client.stream import html_of_stream
+        print("batchd_client.notebook" in sys.modules)
+        try:
+            html_of_stream(None)
+        except AttributeError as error:
+            print(error.name)
+        """
+    )
+
+    assert done.stdout.split() == ["False", "epoch"], done.stderr
+
+
 def test_forked_child_must_connect_itself_and_the_parent_continues(fake) -> None:
     """Use of the copy in the child does not end the parent's session."""
     with batchd_client.connect(fake.address) as daemon:
