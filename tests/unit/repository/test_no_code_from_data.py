@@ -73,6 +73,10 @@ ALLOWED = {
     ): "it imports the options of each folder of sources and of steps",
     ("batchd_client", "importlib.import_module"): "it imports one of its own modules, from a table there",
     (
+        "batchd_client.extensions",
+        "importlib.import_module",
+    ): "it imports a module of the client that an extension names",
+    (
         "batchd.commands.doctor.examine",
         "importlib.util.find_spec",
     ): "it looks for batchd's extension without loading it",
