@@ -31,8 +31,7 @@ from batchd.core.draws import POINT_BITS, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
 from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
-from batchd.data.functions.find import ModuleNotFound, find_module, function_problems, parse_function
-from batchd.data.functions.signature import CallArguments
+from batchd.data.functions.find import CallArguments, ModuleNotFound, find_module, function_problems, parse_function
 from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call

@@ -12,7 +12,7 @@ from time import perf_counter_ns, thread_time_ns
 
 from batchd.core.work import Work
 from batchd.data.pipeline.image.jpeg_box import FileMade
-from batchd.data.pipeline.timings import Timings
+from batchd.data.pipeline.stages import Timings
 from batchd.data.samples.kept_files import FilePart
 from batchd.data.samples.values import Value
 from batchd.worker.messages import SLOW_LISTED_MAX

@@ -19,8 +19,7 @@ from batchd.config.load import load_config
 from batchd.config.tree import StreamConfig
 from batchd.core.packs import Packs
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Rename
-from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.fields.options import Cast, Rename
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.sources.composed.options import ConcatSource, SubsetSource
 from batchd.data.sources.interface import kind_of, open_reader

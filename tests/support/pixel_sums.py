@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -33,7 +34,6 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Value

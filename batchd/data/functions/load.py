@@ -38,8 +38,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.functions.find import ModuleNotFound, find_module, parse_function
-from batchd.data.functions.signature import CallArguments, call_problem
+from batchd.data.functions.find import CallArguments, ModuleNotFound, call_problem, find_module, parse_function
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import OUR_OWN_FAULTS
 from batchd.data.samples.values import Value

@@ -25,8 +25,7 @@ from batchd.data.pipeline.kinds import import_families
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
-from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
-from batchd.data.pipeline.timings import Timings
+from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
 from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.samples.kept_files import KeptFiles, KnownFile

@@ -264,3 +264,25 @@ def _holds(dtype: str, number: float) -> bool:
     except (struct.error, OverflowError):
         return False
     return not isinstance(number, bool)
+
+
+MAGIC_BYTES = 16
+"""The beginning of a file that decides."""
+
+
+def image_format(start: bytes) -> str | None:
+    """The format of an image file that starts so: JPEG, PNG, WebP, BMP or GIF; None for others.
+
+    A file's name is never asked.
+    """
+    if start.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if start.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if start.startswith(b"RIFF") and start[8:12] == b"WEBP":
+        return "WebP"
+    if start.startswith(b"BM"):
+        return "BMP"
+    if start.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    return None

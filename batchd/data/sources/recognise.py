@@ -25,7 +25,7 @@ from shlex import quote
 from types import MappingProxyType
 from typing import NamedTuple
 
-from batchd.data.samples.formats import MAGIC_BYTES, image_format
+from batchd.data.samples.columns import MAGIC_BYTES, image_format
 from batchd.data.samples.location import Url
 from batchd.data.sources.files.walk import Patterns, below, matching, walk
 from batchd.data.sources.interface import FoundFiles, Recognised, recogniser_of

@@ -8,7 +8,6 @@ patterns        patterns of file names, and whether a file matches
 reader          the bytes of samples, for workers
 values          limits, and what tells whether a file or an object has changed
 index           facts and flat arrays of a scanned source, in one sealed memfd that all workers map
-survey          the files that a scan read, and its progress
+survey          the files that a scan read, and its progress; compressed files
 index_cache     indexes of earlier scans, on disk
-compression     compressed files, recognised by their first bytes
 """

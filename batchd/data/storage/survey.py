@@ -4,7 +4,8 @@ A scan records each folder and file that it read as a witness: while none has ch
 scan would find the same. It notes what it leaves out, and what it takes for granted, in words that
 `batchd init`, `batchd check` and the log show.
 
-Invariant: content that no sample has is refused, or noted.
+Invariant: content that no sample has is refused, or noted. Compressed files are recognised by
+their first bytes.
 """
 
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import time_ns
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from batchd.data.storage.access import FoundNames, Storage, WantedNames
 from batchd.data.storage.values import Version, Witness, witness
@@ -110,3 +111,33 @@ class Survey:
 def quick_look(storage: Storage) -> Survey:
     """A survey without progress and witnesses: to look at a file without scanning the source."""
     return Survey(lambda _found: None, storage=storage)
+
+
+MAGIC_BYTES_MAX = 10
+"""The bytes at a file's beginning that identify every kind; fewer may identify none."""
+
+
+class Compression(NamedTuple):
+    """The name of a compression, and the command that unpacks standard input to standard output."""
+
+    name: str
+    unpack: str
+
+
+ZLIB = Compression(
+    "ZLIB", "python3 -c 'import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))'"
+)
+"""Has no magic bytes. TensorFlow writes it; the caller knows what else may begin like it."""
+_BY_MAGIC = {
+    b"\x1f\x8b": Compression("gzip", "gzip -dc"),
+    **{b"BZh%d1AY&SY" % level: Compression("bzip2", "bzip2 -dc") for level in range(1, 10)},
+    b"\xfd7zXZ\0": Compression("xz", "xz -dc"),
+    b"\x28\xb5\x2f\xfd": Compression("zstd", "zstd -dc"),
+    b"\x04\x22\x4d\x18": Compression("lz4", "lz4 -dc"),
+}
+assert max(map(len, _BY_MAGIC)) == MAGIC_BYTES_MAX
+
+
+def compression_of(start: bytes) -> Compression | None:
+    """How the file is compressed that starts with these bytes; None where it is not."""
+    return next((found for magic, found in _BY_MAGIC.items() if start.startswith(magic)), None)

@@ -12,7 +12,7 @@ from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename, Scale
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -32,7 +32,6 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.sources.files.options import FolderSource

@@ -15,8 +15,7 @@ from pyarrow import parquet
 from batchd.core.work import Work
 from batchd.data.functions.load import FunctionUnusable
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Drop, Rename
-from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename, Scale
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.storage import rows as stored_rows

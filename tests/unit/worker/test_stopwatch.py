@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from batchd.data.pipeline import timings
+from batchd.data.pipeline import stages
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import CenterCrop, ColorJitter, Decode, Normalize, RandomFlip, RandomResizedCrop
 from batchd.data.samples.columns import Column
@@ -42,7 +42,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """The clock of all stopwatches."""
     made = Clock()
-    for module in (timings, stopwatch):
+    for module in (stages, stopwatch):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: made.wall_ns)
     monkeypatch.setattr(stopwatch, "thread_time_ns", lambda: made.cpu_ns)
     return made

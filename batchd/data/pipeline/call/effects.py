@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from batchd.data.functions.signature import CallArguments
+from batchd.data.functions.find import CallArguments
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import RESERVED, Columns, StepInvalid, effect
 from batchd.data.samples.columns import Column, parse_column

@@ -1,1 +1,1 @@
-"""The steps that drop and rename fields."""
+"""The steps on fields, labels and numbers."""

@@ -1,9 +1,22 @@
-"""The effects of dropping and renaming. Daemon, workers, CLI; standard library only."""
+"""The effects of steps on fields, labels and numbers. Daemon, workers, CLI; standard library."""
 
 from dataclasses import replace
+from math import prod
 
-from batchd.data.pipeline.effects import Columns, NoSuchField, StepInvalid, column_of, effect, replaced
-from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.effects import (
+    FLOAT_MAX,
+    WHOLE,
+    Columns,
+    NoSuchField,
+    StepInvalid,
+    changed,
+    column_of,
+    effect,
+    replaced,
+)
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, NumberStep, OneHot, Rename, Scale
+from batchd.data.samples.columns import LENGTH_MAX, Column
+from batchd_wire.fields import DIMENSIONS_MAX
 
 
 @effect.register
@@ -21,3 +34,52 @@ def _drop(step: Drop, columns: Columns) -> Columns:
 @effect.register
 def _rename(step: Rename, columns: Columns) -> Columns:
     return replaced(step, columns, replace(column_of(step, columns), name=step.to))
+
+
+@effect.register
+def _one_hot(step: OneHot, columns: Columns) -> Columns:
+    column = _numbers(step, columns)
+    if column.dtype not in WHOLE or column.dtype == "bool":
+        raise StepInvalid(
+            f'"one_hot" needs whole numbers, and {column.name!r} is {column.text}; {{ op = "cast" }} can make them'
+        )
+    shape = (*column.shape, step.classes)
+    if len(shape) > DIMENSIONS_MAX or prod(length or 1 for length in shape) > LENGTH_MAX:
+        raise StepInvalid(
+            f'"one_hot" would make {replace(column, shape=shape).text} of {column.name!r}, which is too large'
+        )
+    return changed(step, columns, shape=shape, dtype=step.dtype)
+
+
+@effect.register
+def _typed(step: Cast | Scale, columns: Columns) -> Columns:
+    _numbers(step, columns)
+    return changed(step, columns, dtype=step.dtype)
+
+
+@effect.register
+def _clip(step: Clip, columns: Columns) -> Columns:
+    column = _numbers(step, columns)
+    if column.dtype == "bool":
+        raise StepInvalid(f'"clip" needs numbers, and {column.name!r} is {column.text}')
+    low, high = WHOLE.get(column.dtype) or (-FLOAT_MAX[column.dtype], FLOAT_MAX[column.dtype])
+    for name, bound, is_beyond in (
+        ("min", step.min, step.min is not None and step.min > high),
+        ("max", step.max, step.max is not None and step.max < low),
+    ):
+        if column.dtype in WHOLE and bound is not None and bound != int(bound):
+            raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: whole numbers')
+        if is_beyond:
+            raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: {low} to {high}')
+    return changed(step, columns)
+
+
+def _numbers(step: NumberStep, columns: Columns) -> Column:
+    column = column_of(step, columns)
+    if column.kind == "encoded":
+        raise StepInvalid(
+            f'"{step.op}" needs numbers, and {column.name!r} is the bytes of an image file; "decode" it first'
+        )
+    if column.kind == "text":
+        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
+    return column

@@ -1,9 +1,13 @@
-"""The steps that drop and rename fields, as plain data. Daemon, workers and CLI."""
+"""The steps on fields, labels and numbers, as plain data. Daemon, workers, CLI; standard library.
 
-from typing import Annotated, Literal
+A step on numbers is done to every number of a field by itself, and says exactly which number
+becomes which. A number that cannot become what it should is a bad sample, never a wrong number.
+"""
+
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.data.pipeline.options import FieldStep, StepOptions
-from batchd.data.samples.checks import Example
+from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.columns import check_field_names
 from batchd_wire.record import options
 
@@ -45,3 +49,105 @@ class Rename(FieldStep):
     def touches(self) -> frozenset[str]:
         """The field by either name."""
         return frozenset({self.field, self.to})
+
+
+CLASSES_MAX = 1 << 24
+BOUND_MAX = 1 << 53
+"""Up to here a floating-point number of 64 bits is every whole number exactly."""
+FACTOR_MAX = 1e300
+
+NumberType: TypeAlias = Literal[
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "float16",
+    "uint32",
+    "int32",
+    "float32",
+    "uint64",
+    "int64",
+    "float64",
+]
+Bound: TypeAlias = Annotated[float, Range(-BOUND_MAX, BOUND_MAX)]
+Factor: TypeAlias = Annotated[float, Range(-FACTOR_MAX, FACTOR_MAX)]
+
+
+@options
+class NumberStep(FieldStep):
+    """Base of the steps on labels and numbers."""
+
+    keeps_length: ClassVar[bool] = True
+    op: str
+    field: str = "label"
+
+
+@options
+class OneHot(NumberStep):
+    """Turn a class number into zeros with a one in its place: shape s becomes s + [classes].
+
+    A number outside 0 to classes - 1 is a bad sample.
+    """
+
+    op: Literal["one_hot"] = "one_hot"
+    classes: Annotated[int, Range(1, CLASSES_MAX), Example(10)]
+    """How many classes there are."""
+    dtype: NumberType = "float32"
+    """Type of the zeros and the one."""
+
+
+@options
+class Cast(NumberStep):
+    """Change the type of numbers only: a number that the type cannot hold is a bad sample.
+
+    Whole numbers and bool: NaN, infinities, fractional parts and what is out of range are bad.
+    Floating point: a whole number has to be held exactly; other numbers are rounded to the nearest,
+    of two equally near ones to the even one, and are bad where that makes them infinite.
+    """
+
+    op: Literal["cast"] = "cast"
+    dtype: Annotated[NumberType, Example("float32")]
+    """Type of the numbers afterwards."""
+    truncate: bool = False
+    """Whether fractional parts may be cut off, towards zero, and whole numbers may be rounded where
+    they become floating point. NaN and numbers out of range are still bad; "clip" before it helps
+    with the latter."""
+
+
+@options
+class Clip(NumberStep):
+    """Replace numbers below ``min`` by ``min``, and those above ``max`` by ``max``.
+
+    NaN stays NaN.
+    """
+
+    op: Literal["clip"] = "clip"
+    min: Annotated[Bound | None, Example(0.0)] = None
+    """The smallest result; a whole number for whole numbers, otherwise rounded to the type."""
+    max: Annotated[Bound | None, Example(255.0)] = None
+    """The largest result; a whole number for whole numbers, otherwise rounded to the type."""
+
+    def __post_init__(self) -> None:
+        if self.min is None and self.max is None:
+            raise ValueError("clip needs min, max, or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min = {self.min} is more than max = {self.max}")
+
+
+@options
+class Scale(NumberStep):
+    """Make ``number * factor + offset``.
+
+    The number becomes float64, the product and the sum are float64 too, each rounded to the
+    nearest, and the sum is rounded once more to ``dtype``. NaN and infinities are computed with as
+    IEEE 754 says; a number that becomes infinite is a bad sample.
+    """
+
+    op: Literal["scale"] = "scale"
+    factor: Factor = 1.0
+    """The factor of every number."""
+    offset: Factor = 0.0
+    """The number to add afterwards."""
+    dtype: Literal["float16", "float32", "float64"] = "float32"
+    """Type of the numbers afterwards."""

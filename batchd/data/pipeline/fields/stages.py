@@ -1,10 +1,22 @@
-"""Dropping and renaming, run. Worker process."""
+"""The stages of the steps on fields, labels and numbers, as ``options`` says. Worker process.
 
-from typing import TypeVar
+Invariant: a number of the result is the number that the step's rules give, or the sample is bad;
+none wraps around, and no rule is left to what the machine does with numbers that a type cannot
+hold.
+"""
 
-from batchd.data.pipeline.effects import Columns
-from batchd.data.pipeline.fields.options import Drop, Rename
-from batchd.data.pipeline.stages import RowsStage, Stage, make_rows_stage, make_stage
+from functools import singledispatch
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.data.pipeline.effects import FLOAT_MAX, WHOLE, Columns
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, NumberStep, OneHot, Rename, Scale
+from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.values import Value, array_of
 
 V = TypeVar("V")
 
@@ -36,3 +48,130 @@ def _rename_rows(step: Rename) -> RowsStage:
 
 def _move(step: Rename, values: dict[str, V]) -> None:
     values[step.to] = values.pop(step.field)
+
+
+@make_stage.register
+def _on_numbers(step: NumberStep, before: Columns, _after: Columns) -> Stage:
+    column, change = before[step.field], changed.dispatch(type(step))
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        values[column.name] = change(step, array_of(column, values[column.name]))
+
+    return run
+
+
+@make_rows_stage.register
+def _on_rows(step: NumberStep) -> RowsStage:
+    change = changed.dispatch(type(step))
+
+    def run(made: dict[str, Numbers], _rows: Row) -> None:
+        made[step.field] = change(step, made[step.field])
+
+    return run
+
+
+@singledispatch
+def changed(step: NumberStep, _numbers: Numbers) -> Numbers:
+    """Return the numbers, of any shape, after a step.
+
+    Raises ``SampleUndecodable``, which names the first bad number.
+    """
+    raise NotImplementedError(f"the step {step.op} is not registered")
+
+
+@changed.register
+def one_hot(step: OneHot, labels: Numbers) -> Numbers:
+    """Zeros with a one in the place of each label, ``[..., classes]`` of ``step.dtype``.
+
+    Raises ``SampleUndecodable`` for a label that is not a class.
+    """
+    _refuse(
+        labels, (labels < 0) | (labels >= step.classes), f'is not a class from 0 to {step.classes - 1} of "one_hot"'
+    )
+    made = np.zeros((*labels.shape, step.classes), step.dtype)
+    np.put_along_axis(made, labels[..., np.newaxis].astype(np.int64), 1, axis=-1)
+    return made
+
+
+@changed.register
+def cast(step: Cast, numbers: Numbers) -> Numbers:
+    """The numbers as ``step.dtype``, in the same shape.
+
+    Raises ``SampleUndecodable`` for a number that the type cannot hold.
+    """
+    if step.dtype in WHOLE:
+        low, high = WHOLE[step.dtype]
+        if numbers.dtype.kind == "f":
+            numbers = numbers.astype(np.float64)  # holds each number of the narrower types exactly
+            _refuse(numbers, ~np.isfinite(numbers), f"is not a number of {step.dtype}")
+            cut: Numbers = np.trunc(numbers)
+            if not step.truncate:
+                why = f"has a fractional part, which {step.dtype} has not; truncate = true cuts it off"
+                _refuse(numbers, cut != numbers, why)
+            numbers = cut
+        _refuse(numbers, _outside(numbers, low, high), f"is not from {low} to {high}, as {step.dtype} is")
+        return numbers.astype(step.dtype)
+    with np.errstate(over="ignore"):
+        made: Numbers = numbers.astype(step.dtype)
+    _refuse(numbers, np.isinf(made) & np.isfinite(numbers), f"is too large for {step.dtype}")
+    if numbers.dtype.kind in "iu" and not step.truncate:
+        _refuse(numbers, ~_same(numbers, made), f"is a whole number that {step.dtype} cannot hold exactly")
+    return made
+
+
+@changed.register
+def clip(step: Clip, numbers: Numbers) -> Numbers:
+    """The numbers limited to the bounds, of the same shape and dtype; NaN is unchanged."""
+    for bound, beyond in ((step.min, np.less), (step.max, np.greater)):
+        if bound is None:
+            continue
+        limit = _bound(bound, numbers.dtype.name)
+        if limit is not None:
+            numbers = np.where(beyond(numbers, limit), limit, numbers)
+    return numbers
+
+
+@changed.register
+def scale(step: Scale, numbers: Numbers) -> Numbers:
+    """``number * factor + offset`` in float64, then rounded. Raises ``SampleUndecodable``."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
+    _refuse(numbers, ~np.isfinite(made) & np.isfinite(numbers), f'becomes too large for {step.dtype} by "scale"')
+    return made
+
+
+def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
+    """Mask of the numbers out of range; ``high`` + 1 is a power of two, so exact in float64."""
+    if numbers.dtype.kind == "f":
+        return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
+    if numbers.dtype.kind == "b":
+        return np.zeros(numbers.shape, np.bool_)
+    least, most = WHOLE[numbers.dtype.name]
+    below = numbers < numbers.dtype.type(low) if low > least else np.False_
+    above = numbers > numbers.dtype.type(high) if high < most else np.False_
+    return np.broadcast_to(below | above, numbers.shape)
+
+
+def _same(numbers: Numbers, made: Numbers) -> NDArray[np.bool_]:
+    """Mask of the whole numbers that are exact in floating point."""
+    low, high = WHOLE[numbers.dtype.name]
+    wide = made.astype(np.float64)
+    inside = ~_outside(wide, low, high)
+    return np.asarray(inside & (np.where(inside, wide, 0.0).astype(numbers.dtype) == numbers))
+
+
+def _bound(bound: float, dtype: str) -> Any:
+    """The bound in the type of the numbers; None where all of them are within it anyway."""
+    if dtype in WHOLE:
+        low, high = WHOLE[dtype]
+        return np.dtype(dtype).type(int(bound)) if low <= bound <= high else None
+    return np.dtype(dtype).type(bound) if abs(bound) <= FLOAT_MAX[dtype] else None
+
+
+def _refuse(numbers: Numbers, bad: NDArray[np.bool_], why: str) -> None:
+    """Raise ``SampleUndecodable`` with the first bad number and its place."""
+    if not bad.any():
+        return
+    place = tuple(map(int, np.argwhere(bad)[0]))
+    where = f" at {list(place)}" if place else ""
+    raise SampleUndecodable(f"{numbers[place].item()}{where} {why}")

@@ -45,8 +45,8 @@ from batchd.data.pipeline.image.containers import (
     webp_chunks,
 )
 from batchd.data.pipeline.options import PIXELS_MAX
+from batchd.data.samples.columns import MAGIC_BYTES, image_format
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.data.samples.formats import MAGIC_BYTES, image_format
 
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""

@@ -43,8 +43,7 @@ from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
 from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.stages import Numbers, Row, RowsStage
-from batchd.data.pipeline.timings import Timings
+from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Timings
 from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable

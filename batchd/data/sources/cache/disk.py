@@ -51,7 +51,7 @@ from batchd.data.sources.cache.memory import (
     check_header,
     open_to_append,
 )
-from batchd.data.sources.cache.rows import Bytes, CacheRows, Heads, Starts
+from batchd.data.sources.cache.record import Bytes, CacheRows, Heads, Starts
 from batchd.data.storage.rows import read_rows
 from batchd.runtime import failpoints
 

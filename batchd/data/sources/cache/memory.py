@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.sources.cache.rows import Bytes, CacheRows, Starts
+from batchd.data.sources.cache.record import Bytes, CacheRows, Starts
 from batchd.runtime import failpoints
 
 MAGIC = int.from_bytes(b"BATCHDC1", "little")

@@ -4,8 +4,7 @@ import json
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
-from batchd.data.functions.find import parse_function
-from batchd.data.functions.signature import CallArguments
+from batchd.data.functions.find import CallArguments, parse_function
 from batchd.data.samples.checks import Checks, Example, Range
 from batchd.data.samples.columns import check_types
 from batchd.data.sources.options import DeclaredOptions, SourceOptions

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from batchd.data.functions.find import CallArguments
 from batchd.data.functions.load import (
     FunctionFailed,
     FunctionUnusable,
@@ -31,7 +32,6 @@ from batchd.data.functions.load import (
     checked_value,
     load_for,
 )
-from batchd.data.functions.signature import CallArguments
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
 from batchd.data.samples.values import Value

@@ -30,9 +30,8 @@ from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.neighbours import Neighbours, in_records
 from batchd.data.storage.access import Storage
-from batchd.data.storage.compression import compression_of
 from batchd.data.storage.index import SourceIndex, number_array
-from batchd.data.storage.survey import Survey
+from batchd.data.storage.survey import Survey, compression_of
 from batchd.errors import SourceInvalid
 
 _LINE_FEED = b"\n"[0]

@@ -26,10 +26,9 @@ from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import in_files
 from batchd.data.sources.tfrecord.frames import FOOTER, HEADER, LENGTH_BYTES, masked_crc, parts_of
 from batchd.data.sources.tfrecord.options import TFRecordSource
-from batchd.data.storage.compression import ZLIB, compression_of
 from batchd.data.storage.index import SourceIndex, blob, number_array
 from batchd.data.storage.paths import size_of
-from batchd.data.storage.survey import Survey
+from batchd.data.storage.survey import ZLIB, Survey, compression_of
 from batchd.errors import SourceInvalid
 
 RECORD_BYTES_MAX = (1 << 31) - 4096

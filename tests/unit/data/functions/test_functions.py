@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from batchd.data.functions.find import ModuleNotFound, find_module, function_problems, parse_function
+from batchd.data.functions.find import CallArguments, ModuleNotFound, find_module, function_problems, parse_function
 from batchd.data.functions.load import (
     FRAMES_MAX,
     FunctionFailed,
@@ -16,7 +16,6 @@ from batchd.data.functions.load import (
     expect,
     load,
 )
-from batchd.data.functions.signature import CallArguments
 from batchd.data.samples.columns import parse_column
 
 BOMB = "raise AssertionError('imported')\n"

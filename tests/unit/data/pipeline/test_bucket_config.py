@@ -6,8 +6,8 @@ import pytest
 
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.fields.options import Cast
 from batchd.data.pipeline.image.options import Decode, Layout, Normalize, Pad, RandomFlip, Resize, Rotate
-from batchd.data.pipeline.numbers.options import Cast
 from batchd.data.pipeline.shapes.options import PadBatch, Ragged
 from batchd.data.samples.columns import Column
 from batchd.errors import SourceInvalid

@@ -8,7 +8,7 @@ import pytest
 from batchd.data.pipeline.cache_split import crop_problem, cropped_files, cut_of, cut_problem, steps_of
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Rename
+from batchd.data.pipeline.fields.options import OneHot, Rename
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -25,7 +25,6 @@ from batchd.data.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.data.pipeline.numbers.options import OneHot
 from batchd.data.samples.columns import Column
 from batchd.data.sources.cache.record import pack, unpack
 from support.images import encode, jpeg, jpeg_with_exif, photo

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.fields.options import Drop, OneHot, Rename
 from batchd.data.pipeline.image.options import Decode, Resize
-from batchd.data.pipeline.numbers.options import OneHot
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.samples.columns import Column
 from support.images import jpeg, photo

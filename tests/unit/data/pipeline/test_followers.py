@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Rename
+from batchd.data.pipeline.fields.options import Cast, Rename
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -28,7 +28,6 @@ from batchd.data.pipeline.image.options import (
     Resize,
     Rotate,
 )
-from batchd.data.pipeline.numbers.options import Cast
 from batchd.data.pipeline.sample_fields import drawing_step
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.samples.columns import Column

@@ -28,7 +28,7 @@ from batchd.data.pipeline.image.options import (
 )
 from batchd.data.pipeline.image.stages import ImageStage
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.timings import Timings
+from batchd.data.pipeline.stages import Timings
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from support.images import encode, jpeg, photo, png_with_exif, stored_as

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.image.options import Decode, Resize
-from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable

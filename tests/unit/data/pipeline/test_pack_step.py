@@ -7,8 +7,7 @@ import pytest
 
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Drop
-from batchd.data.pipeline.numbers.options import Cast
+from batchd.data.pipeline.fields.options import Cast, Drop
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch
 from batchd.data.samples.columns import Column

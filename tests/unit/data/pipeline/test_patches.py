@@ -7,8 +7,8 @@ import pytest
 
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Cast
 from batchd.data.pipeline.image.options import Decode, Layout, Normalize, Resize
-from batchd.data.pipeline.numbers.options import Cast
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, Patches
 from batchd.data.samples.columns import Column

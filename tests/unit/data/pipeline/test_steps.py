@@ -15,7 +15,7 @@ from batchd.config.schema import json_schema
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import Columns, effect
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Drop, Rename
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename, Scale
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -35,7 +35,6 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
-from batchd.data.pipeline.numbers.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged

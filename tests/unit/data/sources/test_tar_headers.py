@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchd.data.sources.webdataset import scan
-from batchd.data.sources.webdataset.headers import plain_member
+from batchd.data.sources.webdataset.scan import plain_member
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
 from support.source_files import nothing

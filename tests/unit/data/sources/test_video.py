@@ -18,9 +18,8 @@ from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.video import scan as video_scan
 from batchd.data.sources.video.files import READ_BYTES, open_video, packets_of
-from batchd.data.sources.video.frames import VideoFrames
 from batchd.data.sources.video.options import VideoSource
-from batchd.data.sources.video.reader import Pixels
+from batchd.data.sources.video.reader import Pixels, VideoFrames
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid

@@ -1,1 +1,0 @@
-"""The steps on labels and numbers."""
