@@ -117,7 +117,7 @@ def vocabularies(module: ModuleType) -> dict[str, Vocabulary]:
 
 def messages_of(vocabulary: Vocabulary) -> list[type[Message]]:
     """The messages of a vocabulary, by number."""
-    return [kind for _code, kind in sorted(vocabulary._kinds.items())]  # noqa: SLF001  there is no other reader
+    return [kind for _code, kind in sorted(vocabulary.kinds.items())]
 
 
 def ways_of_messages() -> dict[type[Message], list[Way]]:

@@ -113,8 +113,9 @@ class Vocabulary:
     """The messages one side may receive, by number."""
 
     def __init__(self, *kinds: type[Message]) -> None:
-        self._kinds = {kind.code: kind for kind in kinds}
-        assert len(self._kinds) == len(kinds), "two messages of one vocabulary share a number"
+        self.kinds = {kind.code: kind for kind in kinds}
+        """By number."""
+        assert len(self.kinds) == len(kinds), "two messages of one vocabulary share a number"
 
     def decode(self, data: bytes | memoryview) -> Message:
         """Decode one message. Raises ``MalformedMessage`` with the reason."""
@@ -126,7 +127,7 @@ class Vocabulary:
             raise MalformedMessage(f"not msgpack: {type(error).__name__} {error}") from None
         if type(parts) is not list or not parts or type(parts[0]) is not int:
             raise MalformedMessage("a message is an array that starts with its number")
-        kind = self._kinds.get(parts[0])
+        kind = self.kinds.get(parts[0])
         if kind is None:
             raise MalformedMessage(f"message number {parts[0]} is not expected here")
         values = parts[1 : len(kind.field_names) + 1]

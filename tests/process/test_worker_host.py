@@ -96,7 +96,7 @@ def stream(opened, photos):
 def same_rows(rows, expected, epoch, step, first, count):
     """Tell whether the rows are those that the configuration and the files alone determine."""
     assert rows.arrays is not None
-    wanted = expected._arrays(epoch, step)
+    wanted = expected.arrays(epoch, step)
     assert rows.arrays.keys() == wanted.keys()
     return all(np.array_equal(rows.arrays[name], wanted[name][first : first + count]) for name in wanted)
 
@@ -147,7 +147,7 @@ def test_rows_with_gaps_come_one_behind_the_other(gateway, start_host, opened, p
 
     for runs in ([(1, 2), (6, 1)], [(0, 1), (7, 1)], [(2, 5)]):
         rows = gateway.rows(gateway.order_runs(stream, 1, 3, runs))
-        wanted = expected._arrays(1, 3)
+        wanted = expected.arrays(1, 3)
         assert all(np.array_equal(rows.arrays[name], wanted[name][list(rows_of(runs))]) for name in wanted)
         assert rows.wrong == []
 
@@ -243,7 +243,7 @@ def test_paths_of_the_daemons_host_may_be_elsewhere(gateway, start_host, opened,
     there, here = tmp_path / "there", tmp_path / "here"
     write_photos(there / "photos", {"cat": 9, "dog": 9}, height=72, width=96)
     stream, expected = opened(folder_stream(there / "photos"))
-    wanted = expected._arrays(0, 1)
+    wanted = expected.arrays(0, 1)
     there.rename(here)
     start_host("--map", f"{tmp_path}/the=/nowhere", "--map", f"{tmp_path}={tmp_path}/no", "--map", f"{there}={here}/")
     gateway.admit()
@@ -309,7 +309,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
 
     rows = gateway.fill(stream, 0, 0, 0, 8)
 
-    assert np.array_equal(rows.arrays["image"], 255 - expected._arrays(0, 0)["image"])
+    assert np.array_equal(rows.arrays["image"], 255 - expected.arrays(0, 0)["image"])
     gateway.send(HostForget(gateway.link, stream.number))
     (here / "my_steps.py").write_text("def fn(sample, rng):\n    return {'image': sample['image']}\n")
     gateway.serve(stream)
@@ -321,7 +321,7 @@ def test_users_functions_may_be_elsewhere_and_must_be_the_same(
     gone = gateway.expect(WorkerDown)
     assert gone.how == "signal 9 (SIGKILL): it has imported an earlier version of a user's module"
     gateway.workers.discard(gone.worker)
-    assert np.array_equal(gateway.fill(changed, 0, 0, 0, 8).arrays["image"], expected._arrays(0, 0)["image"])
+    assert np.array_equal(gateway.fill(changed, 0, 0, 0, 8).arrays["image"], expected.arrays(0, 0)["image"])
     (here / "my_steps.py").unlink()
     gateway.serve(stream)
     gateway.send_parts()
@@ -518,7 +518,7 @@ def test_a_worker_that_is_stuck_is_killed(gateway, start_host, stream, is_told_l
 def test_quarantined_samples_are_bad_without_decoding(gateway, start_host, opened, photos) -> None:
     """Some samples are quarantined from the start, others later."""
     stream, expected = opened(folder_stream(photos, on_error="mask", max_bad_fraction=1.0))
-    first, second = (int(one) for one in expected._arrays(0, 0)["index"][:2])
+    first, second = (int(one) for one in expected.arrays(0, 0)["index"][:2])
     start_host()
     gateway.admit()
     gateway.serve(stream, quarantined=(first,))

@@ -63,7 +63,7 @@ class Expected:
         if known is None:
             if len(self._known_rows) >= ROWS_KNOWN_MAX:
                 del self._known_rows[next(iter(self._known_rows))]
-            known = self._known_rows[epoch, step] = rows_of(self._arrays(epoch, step).items())
+            known = self._known_rows[epoch, step] = rows_of(self.arrays(epoch, step).items())
         return known
 
     def epoch(self, epoch: int, steps: Iterable[int] | None = None) -> list[Seen]:
@@ -79,10 +79,11 @@ class Expected:
         return self._reader.name(sample)
 
     def _make(self, epoch: int, step: int) -> Seen:
-        arrays = self._arrays(epoch, step)
+        arrays = self.arrays(epoch, step)
         return Seen(epoch, step, tuple(arrays["index"].tolist()), digest_of(arrays.items()))
 
-    def _arrays(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+    def arrays(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+        """The fields of a batch, ``[rows, *shape]`` each."""
         rows = self.plan.rows(Position(epoch, step))
         arrays = {
             field.name: np.zeros((rows, *field.shape), field.dtype)

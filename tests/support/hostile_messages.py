@@ -47,7 +47,7 @@ anything = st.recursive(
 
 def kinds_of(*vocabularies: Vocabulary) -> list[type[Message]]:
     """All messages of some vocabularies."""
-    return [kind for vocabulary in vocabularies for kind in vocabulary._kinds.values()]
+    return [kind for vocabulary in vocabularies for kind in vocabulary.kinds.values()]
 
 
 def hostile_messages(*vocabularies: Vocabulary) -> st.SearchStrategy[list[Any]]:

@@ -28,6 +28,11 @@ def _read(path: str) -> bytes:
     return b"".join(parts)
 
 
+def watched_by(epoll: int) -> int:
+    """Return the number of descriptors that an epoll of this process watches."""
+    return _read(f"/proc/self/fdinfo/{epoll}").count(b"tfd:")
+
+
 def process_ids() -> Iterator[int]:
     """Return every visible process of this machine."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  a hundred times a second

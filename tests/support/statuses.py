@@ -4,11 +4,14 @@ The daemon is healthy: 2 workers are busy half of the time with 1,000 samples a 
 trainer never waits.
 """
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
+from batchd.observe.http.status_client import StatusClient
 from batchd_wire.status import (
     DaemonFacts,
     DaemonStatus,
@@ -198,3 +201,11 @@ def _status(stream: StreamStatus, workers: int, sent_bytes_per_s: float | None) 
     fleet = tuple(WorkerStatistics(number, number, "ready", 1, 10, 100, 1.0) for number in range(workers))
     trainer = TrainerStatistics(1, "train-01", 77, 1000, transport, sent_bytes_per_s=sent_bytes_per_s)
     return DaemonStatus(daemon, fleet, (trainer,), (stream,))
+
+
+@contextmanager
+def open_status_client() -> Iterator[StatusClient]:
+    """Make the observer's client; the process in which it usually is ends with its descriptor."""
+    client = StatusClient()
+    yield client
+    os.close(client._wake)

@@ -47,6 +47,30 @@ class WorkerStreams:
         samples: int = 12,
     ) -> WorkerStream:
         """Open a stream, in order, with a batch of all ``samples``."""
+        message, (index, *_none) = self.serve(source, steps, on_error, cache=cache, samples=samples)
+        others: list[int] = []
+        if cache != "off":
+            spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
+            kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
+            others = list(self._stack.enter_context(closing(kept)).descriptors)
+            if isinstance(kept, CacheMemory):
+                kept.allow(CACHE_BYTES)
+        try:
+            return self._stack.enter_context(closing(WorkerStream(message, index, others, self.note, Storage())))
+        finally:
+            os.close(index)
+
+    def serve(
+        self,
+        source: str,
+        steps: str = "",
+        on_error: str = "fail",
+        *,
+        number: int = 1,
+        cache: str = "off",
+        samples: int = 12,
+    ) -> tuple[ServeStream, list[int]]:
+        """Return the message to a worker about such a stream, and the descriptor of its index."""
         keys = "" if cache == "off" else "cache_memory = '4MiB'"
         (self._folder / "batchd.toml").write_text(
             f"[streams.rows]\nbatch_size = {samples}\non_error = '{on_error}'\nsource = {source}\npipeline = [{steps}]\n"
@@ -57,8 +81,8 @@ class WorkerStreams:
         plan = plan_stream("rows", config, columns, ())
         fields = (*sample_fields(columns, plan.pipeline.steps, config.on_error), CHECKSUM)
         index = scan(config.source)
-        told = ServeStream(
-            stream=1,
+        message = ServeStream(
+            stream=number,
             name="rows",
             recipe=plan.recipe(),
             samples=len(index),
@@ -70,18 +94,7 @@ class WorkerStreams:
             cache=cache,
             pack={},
         )
-        memory = index.to_memfd()
-        others = []
-        if cache != "off":
-            spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
-            kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
-            others = list(self._stack.enter_context(closing(kept)).descriptors)
-            if isinstance(kept, CacheMemory):
-                kept.allow(CACHE_BYTES)
-        try:
-            return self._stack.enter_context(closing(WorkerStream(told, memory, others, self.note, Storage())))
-        finally:
-            os.close(memory)
+        return message, [index.to_memfd()]
 
 
 @contextmanager

@@ -94,11 +94,18 @@ def sharing_world(hosts: int = 2, workers: int = 2, **changes: object) -> tuple[
     return world, links
 
 
+def shares_of(world: World) -> Shares:
+    """The shares of the stream."""
+    spec = world.state.streams[1].spec
+    shares = world.state.links.shares(spec.number, spec.plan.batch_size)
+    assert shares is not None
+    return shares
+
+
 def foreign_rows(world: World) -> int:
     """The number of rows that hosts are filling and that are in the shares of other hosts."""
     stream = world.state.streams[1]
-    shares = world.state._ordering._shares(stream)
-    assert shares is not None
+    shares = shares_of(world)
     found = 0
     for worker in world.state.fleet.workers.values():
         for order in worker.orders.values():
@@ -199,10 +206,10 @@ def test_without_sharing_orders_have_no_gaps() -> None:
 
 def test_rows_of_a_host_that_dies_are_filled_by_the_others_and_its_share_moves_to_them() -> None:
     world, (first, second, third) = sharing_world(hosts=3)
-    before = dict(world.state._ordering._shares(world.state.streams[1]).of_link)
+    before = dict(shares_of(world).of_link)
     world.pull(1)
     world.host_dies(second)
-    after = dict(world.state._ordering._shares(world.state.streams[1]).of_link)
+    after = dict(shares_of(world).of_link)
     assert after == {link: before[link] for link in (first, third)}
     for _ in range(60):
         for number in (*remote_of(world, first), *remote_of(world, third)):
@@ -216,13 +223,13 @@ def test_rows_of_a_host_that_dies_are_filled_by_the_others_and_its_share_moves_t
 def test_a_host_that_connects_again_while_others_stay_has_its_share_again() -> None:
     """Its link has another number, and another host of the same name may be connected."""
     world, (first, second) = sharing_world()
-    shares = world.state._ordering._shares(world.state.streams[1]).of_link
+    shares = shares_of(world).of_link
     key = shares[second]
     world.host_dies(second)
     again = world.host_joins(2, "pod-1")
     twin = world.host_joins(2, "pod-1")
     for link in (again, twin):
         prove_one_other(world, link)
-    now = world.state._ordering._shares(world.state.streams[1]).of_link
+    now = shares_of(world).of_link
     assert now[again] == key
     assert len({now[first], now[again], now[twin]}) == 3

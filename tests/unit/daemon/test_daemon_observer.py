@@ -11,8 +11,11 @@ from batchd.daemon.service import observer
 from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
 from batchd.errors import ConfigInvalid
 from batchd.runtime.addresses import parse_http
+from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import Selector
 from batchd_wire.runtime import RuntimeDirectory
+from support.kernel import watched_by
+from support.stand_in_child import StandInChild
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +74,7 @@ def test_a_default_address_that_becomes_free_is_used(monkeypatch):
                 selector.dispatch()
             assert starts == [process.address]
     assert [line["event"] for line in lines] == ["HTTP disabled", "observing"]
-    assert not selector._callbacks
+    assert not watched_by(selector.fileno())
     selector.close()
 
 
@@ -129,33 +132,45 @@ def test_an_invalid_address_is_refused_with_the_right_form(text):
         parse_http(text)
 
 
-def test_an_observer_that_always_fails_is_restarted_less_and_less_often(monkeypatch):
+def test_an_observer_that_always_fails_is_restarted_less_and_less_often(monkeypatch, tmp_path):
     """After one has lived for a while, the next restart is soon again."""
     now = [1000.0]
     monkeypatch.setattr(observer, "monotonic", lambda: now[0])
     selector = Selector()
-    starts = []
+    starts, children = [], []
 
-    def fail(_self: ObserverProcess) -> None:
+    def start(*_arguments: object, **_options: object) -> Linked:
         starts.append(now[0])
-        raise OSError("no more processes")
+        if not children:
+            raise OSError("no more processes")
+        return Linked(children[0], lifeline)
 
-    monkeypatch.setattr(ObserverProcess, "_start", fail)
-    listener = socket.socket()
+    monkeypatch.setattr(observer, "start_linked", start)
+    listener, lifeline = socket.socket(), socket.socket()
     with (
         capture_logs(),
-        ObserverProcess(selector, HttpSocket(listener, is_asked_for=True), RuntimeDirectory(None)) as process,
-    ):  # type: ignore[arg-type]
-        process.start(lambda _lifeline, _pid: None)
-        for _ in range(4000):
-            now[0] += 0.1
-            process.tick()
+        ObserverProcess(selector, HttpSocket(listener, is_asked_for=True), RuntimeDirectory(tmp_path)) as process,
+    ):
+        process.start(lambda lifeline, _pid: lifeline.close())
+
+        def let_pass(ticks: int) -> None:
+            for _ in range(ticks):
+                now[0] += 0.1
+                process.tick()
+
+        let_pass(4000)
         pauses = [round(after - before) for before, after in pairwise(starts)]
         assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60][: len(pauses)]
         assert pauses[-1] == PAUSE_MAX_S
-        now[0] = process._started_s + PAUSE_MAX_S + 1
-        process._put_off("observer ended")
-        assert process._due_s == now[0] + PAUSE_FIRST_S
+        children.append(StandInChild())
+        let_pass(1200)
+        lived_since = starts[-1]
+        assert now[0] > lived_since + PAUSE_MAX_S
+        children.pop().end_now()
+        selector.dispatch()
+        ended = now[0]
+        let_pass(20)
+        assert starts[starts.index(lived_since) + 1] == pytest.approx(ended + PAUSE_FIRST_S, abs=0.2)
     selector.close()
 
 
@@ -181,7 +196,7 @@ def test_at_the_default_address_the_first_visitor_starts_the_observer(monkeypatc
             selector.dispatch()
             selector.dispatch()
             assert starts == [process]
-    assert not selector._callbacks
+    assert not watched_by(selector.fileno())
     selector.close()
 
 
@@ -196,8 +211,8 @@ def test_a_daemon_that_ends_before_the_first_visitor_watches_nothing_any_more():
         ) as process,
     ):
         process.start(lambda _lifeline, _pid: None)
-        assert selector._callbacks
-    assert not selector._callbacks
+        assert watched_by(selector.fileno())
+    assert not watched_by(selector.fileno())
     selector.close()
 
 

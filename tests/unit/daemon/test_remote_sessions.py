@@ -20,8 +20,7 @@ from batchd.daemon.tcp.sessions import TcpDoor
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SUBJECTS_MAX, SessionLimits
 from batchd.runtime.slots import SlotPool
-from batchd.runtime.tcp.connection_guard import GuardLimits
-from batchd.runtime.tcp.connections import Connection, RemoteSession
+from batchd.runtime.tcp.connection_guard import ConnectionGuard, GuardLimits
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import Field, place_fields
@@ -67,24 +66,34 @@ def remote(events, memory) -> Iterator[TcpDoor]:
         remote.close()
 
 
-def come(remote: TcpDoor, number: int) -> None:
-    """Add a session without a trainer."""
-    session = RemoteSession(number, [], bytes([number]), "10.0.0.1", "test", 1, None)
-    remote._sessions.add(session)
-    remote._sessions.connect(session, Connection(bytes([number]), -number))
+@pytest.fixture
+def guard(remote) -> ConnectionGuard:
+    """Return the listener's guard of connections."""
+    return remote._guard
 
 
 class DeafRouter:
-    """A ROUTER that has not noticed a disconnect yet, and silently drops what it sends."""
+    """A ROUTER that has not noticed a disconnect yet, and silently drops what it sends.
 
-    def __init__(self, router: "zmq.Socket[bytes]") -> None:
+    ``late``: messages that it hands over before others. ``sent``: how many it was asked to send.
+    """
+
+    sent = 0
+
+    def __init__(self, router: "zmq.Socket[bytes]", *late: "list[zmq.Frame]") -> None:
         self._router = router
+        self._late = list(late)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._router, name)
 
+    def recv_multipart(self, *arguments: int, **options: bool) -> "list[zmq.Frame]":
+        """Receive a message."""
+        return self._late.pop() if self._late else self._router.recv_multipart(*arguments, **options)
+
     def send_multipart(self, *_message: object, **_options: object) -> None:
-        """Drop the message."""
+        """Count the message, and drop it."""
+        self.sent += 1
 
 
 def greeting(remote: TcpDoor, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
@@ -95,18 +104,21 @@ def greeting(remote: TcpDoor, peer: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     return remote.router.recv_multipart(copy=False)
 
 
-def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(remote, events, monkeypatch) -> None:
+def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
+    remote, guard, events, monkeypatch
+) -> None:
     """That disconnect is reported only once. The session with a live connection stays."""
     remote.bind("tcp://127.0.0.1:0", "")
     with zmq.Context() as context, context.socket(zmq.DEALER) as staying:
         with context.socket(zmq.DEALER) as leaving:
-            remote._take(greeting(remote, staying))
+            staying.connect(remote.router.getsockopt_string(zmq.LAST_ENDPOINT))
+            staying.send(Greet(PROTOCOL_VERSION, "test", 1, "").encode())
+            wait_until(lambda: hosts(remote), "one is greeted")
             late = greeting(remote, leaving)
-        wait_until(lambda: remote.note_ends() or len(remote._guard) == 1, "one connection is closed")
-        remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
-        monkeypatch.setattr(remote._guard, "_is_open", USED_AGAIN)
-        remote._take(late)
-        assert len(remote.trainers()) == 2
+        wait_until(lambda: remote.note_ends() or len(guard) == 1, "one connection is closed")
+        remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router, late))
+        monkeypatch.setattr(guard, "_is_open", USED_AGAIN)
+        assert len(hosts(remote)) == 2
         for _ in range(3):
             remote.tick()
 
@@ -115,7 +127,7 @@ def test_a_session_that_is_greeted_after_its_end_was_told_is_ended_all_the_same(
 
 
 def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_same(
-    remote, events, monkeypatch
+    remote, guard, events, monkeypatch
 ) -> None:
     """The session is greeted after the disconnect, and the next connection reuses its number."""
     remote.bind("tcp://127.0.0.1:0", "")
@@ -124,14 +136,14 @@ def test_a_session_whose_number_another_connection_has_by_now_is_ended_all_the_s
         silent = [stack.enter_context(socket.socket()) for _ in range(10)]
         with zmq.Context() as context, context.socket(zmq.DEALER) as leaving:
             late = greeting(remote, leaving)
-        wait_until(lambda: remote.note_ends() or not len(remote._guard), "the connection is closed")
-        remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router))
-        monkeypatch.setattr(remote._guard, "_is_open", USED_AGAIN)
-        remote._take(late)
+        wait_until(lambda: remote.note_ends() or not len(guard), "the connection is closed")
+        remote.router = cast("zmq.Socket[bytes]", DeafRouter(remote.router, late))
+        monkeypatch.setattr(guard, "_is_open", USED_AGAIN)
+        number = late[-1].get(zmq.SRCFD)
+        assert hosts(remote)
         for one in silent:
             one.connect(("127.0.0.1", int(place)))
-        number = late[-1].get(zmq.SRCFD)
-        wait_until(lambda: remote.note_ends() or remote._guard.inode_of(number), "another uses the number")
+        wait_until(lambda: remote.note_ends() or guard.inode_of(number), "another uses the number")
 
         for _ in range(3):
             remote.tick()
@@ -175,13 +187,16 @@ def hosts(remote: TcpDoor) -> list[str]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "127.0.0.3"], ids=["same host", "other host"])
-def test_a_greeting_over_the_number_of_a_closed_connection_is_heard(remote, host) -> None:
+def test_a_greeting_over_the_number_of_a_closed_connection_is_heard(remote, guard, host) -> None:
     """The greeting arrives before the listener notices the disconnect and the new connection."""
     remote.bind("tcp://127.0.0.1:0", "")
     former = come_from(remote, "127.0.0.2")
-    wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
-    (number,) = remote._guard.pending()
-    remote._guard._shut_down(number, "test")
+    wait_until(lambda: remote.note_ends() or guard.pending(), "it is known")
+    (number,) = guard.pending()
+    guard.close_soon(number)
+    guard.tick()
+    guard.tick()
+    assert guard.closed == 1
     with replace_connection(remote, former, number, host):
         assert remote.router.poll(int(PATIENCE_S * 1000))
         remote._take(remote.router.recv_multipart(copy=False))
@@ -189,21 +204,21 @@ def test_a_greeting_over_the_number_of_a_closed_connection_is_heard(remote, host
         assert hosts(remote) == [host]
 
 
-def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remote) -> None:
+def test_what_a_flood_leaves_unread_is_not_held_against_the_next_connection(remote, guard) -> None:
     """That connection has the same number, and comes from another host."""
     remote.bind("tcp://127.0.0.1:0", "")
     former = come_from(remote, "127.0.0.2")
-    wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
-    (number,) = remote._guard.pending()
+    wait_until(lambda: remote.note_ends() or guard.pending(), "it is known")
+    (number,) = guard.pending()
     former.sendall(frame(AskStatus(1).encode()) * 2 * FRAMES_MAX)
     with replace_connection(remote, former, number, "127.0.0.3"):
         wait_until(lambda: hosts(remote) == ["127.0.0.3"], "the next connection is accepted")
 
-        assert remote._guard.pending() == {}
-        assert remote._guard.closed == 0
+        assert guard.pending() == {}
+        assert guard.closed == 0
 
 
-def test_a_failed_handshake_is_logged_with_its_host_or_without_one(remote) -> None:
+def test_a_failed_handshake_is_logged_with_its_host_or_without_one(remote, guard) -> None:
     """A connection that ends before the daemon looks at it has no host that could be named."""
     remote.bind("tcp://127.0.0.1:0", "")
     other_mechanism = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -216,7 +231,7 @@ def test_a_failed_handshake_is_logged_with_its_host_or_without_one(remote) -> No
                     pass
         wait_until(lambda: remote.note_ends() or remote.failed_handshakes == 2, "both ends are reported")
         with come_from(remote, "127.0.0.3"):
-            wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
+            wait_until(lambda: remote.note_ends() or guard.pending(), "it is known")
         wait_until(lambda: remote.note_ends() or remote.failed_handshakes == 3, "its end is reported")
 
     failed = [line for line in lines if line["event"] == "remote handshake failed"]
@@ -224,11 +239,11 @@ def test_a_failed_handshake_is_logged_with_its_host_or_without_one(remote) -> No
     assert failed[0]["reason"] == "it ended before its host could be read"
 
 
-def test_connections_that_have_ended_are_not_looked_at(remote, monkeypatch) -> None:
+def test_connections_that_have_ended_are_not_looked_at(remote, guard, monkeypatch) -> None:
     """Peers can connect and leave far more often in a second than the loop can look."""
     remote.bind("tcp://127.0.0.1:0", "")
     looks: list[int] = []
-    monkeypatch.setattr(remote._guard, "add", looks.append)
+    monkeypatch.setattr(guard, "add", looks.append)
     events: list[tuple[int, int]] = []
     for _ in range(50):
         with come_from(remote, "127.0.0.2") as peer:
@@ -243,46 +258,36 @@ def test_connections_that_have_ended_are_not_looked_at(remote, monkeypatch) -> N
     assert (looks, remote.failed_handshakes) == ([], 50)
 
 
-class CountingRouter(DeafRouter):
-    """A ROUTER that counts what it is asked to send."""
-
-    sent = 0
-
-    def send_multipart(self, *_message: object, **_options: object) -> None:
-        """Count the message, and drop it."""
-        self.sent += 1
-
-
 @pytest.mark.parametrize("greets", [True, False])
-def test_what_a_closed_connection_has_sent_is_dropped(remote, events, greets) -> None:
+def test_what_a_closed_connection_has_sent_is_dropped(remote, guard, events, greets) -> None:
     """ZeroMQ hands it over after it has reported the end; nobody would get an answer."""
     remote.bind("tcp://127.0.0.1:0", "")
     with come_from(remote, "127.0.0.2") as flooding:
         if greets:
             flooding.sendall(frame(Greet(PROTOCOL_VERSION, "flood", 1, "").encode()))
         flooding.sendall(frame(AskStatus(1).encode()) * 2 * FRAMES_MAX)
-        wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
-        (number,) = remote._guard.pending()
+        wait_until(lambda: remote.note_ends() or guard.pending(), "it is known")
+        (number,) = guard.pending()
     wait_until(lambda: remote.note_ends() or remote.failed_handshakes, "the end is reported")
     wait_until(lambda: is_closed(number), "ZeroMQ has closed the connection, a moment later")
-    remote.router = router = CountingRouter(remote.router)
+    remote.router = router = DeafRouter(remote.router)
 
     assert hosts(remote) == []
 
     assert (router.sent, events) == (0, [])
 
 
-def test_what_a_banned_connection_has_sent_is_dropped_after_its_end_as_before(remote) -> None:
+def test_what_a_banned_connection_has_sent_is_dropped_after_its_end_as_before(remote, guard) -> None:
     """It gets answers up to the ban, and none from there on."""
     remote.bind("tcp://127.0.0.1:0", "")
     remote._next_audit_s = inf  # a slow machine reads fewer frames than that between two audits
     with come_from(remote, "127.0.0.2") as flooding:
-        wait_until(lambda: remote.note_ends() or remote._guard.pending(), "it is known")
-        (number,) = remote._guard.pending()
+        wait_until(lambda: remote.note_ends() or guard.pending(), "it is known")
+        (number,) = guard.pending()
         flooding.sendall(frame(AskStatus(1).encode()) * 4 * FRAMES_MAX)
-        remote.router = router = CountingRouter(remote.router)
-        wait_until(lambda: hosts(remote) or remote._guard.closed, "it is banned")
-        wait_until(lambda: remote.note_ends() or not len(remote._guard), "the end is reported")
+        remote.router = router = DeafRouter(remote.router)
+        wait_until(lambda: hosts(remote) or guard.closed, "it is banned")
+        wait_until(lambda: remote.note_ends() or not len(guard), "the end is reported")
         wait_until(lambda: is_closed(number), "ZeroMQ has closed the connection, a moment later")
 
         hosts(remote)
@@ -295,9 +300,12 @@ def test_what_a_banned_connection_has_sent_is_dropped_after_its_end_as_before(re
 )
 def test_a_batch_that_cannot_be_mapped_ends_its_session_and_no_other(remote, events) -> None:
     """The core gets its slot back, and the log has the reason."""
-    come(remote, 1)
-    come(remote, 2)
-    with capture_logs() as lines:
+    remote.bind("tcp://127.0.0.1:0", "")
+    with come_from(remote, "127.0.0.1") as first, come_from(remote, "127.0.0.1") as second, capture_logs() as lines:
+        for trainer in (first, second):
+            trainer.sendall(frame(Greet(PROTOCOL_VERSION, "test", 1, "").encode()))
+        wait_until(lambda: len(hosts(remote)) == 2, "both are greeted")
+        lines.clear()
         remote.deliver(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=True), LAYOUT)
 
     assert events == [SessionCutOff(1), BatchSent(1, 5, 0, 7)]

@@ -1,8 +1,11 @@
 """ZeroMQ's protocol on the local socket: libzmq is understood, all else ends the connection."""
 
 import errno
+import fcntl
 import select
 import socket
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
@@ -23,6 +26,7 @@ from batchd.daemon.local.zmtp import (
 )
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
+from support.kernel import watched_by
 from support.waiting import PATIENCE_S, wait_until
 
 PATIENCE_MS = int(PATIENCE_S * 1000)
@@ -31,15 +35,32 @@ BEGINNING = GREETING + READY
 
 
 class Pair:
-    """A connection, and the raw socket at its other end."""
+    """A connection, and the raw socket at its other end.
 
-    def __init__(self, stack: ExitStack) -> None:
+    With ``wanted``, what is sent is kept back, and the connection is added to it.
+    """
+
+    def __init__(self, stack: ExitStack, wanted: list[ZmtpConnection] | None = None) -> None:
         self.selector = stack.enter_context(closing(Selector()))
+        self.received = 0
         self.theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         stack.enter_context(self.theirs)
         ours.setblocking(False)
-        self.connection = ZmtpConnection(self.selector, ours, ZmtpConnection.read)
+        self.connection = ZmtpConnection(
+            self.selector, ours, ZmtpConnection.read, None if wanted is None else wanted.append
+        )
         stack.callback(self.connection.close)
+
+    def hear(self) -> bytes:
+        """Receive what is there, or wait for it."""
+        data = self.theirs.recv(1 << 20)
+        self.received += len(data)
+        return data
+
+    def unsent(self, sent_bytes: int) -> int:
+        """Of so many bytes, those that the kernel has not taken."""
+        unread = int.from_bytes(fcntl.ioctl(self.theirs, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return sent_bytes - self.received - unread
 
     def say(self, words: bytes) -> list[list[bytes]]:
         """Send these bytes to the connection, and return the messages that it received."""
@@ -171,14 +192,14 @@ def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_a
 def test_long_messages_that_are_left_unread_are_bounded_by_their_bytes(pair: Pair) -> None:
     """A few such messages are accepted; when they are read, as many again."""
     message = bytes(1 << 20)
+    sent_bytes = len(BEGINNING)
     for _ in range(2):
-        sent = 0
         while pair.connection.send(message):
-            sent += 1
-            assert sent <= 2 * UNSENT_BYTES_MAX // len(message)
-        assert UNSENT_BYTES_MAX - len(message) < sum(map(len, pair.connection._unsent)) <= UNSENT_BYTES_MAX
-        while pair.connection._unsent:
-            pair.theirs.recv(1 << 20)
+            sent_bytes += len(frame(message))
+            assert pair.unsent(sent_bytes) <= UNSENT_BYTES_MAX
+        assert UNSENT_BYTES_MAX - len(frame(message)) < pair.unsent(sent_bytes)
+        while pair.received < sent_bytes:
+            pair.hear()
             pair.selector.dispatch()
 
 
@@ -204,7 +225,7 @@ def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
         assert connection.is_over
 
         connection.close()
-        assert not selector._callbacks
+        assert not watched_by(selector.fileno())
 
 
 def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkeypatch) -> None:
@@ -222,14 +243,16 @@ def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkey
 
 def test_a_watch_for_writing_that_cannot_end_ends_later(pair: Pair, monkeypatch) -> None:
     """The next event on the connection ends it, and the connection works meanwhile."""
-    while not pair.connection._unsent:
+    sent_bytes = len(BEGINNING)
+    while not pair.unsent(sent_bytes):
         pair.connection.send(bytes(10_000))
+        sent_bytes += len(frame(bytes(10_000)))
     while not select.select([pair.selector], [], [], 0)[0]:
-        pair.theirs.recv(1 << 20)
+        pair.hear()
     with monkeypatch.context() as patch:
         patch.setattr(pair.selector, "wait_to_write", no_room)
         pair.selector.dispatch()
-    assert not pair.connection._unsent
+    assert not pair.unsent(sent_bytes)
     pair.selector.dispatch()
 
     assert not select.select([pair.selector], [], [], 0)[0]
@@ -260,10 +283,25 @@ def test_libzmq_understands_us(tmp_path) -> None:
             assert dealer.recv() == bytes(3 * size)
 
 
-def test_messages_that_are_kept_back_are_sent_together(pair: Pair, monkeypatch) -> None:
+@pytest.fixture
+def wanted() -> list[ZmtpConnection]:
+    """Connections with something to send."""
+    return []
+
+
+@pytest.fixture
+def keeping(wanted) -> Iterator[Pair]:
+    """A pair that keeps back what it is to send, after its beginning."""
+    with ExitStack() as stack:
+        pair = Pair(stack, wanted)
+        pair.connection.flush()
+        wanted.clear()
+        yield pair
+
+
+def test_messages_that_are_kept_back_are_sent_together(keeping: Pair, wanted, monkeypatch) -> None:
     """One write sends them in order; what the kernel does not take follows later."""
-    wanted, written = [], []
-    pair.connection._wants_flush = wanted.append
+    pair, written = keeping, []
     write = ZmtpConnection._write_some
     monkeypatch.setattr(
         ZmtpConnection,
@@ -274,21 +312,20 @@ def test_messages_that_are_kept_back_are_sent_together(pair: Pair, monkeypatch) 
     for message in messages:
         assert pair.connection.send(message)
     assert (wanted, written) == ([pair.connection] * 5, [])
-    assert pair.theirs.recv(1 << 20) == BEGINNING
+    assert pair.hear() == BEGINNING
     pair.connection.flush()
     pair.selector.dispatch()
 
     expected = b"".join(map(frame, messages))
     assert written == [len(expected), len(expected) // 2]
-    while pair.connection._unsent:
+    while pair.unsent(len(BEGINNING) + len(expected)):
         pair.selector.dispatch()
-    assert pair.theirs.recv(1 << 20) == expected
+    assert pair.hear() == expected
 
 
-def test_what_was_kept_back_is_sent_before_the_end(pair: Pair) -> None:
+def test_what_was_kept_back_is_sent_before_the_end(keeping: Pair) -> None:
     """A refusal must arrive although the connection ends in the same round."""
-    pair.connection._wants_flush = lambda _connection: None
-    pair.connection.send(b"refused")
-    pair.connection.close()
+    keeping.connection.send(b"refused")
+    keeping.connection.close()
 
-    assert pair.theirs.recv(1 << 20) == BEGINNING + frame(b"refused")
+    assert keeping.theirs.recv(1 << 20) == BEGINNING + frame(b"refused")

@@ -18,7 +18,8 @@ from batchd.observe.http.__main__ import CONNECTIONS_MAX, HEAD_BYTES_MAX, PEER_C
 from batchd.observe.http.access import AccessRules, HostNames, endpoint, user_by_question, user_by_table, user_of
 from batchd.observe.http.contact_sheets import ContactSheets
 from batchd.observe.http.routes import Router
-from batchd.observe.http.status_client import StatusClient, StatusRecorder
+from batchd.observe.http.status_client import StatusRecorder
+from support.statuses import open_status_client
 from support.waiting import PATIENCE_S, wait_until
 
 
@@ -26,18 +27,17 @@ from support.waiting import PATIENCE_S, wait_until
 def place(tmp_path):
     """Start a server that has never received a status, and return its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    client = StatusClient()
     sheets = ContactSheets(f"ipc://{tmp_path}")
-    router = Router(client, StatusRecorder(), sheets, HostNames(["bigbox"]), AccessRules(tmp_path))
-    server = Server(listener, router)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield listener.getsockname()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    wait_until(lambda: threading.active_count() == 1, "all connections are closed")
-    os.close(client._wake)
+    with open_status_client() as client:
+        router = Router(client, StatusRecorder(), sheets, HostNames(["bigbox"]), AccessRules(tmp_path))
+        server = Server(listener, router)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield listener.getsockname()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        wait_until(lambda: threading.active_count() == 1, "all connections are closed")
 
 
 def say(place, words: bytes) -> bytes:

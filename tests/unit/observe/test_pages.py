@@ -3,9 +3,9 @@
 The tests cover its files and its initial state for browsers without JavaScript.
 """
 
-import os
 import re
 from importlib.resources import files
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ import pytest
 from batchd.observe.http.access import AccessRules, HostNames
 from batchd.observe.http.contact_sheets import ContactSheets
 from batchd.observe.http.routes import STATE_MARK, Router
-from batchd.observe.http.status_client import StatusClient, StatusRecorder
-from support.statuses import later, two_looks
+from batchd.observe.http.status_client import StatusRecorder
+from support.statuses import later, open_status_client, two_looks
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
 
@@ -22,29 +22,22 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'&<!-- state -->"
 @pytest.fixture
 def recorder():
     """Make a recorder of a daemon whose names are hostile."""
-    found = StatusRecorder()
+    found = StatusRecorder(now=count(step=10).__next__)
     before, after = two_looks(stream={"name": HOSTILE}, waits={"workers_s": 4.0}, slowest={HOSTILE: 1.0})
     for status in (before, after):
         status.streams[0].name = HOSTILE
         status.trainers[0].name = HOSTILE
-    found._window.add(before)
-    found._window.add(later(after, 0))
+    found.add(before)
+    found.add(later(after, 0))
     return found
 
 
 @pytest.fixture
 def make_pages(tmp_path):
     """Return a function that makes the pages of a recorder."""
-    clients = []
-
-    def make(recorder: StatusRecorder) -> Router:
-        clients.append(StatusClient())
+    with open_status_client() as client:
         sheets = ContactSheets(f"ipc://{tmp_path}")
-        return Router(clients[-1], recorder, sheets, HostNames([]), AccessRules(tmp_path))
-
-    yield make
-    for client in clients:
-        os.close(client._wake)
+        yield lambda recorder: Router(client, recorder, sheets, HostNames([]), AccessRules(tmp_path))
 
 
 def test_names_are_text_in_the_page_for_browsers_without_javascript(make_pages, recorder):

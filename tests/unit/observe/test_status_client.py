@@ -1,9 +1,10 @@
 """How often the observer asks the daemon, however many requests arrive: with a fake clock."""
 
 import itertools
-import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from math import inf
 
 import pytest
 
@@ -14,10 +15,14 @@ from batchd.observe.http.status_client import (
     LOST_S,
     SPACING_S,
     STALL_S,
-    Aside,
-    StatusClient,
 )
-from batchd_wire.messages import AskBad, AskStatus, Status
+from batchd_client.lifeline import SessionLost
+from batchd_wire.codec import Message
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
+from batchd_wire.status import plain_status
+from support.statuses import open_status_client, two_looks
+
+ANSWERED = plain_status(two_looks()[0])
 
 
 class Clock:
@@ -31,20 +36,45 @@ class Clock:
 
 
 class Session:
-    """Records the time and kind of each question, and answers at once."""
+    """Records the time and kind of each question, and answers at once, until ``ends_s``."""
 
-    def __init__(self, clock: Clock) -> None:
+    descriptors = ()
+
+    def __init__(self, clock: Clock, ends_s: float) -> None:
         self.asked: list[tuple[float, type]] = []
-        self.last = None
         self._clock = clock
+        self._ends_s = ends_s
+        self._questions: list[Message] = []
 
     def begin(self, make) -> None:
-        self.last = make(1)
-        self.asked.append((self._clock.now, type(self.last)))
+        if self._clock.now >= self._ends_s:
+            raise SessionLost
+        question = make(1)
+        self._questions.append(question)
+        self.asked.append((self._clock.now, type(question)))
 
-    def answer(self) -> Status | None:
-        """Answer what is brief, and lose all else."""
-        return Status(1, {}) if self.last.is_brief else None
+    def answer(self) -> Message | None:
+        """Answer each question once."""
+        return self.answer_to(self._questions.pop()) if self._questions else None
+
+    def answer_to(self, question: Message) -> Message | None:
+        return BadSamples(1, 0, []) if isinstance(question, AskBad) else Status(1, ANSWERED)
+
+
+class Poll:
+    """Lets time pass instead of waiting, in steps that are shorter than any pause."""
+
+    def __init__(self, clock: Clock, before) -> None:
+        self._clock = clock
+        self._before = before
+
+    def register(self, *_descriptor) -> None:
+        """Watch nothing."""
+
+    def poll(self, patience_ms: int) -> None:
+        assert patience_ms <= 1000 * max(DEADLINE_S, INTERVAL_S) + 1
+        self._before()
+        self._clock.now += min(patience_ms / 1000, 0.01)
 
 
 @pytest.fixture
@@ -57,35 +87,36 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def asking():
-    """A client whose session is open."""
-    found = StatusClient()
-    found._waiting_since_s = None
-    yield found
-    os.close(found._wake)
+    """A client that asks nobody yet."""
+    with open_status_client() as found:
+        yield found
 
 
-def run(asking, clock, want, seconds=10.0) -> list[tuple[float, type]]:
-    """Let time pass, in steps that are shorter than any pause; ``want`` is called before each."""
-    session = Session(clock)
-    for _ in range(int(seconds * 100)):
-        want()
-        asking._ask_if_due(session)
-        asking._waiting_since_s = asking._pending_s = None
-        clock.now += 0.01
-    return session.asked
+@pytest.fixture
+def run(asking, clock, monkeypatch):
+    """Return a function that runs the client, and calls ``before`` before each pause."""
+
+    def run_in(session: Session, before=lambda: None) -> list[tuple[float, type]]:
+        monkeypatch.setattr(status_client, "asking_parent", lambda *_arguments: nullcontext(session))
+        monkeypatch.setattr(status_client.select, "poll", lambda: Poll(clock, before))
+        asking.run(None, None)
+        return session.asked
+
+    return run_in
 
 
-def test_questions_are_spaced_whatever_is_wanted(asking, clock):
+def test_questions_are_spaced_whatever_is_wanted(asking, clock, run):
     """Requests want the status and the bad samples of many streams all the time.
 
     The client asks for both, ten times a second in total.
     """
+    streams = map(str, itertools.count())
 
     def want():
-        asking._wanted_s = clock.now
-        asking._asides_wanted.update({Aside("one"): clock.now, Aside("other"): clock.now})
+        asking.fresh(0)
+        asking.bad(next(streams), 0)
 
-    asked = run(asking, clock, want)
+    asked = run(Session(clock, clock.now + 10), want)
 
     times = [when for when, _kind in asked]
     assert min(after - before for before, after in itertools.pairwise(times)) >= SPACING_S - 1e-6
@@ -93,46 +124,52 @@ def test_questions_are_spaced_whatever_is_wanted(asking, clock):
     assert 40 <= sum(kind is AskBad for _when, kind in asked) <= len(asked) - 40
 
 
-def test_without_requests_the_status_alone_is_asked_for(asking, clock):
+def test_without_requests_the_status_alone_is_asked_for(clock, run):
     """The client asks once a second."""
-    asked = run(asking, clock, lambda: None)
+    asked = run(Session(clock, clock.now + 10))
 
     assert {kind for _when, kind in asked} == {AskStatus}
     assert len(asked) == 10 / INTERVAL_S
 
 
-def test_bad_samples_do_not_delay_the_status(asking, clock):
+def test_bad_samples_do_not_delay_the_status(asking, clock, run):
     """The client still asks for the status once a second."""
-    asked = run(asking, clock, lambda: asking._asides_wanted.update({Aside("one"): clock.now}))
+    streams = map(str, itertools.count())
+    asked = run(Session(clock, clock.now + 10), lambda: asking.bad(next(streams), 0))
 
     assert 9 <= sum(kind is AskStatus for _when, kind in asked) <= 11
 
 
-def test_status_that_is_never_answered_does_not_look_like_a_loop_that_hangs(asking, clock):
+def test_status_that_is_never_answered_does_not_look_like_a_loop_that_hangs(asking, clock, run):
     """The loop is asked for the least that it can answer, and for another status after that."""
-    session = Session(clock)
-    briefs = 0
-    for _ in range(3_000):
-        asking._ask_if_due(session)
-        asking._take(session)
-        assert asking._patience_ms() <= 1000 * max(DEADLINE_S, INTERVAL_S) + 1
+    briefs = []
+
+    class BriefSession(Session):
+        def answer_to(self, question):
+            briefs.append(question.is_brief)
+            return Status(1, {}) if question.is_brief else None
+
+    def check():
         assert asking.is_answered
-        briefs += session.last.is_brief and asking._pending_s is None
-        clock.now += 0.01
-    assert briefs >= 5
+
+    run(BriefSession(clock, clock.now + 30), check)
+
+    assert sum(briefs) >= 5
     assert asking.latest() is None
 
 
-def test_session_without_any_answer_is_given_up(asking, clock, monkeypatch):
+def test_session_without_any_answer_is_given_up(asking, clock, run, monkeypatch):
     """Its connection may be broken: the daemon starts another observer."""
-    session = Session(clock)
+    session = Session(clock, inf)
     monkeypatch.setattr(session, "answer", lambda: None)
-    while asking.silent_s() < LOST_S:
-        asking._ask_if_due(session)
-        asking._take(session)
+
+    def check():
         assert asking.is_answered == (asking.silent_s() < STALL_S)
-        clock.now += 0.1
-    assert len(session.asked) <= 1 + LOST_S / DEADLINE_S
+
+    asked = run(session, check)
+
+    assert LOST_S <= asking.silent_s() < LOST_S + 1
+    assert len(asked) <= 1 + LOST_S / DEADLINE_S
 
 
 def test_the_observer_loads_no_numpy():

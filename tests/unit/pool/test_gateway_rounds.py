@@ -13,10 +13,10 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
+import zmq
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,6 +27,7 @@ from batchd.core.actions import WithdrawOrder
 from batchd.core.events import OrderFilled, WorkerDown, WorkerUp
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.pool import gateway_child
 from batchd.pool.gateway.links import Link
 from batchd.pool.gateway.loop import Gateway
 from batchd.pool.gateway_child import GatewayChild
@@ -37,8 +38,9 @@ from batchd.runtime.tcp.connections import Connection
 from batchd.worker.messages import UseSlot
 from batchd_wire.channel import SEND_BUFFER_BYTES, receive_message
 from batchd_wire.codec import Message
-from batchd_wire.fields import Field, place_fields
+from batchd_wire.fields import Field, SlotLayout, place_fields
 from support.gateways import index_descriptor, serve_message, slot_order
+from support.stand_in_child import StandInChild
 
 ROWS = 512
 LAYOUT = place_fields((Field("label", "int64", ()),), ROWS)
@@ -59,12 +61,12 @@ class Sides:
         self.heard_all: list[Message] = []
         self.at_hosts: defaultdict[int, list[Message]] = defaultdict(list)
         self._stack = ExitStack()
-        selector = Selector()
-        self._stack.callback(selector.close)
+        self._selector = Selector()
+        self._stack.callback(self._selector.close)
         self._slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._slot)
         os.posix_fallocate(self._slot, 0, LAYOUT.slot_bytes)
-        self.daemon = GatewayChild(0, selector, ("tcp://127.0.0.1:0", "daemon.worker_address", ""), self)
+        self.daemon = GatewayChild(0, self._selector, ("tcp://127.0.0.1:0", "daemon.worker_address", ""), self)
         self.start_gateway()
 
     def start_gateway(self) -> None:
@@ -73,22 +75,34 @@ class Sides:
         for end in (ours, self.channel):
             end.setblocking(False)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        child = SimpleNamespace(pid=77, pidfd=-1, has_ended=lambda: True, reap=lambda: -9)
-        self.daemon._child, self.daemon._channel = cast("Any", child), ours
+        self._child = StandInChild()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gateway_child, "start_linked", lambda *_arguments, **_options: (self._child, ours))
+            self.daemon.spawn()
         self.gateway = Gateway(self.channel, None)
-        self.gateway.hosts._send = self._reach_host  # type: ignore[method-assign]
-        self.gateway._serve_stream(serve_message(layout=LAYOUT), index_descriptor(b"an index"))
-        self.gateway._use_slot(UseSlot(5, LAYOUT.slot_bytes), os.dup(self._slot))
+        self._router = self.gateway.hosts.router
+        self.gateway.hosts.router = cast("zmq.Socket[bytes]", self)
+        self.use(1, LAYOUT, 5, self._slot)
+        self.gateway_reads()
+
+    def use(self, stream: int, layout: SlotLayout, slot: int, memory: int) -> None:
+        """Tell the gateway of a stream and a slot of it."""
+        index = index_descriptor(b"an index")
+        self.daemon.send(serve_message(stream, f"stream {stream}", layout), index)
+        self.daemon.send(UseSlot(slot, layout.slot_bytes), memory)
+        os.close(index)
 
     def end_gateway(self) -> None:
         """Kill the gateway: its messages so far count, and what it has collected is lost."""
+        self.gateway.hosts.router = self._router
         self.channel.close()
         self.gateway.close()
-        self.gateway._slots.clear()
         for messages in self.at_hosts.values():
             messages.clear()
+        self._child.end_now()
         with capture_logs():
-            self.daemon._on_exit()
+            self.core_hears()
+        assert not self.daemon.is_up
 
     def close(self) -> None:
         """End both. Gateways are in cycles, and hold mappings until they are collected."""
@@ -105,9 +119,19 @@ class Sides:
         for worker in range(workers):
             self.gateway.heard(link, WorkerUp(number, worker, "libjpeg 3"), [])
 
-    def _reach_host(self, link: Link, data: bytes, *_frames: memoryview) -> None:
-        if link.number in self.gateway.hosts.links.by_number:
-            self.at_hosts[link.number] += messages_in(TO_HOST.decode(data), TO_HOST)
+    def send_multipart(self, frames: list[bytes], *_flags: int, **_options: bool) -> None:
+        """Give a message to a worker host, as the gateway's router does."""
+        (number,), data, *_index = frames
+        if number in self.gateway.hosts.links.by_number:
+            self.at_hosts[number] += messages_in(TO_HOST.decode(data), TO_HOST)
+
+    def core_hears(self) -> None:
+        """Read what has arrived at the daemon."""
+        self._selector.dispatch()
+
+    def gateway_reads(self) -> None:
+        """Read what has arrived at the gateway, as its loop does."""
+        self.gateway._read_daemon()
 
     def give(self, *key: int) -> None:
         """Give an order."""
@@ -146,7 +170,7 @@ def sides() -> Iterator[Sides]:
     """Connect one worker host with two workers."""
     sides = Sides()
     sides.connect(11, workers=2)
-    sides.daemon._receive()
+    sides.core_hears()
     sides.heard_all.clear()
     yield sides
     sides.close()
@@ -159,20 +183,18 @@ def test_orders_and_results_of_a_round_are_one_message_each(sides) -> None:
     with pytest.raises(BlockingIOError):
         receive_message(sides.channel, TO_GATEWAY)
     sides.daemon.flush()
-    orders, _none = receive_message(sides.channel, TO_GATEWAY)
-    assert isinstance(orders, Together)
-    for order in messages_in(orders, TO_GATEWAY):
-        sides.gateway._order(cast("Any", order))
+    assert isinstance(TO_GATEWAY.decode(sides.channel.recv(1 << 16, socket.MSG_PEEK)), Together)
+    sides.gateway_reads()
     assert sides.at_hosts[11] == []
     sides.gateway.hosts.flush()
     assert [type(message) for message in sides.at_hosts[11]] == [FillRows] * 3
 
     for number in range(3):
         sides.answer(11, 0, number)
-    sides.daemon._receive()
+    sides.core_hears()
     assert sides.heard_all == []
     sides.end_round_of_gateway()
-    sides.daemon._receive()
+    sides.core_hears()
     assert [(type(message), message.order) for message in sides.heard_all] == [
         (ev.OrderFilled, number) for number in range(3)
     ]
@@ -183,11 +205,11 @@ def test_a_withdrawal_overtakes_no_order(sides) -> None:
     for number in range(2):
         sides.give(11, 0, number)
     sides.daemon.withdraw(WithdrawOrder(11, 0, 1))
-    sides.gateway._read_daemon()
+    sides.gateway_reads()
     assert [type(message) for message in sides.at_hosts[11]] == [FillRows, FillRows, WithdrawOrder]
     sides.answer(11, 0, 1)
     sides.end_round_of_gateway()
-    sides.daemon._receive()
+    sides.core_hears()
     assert [type(message) for message in sides.heard_all] == [ev.OrderWithdrawn, ev.OrderFilled]
     assert sides.row(1) == 0
 
@@ -197,14 +219,14 @@ def test_results_come_before_the_end_of_their_worker_and_of_their_link(sides) ->
     for number in range(4):
         sides.give(11, number % 2, number)
     sides.daemon.flush()
-    sides.gateway._read_daemon()
+    sides.gateway_reads()
     link = sides.gateway.hosts.links.by_number[11]
     sides.answer(11, 0, 0)
     sides.gateway.heard(link, WorkerDown(11, 0, "signal 9 (SIGKILL)"), [])
     sides.answer(11, 1, 1)
     sides.gateway.hosts.end(link, "its connection ended")
     sides.end_round_of_gateway()
-    sides.daemon._receive()
+    sides.core_hears()
     ends = [message for message in sides.heard_all if not isinstance(message, LinkTraffic)]
     assert [type(message) for message in ends] == [
         ev.OrderFilled,
@@ -218,19 +240,19 @@ def test_large_rows_are_reported_before_the_next_ones_are_copied() -> None:
     """Copying the rows of a whole round takes a while, in which a trainer may wait."""
     sides = Sides()
     large = place_fields((Field("image", "uint8", (ROW_FRAME_BYTES,)),), 2)
-    sides.gateway._serve_stream(serve_message(2, "large", large), index_descriptor(b"another index"))
-    slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)  # the gateway closes it
+    slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)
     os.posix_fallocate(slot, 0, large.slot_bytes)
-    sides.gateway._use_slot(UseSlot(6, large.slot_bytes), slot)
+    sides.use(2, large, 6, slot)
+    os.close(slot)
     sides.connect(11, workers=1)
-    sides.daemon._receive()
+    sides.core_hears()
     sides.heard_all.clear()
     sides.daemon.fill(slot_order(FillRows(11, 0, 0, 2, 0, 3, [(0, 1)]), 6))
     sides.daemon.flush()
-    sides.gateway._read_daemon()
+    sides.gateway_reads()
     link = sides.gateway.hosts.links.by_number[11]
     sides.gateway.heard(link, OrderFilled(11, 0, 0, NO_WORK, [], ""), [memoryview(bytes(ROW_FRAME_BYTES))])
-    sides.daemon._receive()
+    sides.core_hears()
     assert [type(message) for message in sides.heard_all] == [ev.OrderFilled]
     sides.close()
 
@@ -295,7 +317,7 @@ class Rounds(RuleBasedStateMachine):
 
     @rule()
     def gateway_reads(self) -> None:
-        self.sides.gateway._read_daemon()
+        self.sides.gateway_reads()
         self.withdrawn |= self.withdrawing
         self.withdrawing.clear()
 
@@ -305,7 +327,7 @@ class Rounds(RuleBasedStateMachine):
 
     @rule()
     def core_hears(self) -> None:
-        self.sides.daemon._receive()
+        self.sides.core_hears()
         self._take_heard()
 
     @rule(data=st.data(), drops=st.booleans())
@@ -368,7 +390,7 @@ class Rounds(RuleBasedStateMachine):
         while self.open or self.settling:
             left = len(self.open) + len(self.settling) + len(self.in_hand)
             self.sides.daemon.flush()
-            self.sides.gateway._read_daemon()
+            self.sides.gateway_reads()
             self.sides.end_round_of_gateway()
             self._hosts_read()
             for key in sorted(self.in_hand):

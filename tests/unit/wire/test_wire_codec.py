@@ -107,7 +107,7 @@ def messages_of(kind: type[Message]) -> st.SearchStrategy[Message]:
 
 @cache
 def any_message_of(vocabulary: Vocabulary) -> st.SearchStrategy[Message]:
-    return st.one_of(*map(messages_of, vocabulary._kinds.values()))
+    return st.one_of(*map(messages_of, vocabulary.kinds.values()))
 
 
 def whole_message(kind: type[Message]) -> Message:
@@ -203,7 +203,7 @@ def test_message_numbers_are_unique_over_all_vocabularies() -> None:
 def test_every_message_is_documented_and_expected_by_a_receiver() -> None:
     """Each message has a meaning of its own, and at least one vocabulary has it."""
     meanings = [inspect.cleandoc(kind.__doc__ or "") for kind in KINDS]
-    received = set(chain.from_iterable(vocabulary._kinds.values() for vocabulary in VOCABULARIES.values()))
+    received = set(chain.from_iterable(vocabulary.kinds.values() for vocabulary in VOCABULARIES.values()))
 
     assert all(
         meaning and not meaning.startswith(f"{kind.__name__}(") for kind, meaning in zip(KINDS, meanings, strict=True)
@@ -236,7 +236,7 @@ def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None
 
     They are tried at every place.
     """
-    for whole in map(whole_message, vocabulary._kinds.values()):
+    for whole in map(whole_message, vocabulary.kinds.values()):
         assert vocabulary.decode(whole.encode()) == whole
         kind, hints = type(whole), get_type_hints(type(whole))
         for place, name in enumerate(kind.field_names):
@@ -251,7 +251,7 @@ def test_every_wrong_value_of_every_field_is_refused_by_name(vocabulary) -> None
 @every_vocabulary
 def test_a_message_with_too_few_fields_is_refused(vocabulary) -> None:
     """One required field is missing, a message is in a message, or there is no array at all."""
-    for kind in vocabulary._kinds.values():
+    for kind in vocabulary.kinds.values():
         code, *values = msgpack.unpackb(whole_message(kind).encode())
         values = values[: kind.required]
         fewer = [[code, *values[:-1]], [code, [code, *values]] if len(values) > 1 else [code]] if values else []
@@ -266,7 +266,7 @@ def test_a_message_with_too_few_fields_is_refused(vocabulary) -> None:
 @every_vocabulary
 def test_fields_that_a_newer_side_added_are_skipped(vocabulary) -> None:
     """Any values may follow the last known field."""
-    for whole in map(whole_message, vocabulary._kinds.values()):
+    for whole in map(whole_message, vocabulary.kinds.values()):
         parts = msgpack.unpackb(whole.encode())
         assert vocabulary.decode(msgpack.packb([*parts, {"new": [1, None]}, -1])) == whole
 
@@ -312,7 +312,7 @@ def test_a_number_that_is_no_messages_is_refused() -> None:
 def test_arbitrary_bytes_are_a_message_or_malformed(vocabulary, data) -> None:
     """A decoder has no other outcome, whatever arrives."""
     decode_or_refuse(vocabulary, data)
-    decode_or_refuse(vocabulary, b"\x93" + bytes([next(iter(vocabulary._kinds))]) + data)
+    decode_or_refuse(vocabulary, b"\x93" + bytes([next(iter(vocabulary.kinds))]) + data)
 
 
 @pytest.mark.thorough(after_first=True)
@@ -321,7 +321,7 @@ def test_arbitrary_bytes_are_a_message_or_malformed(vocabulary, data) -> None:
 def test_arbitrary_msgpack_is_a_message_or_malformed(vocabulary, value) -> None:
     """Extensions, NaN and odd keys are tried as the whole message and as each field of one."""
     decode_or_refuse(vocabulary, msgpack.packb(value))
-    for kind in vocabulary._kinds.values():
+    for kind in vocabulary.kinds.values():
         decode_or_refuse(vocabulary, msgpack.packb([kind.code, *[value] * len(kind.field_names)]))
 
 
@@ -346,7 +346,7 @@ def test_a_mutated_message_is_a_message_or_malformed(vocabulary, data) -> None:
 @every_vocabulary
 def test_a_message_cut_off_anywhere_or_with_something_behind_it_is_refused(vocabulary) -> None:
     """A message has no rest, and no beginning of the next one."""
-    for kind in vocabulary._kinds.values():
+    for kind in vocabulary.kinds.values():
         sent = whole_message(kind).encode()
         for wrong in [sent[:length] for length in range(len(sent))] + [sent + b"\xc0", sent + sent]:
             with pytest.raises(MalformedMessage):

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +25,17 @@ from batchd.data.storage.rows import RowsFile
 from batchd.worker import filling, loop, stopwatch
 from batchd.worker import messages as orders
 from batchd.worker.loop import WorkerStream
-from batchd.worker.messages import Chunk, FillChunks
+from batchd.worker.messages import MANY_ROWS, NOTE, Chunk, FillChunks
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker
 from batchd_wire.channel import receive_message, send_message
+from batchd_wire.codec import Message
+from batchd_wire.fields import layout_from_wire
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.images import encode, photo
-from support.worker_streams import fill, worker_streams
+from support.waiting import PATIENCE_S
+from support.worker_streams import WorkerStreams, fill, worker_streams
 
 COLUMNS = (Column("label", dtype="int64"), Column("x", dtype="uint8", shape=(3, 2)), Column("y", dtype="float32"))
 SAMPLES = 12
@@ -469,8 +474,10 @@ def test_a_row_beyond_a_mapping_is_not_copied(mapped):
     for _ in range(2):
         pages(file, 3)
     assert pages(file, 15, 16, 0)[0] == 1
+    for _ in range(2):
+        pages(file, 3)
+    assert file.is_mapped
     rows = np.zeros(4096, np.uint8)
-    file._map()
     assert file.read(numbers(-1), numbers(0), rows.data, 4096) == 0
 
 
@@ -502,6 +509,59 @@ def message_of(*chunks: tuple[int, int]) -> FillChunks:
     return FillChunks(1, made, is_packed=False)
 
 
+class LoopOfWorker:
+    """A worker's loop with streams 1 and 2 over the same files, and four slots."""
+
+    def __init__(self, streams: WorkerStreams, source: str) -> None:
+        messages = [streams.serve(source, on_error="mask", number=number) for number in (1, 2)]
+        self.layout = layout_from_wire(messages[0][0].layout)
+        self._note = streams.note
+        self._slots = [os.memfd_create("slot") for _ in range(4)]
+        for slot in self._slots:
+            os.posix_fallocate(slot, 0, self.layout.slot_bytes)
+        slots = [(orders.UseSlot(at, self.layout.slot_bytes), [slot]) for at, slot in enumerate(self._slots)]
+        self._begin = [*messages, *slots]
+        self._opened = [index for _message, (index,) in messages] + self._slots
+
+    def close(self) -> None:
+        for descriptor in self._opened:
+            os.close(descriptor)
+
+    def answers(self, *messages: Message) -> list[orders.ChunksFilled]:
+        """Run the loop until these messages are answered, and the daemon is gone."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            for message, descriptors in [*self._begin, *((message, []) for message in messages)]:
+                send_message(ours, message, descriptors)
+            for stream in (1, 2):
+                send_message(ours, orders.ForgetStream(stream))
+            ours.settimeout(PATIENCE_S)
+            worker = Thread(target=loop.WorkerLoop(theirs, self._note).run)
+            worker.start()
+            done: list[orders.ChunksFilled] = []
+            left = sum(len(message.chunks) for message in messages if isinstance(message, FillChunks))
+            while left:
+                message, _none = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
+                if isinstance(message, orders.ChunksFilled):
+                    done.append(message)
+                    left -= len(message.orders)
+            ours.shutdown(socket.SHUT_WR)
+            worker.join()
+        return done
+
+    def arrays(self, slot: int) -> dict[str, np.ndarray]:
+        """Return the fields of a slot."""
+        page = os.pread(self._slots[slot], self.layout.slot_bytes, 0)
+        return slot_arrays(memoryview(bytearray(page)), self.layout)
+
+
+@pytest.fixture
+def worker_loop(tmp_path):
+    """Make a worker's loop over arrays."""
+    with worker_streams(tmp_path) as streams, closing(LoopOfWorker(streams, files(tmp_path))) as worker_loop:
+        yield worker_loop
+
+
 def slots_of(stream: WorkerStream, count: int) -> dict[int, tuple[memoryview, dict[str, np.ndarray]]]:
     return {at: (memoryview(bytearray(stream.layout.slot_bytes)), {}) for at in range(count)}
 
@@ -522,7 +582,12 @@ def test_small_chunks_are_reported_together(worker, tmp_path):
 def test_short_chunks_are_made_together_and_the_note_tells_each(worker, tmp_path, monkeypatch, parts):
     """A worker that is killed meanwhile is then suspected with the right order."""
     noted = []
-    monkeypatch.setattr(NoteMemory, "take_many", lambda note, row: noted.append((note._order, row)))
+    take_many = NoteMemory.take_many
+    monkeypatch.setattr(
+        NoteMemory,
+        "take_many",
+        lambda note, row: take_many(note, row) or noted.append(NOTE.unpack_from(note.memory)[:2]),
+    )
     if parts == 1:
         source = files(tmp_path)
     else:
@@ -534,7 +599,7 @@ def test_short_chunks_are_made_together_and_the_note_tells_each(worker, tmp_path
     slots = slots_of(stream, 3)
     (done,) = stream.answer(message_of((0, 4), (4, 6), (10, 2)), slots)
     assert (done.orders, at_once) == ([10, 11, 12], [True])
-    assert list(dict.fromkeys(noted)) == [(10, 0), (11, 4), (12, 10)]
+    assert list(dict.fromkeys(noted)) == [(10, MANY_ROWS + 1), (11, MANY_ROWS + 5), (12, MANY_ROWS + 11)]
     for at, rows in enumerate((slice(0, 4), slice(4, 10), slice(10, 12))):
         arrays = slot_arrays(slots[at][0], stream.layout)
         np.testing.assert_array_equal(arrays["x"][rows], values()["x"][rows])
@@ -576,48 +641,26 @@ def test_where_no_sample_can_be_requested_no_chunk_is_left_over(worker, tmp_path
 
 
 @pytest.mark.parametrize(("left", "reports"), [(60, [[10, 11, 12], [13]]), (5, [[10, 11], [12], [13]])])
-def test_orders_of_several_messages_are_reported_together(worker, tmp_path, monkeypatch, left, reports):
+def test_orders_of_several_messages_are_reported_together(worker_loop, monkeypatch, left, reports):
     """Not one of another stream; and none with whose rows the report would be late."""
-    stream, _at_once = worker(files(tmp_path))
-    monkeypatch.setattr(filling, "TOGETHER_BYTES_MAX", stream.layout.row_bytes)
+    row_bytes = worker_loop.layout.row_bytes
+    monkeypatch.setattr(filling, "TOGETHER_BYTES_MAX", row_bytes)
     monkeypatch.setattr(stopwatch.Stopwatch, "left_s", lambda _stopwatch, rows: left - rows)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        working = loop.WorkerLoop(theirs, stream._note)
-        working._streams[1] = working._streams[2] = stream
-        working._slots.update(slots_of(stream, 4))
-        chunks = message_of((0, 1), (1, 1), (2, 6), (8, 4)).chunks
-        for of, chunk in zip((1, 1, 1, 2), chunks, strict=True):
-            send_message(ours, FillChunks(of, [chunk], is_packed=False))
-        working._handle(*working._receive())
-        while working._heard:
-            working._handle(*working._heard.popleft())
-        ours.settimeout(10)
-        told = [receive_message(ours, orders.TO_DAEMON_FROM_WORKER)[0] for _ in reports]
-    assert [done.orders for done in told] == reports
-    arrays = slot_arrays(working._slots[2][0], stream.layout)
-    np.testing.assert_array_equal(arrays["x"][2:8], values()["x"][2:8])
+    chunks = message_of((0, 1), (1, 1), (2, 6), (8, 4)).chunks
+    done = worker_loop.answers(
+        *(FillChunks(of, [chunk], is_packed=False) for of, chunk in zip((1, 1, 1, 2), chunks, strict=True))
+    )
+    assert [one.orders for one in done] == reports
+    np.testing.assert_array_equal(worker_loop.arrays(2)["x"][2:8], values()["x"][2:8])
 
 
-def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_these_chunks(worker, tmp_path):
-    """The message about it follows the order in the same channel, and is read before their rows."""
-    stream, _at_once = worker(files(tmp_path), on_error="mask")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        working = loop.WorkerLoop(theirs, stream._note)
-        working._streams[1] = stream
-        working._slots.update(slots_of(stream, 3))
-        send_message(ours, message_of((0, 4), (4, 4), (8, 4)))
-        send_message(ours, orders.ForgetSlots([1]))
-        send_message(ours, orders.Quarantine(1, [2, 5]))
-        working._handle(*working._receive())
+def test_a_sample_that_is_quarantined_meanwhile_is_not_begun_in_these_chunks(worker_loop):
+    """The message about it follows the order in the same channel, and is read before their rows.
 
-        done, _ = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
-        assert [sample for sample, _path, _reason in done.bad] == [2]
-        done, _ = receive_message(ours, orders.TO_DAEMON_FROM_WORKER)
-        assert [sample for sample, _path, _reason in done.bad] == [5]
-        assert done.orders == [11]
-        assert receive_message(ours, orders.TO_DAEMON_FROM_WORKER)[0].orders == [12]
-    assert working._slots.keys() == {0, 1, 2}
-    working._handle(*working._heard.popleft())
-    assert working._slots.keys() == {0, 2}
+    Another message waits: the slot is there until its chunk is filled.
+    """
+    done = worker_loop.answers(
+        message_of((0, 4), (4, 4), (8, 4)), orders.ForgetSlots([1]), orders.Quarantine(1, [2, 5])
+    )
+    assert [[sample for sample, _path, _reason in one.bad] for one in done] == [[2], [5], []]
+    assert [one.orders for one in done] == [[10], [11], [12]]
