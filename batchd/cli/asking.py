@@ -5,11 +5,12 @@ Invariant: every error is a ``BatchdError`` with the exit code of its kind.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import click
 from click.shell_completion import CompletionItem
 
-from batchd.cli.options import completions
+from batchd.cli.options import argument, completions
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client import errors
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status, asking
@@ -67,3 +68,6 @@ def running_streams(context: click.Context, _argument: click.Parameter, incomple
     except BatchdError:
         return []
     return completions([stream.name for stream in streams], incomplete)
+
+
+RunningStream = Annotated[str, argument(shell_complete=running_streams)]

@@ -5,19 +5,16 @@ from time import monotonic
 
 import click
 
-from batchd.cli.asking import running_daemon, running_streams
-from batchd.cli.options import address_option
+from batchd.cli.asking import RunningStream, running_daemon
+from batchd.cli.options import Address, JsonObject, as_command
 from batchd.cli.text import escaped
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
 from batchd_wire.wording import counted
 
 
-@click.command("bad")
-@click.argument("stream", shell_complete=running_streams)
-@address_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
-def command(stream: str, address: str | None, as_json: bool) -> None:
+@as_command("bad")
+def command(*, stream: RunningStream, address: Address, as_json: JsonObject) -> None:
     """List the bad samples of STREAM: path, reason, number of occurrences, index in the source.
 
     Of many, the first ones by their index; then a file of the daemon's cache_dir has the names of

@@ -16,13 +16,14 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from time import monotonic
+from typing import Annotated
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from batchd.cli.options import config_options, stream_unknown
+from batchd.cli.options import ConfigFile, JsonObject, Overrides, argument, as_command, option, stream_unknown
 from batchd.cli.tables import TableColumn, own_console, table
 from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
@@ -60,18 +61,17 @@ POWERS_MAX = 8
 """Measure with each power of two up to this number of workers, else with each power of four."""
 
 
-@click.command("bench")
-@click.argument("stream", required=False)
-@config_options
-@click.option(
-    "--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="Time for all measurements."
-)
-@click.option(
-    "--workers", type=click.IntRange(1, 1024), help="Largest number of workers. [default: that of the configuration]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
-def command(  # noqa: PLR0917  one for each option
-    stream: str | None, config_file: Path, overrides: dict[str, str], seconds: float, workers: int | None, as_json: bool
+@as_command("bench")
+def command(
+    *,
+    stream: Annotated[str | None, argument()],
+    config_file: ConfigFile,
+    overrides: Overrides,
+    seconds: Annotated[float, option("Time for all measurements.", limits=(1, 3600))] = SECONDS,
+    workers: Annotated[
+        int | None, option("Largest number of workers. [default: that of the configuration]", limits=(1, 1024))
+    ],
+    as_json: JsonObject,
 ) -> None:
     """Measure STREAM on this machine, and say what would help.
 

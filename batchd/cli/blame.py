@@ -10,13 +10,23 @@ import json
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
+from typing import Annotated
 
 import click
 import numpy as np
 
-from batchd.cli.asking import client_errors, running_daemon, running_streams
+from batchd.cli.asking import RunningStream, client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options, is_config_given, path_option
+from batchd.cli.options import (
+    Address,
+    ConfigFile,
+    DrawnField,
+    Json,
+    Overrides,
+    as_command,
+    is_config_given,
+    option,
+)
 from batchd.cli.peek import PeekedBatch
 from batchd.cli.replay import ask_card
 from batchd.cli.text import aligned, escaped
@@ -45,37 +55,29 @@ _WAYS = {
 }
 
 
-@click.command("blame")
-@click.argument("stream", shell_complete=running_streams)
-@path_option(
-    "--losses",
-    "losses_file",
-    help='Lines of JSON, each with "epoch", "step" and "loss", a number or one for each row. Default: what trainers '
-    "reported to the running daemon.",
-)
-@click.option("--run", help="The run whose reports count, if the daemon has those of several.")
-@path_option(
-    "--card", "card_file", help="With --losses: the card of the run, from `batchd card`, in place of --config."
-)
-@config_options
-@address_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@path_option("-o", "--output", metavar="PNG", help="Draw the worst rows.")
-@click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@click.pass_context
+@as_command("blame")
 def command(
     context: click.Context,
     *,
-    stream: str,
-    losses_file: Path | None,
-    run: str | None,
-    card_file: Path | None,
-    config_file: Path,
-    overrides: dict[str, str],
-    address: str | None,
-    as_json: bool,
-    output: Path | None,
-    field: str | None,
+    stream: RunningStream,
+    losses_file: Annotated[
+        Path | None,
+        option(
+            'Lines of JSON, each with "epoch", "step" and "loss", a number or one for each row. Default: what trainers '
+            "reported to the running daemon.",
+            "--losses",
+        ),
+    ],
+    run: Annotated[str | None, option("The run whose reports count, if the daemon has those of several.")],
+    card_file: Annotated[
+        Path | None, option("With --losses: the card of the run, from `batchd card`, in place of --config.", "--card")
+    ],
+    config_file: ConfigFile,
+    overrides: Overrides,
+    address: Address,
+    as_json: Json,
+    output: Annotated[Path | None, option("Draw the worst rows.", "-o", "--output", metavar="PNG")],
+    field: DrawnField,
 ) -> None:
     """Name what stands out in the batches of STREAM whose loss jumped.
 

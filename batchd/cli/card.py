@@ -4,40 +4,34 @@ Runs in the user's shell. Of a running daemon, or of a configuration, whose sour
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import address_option, config_options, path_option
-from batchd.cli.prepare import configured_streams
+from batchd.cli.options import Address, ConfigFile, Overrides, as_command, option
+from batchd.cli.prepare import ConfiguredStream
 from batchd.cli.replay import ask_card
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
 
 
-@click.command("card")
-@click.argument("stream", shell_complete=configured_streams)
-@config_options
-@click.option("--running", is_flag=True, help="Write the card of the running daemon's stream.")
-@address_option
-@path_option("--state", "state_file", help="The state of a trainer as JSON, to be saved with the card.")
-@path_option(
-    "--join",
-    "joined_files",
-    multiple=True,
-    help="The card of another host whose ranks read other rows of the run: add its digests. Repeatable.",
-)
-@path_option("-o", "--output", help="Write to FILE, not to standard output.")
+@as_command("card")
 def command(
     *,
-    stream: str,
-    config_file: Path,
-    overrides: dict[str, str],
-    running: bool,
-    address: str | None,
-    state_file: Path | None,
-    joined_files: tuple[Path, ...],
-    output: Path | None,
+    stream: ConfiguredStream,
+    config_file: ConfigFile,
+    overrides: Overrides,
+    running: Annotated[bool, option("Write the card of the running daemon's stream.")],
+    address: Address,
+    state_file: Annotated[Path | None, option("The state of a trainer as JSON, to be saved with the card.", "--state")],
+    joined_files: Annotated[
+        tuple[Path, ...],
+        option(
+            "The card of another host whose ranks read other rows of the run: add its digests. Repeatable.", "--join"
+        ),
+    ],
+    output: Annotated[Path | None, option("Write to FILE, not to standard output.", "-o", "--output")],
 ) -> None:
     """Print the card of STREAM: fingerprint and its parts, versions, and the configuration.
 

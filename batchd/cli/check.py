@@ -9,11 +9,11 @@ Invariant: a daemon starts with what passes here, except for what the last lines
 import json
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
-from click.core import ParameterSource
 
-from batchd.cli.options import config_options
+from batchd.cli.options import UNREAD_FILE, ConfigFile, Overrides, argument, as_command, is_config_given, option
 from batchd.cli.problems import plain_problems
 from batchd.cli.tables import facts, own_console
 from batchd.cli.text import aligned, escaped
@@ -36,32 +36,29 @@ from batchd.stream.rings import RingSize, budgets_bytes
 from batchd_wire.wording import counted
 
 
-@click.command("check")
-@click.argument("named", metavar="[FILE]", type=click.Path(path_type=Path, readable=False), required=False)
-@config_options
-@click.pass_context
-@click.option(
-    "--explain",
-    is_flag=True,
-    help="Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is done to it; "
-    "the kind of its cache, what all samples need in it, and which part has room; "
-    "of a shuffle of blocks, what it mixes; of buckets and packed rows, the filling and what ranks of a step wait for.",
-)
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: for editors and CI, only the problems, each with path, line, column, key, name, problem, help and meaning.",
-)
-def command(  # noqa: PLR0917  one for each option
+@as_command("check")
+def command(
     context: click.Context,
-    named: Path | None,
-    config_file: Path,
-    overrides: dict[str, str],
-    explain: bool,
-    output_format: str,
+    *,
+    named: Annotated[Path | None, argument(metavar="[FILE]", type=UNREAD_FILE)],
+    config_file: ConfigFile,
+    overrides: Overrides,
+    explain: Annotated[
+        bool,
+        option(
+            "Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is "
+            "done to it; the kind of its cache, what all samples need in it, and which part has room; of a shuffle of "
+            "blocks, what it mixes; of buckets and packed rows, the filling and what ranks of a step wait for."
+        ),
+    ],
+    output_format: Annotated[
+        Literal["text", "json"],
+        option(
+            "json: for editors and CI, only the problems, each with path, line, column, key, name, problem, help and "
+            "meaning.",
+            "--format",
+        ),
+    ] = "text",
 ) -> None:
     """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
 
@@ -75,7 +72,7 @@ def command(  # noqa: PLR0917  one for each option
     the memory is too small.
     """
     if named is not None:
-        if context.get_parameter_source("config_file") is not ParameterSource.DEFAULT and named != config_file:
+        if is_config_given(context) and named != config_file:
             raise click.UsageError(f"two configurations: {named} and --config {config_file}; name one of them")
         config_file = named
     if output_format == "text":

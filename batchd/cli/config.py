@@ -10,9 +10,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from textwrap import fill, wrap
+from typing import Annotated
 
 import click
 
+from batchd.cli.options import as_command, option
 from batchd.config.schema import Node, alternatives, json_schema, resolve, table_of, toml_default, toml_example
 
 WIDTH_CHARACTERS = 110
@@ -47,10 +49,15 @@ to the current directory, and `~` is the home directory. Unknown keys are refuse
 """
 
 
-@click.command("config")
-@click.option("--schema", "form", flag_value="schema", help="Print a JSON Schema of batchd.toml, for editors.")
-@click.option("--reference", "form", flag_value="reference", help="Print the manual's page in Markdown.")
-def command(form: str | None) -> None:
+@as_command("config")
+def command(
+    *,
+    form: Annotated[
+        str | None,
+        option("Print a JSON Schema of batchd.toml, for editors.", "--schema", flag_value="schema"),
+        option("Print the manual's page in Markdown.", "--reference", flag_value="reference"),
+    ],
+) -> None:
     """Print a whole batchd.toml: each key with its default and meaning, or with an example.
 
     `batchd init PATH` writes a short one for your data.

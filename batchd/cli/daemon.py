@@ -29,7 +29,7 @@ from batchd.worker.entry import start_early
 from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
-    from batchd.cli.log_lines import LogFormat
+    from batchd.cli.options import LogFormat
 
 PYDANTIC_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 """Variable of pydantic that turns its plugins off."""

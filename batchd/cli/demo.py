@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import numpy as np
@@ -27,6 +27,7 @@ from rich.table import Table
 
 import batchd
 import batchd_client
+from batchd.cli.options import as_command, option
 from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
 
@@ -48,22 +49,19 @@ pipeline = [
 """
 
 
-@click.command("demo")
-@click.option(
-    "--data", metavar="FOLDER", help="Your images, with or without a sub-folder for each class. [default: generated]"
-)
-@click.option(
-    "--epochs", type=click.IntRange(1), default=3, show_default=True, help="How often each trainer reads them."
-)
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path),
-    default=FOLDER,
-    show_default=True,
-    help="Where generated images, the configuration and the picture of a batch go.",
-)
-@click.option("--trainer", metavar="ADDRESS", hidden=True, help="Be one of its trainers.")
-def command(data: str | None, epochs: int, folder: Path, trainer: str | None) -> None:
+@as_command("demo")
+def command(
+    *,
+    data: Annotated[
+        str | None,
+        option("Your images, with or without a sub-folder for each class. [default: generated]", metavar="FOLDER"),
+    ],
+    epochs: Annotated[int, option("How often each trainer reads them.", limits=(1, None))] = 3,
+    folder: Annotated[
+        Path, option("Where generated images, the configuration and the picture of a batch go.", metavar="PATH")
+    ] = FOLDER,
+    trainer: Annotated[str | None, option("Be one of its trainers.", metavar="ADDRESS", hidden=True)],
+) -> None:
     """Serve photographs to two trainers, show what they get, and draw a batch."""
     if trainer is not None:
         with suppress(KeyboardInterrupt):  # the demo says it

@@ -5,19 +5,23 @@ Runs in the user's shell, from two files; it decodes no data, and scans it only 
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import click
 
+from batchd.cli.options import argument, as_command, option
 from batchd.cli.text import escaped
 
 DIFFERENT = 1
 
 
-@click.command("diff")
-@click.argument("run_a", type=click.Path(path_type=Path))
-@click.argument("run_b", type=click.Path(path_type=Path))
-@click.option("--scan", is_flag=True, help="Read the indexes of both sources, for packed rows, blocks and weights.")
-def command(run_a: Path, run_b: Path, *, scan: bool) -> None:
+@as_command("diff")
+def command(
+    *,
+    run_a: Annotated[Path, argument()],
+    run_b: Annotated[Path, argument()],
+    scan: Annotated[bool, option("Read the indexes of both sources, for packed rows, blocks and weights.")],
+) -> None:
     """Compare the cards of two runs (`batchd card`), or the states of two trainers.
 
     Print which parts of their fingerprints differ, and the first position with other batches. Equal

@@ -10,13 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
 from batchd import __version__
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import address_option, config_options
+from batchd.cli.options import Address, ConfigFile, JsonObject, Overrides, as_command, is_config_given
 from batchd.cli.text import escaped
 from batchd.commands.doctor.examine import DoctorTarget, check_daemon, examine
 from batchd.commands.doctor.machine import Finding, Level, Machine, Running
@@ -31,13 +30,9 @@ LEVEL_WIDTH = max(map(len, Level))
 SUBJECT_WIDTH = 20
 
 
-@click.command("doctor")
-@config_options
-@address_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, for programs.")
-@click.pass_context
+@as_command("doctor")
 def command(
-    context: click.Context, config_file: Path, overrides: dict[str, str], address: str | None, as_json: bool
+    context: click.Context, *, config_file: ConfigFile, overrides: Overrides, address: Address, as_json: JsonObject
 ) -> None:
     """Check this machine: memory, processors, decoders, limits, kernel, clocks, storage, daemon.
 
@@ -45,11 +40,10 @@ def command(
     workers, descriptors and sources, and reads a few files of each source for a second or two.
     Changes nothing. Exit code 1 if there is a problem, 0 with or without warnings.
     """
-    is_given = context.get_parameter_source("config_file") is not ParameterSource.DEFAULT
     counts = dict.fromkeys(Level, 0)
     shown = []
     console = Console(markup=False, highlight=False, emoji=False)
-    for finding in _findings(_target(config_file, overrides, is_given=is_given), address):
+    for finding in _findings(_target(config_file, overrides, is_given=is_config_given(context)), address):
         counts[finding.level] += 1
         shown.append(asdict(finding))
         if not as_json:

@@ -1,11 +1,12 @@
 """``batchd explain``: the manual of one problem of a configuration. Runs in the user's shell."""
 
 import shutil
+from typing import Annotated
 
 import click
 from click.shell_completion import CompletionItem
 
-from batchd.cli.options import completions
+from batchd.cli.options import argument, as_command, completions
 from batchd.config.manual import MANUAL, Entry
 from batchd.errors import ProblemKind
 from batchd.runtime.suggestions import suggestion
@@ -17,9 +18,8 @@ def _names(_context: click.Context, _argument: click.Parameter, incomplete: str)
     return completions(list(ProblemKind), incomplete)
 
 
-@click.command("explain")
-@click.argument("name", required=False, shell_complete=_names)
-def command(name: str | None) -> None:
+@as_command("explain")
+def command(*, name: Annotated[str | None, argument(shell_complete=_names)]) -> None:
     """Explain a problem of a configuration, by the NAME that `batchd check` prints in brackets.
 
     Without NAME, list all names.

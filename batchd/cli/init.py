@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import click
 
 from batchd.cli import first_config
-from batchd.cli.options import DEFAULT_CONFIG_FILE, path_option
+from batchd.cli.options import DEFAULT_CONFIG_FILE, UNREAD_FILE, argument, as_command, option
 from batchd.config.load import parse_config
 from batchd.config.schema import toml_value
 from batchd.config.tree import Config
@@ -54,24 +54,24 @@ class Draft(NamedTuple):
     facts: first_config.Facts
 
 
-@click.command("init")
-@click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path, readable=False), default=Path())
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
-    default=DEFAULT_CONFIG_FILE,
-    show_default=True,
-    help="The configuration to write; - prints it.",
-)
-@click.option("--allow-outside-root", is_flag=True, help="Follow links that lead out of the folder.")
-@click.option("--force", is_flag=True, help="Overwrite the file.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print the configuration, and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object, for programs.")
-@path_option("--sheet", help="Save the batch as a PNG file instead.")
-def command(  # noqa: PLR0917  one for each option
-    path: Path, output: Path, allow_outside_root: bool, force: bool, dry_run: bool, as_json: bool, sheet: Path | None
+@as_command("init")
+def command(
+    *,
+    path: Annotated[Path, argument(metavar="[PATH]", type=UNREAD_FILE)] = Path(),
+    output: Annotated[
+        Path,
+        option(
+            "The configuration to write; - prints it.",
+            "-o",
+            "--output",
+            type=click.Path(path_type=Path, allow_dash=True),
+        ),
+    ] = DEFAULT_CONFIG_FILE,
+    allow_outside_root: Annotated[bool, option("Follow links that lead out of the folder.")],
+    force: Annotated[bool, option("Overwrite the file.")],
+    dry_run: Annotated[bool, option("Print the configuration, and write nothing.", "-n", "--dry-run")],
+    as_json: Annotated[bool, option("Print the result as a JSON object, for programs.", "--json")],
+    sheet: Annotated[Path | None, option("Save the batch as a PNG file instead.")],
 ) -> None:
     """Look at the data at PATH, write batchd.toml for it, and show a batch.
 

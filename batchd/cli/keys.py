@@ -15,10 +15,11 @@ from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from batchd.cli.options import DEFAULT_CONFIG_FILE, Command, path_option
+from batchd.cli.options import DEFAULT_CONFIG_FILE, argument, as_command, option
 from batchd.config.load import ENVIRONMENT_PREFIX, load_config
 from batchd.errors import BatchdError
 from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY
@@ -30,20 +31,22 @@ KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
 ROLE_WIDTH = max(map(len, Role))
 
 
-def directory_options(command: Command) -> Command:
-    """Add ``--keys-dir`` and ``--config``, passed as ``keys_dir`` and ``config_file``."""
-    config = path_option(
-        "-c",
-        "--config",
-        "config_file",
-        help="The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
-    )
-    keys_dir = path_option(
+KeysDirectory = Annotated[
+    Path | None,
+    option(
+        f"The directory of the keys. Default: ${KEYS_DIR_VARIABLE}, the configuration's, then the user's own.",
         "--keys-dir",
         metavar="DIR",
-        help=f"The directory of the keys. Default: ${KEYS_DIR_VARIABLE}, the configuration's, then the user's own.",
-    )
-    return keys_dir(config(command))
+    ),
+]
+KeysConfig = Annotated[
+    Path | None,
+    option(
+        "The daemon's configuration, which says where its keys are. Default: batchd.toml, if it exists.",
+        "-c",
+        "--config",
+    ),
+]
 
 
 @click.group("keys")
@@ -57,26 +60,23 @@ def command() -> None:
     """
 
 
-@command.command("new")
-@click.option("--name", required=True, help="Who the key is for: letters, digits, dots, dashes and underscores.")
-@click.option(
-    "--role",
-    type=click.Choice([role.value for role in Role]),
-    default=Role.TRAINER.value,
-    show_default=True,
-    help="The key's holder: a trainer, which reads batches, or a worker host, which fills them.",
-)
-@click.option("--stream", "streams", metavar="NAME", multiple=True, help="Limit the key to this stream. Repeatable.")
-@path_option("-o", "--output", help="Write the connection file there, mode 0600.")
-@directory_options
+@as_command("new", command)
 def _new(
     *,
-    name: str,
-    role: str,
-    streams: tuple[str, ...],
-    output: Path | None,
-    keys_dir: Path | None,
-    config_file: Path | None,
+    name: Annotated[str, option("Who the key is for: letters, digits, dots, dashes and underscores.")],
+    role: Annotated[
+        str,
+        option(
+            "The key's holder: a trainer, which reads batches, or a worker host, which fills them.",
+            type=click.Choice([role.value for role in Role]),
+        ),
+    ] = Role.TRAINER.value,
+    streams: Annotated[
+        tuple[str, ...], option("Limit the key to this stream. Repeatable.", "--stream", metavar="NAME")
+    ],
+    output: Annotated[Path | None, option("Write the connection file there, mode 0600.", "-o", "--output")],
+    keys_dir: KeysDirectory,
+    config_file: KeysConfig,
 ) -> None:
     """Make a key, and print the connection file for its holder (or write it with -o).
 
@@ -94,10 +94,13 @@ def _new(
     _explain(key, output, keys)
 
 
-@command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
-@directory_options
-def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> None:
+@as_command("list", command)
+def _list(
+    *,
+    as_json: Annotated[bool, option("Print a JSON list, for programs.", "--json")],
+    keys_dir: KeysDirectory,
+    config_file: KeysConfig,
+) -> None:
     """List the accepted keys, with their roles, public parts and streams."""
     keys = named_keys(keys_dir, config_file)
     accepted = sorted((key for one in keys.roles for key in one.accepted()), key=attrgetter("name"))
@@ -116,10 +119,8 @@ def _list(as_json: bool, keys_dir: Path | None, config_file: Path | None) -> Non
         click.echo(f"{key.name.ljust(width)}  {key.role.ljust(ROLE_WIDTH)}  {key.public}  {streams}")
 
 
-@command.command("revoke")
-@click.argument("name")
-@directory_options
-def _revoke(name: str, keys_dir: Path | None, config_file: Path | None) -> None:
+@as_command("revoke", command)
+def _revoke(*, name: Annotated[str, argument()], keys_dir: KeysDirectory, config_file: KeysConfig) -> None:
     """Revoke the key NAME."""
     keys = named_keys(keys_dir, config_file)
     keys.revoke(name)

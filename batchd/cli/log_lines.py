@@ -26,7 +26,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -34,7 +34,9 @@ from structlog.typing import EventDict, Processor
 from batchd.cli.text import escaped
 from batchd.runtime.children import fill_standard_streams
 
-LogFormat = Literal["auto", "text", "json"]
+if TYPE_CHECKING:  # the daemon of a script imports no click
+    from batchd.cli.options import LogFormat
+
 Keep: TypeAlias = Callable[[str, str, str], None]
 """Called with level, event, and the event with its facts as text."""
 
@@ -95,7 +97,7 @@ def print_line(line: str) -> None:
     LogLines(STANDARD_OUTPUT).write(line)
 
 
-def set_up_logs(level: str, log_format: LogFormat = "auto", keep: Keep | None = None) -> None:
+def set_up_logs(level: str, log_format: "LogFormat" = "auto", keep: Keep | None = None) -> None:
     """Write events of ``level`` (a name of ``logging``) or above to standard error and ``keep``."""
     fill_standard_streams()
     lines = LogLines(STANDARD_ERROR)
@@ -146,7 +148,7 @@ def _kept(keep: Keep | None) -> list[Processor]:
     return [pass_on] if keep is not None else []
 
 
-def _form(log_format: LogFormat) -> list[Processor]:
+def _form(log_format: "LogFormat") -> list[Processor]:
     """The last processors, which make a line of an event."""
     is_terminal, to_journal = os.isatty(STANDARD_ERROR), is_journal(STANDARD_ERROR, os.environ)
     is_json = log_format == "json" or (log_format == "auto" and not is_terminal and not to_journal)

@@ -7,11 +7,12 @@ log. So they can be read without the rights to read the journal or a file.
 import sys
 import time
 from contextlib import suppress
+from typing import Annotated
 
 import click
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import address_option
+from batchd.cli.options import Address, as_command, option
 from batchd.cli.status import log_line
 from batchd.cli.tables import echo, own_console
 from batchd_client.asking import ANSWER_TIMEOUT_S
@@ -23,13 +24,13 @@ LINES = 20
 FOLLOW_S = 0.5
 
 
-@click.command("logs")
-@address_option
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=LINES, show_default=True, help="Lines to begin with."
-)
-@click.option("-f", "--follow", is_flag=True, help="Print further lines as they come, until Ctrl-C.")
-def command(address: str | None, lines: int, *, follow: bool) -> None:
+@as_command("logs")
+def command(
+    *,
+    address: Address,
+    lines: Annotated[int, option("Lines to begin with.", "-n", "--lines", limits=(0, None))] = LINES,
+    follow: Annotated[bool, option("Print further lines as they come, until Ctrl-C.", "-f", "--follow")],
+) -> None:
     """Print the last lines of the daemon's log, and say where all of it is.
 
     The daemon keeps its last 300 lines in memory, each of at most 400 characters, of the levels

@@ -13,18 +13,20 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
+from typing import Annotated
 
 import click
 import numpy as np
 
 import batchd_client
-from batchd.cli.asking import client_errors, running_daemon, running_streams
-from batchd.cli.options import address_option, position_callback
+from batchd.cli.asking import RunningStream, client_errors, running_daemon
+from batchd.cli.options import Address, DrawnField, as_command, option, parse_position
 from batchd.cli.text import aligned
 from batchd_client.asking import ask_status
 from batchd_client.batch import Room
 from batchd_client.showing import cell_text
 from batchd_wire.fields import Varying, length_texts
+from batchd_wire.position import Position
 from batchd_wire.views import row_views
 from batchd_wire.wording import counted
 
@@ -36,25 +38,24 @@ COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 """Of documents in a packed row, in turn."""
 
 
-@click.command("peek")
-@click.argument("stream", shell_complete=running_streams)
-@address_option
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default="sheet.png", show_default=True, help="The PNG file."
-)
-@click.option(
-    "--at",
-    "position",
-    callback=position_callback,
-    default="0:0",
-    show_default=True,
-    metavar="EPOCH:STEP",
-    help="Which batch; of a live stream, the first one from there on that still exists.",
-)
-@click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@click.option("--bgr", is_flag=True, help="Treat the image as BGR (for example frames pushed by OpenCV).")
-def command(  # noqa: PLR0917  one for each option
-    stream: str, address: str | None, output: Path, position: tuple[int, int], field: str | None, bgr: bool
+@as_command("peek")
+def command(
+    *,
+    stream: RunningStream,
+    address: Address,
+    output: Annotated[Path, option("The PNG file.", "-o", "--output", metavar="PATH")] = Path("sheet.png"),
+    position: Annotated[
+        Position,
+        option(
+            "Which batch; of a live stream, the first one from there on that still exists.",
+            "--at",
+            parse=parse_position,
+            default="0:0",
+            metavar="EPOCH:STEP",
+        ),
+    ],
+    field: DrawnField,
+    bgr: Annotated[bool, option("Treat the image as BGR (for example frames pushed by OpenCV).")],
 ) -> None:
     """Draw a batch of STREAM with its labels; without images, print fields and samples."""
     show(peek(address, stream, *position), stream, output, field, is_bgr=bgr)

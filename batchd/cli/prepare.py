@@ -6,6 +6,7 @@ Runs in the user's shell without a daemon: a process for each CPU writes shards 
 import signal
 import sys
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import DEFAULT_CONFIG_FILE, completions, config_options, path_option
+from batchd.cli.options import DEFAULT_CONFIG_FILE, ConfigFile, Overrides, argument, as_command, completions, option
 from batchd.commands.prepare.members import source_table
 from batchd.commands.prepare.run import Output, Prepared, PrepareJob, prepare
 from batchd.config.load import load_config, read_config
@@ -36,6 +37,9 @@ def configured_streams(context: click.Context, _argument: click.Parameter, incom
     return completions(streams if isinstance(streams, dict) else (), incomplete)
 
 
+ConfiguredStream = Annotated[str, argument(shell_complete=configured_streams)]
+
+
 def refuse_seekable(_context: click.Context, _option: click.Parameter, value: object) -> None:
     """Say what replaces options of earlier versions. Raises ``click.UsageError``."""
     if value:
@@ -46,33 +50,21 @@ def refuse_seekable(_context: click.Context, _option: click.Parameter, value: ob
         )
 
 
-@click.command("prepare")
-@click.argument("stream", shell_complete=configured_streams)
-@path_option("--to", "folder", metavar="DIR", required=True, help="The folder of the shards.")
-@config_options
-@click.option(
-    "--shard-samples", type=click.IntRange(1, 10_000_000), default=1000, show_default=True, help="Samples in a shard."
-)
-@click.option(
-    "--format",
-    "image_format",
-    type=click.Choice(["jpg", "png", "webp"]),
-    default="jpg",
-    show_default=True,
-    help="How pixels are encoded. Images that the pipeline does not decode stay as they are.",
-)
-@click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True, help="Of jpg and webp.")
+@as_command("prepare")
 @click.option("--seekable", "--files", is_flag=True, hidden=True, expose_value=False, callback=refuse_seekable)
 @click.option("--short-side", hidden=True, expose_value=False, callback=refuse_seekable)
 def command(
     *,
-    stream: str,
-    folder: Path,
-    config_file: Path,
-    overrides: dict[str, str],
-    shard_samples: int,
-    image_format: str,
-    quality: int,
+    stream: ConfiguredStream,
+    folder: Annotated[Path, option("The folder of the shards.", "--to", metavar="DIR")],
+    config_file: ConfigFile,
+    overrides: Overrides,
+    shard_samples: Annotated[int, option("Samples in a shard.", limits=(1, 10_000_000))] = 1000,
+    image_format: Annotated[
+        Literal["jpg", "png", "webp"],
+        option("How pixels are encoded. Images that the pipeline does not decode stay as they are.", "--format"),
+    ] = "jpg",
+    quality: Annotated[int, option("Of jpg and webp.", limits=(1, 100))] = 90,
 ) -> None:
     """Run the pipeline of STREAM once over all its samples, and write the results as shards in DIR.
 

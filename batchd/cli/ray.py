@@ -13,14 +13,15 @@ from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
 import click
 import structlog
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.keys import directory_options, named_keys
-from batchd.cli.log_lines import LogFormat, set_up_logs
-from batchd.cli.options import Command, log_options, path_option, worker_address
+from batchd.cli.keys import KeysConfig, KeysDirectory, named_keys
+from batchd.cli.log_lines import set_up_logs
+from batchd.cli.options import LogFormat, LogLevel, argument, as_command, option, worker_address
 from batchd.cli.text import aligned
 from batchd.errors import BatchdError
 from batchd.pool.ray.actor import ActorOptions, ActorReport
@@ -53,16 +54,15 @@ class _UpByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-def _cluster_option(command: Command) -> Command:
-    """Add ``--address``, passed as ``cluster``: Ray's, by the name that Ray gives it."""
-    return click.option(
+Cluster = Annotated[
+    str,
+    option(
+        "Address of the Ray cluster, such as 10.0.0.5:6379. auto: $RAY_ADDRESS, then the cluster of this machine.",
         "--address",
-        "cluster",
         metavar="ADDRESS",
         default="auto",
-        show_default=True,
-        help="Address of the Ray cluster, such as 10.0.0.5:6379. auto: $RAY_ADDRESS, then the cluster of this machine.",
-    )(command)
+    ),
+]
 
 
 @click.group("ray", cls=_UpByDefault)
@@ -74,55 +74,34 @@ def command() -> None:
     """
 
 
-@command.command(UP)
-@click.argument("words", nargs=-1, metavar="[ADDRESS] [-- WORKER_OPTIONS]")
-@_cluster_option
-@click.option(
-    "--min",
-    "least",
-    type=click.IntRange(0, HOSTS_MAX),
-    default=0,
-    show_default=True,
-    help="Minimum number of worker hosts, even without demand.",
-)
-@click.option(
-    "--max",
-    "most",
-    type=click.IntRange(1, HOSTS_MAX),
-    default=64,
-    show_default=True,
-    help="Maximum number of worker hosts.",
-)
-@click.option(
-    "--cpus",
-    type=click.IntRange(1, CPUS_MAX),
-    default=8,
-    show_default=True,
-    help="CPUs that each worker host requests from Ray, and its number of workers.",
-)
-@click.option(
-    "--daemon",
-    metavar="ADDRESS",
-    help="Address of the daemon, which reports how many workers it needs, such as ipc:///run/batchd. Default: "
-    "$BATCHD_ADDRESS, then the usual places.",
-)
-@path_option(
-    "--key-on-nodes", help="Path of a worker host's connection file on the nodes. Default: make a key for this pool."
-)
-@directory_options
-@log_options
+@as_command(UP, command)
 def _up(
     *,
-    words: tuple[str, ...],
-    cluster: str,
-    least: int,
-    most: int,
-    cpus: int,
-    daemon: str | None,
-    key_on_nodes: Path | None,
-    keys_dir: Path | None,
-    config_file: Path | None,
-    log_level: str,
+    words: Annotated[tuple[str, ...], argument(metavar="[ADDRESS] [-- WORKER_OPTIONS]")],
+    cluster: Cluster,
+    least: Annotated[
+        int, option("Minimum number of worker hosts, even without demand.", "--min", limits=(0, HOSTS_MAX))
+    ] = 0,
+    most: Annotated[int, option("Maximum number of worker hosts.", "--max", limits=(1, HOSTS_MAX))] = 64,
+    cpus: Annotated[
+        int,
+        option("CPUs that each worker host requests from Ray, and its number of workers.", limits=(1, CPUS_MAX)),
+    ] = 8,
+    daemon: Annotated[
+        str | None,
+        option(
+            "Address of the daemon, which reports how many workers it needs, such as ipc:///run/batchd. Default: "
+            "$BATCHD_ADDRESS, then the usual places.",
+            metavar="ADDRESS",
+        ),
+    ],
+    key_on_nodes: Annotated[
+        Path | None,
+        option("Path of a worker host's connection file on the nodes. Default: make a key for this pool."),
+    ],
+    keys_dir: KeysDirectory,
+    config_file: KeysConfig,
+    log_level: LogLevel,
     log_format: LogFormat,
 ) -> None:
     """Adjust the number of worker hosts to the daemon's demand, until SIGTERM or Ctrl-C.
@@ -160,9 +139,8 @@ def _up(
                 _revoke(keys, where)
 
 
-@command.command("status")
-@_cluster_option
-def _status(cluster: str) -> None:
+@as_command("status", command)
+def _status(*, cluster: Cluster) -> None:
     """List the worker hosts of all pools on the cluster."""
     on_ray = _on_ray()
     set_up_logs(QUIET)
@@ -185,11 +163,10 @@ def _cells(report: ActorReport | None) -> list[str]:
     return [state, report["node"], str(report["options"]["workers"]), str(report["starts"]), report["last_line"]]
 
 
-@command.command("down")
-@click.argument("address", required=False)
-@_cluster_option
-@directory_options
-def _down(address: str | None, cluster: str, keys_dir: Path | None, config_file: Path | None) -> None:
+@as_command("down", command)
+def _down(
+    *, address: Annotated[str | None, argument()], cluster: Cluster, keys_dir: KeysDirectory, config_file: KeysConfig
+) -> None:
     """Let all worker hosts of the daemon at ADDRESS finish their work and leave; revoke their key.
 
     ADDRESS is optional if the cluster has worker hosts of one daemon only. The `batchd ray up` that

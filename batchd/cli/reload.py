@@ -6,13 +6,12 @@ from math import inf
 import click
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import address_option
+from batchd.cli.options import Address, as_command
 from batchd_wire.messages import AskReload, Reloaded
 
 
-@click.command("reload")
-@address_option
-def command(address: str | None) -> None:
+@as_command("reload")
+def command(*, address: Address) -> None:
     """Have the daemon read its configuration again, and print what has changed.
 
     Unchanged streams continue untouched. Waits until new sources are scanned. If anything is wrong,

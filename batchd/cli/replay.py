@@ -12,15 +12,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from time import monotonic
+from typing import Annotated
 
 import click
 import numpy as np
 
-from batchd.cli import options
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
+from batchd.cli.options import (
+    Address,
+    CardFile,
+    ConfigFile,
+    DrawnField,
+    Json,
+    Overrides,
+    argument,
+    as_command,
+    is_config_given,
+    option,
+    parse_position,
+)
 from batchd.cli.peek import PeekedBatch
-from batchd.cli.prepare import configured_streams
+from batchd.cli.prepare import ConfiguredStream
 from batchd.cli.tables import own_console
 from batchd.cli.text import escaped
 from batchd.commands.history import batches as history
@@ -42,71 +55,53 @@ PIPED_CHARACTERS = 80
 CHANGED_SHOWN_MAX = 10
 
 
-def _checksums(_context: click.Context, _parameter: click.Parameter, value: str | None) -> set[int]:
+def _checksums(value: str) -> set[int]:
     """The numbers that a text may mean: Python prints decimal ones, this command eight digits."""
     found = set()
     for base in (16, 10):
         try:
-            found.add(int(value or "", base))
+            found.add(int(value, base))
         except ValueError:
             continue
-    if value is not None and not found:
+    if not found:
         raise click.BadParameter(f"{value!r} is not a CRC-32, such as 9f03aa12, or what batch.crc32() gave")
     return found
 
 
-@click.command("replay")
-@click.argument("stream", shell_complete=configured_streams)
-@click.argument("position", required=False, callback=options.position_callback, metavar="[EPOCH:STEP]")
-@options.path_option(
-    "--state", "state_file", help="The state of a trainer as JSON: its next batch. A card may have one, too."
-)
-@options.card_option
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The trainer's rank.")
-@click.option(
-    "--world-size",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="The number of ranks that share the stream.",
-)
-@click.option(
-    "--back", type=click.IntRange(0), default=0, metavar="N", help="The N-th batch of the rank before that, instead."
-)
-@options.config_options
-@click.option("--running", is_flag=True, help="Use the configuration of the running daemon.")
-@options.address_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@options.path_option("-o", "--output", metavar="PNG", help="Draw the batch, as `batchd peek`.")
-@click.option("--field", help="The field to draw. [default: image, or else the first one with images]")
-@options.path_option("--npz", help="Write the fields for numpy.load.")
-@click.option(
-    "--verify",
-    "expected",
-    metavar="CRC",
-    callback=_checksums,
-    help="Compare the batch with the CRC-32 that batch.crc32() gave in the trainer, and fail if it differs.",
-)
-@click.pass_context
+@as_command("replay")
 def command(
     context: click.Context,
     *,
-    stream: str,
-    position: Position | None,
-    state_file: Path | None,
-    card_file: Path | None,
-    rank: int,
-    world_size: int,
-    back: int,
-    config_file: Path,
-    overrides: dict[str, str],
-    running: bool,
-    address: str | None,
-    as_json: bool,
-    output: Path | None,
-    field: str | None,
-    npz: Path | None,
-    expected: set[int],
+    stream: ConfiguredStream,
+    position: Annotated[Position | None, argument(parse=parse_position, metavar="[EPOCH:STEP]")],
+    state_file: Annotated[
+        Path | None,
+        option("The state of a trainer as JSON: its next batch. A card may have one, too.", "--state"),
+    ],
+    card_file: CardFile,
+    rank: Annotated[int, option("The trainer's rank.", limits=(0, None))] = 0,
+    world_size: Annotated[int, option("The number of ranks that share the stream.", limits=(1, None))] = 1,
+    back: Annotated[
+        int,
+        option("The N-th batch of the rank before that, instead.", limits=(0, None), metavar="N", show_default=False),
+    ] = 0,
+    config_file: ConfigFile,
+    overrides: Overrides,
+    running: Annotated[bool, option("Use the configuration of the running daemon.")],
+    address: Address,
+    as_json: Json,
+    output: Annotated[Path | None, option("Draw the batch, as `batchd peek`.", "-o", "--output", metavar="PNG")],
+    field: DrawnField,
+    npz: Annotated[Path | None, option("Write the fields for numpy.load.")],
+    expected: Annotated[
+        set[int] | None,
+        option(
+            "Compare the batch with the CRC-32 that batch.crc32() gave in the trainer, and fail if it differs.",
+            "--verify",
+            parse=_checksums,
+            metavar="CRC",
+        ),
+    ],
 ) -> None:
     """Make the batch of STREAM at EPOCH:STEP again, and print how each row was made.
 
@@ -119,7 +114,7 @@ def command(
     set_up_logs("warning")
     card = read_card(card_file) if card_file is not None else None
     begin, state, since_s = _begin(position, state_file, card_file, card)
-    is_given = options.is_config_given(context, overrides)
+    is_given = is_config_given(context, overrides)
     served = served_card(stream, address, running=running, is_given=is_given)
     if served is not None:
         config = served.config()
@@ -152,7 +147,7 @@ def command(
     _check(replayed, expected)
 
 
-def _show_journal(journal: JournalReader, position: Position, expected: set[int], *, as_json: bool) -> None:
+def _show_journal(journal: JournalReader, position: Position, expected: set[int] | None, *, as_json: bool) -> None:
     """Print what a push stream's journal has. Raises ``BatchdError`` without a matching CRC."""
     batches = journal.at(position)
     if as_json:
@@ -226,7 +221,7 @@ def _warn_of_versions(card: RunCard | None, replayed: history.Replayed) -> None:
         click.echo(f"  {escaped(line)}", err=True)
 
 
-def _check(replayed: history.Replayed, expected: set[int]) -> None:
+def _check(replayed: history.Replayed, expected: set[int] | None) -> None:
     """Compare checksums. Raises ``BatchdError`` if they differ, or if files have changed."""
     if expected and replayed.crc32 not in expected:
         wanted = " or ".join(sorted(map(history.crc_text, expected)))

@@ -12,13 +12,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Annotated
 
 import click
 
-from batchd.cli import options
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.prepare import configured_streams
+from batchd.cli.options import (
+    Address,
+    CardFile,
+    ConfigFile,
+    Json,
+    Overrides,
+    argument,
+    as_command,
+    is_config_given,
+    option,
+    parse_position,
+)
+from batchd.cli.prepare import ConfiguredStream
 from batchd.cli.replay import drawn_text, served_card
 from batchd.cli.text import escaped
 from batchd.commands.history.batches import ReplayedDocument, ReplayedRow, Replayer, check_fingerprint
@@ -37,71 +49,62 @@ LISTED_MAX = 16
 _LEG = re.compile(r"(\d{1,9})(?:@(\d{1,9}:\d{1,9}))?")
 
 
-def _legs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[Leg]:
+def _legs(values: tuple[str, ...]) -> list[Leg]:
     """Parse N and N@EPOCH:STEP. Raises ``click.BadParameter``."""
     legs = []
     for value in values:
         found = _LEG.fullmatch(value)
         if found is None:
             raise click.BadParameter(f"{value!r} is not a number of ranks, as in 4, or as in 2@1:40 from a position on")
-        legs.append(Leg(options.parse_position(found[2] or "0:0"), int(found[1])))
+        legs.append(Leg(parse_position(found[2] or "0:0"), int(found[1])))
     return legs
 
 
-@click.command("seen")
-@click.argument("stream", shell_complete=configured_streams)
-@click.argument("file", required=False)
-@click.option("--label", help="The samples of a class, by its name or number, instead of FILE.")
-@click.option("--index", type=click.IntRange(0), metavar="N", help="The sample with this number, instead of FILE.")
-@options.path_option(
-    "--state", "state_file", help="The state of a trainer as JSON: batches before it count. A card may have one, too."
-)
-@click.option("--epochs", type=click.IntRange(1), metavar="N", help="Count the first N epochs, instead of a state.")
-@click.option(
-    "--until",
-    callback=options.position_callback,
-    metavar="EPOCH:STEP",
-    help="Count the batches before this one, instead.",
-)
-@click.option(
-    "--world-size",
-    "legs",
-    multiple=True,
-    callback=_legs,
-    metavar="N[@EPOCH:STEP]",
-    help="The number of ranks that shared the stream; N@EPOCH:STEP from where it was another one. Repeatable. [default: 1]",
-)
-@click.option("--rows", "makes_rows", is_flag=True, help="Make each row again, and print what random steps drew.")
-@options.path_option(
-    "--bad",
-    "bad_file",
-    help="The bad samples: what `batchd bad --json` printed, or the file that it names. With --running, the daemon's.",
-)
-@options.card_option
-@options.config_options
-@click.option("--running", is_flag=True, help="Use the configuration and the bad samples of the running daemon.")
-@options.address_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_context
+@as_command("seen")
 def command(
     context: click.Context,
     *,
-    stream: str,
-    file: str | None,
-    label: str | None,
-    index: int | None,
-    state_file: Path | None,
-    epochs: int | None,
-    until: Position | None,
-    legs: list[Leg],
-    makes_rows: bool,
-    bad_file: Path | None,
-    card_file: Path | None,
-    config_file: Path,
-    overrides: dict[str, str],
-    running: bool,
-    address: str | None,
-    as_json: bool,
+    stream: ConfiguredStream,
+    file: Annotated[str | None, argument()],
+    label: Annotated[str | None, option("The samples of a class, by its name or number, instead of FILE.")],
+    index: Annotated[
+        int | None, option("The sample with this number, instead of FILE.", limits=(0, None), metavar="N")
+    ],
+    state_file: Annotated[
+        Path | None,
+        option("The state of a trainer as JSON: batches before it count. A card may have one, too.", "--state"),
+    ],
+    epochs: Annotated[
+        int | None, option("Count the first N epochs, instead of a state.", limits=(1, None), metavar="N")
+    ],
+    until: Annotated[
+        Position | None,
+        option("Count the batches before this one, instead.", parse=parse_position, metavar="EPOCH:STEP"),
+    ],
+    legs: Annotated[
+        list[Leg],
+        option(
+            "The number of ranks that shared the stream; N@EPOCH:STEP from where it was another one. Repeatable. [default: 1]",
+            "--world-size",
+            multiple=True,
+            parse=_legs,
+            metavar="N[@EPOCH:STEP]",
+        ),
+    ],
+    makes_rows: Annotated[bool, option("Make each row again, and print what random steps drew.", "--rows")],
+    bad_file: Annotated[
+        Path | None,
+        option(
+            "The bad samples: what `batchd bad --json` printed, or the file that it names. With --running, the daemon's.",
+            "--bad",
+        ),
+    ],
+    card_file: CardFile,
+    config_file: ConfigFile,
+    overrides: Overrides,
+    running: Annotated[bool, option("Use the configuration and the bad samples of the running daemon.")],
+    address: Address,
+    as_json: Json,
 ) -> None:
     """Print when the model saw samples of STREAM: epoch, step, row and rank.
 
@@ -118,7 +121,7 @@ def command(
     card = read_card(card_file) if card_file is not None else None
     state: TrainerState | None = None
     end = Position(epochs, 0) if epochs is not None else until
-    is_given = options.is_config_given(context, overrides)
+    is_given = is_config_given(context, overrides)
     served = served_card(stream, address, running=running, is_given=is_given)
     of_card = served or (None if is_given else card)
     config = of_card.config() if of_card is not None else load_config(config_file, overrides)

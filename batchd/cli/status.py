@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic, time
+from typing import Annotated
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from batchd.cli.asking import running_daemon, running_streams
-from batchd.cli.options import address_option, stream_unknown
+from batchd.cli.options import Address, argument, as_command, option, stream_unknown
 from batchd.cli.tables import echo, facts, observed, own_console, paragraph
 from batchd.cli.text import escaped
 from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS
@@ -28,11 +29,13 @@ DAY_S = 24 * 3600
 SLOW_MAX = 5
 
 
-@click.command("status")
-@click.argument("stream", required=False, shell_complete=running_streams)
-@address_option
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
-def command(stream: str | None, address: str | None, as_json: bool) -> None:
+@as_command("status")
+def command(
+    *,
+    stream: Annotated[str | None, argument(shell_complete=running_streams)],
+    address: Address,
+    as_json: Annotated[bool, option("Print everything as JSON, for programs.", "--json")],
+) -> None:
     """Show the daemon, its workers, its streams, its trainers, and its last warnings.
 
     With STREAM, that stream in detail. Totals count from the daemon's start. A narrow terminal has

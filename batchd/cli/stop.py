@@ -9,11 +9,12 @@ import select
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import click
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import address_option
+from batchd.cli.options import Address, as_command, option
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client.asking import ask_status
 
@@ -21,19 +22,21 @@ SAID_AFTER_S = 1.0
 """A daemon that takes longer is said to be draining."""
 
 
-@click.command("stop")
-@address_option
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for its end. Afterwards it still finishes and ends.",
-)
-@click.option("--now", is_flag=True, help="Do not wait until trainers have what they were granted.")
-def command(address: str | None, timeout_s: float, *, now: bool) -> None:
+@as_command("stop")
+def command(
+    *,
+    address: Address,
+    timeout_s: Annotated[
+        float,
+        option(
+            "How long to wait for its end. Afterwards it still finishes and ends.",
+            "--timeout",
+            limits=(0, None),
+            metavar="SECONDS",
+        ),
+    ] = 60.0,
+    now: Annotated[bool, option("Do not wait until trainers have what they were granted.")],
+) -> None:
     """Stop the daemon of this host: it finishes work in progress, and ends.
 
     Trainers wait for the next daemon, and continue where they were.

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from time import monotonic
 from types import FrameType
+from typing import Annotated
 
 import click
 from rich.console import RenderableType
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.frame import ESCAPE, EVERYTHING, SORTS, TopView, frame
-from batchd.cli.options import address_option
+from batchd.cli.options import Address, as_command, option
 from batchd.cli.tables import NAME_CHARACTERS_MAX, own_console
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd.observe.diagnosis.overview import StatusWindow
@@ -41,26 +42,17 @@ SILENT_S = 2.0
 """An answer takes milliseconds; without one for so long, the frame says so."""
 
 
-@click.command("top")
-@address_option
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(0.1, 3600),
-    default=INTERVAL_S,
-    show_default=True,
-    help="Seconds between two updates.",
-)
-@click.option("--once", is_flag=True, help="Print one frame and exit; the default if the output is not a terminal.")
-@click.option("--sort", type=click.Choice(SORTS[1:]), help="Order of the trainers; the key s changes it.")
-@click.option(
-    "--filter",
-    "text_filter",
-    metavar="TEXT",
-    default="",
-    help="Only trainers and streams with it in a name; the key /.",
-)
-def command(address: str | None, interval_s: float, once: bool, sort: str | None, text_filter: str) -> None:
+@as_command("top")
+def command(
+    *,
+    address: Address,
+    interval_s: Annotated[float, option("Seconds between two updates.", "--interval", limits=(0.1, 3600))] = INTERVAL_S,
+    once: Annotated[bool, option("Print one frame and exit; the default if the output is not a terminal.")],
+    sort: Annotated[str | None, option("Order of the trainers; the key s changes it.", type=click.Choice(SORTS[1:]))],
+    text_filter: Annotated[
+        str, option("Only trainers and streams with it in a name; the key /.", "--filter", metavar="TEXT")
+    ] = "",
+) -> None:
     """Watch streams, trainers and workers, live.
 
     Keys: s sorts the trainers, / filters by name (Enter ends it, Esc clears it), p pauses, q quits.

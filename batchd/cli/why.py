@@ -5,12 +5,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Annotated
 
 import click
 from rich.text import Text
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import address_option, stream_unknown
+from batchd.cli.options import Address, argument, as_command, option, stream_unknown
 from batchd.cli.tables import own_console, paragraph
 from batchd.cli.text import escaped
 from batchd.errors import BatchdError
@@ -22,18 +23,14 @@ from batchd_client.asking import ask_status
 SECONDS = 5.0
 
 
-@click.command("why")
-@click.argument("stream", required=False)
-@address_option
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.5, 3600),
-    default=SECONDS,
-    show_default=True,
-    help="Seconds between the two samples.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON, for programs.")
-def command(stream: str | None, address: str | None, seconds: float, as_json: bool) -> None:
+@as_command("why")
+def command(
+    *,
+    stream: Annotated[str | None, argument()],
+    address: Address,
+    seconds: Annotated[float, option("Seconds between the two samples.", limits=(0.5, 3600))] = SECONDS,
+    as_json: Annotated[bool, option("Print the verdicts as JSON, for programs.", "--json")],
+) -> None:
     """Show what each trainer waits for, the evidence, and the fix.
 
     Samples the daemon's counters twice. With STREAM, only its trainers.

@@ -11,12 +11,12 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import click
 
 from batchd.cli.daemon import imports_for_a_daemon
-from batchd.cli.options import log_options, path_option, worker_address
+from batchd.cli.options import LogFormat, LogLevel, argument, as_command, option, worker_address
 from batchd.core.work import HOST_WORKERS_MAX
 from batchd.errors import BatchdError, KeysInvalid
 from batchd.runtime.addresses import is_loopback
@@ -27,9 +27,6 @@ from batchd.runtime.sizes import parse_bytes, round_bytes
 from batchd.worker.entry import start_early
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
 from batchd_wire.runtime import TcpAddress
-
-if TYPE_CHECKING:
-    from batchd.cli.log_lines import LogFormat
 
 GIVE_UP_MAX_S = 7 * 86_400.0
 
@@ -47,71 +44,71 @@ class _Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
-@click.command("worker")
-@click.argument("address")
-@path_option(
-    "--key",
-    "key_file",
-    envvar=KEY_VARIABLE,
-    help=f"Connection file of a key with the role worker, written by `batchd keys new`. Default: ${KEY_VARIABLE}. "
-    "Not needed on loopback.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, HOST_WORKERS_MAX),
-    help="Number of worker processes. Default: the number of CPUs that this process may use.",
-)
-@click.option(
-    "--name", default="", help="Name of this worker host in the daemon's log and status. Default: the host's."
-)
-@click.option(
-    "--map",
-    "maps",
-    metavar="FROM=TO",
-    multiple=True,
-    help="Folder FROM on the daemon's host is folder TO on this one: --map /data=/mnt/data. Repeatable.",
-)
-@click.option(
-    "--cache-memory",
-    type=_Size(),
-    metavar="SIZE",
-    default=0,
-    help="Memory for caches of samples on this host, such as 8GiB, for streams that have a cache on the daemon's.",
-)
-@path_option(
-    "--cache-dir",
-    metavar="DIR",
-    help="Folder on a local disk for caches of samples, instead of memory; they outlive this program. Needs --cache-size.",
-)
-@click.option("--cache-size", type=_Size(), metavar="SIZE", default=0, help="Maximum size of each file in --cache-dir.")
-@path_option(
-    "--index-dir",
-    metavar="DIR",
-    help="Folder that keeps the indexes of sources for the next start. Default: in the user's cache directory.",
-)
-@click.option(
-    "--give-up",
-    metavar="SECONDS",
-    type=click.FloatRange(0.1, GIVE_UP_MAX_S),
-    default=60.0,
-    show_default=True,
-    help="Exit if no gateway admits this host for so long; until then, keep reconnecting.",
-)
-@log_options
+@as_command("worker")
 def command(
     *,
-    address: str,
-    key_file: Path | None,
-    workers: int | None,
-    name: str | None,
-    maps: tuple[str, ...],
-    cache_memory: int,
-    cache_dir: Path | None,
-    cache_size: int,
-    index_dir: Path | None,
-    give_up: float,
-    log_level: str,
-    log_format: "LogFormat",
+    address: Annotated[str, argument()],
+    key_file: Annotated[
+        Path | None,
+        option(
+            f"Connection file of a key with the role worker, written by `batchd keys new`. Default: ${KEY_VARIABLE}. "
+            "Not needed on loopback.",
+            "--key",
+            envvar=KEY_VARIABLE,
+        ),
+    ],
+    workers: Annotated[
+        int | None,
+        option(
+            "Number of worker processes. Default: the number of CPUs that this process may use.",
+            limits=(1, HOST_WORKERS_MAX),
+        ),
+    ],
+    name: Annotated[str, option("Name of this worker host in the daemon's log and status. Default: the host's.")] = "",
+    maps: Annotated[
+        tuple[str, ...],
+        option(
+            "Folder FROM on the daemon's host is folder TO on this one: --map /data=/mnt/data. Repeatable.",
+            "--map",
+            metavar="FROM=TO",
+        ),
+    ],
+    cache_memory: Annotated[
+        int,
+        option(
+            "Memory for caches of samples on this host, such as 8GiB, for streams that have a cache on the daemon's.",
+            type=_Size(),
+            metavar="SIZE",
+            show_default=False,
+        ),
+    ] = 0,
+    cache_dir: Annotated[
+        Path | None,
+        option(
+            "Folder on a local disk for caches of samples, instead of memory; they outlive this program. Needs --cache-size.",
+            metavar="DIR",
+        ),
+    ],
+    cache_size: Annotated[
+        int, option("Maximum size of each file in --cache-dir.", type=_Size(), metavar="SIZE", show_default=False)
+    ] = 0,
+    index_dir: Annotated[
+        Path | None,
+        option(
+            "Folder that keeps the indexes of sources for the next start. Default: in the user's cache directory.",
+            metavar="DIR",
+        ),
+    ],
+    give_up: Annotated[
+        float,
+        option(
+            "Exit if no gateway admits this host for so long; until then, keep reconnecting.",
+            limits=(0.1, GIVE_UP_MAX_S),
+            metavar="SECONDS",
+        ),
+    ] = 60.0,
+    log_level: LogLevel,
+    log_format: LogFormat,
 ) -> None:
     """Run workers on this machine for the daemon at ADDRESS, such as tcp://gpu1:7072.
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from batchd.cli.config import annotated_toml, reference_markdown
 from batchd.cli.main import COMMANDS, cli, main
-from batchd.cli.options import config_options
+from batchd.cli.options import ConfigFile, Overrides, as_command
 from batchd.config.schema import json_schema
 from batchd.errors import EXIT_CODE_MEANINGS, AlreadyRunning
 from batchd.stream.rings import SLOTS_MAX
@@ -326,9 +326,8 @@ def test_settings_without_path_or_value_are_wrong_usage(
 def test_options_of_all_commands_that_take_a_configuration() -> None:
     """The file has a default, and a setting keeps everything after its first equals sign."""
 
-    @click.command
-    @config_options
-    def command(config_file: Path, overrides: dict[str, str]) -> None:
+    @as_command("any")
+    def command(*, config_file: ConfigFile, overrides: Overrides) -> None:
         click.echo(f"{config_file!r} {overrides}")
 
     runner = CliRunner()
