@@ -1,9 +1,8 @@
 """One stream worked out: from its configuration to facts for the core and the workers.
 
-plan        facts and problems that need no scan
+plan        facts and problems that need no scan; the order and the weights of samples
 served      with the index of its source: facts for core, workers and trainers; the fingerprint
 grouping    which samples share a batch, where sizes decide it; measuring: these sizes
-weights     the weights of samples, and when those of a mix change
 rings       the memory and the descriptors of the rings
 cache_file  caches on disk; cache_memory: in shared memory
 journal     what was in the batches of a live stream

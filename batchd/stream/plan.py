@@ -4,6 +4,7 @@
     source ------------------------------> columns
     files of steps ----------------------> digests
     modules of the user's functions -----> code
+    index of the source -----------------> order and weights of its samples
 
 Nothing here imports the user's functions. Each problem has its key:
 
@@ -18,6 +19,7 @@ facts. Invariant: a stream without problems has columns.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +28,10 @@ from numpy.typing import NDArray
 
 from batchd.config.draft import StreamDraft
 from batchd.config.schema import problem_at
-from batchd.config.tree import BlockShuffle, StreamConfig
-from batchd.core.draws import POINT_BITS, bounds_of
+from batchd.config.tree import BlockShuffle, StreamConfig, Weights
+from batchd.core.draws import POINT_BITS, SINGLE_MAX, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
+from batchd.core.mixtures import Segment
 from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.find import CallArguments, ModuleNotFound, find_module, function_problems, parse_function
@@ -41,8 +44,9 @@ from batchd.data.pipeline.sample_fields import StepCheck, columns_after, drawing
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.data.samples.columns import Column
+from batchd.data.sources.arrays.index import read_array
 from batchd.data.sources.code.options import FunctionOptions
-from batchd.data.sources.composed.options import MixSource, sources_in
+from batchd.data.sources.composed.options import MixSource, moment_of, sources_in
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.kinds import source_to_plain
 from batchd.data.sources.neighbours import blocks_of_bytes, blocks_of_samples
@@ -52,7 +56,6 @@ from batchd.data.sources.source_checks import check_source, known_columns
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import NUMBER, SourceIndex
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
-from batchd.stream.weights import segments_of, weights_of
 from batchd.worker.messages import AFTER_STEPS, SampleRecipe
 from batchd_wire.fields import RAGGED
 from batchd_wire.record import frozen
@@ -336,3 +339,93 @@ def look_at_stream(
     data = {"streams": {name: draft.data}}
     problems = [problem_at(("streams", name, *key), kind, text, data) for kind, key, text in found]
     return Findings(None if wrong_names or wrong_steps else columns, problems)
+
+
+FILE_BYTES_MAX = 16 << 30
+
+
+def weights_of(wanted: Weights, source: SourceOptions, index: SourceIndex) -> NDArray[np.float64]:
+    """Return the weight of each sample: float64 ``[samples]``, 0 or more, and not all 0.
+
+        weights = { by = "class", power = 0.5 }    samples of a class ** 0.5, dealt to its samples
+        weights = "weights.npy"                    as the file says
+
+    Raises ``SourceInvalid``.
+    """
+    weights = _from_file(wanted.file, len(index)) if wanted.file else _by_class(wanted.power, source, index)
+    drawn = int(np.count_nonzero(weights))
+    if not drawn:
+        raise SourceInvalid("all weights are 0, so no sample can be drawn")
+    if not wanted.replacement:
+        assert wanted.samples is not None, "its table requires it"
+        if wanted.samples > drawn:
+            raise SourceInvalid(
+                f"samples = {wanted.samples} cannot be drawn without replacement from {counted(drawn, 'sample')} with a weight "
+                "above 0; set fewer, or replacement = true"
+            )
+        if len(index) > SINGLE_MAX:
+            raise SourceInvalid(
+                f"without replacement each epoch's draw looks at all samples, at most {SINGLE_MAX:,}, and there are "
+                f"{len(index):,}; use replacement = true"
+            )
+    return weights
+
+
+def _by_class(power: float, source: SourceOptions, index: SourceIndex) -> NDArray[np.float64]:
+    labels = kind_of(source).labels(source, index)
+    if labels is None:
+        raise SourceInvalid(
+            'by = "class" needs labels in the index, and the index of this source has none: they are read with each sample; '
+            "name a file of weights instead"
+        )
+    _classes, class_of, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    # digits that are the same on every machine
+    by_class = [float(f"{count ** (power - 1):.9g}") for count in counts.tolist()]
+    return np.asarray(by_class, np.float64)[class_of]
+
+
+def _from_file(file: Path, samples: int) -> NDArray[np.float64]:
+    try:
+        with file.open("rb") as stream:
+            stored = read_array(str(file), stream)
+            stream.seek(0)
+            content = stream.read(FILE_BYTES_MAX)
+    except OSError as error:
+        raise SourceInvalid(f"{file}: {error.strerror}") from None
+    stored.check_end(str(file), len(content))
+    if stored.shape != (samples,) or stored.dtype.kind not in "fiu":
+        raise SourceInvalid(
+            f"{file} holds {stored.dtype}{list(stored.shape)}, and the source has {counted(samples, 'sample')}: save a number "
+            "for each"
+        )
+    weights = stored.numbers(str(file), memoryview(content)).astype(np.float64)
+    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(wrong):
+        raise SourceInvalid(f"{file}:{wrong[0]}: {weights[wrong[0]]:g} is no weight; weights are 0 or more")
+    return weights
+
+
+def segments_of(source: MixSource, batch_size: int, rows: int, *, drop_last: bool) -> list[Segment]:
+    """Return the shares of a mix by the row of the run from which they count.
+
+        source.weights = { "0" = ..., ... }        batches and epochs as rows of the run
+
+    ``rows``: of an epoch. Raises ``SourceInvalid`` for two that begin with the same row.
+    """
+    assert isinstance(source.weights, dict), "its weights change"
+    steps = max(1, rows // batch_size if drop_last else -(-rows // batch_size))
+    found = {}
+    for text, weights in source.weights.items():
+        moment = moment_of(text)
+        assert moment is not None, "its table has read it"
+        number, counts_epochs = moment
+        epoch, step = (number, 0) if counts_epochs else divmod(number, steps)
+        found[text] = Segment(epoch * rows + min(step * batch_size, rows), weights)
+    ordered = sorted(found.items(), key=lambda one: one[1].first)
+    for (before, one), (behind, other) in pairwise(ordered):
+        if one.first == other.first:
+            raise SourceInvalid(
+                f"source.weights: {before!r} and {behind!r} are the same moment, batch 0 of epoch {one.first // rows}: an epoch "
+                f"has {counted(steps, 'batch')}"
+            )
+    return [segment for _text, segment in ordered]

@@ -16,7 +16,7 @@ from batchd.data.sources.interface import kind_of
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import quick_look
 from batchd.errors import SourceInvalid
-from batchd.stream.weights import segments_of, weights_of
+from batchd.stream.plan import segments_of, weights_of
 from support.images import write_photos
 
 BOTH = (FolderSource(path=Path("/a")), FolderSource(path=Path("/b")))
