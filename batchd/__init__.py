@@ -11,13 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from batchd.embedded import serve
+from batchd.runtime import __version__
 
 if TYPE_CHECKING:
     from batchd.commands.history.batches import replay
     from batchd.commands.history.journal import journal
     from batchd.commands.history.seen import seen
-
-__version__ = "0.1.0"
 
 __all__ = ["__version__", "journal", "replay", "seen", "serve"]
 

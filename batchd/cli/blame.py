@@ -27,7 +27,7 @@ from batchd.cli.options import (
     is_config_given,
     option,
 )
-from batchd.cli.peek import PeekedBatch
+from batchd.cli.peeked import PeekedBatch
 from batchd.cli.replay import ask_card
 from batchd.cli.text import aligned, escaped
 from batchd.commands.history.batches import Replayer, check_fingerprint

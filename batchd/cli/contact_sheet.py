@@ -11,7 +11,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from batchd.cli.peek import PeekedBatch
+from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
 from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, label_text, range_of
 

@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from batchd import __version__
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, ConfigFile, JsonObject, Overrides, as_command, is_config_given
 from batchd.cli.text import escaped
@@ -21,6 +20,7 @@ from batchd.commands.doctor.examine import DoctorTarget, check_daemon, examine
 from batchd.commands.doctor.machine import Finding, Level, Machine, Running
 from batchd.config.load import load_config
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
+from batchd.runtime import __version__
 from batchd_client.asking import ask_status
 from batchd_wire.wording import counted
 

@@ -224,7 +224,8 @@ def _found(draft: Draft, written: Path | None) -> dict[str, object]:
 
 def _show_batch(file: Path, stream: str, sheet: Path | None) -> None:
     """Make the first batch in an embedded daemon, and show it. Raises ``BatchdError``."""
-    from batchd.cli.peek import batch_table, peek, show  # noqa: PLC0415  numpy and the client take a while
+    from batchd.cli.peek import peek, show  # noqa: PLC0415  numpy and the client take a while
+    from batchd.cli.peeked import batch_table  # noqa: PLC0415  the same
     from batchd.embedded import serve  # noqa: PLC0415  the same
 
     with serve(file) as address:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import click
 
-from batchd import __version__
 from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode, scarcity
+from batchd.runtime import __version__
 from batchd.runtime.suggestions import suggestion
 
 COMMANDS = {

@@ -32,7 +32,7 @@ from batchd.cli.options import (
     option,
     parse_position,
 )
-from batchd.cli.peek import PeekedBatch
+from batchd.cli.peeked import PeekedBatch
 from batchd.cli.prepare import ConfiguredStream
 from batchd.cli.tables import own_console
 from batchd.cli.text import escaped

@@ -26,7 +26,6 @@ import numpy as np
 import structlog
 import zmq
 
-from batchd import __version__
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
 from batchd.core.digests import EpochDigests
@@ -50,7 +49,7 @@ from batchd.daemon.reports import StreamReports, granted_part
 from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
 from batchd.daemon.workers import AllWorkers
-from batchd.runtime import failpoints
+from batchd.runtime import __version__, failpoints
 from batchd.runtime.cpus import available_cpus
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.free_memory import available_bytes

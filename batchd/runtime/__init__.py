@@ -10,3 +10,5 @@ mapped_files  unmaps what only loading libraries needed
 failpoints    named steps at which tests kill, stop or hang a process
 addresses, suggestions   what users write: addresses, "did you mean"
 """
+
+__version__ = "0.1.0"

@@ -20,7 +20,6 @@ from hashlib import sha256
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
-from batchd import __version__
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.data.pipeline.kinds import CONTENT_VERSION, step_to_plain
@@ -30,6 +29,7 @@ from batchd.data.sources.cache.memory import CacheForm, CacheHeader
 from batchd.data.sources.kinds import source_to_plain
 from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
+from batchd.runtime import __version__
 from batchd.runtime.available import RESERVE_BYTES
 from batchd.runtime.free_memory import limit_bytes
 from batchd.runtime.sizes import round_bytes

@@ -357,14 +357,3 @@ class ManyFiles(OneByOne):
             failpoints.passing("worker.sample.written", sample)
             chunk.write_checksums(row)
         return left
-
-
-def strategy_of(context: StreamContext) -> Strategy:
-    """The strategy of a stream."""
-    if context.message.pack:
-        from batchd.worker.packs import PackedRows  # noqa: PLC0415  of these streams alone
-
-        return PackedRows(context)
-    if context.maker.makes_files:
-        return ManyFiles(context)
-    return ManyRows(context) if context.maker.makes_rows else OneByOne(context)

@@ -45,7 +45,17 @@ from batchd.data.storage.values import StorageLimits
 from batchd.runtime import failpoints
 from batchd.worker import messages as orders
 from batchd.worker.blocks import BlocksAhead
-from batchd.worker.filling import Arrays, Bad, ChunkRows, RowReport, StreamContext, strategy_of
+from batchd.worker.filling import (
+    Arrays,
+    Bad,
+    ChunkRows,
+    ManyFiles,
+    ManyRows,
+    OneByOne,
+    RowReport,
+    Strategy,
+    StreamContext,
+)
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
@@ -232,7 +242,7 @@ class WorkerStream:
             made=self._made,
             draws=self._maker.note_draws() if message.tells_rows else [],
         )
-        self._strategy = strategy_of(context)
+        self._strategy = _strategy(context)
 
     @property
     def parts(self) -> list[str]:
@@ -382,6 +392,17 @@ class WorkerStream:
         epochs = {chunk.epoch for chunk, _rows, _samples in chunks}
         announced = self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
         return announced._replace(blocks=tuple(blocks))
+
+
+def _strategy(context: StreamContext) -> Strategy:
+    """The strategy of a stream."""
+    if context.message.pack:
+        from batchd.worker.packs import PackedRows  # noqa: PLC0415  of these streams alone
+
+        return PackedRows(context)
+    if context.maker.makes_files:
+        return ManyFiles(context)
+    return ManyRows(context) if context.maker.makes_rows else OneByOne(context)
 
 
 def _planner(plan: Plan, tables: Tables, *, is_packed: bool) -> Callable[[Position, Rows], NDArray[np.int64]]:

@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from batchd import __version__
 from batchd.config.tree import Config
 from batchd.core.digests import RowsDigest, joined
 from batchd.core.plan import Facts
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.errors import BatchdError
+from batchd.runtime import __version__
 from batchd.stream.served import PART_NAMES, content_from
 from batchd.stream.served import fingerprint as digest_of
 from batchd_wire.position import Position

@@ -20,7 +20,6 @@ from secrets import token_bytes
 
 import structlog
 
-from batchd import __version__
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, encode_answer, refused_version
@@ -35,7 +34,7 @@ from batchd.daemon.local.listener import (
 )
 from batchd.daemon.local.zmtp import UNSENT_BYTES_MAX, LocalConnections, ZmtpConnection
 from batchd.daemon.runtime import unusable
-from batchd.runtime import failpoints
+from batchd.runtime import __version__, failpoints
 from batchd.runtime.descriptors import DescriptorSent, PeerSockets
 from batchd.runtime.limits import UNREAD_MAX, SessionLimits, printable
 from batchd.runtime.slots import MailboxMemory

@@ -25,7 +25,6 @@ from typing import Any
 
 import structlog
 
-from batchd import __version__
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
 from batchd.daemon.reload.messages import (
     SILENCE_MAX_S,
@@ -36,7 +35,7 @@ from batchd.daemon.reload.messages import (
 )
 from batchd.daemon.service.manager import Service
 from batchd.errors import ExitCode
-from batchd.runtime import failpoints
+from batchd.runtime import __version__, failpoints
 from batchd.runtime.child_log import write_line
 from batchd.runtime.children import Child, start_linked
 from batchd.runtime.descriptors import Selector

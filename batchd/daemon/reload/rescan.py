@@ -26,7 +26,6 @@ from threading import Thread
 from time import monotonic
 from typing import Any
 
-from batchd import __version__
 from batchd.config.load import read_config
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
@@ -37,7 +36,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, ProblemKind
-from batchd.runtime import failpoints
+from batchd.runtime import __version__, failpoints
 from batchd.runtime.available import shortage
 from batchd.runtime.child_log import log_over
 from batchd.runtime.directories import default_cache_dir

@@ -20,7 +20,6 @@ from time import monotonic
 import structlog
 import zmq
 
-from batchd import __version__
 from batchd.core.actions import GrantLease
 from batchd.core.admission import NAME_SHOWN_CHARACTERS_MAX
 from batchd.core.events import BatchSent, SessionCutOff, SubscriptionAsked, SubscriptionEnded
@@ -32,7 +31,7 @@ from batchd.daemon.doors import (
     encode_answer,
     refused_version,
 )
-from batchd.runtime import failpoints
+from batchd.runtime import __version__, failpoints
 from batchd.runtime.keys import RoleKeys
 from batchd.runtime.limits import (
     MESSAGE_BYTES_MAX,

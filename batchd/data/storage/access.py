@@ -21,7 +21,7 @@ from io import BufferedReader
 from math import inf
 from pathlib import Path
 from time import monotonic, time_ns
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Self
 
 from batchd.data.samples.location import Url, is_url
 from batchd.data.storage import values
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from batchd.data.storage.objects import RemoteClient
-    from batchd.data.storage.survey import Survey
 
 
 FETCHED_BYTES_MAX = 32 << 20
@@ -126,6 +125,18 @@ class Storage:
         return min(self.limits.deadline_s, self._sample_until_s - monotonic())
 
 
+class Witnesses(Protocol):
+    """What a scan opens and lists is told to it: see ``survey.Survey``."""
+
+    looked: Callable[[], None]
+
+    def add(self, seen: values.Witness) -> None:
+        """Record what the scan looks at."""
+
+    def reads(self, file: Path, seen: values.Witness, version: values.Version) -> None:
+        """The scan reads this file, and readers of its samples have to find it as it was."""
+
+
 class WantedNames(NamedTuple):
     """Filter for the names in a folder.
 
@@ -148,7 +159,7 @@ class FoundNames(NamedTuple):
 
 
 class LocalFiles:
-    """Files of this machine. The survey of a scan records what the scan opens or lists."""
+    """Files of this machine. ``survey``: of the scan that opens or lists them."""
 
     def file_problems(self, file: Path, what: str) -> list[str]:
         """Problems of a file, called ``what`` in messages ("the list"); empty if it can be read."""
@@ -176,7 +187,7 @@ class LocalFiles:
         return status_of(os.fsencode(file)).st_size
 
     @contextmanager
-    def open(self, file: Path, survey: Survey) -> Iterator[BinaryIO]:
+    def open(self, file: Path, survey: Witnesses) -> Iterator[BinaryIO]:
         """A file, to be read and sought in. Raises ``SourceInvalid`` where it cannot be read."""
         path = os.fsencode(file)
         try:
@@ -187,13 +198,13 @@ class LocalFiles:
         except OSError as error:
             raise unreadable(path, error) from None
 
-    def look_at(self, folder: bytes, survey: Survey) -> tuple[int, int] | None:
+    def look_at(self, folder: bytes, survey: Witnesses) -> tuple[int, int] | None:
         """The device and inode of a folder, behind all links. Raises ``SourceInvalid``."""
         survey.looked()
         status = status_of(folder)
         return status.st_dev, status.st_ino
 
-    def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
+    def names_in(self, folder: bytes, wanted: WantedNames, survey: Witnesses) -> FoundNames:
         """The names in a folder, sorted. Raises ``SourceInvalid``, also for links out of the bound.
 
         Every wanted name that is no folder counts as a file here: the reader checks its kind.
@@ -282,7 +293,7 @@ class RemoteFiles:
         """See ``LocalFiles``: asking is a request."""
 
     @contextmanager
-    def open(self, file: Path, survey: Survey) -> Iterator[BinaryIO]:
+    def open(self, file: Path, survey: Witnesses) -> Iterator[BinaryIO]:
         """See ``LocalFiles``."""
         client, name = self._storage.client, str(file)
         try:
@@ -296,10 +307,10 @@ class RemoteFiles:
         with BufferedReader(raw, BUFFER_BYTES) as stream:
             yield stream
 
-    def look_at(self, _folder: bytes, _survey: Survey) -> None:
+    def look_at(self, _folder: bytes, _survey: Witnesses) -> None:
         """Nothing, without a request: a listing is its own witness, and no link leads here."""
 
-    def names_in(self, folder: bytes, wanted: WantedNames, survey: Survey) -> FoundNames:
+    def names_in(self, folder: bytes, wanted: WantedNames, survey: Witnesses) -> FoundNames:
         """See ``LocalFiles``."""
         url = os.fsdecode(folder).rstrip("/")
         _refuse_listing(Url(url))
@@ -321,7 +332,7 @@ class RemoteFiles:
                 return one.path
         return next((one.path for one in witnesses if one.is_listing and not self._is_same_listing(one)), "")
 
-    def look_at_each(self, urls: Sequence[str], survey: Survey) -> None:
+    def look_at_each(self, urls: Sequence[str], survey: Witnesses) -> None:
         """Check that objects exist. Raises ``SourceInvalid`` for the first that does not."""
         for url, version in zip(urls, self._storage.client.heads(urls), strict=True):
             if isinstance(version, values.ObjectUnreadable):

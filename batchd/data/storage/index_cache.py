@@ -31,12 +31,12 @@ from typing import BinaryIO
 
 import structlog
 
-from batchd import __version__
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import IndexMalformed, SourceIndex, aligned, sealed_copy
 from batchd.data.storage.paths import open_own
 from batchd.data.storage.survey import Survey
 from batchd.data.storage.values import Witness
+from batchd.runtime import __version__
 
 _log = structlog.get_logger()
 

@@ -23,8 +23,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, TypedDict
 
-from batchd import __version__
-from batchd.runtime import children
+from batchd.runtime import __version__, children
 from batchd.runtime.children import PIPE, STDOUT, Child, describe, die_with_parent
 
 PAUSE_S = (1.0, 30.0)

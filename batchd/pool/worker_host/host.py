@@ -26,7 +26,6 @@ from time import monotonic
 import structlog
 import zmq
 
-from batchd import __version__
 from batchd.core.actions import WithdrawOrder
 from batchd.core.events import HostLeaves, StreamOpened, StreamRefused
 from batchd.data.pipeline.kinds import CONTENT_VERSION
@@ -36,6 +35,7 @@ from batchd.pool.worker_host.connection import GatewayAddress, GatewayConnection
 from batchd.pool.worker_host.indexes import IndexDamaged, IndexFolder, ReceivedIndex
 from batchd.pool.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener, StreamUnusable
 from batchd.pool.worker_host.workers import HostWorkers
+from batchd.runtime import __version__
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import Selector, allow_descriptors

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from batchd.cli.main import cli
-from batchd.cli.peek import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
+from batchd.cli.peeked import ROWS_MAX, PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd.cli.text import aligned
 from batchd_client.batch import Room
 from batchd_wire.fields import Field, Varying

@@ -16,7 +16,7 @@ from batchd.cli.contact_sheet import (
     image_fields,
     write_sheet,
 )
-from batchd.cli.peek import PeekedBatch
+from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
 from batchd_client.batch import Room
 from batchd_wire.fields import Field, Varying
