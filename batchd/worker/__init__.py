@@ -13,5 +13,5 @@ messages     orders to workers and their reports, always of the same version
 lengths      helper processes: the sizes of samples
 
 interface    workers, as the daemon's loop has them; supervisor: worker processes of this host
-row_workers  worker processes of a command that makes rows without a daemon
+order_runner worker processes that carry out orders without a daemon
 """

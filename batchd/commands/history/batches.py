@@ -36,7 +36,7 @@ from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout
 from batchd.stream.served import ServedStream, open_stream
 from batchd.worker.messages import DocumentMade
-from batchd.worker.row_workers import MadeRow, RowWorkers
+from batchd.worker.order_runner import MadeRow, RowWorkers
 from batchd_wire.fields import CHECKSUM, RAGGED, SlotLayout, Varying, sizes_field
 from batchd_wire.position import Position
 from batchd_wire.slot import rows_crc32
