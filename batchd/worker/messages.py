@@ -273,7 +273,9 @@ def quarantines(stream: int, samples: Sequence[int]) -> Iterator[Quarantine]:
 
 TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
-TO_REPLAY_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade, DocumentMade)
+TO_RUNNER_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade, DocumentMade)
+ORDER_DONE = (ChunksFilled,)
+"""The last report of an order."""
 
 
 @message(57)

@@ -92,13 +92,16 @@ class WorkerProcesses:
         launched: Linked | None = None,
         output: ChildOutput | None = None,
         *,
-        on_row: Callable[[int, orders.RowMade | orders.DocumentMade], None] | None = None,
+        on_report: Callable[[int, Message], None] | None = None,
         log: FilteringBoundLogger = _log,
     ) -> None:
-        """``output``: what workers write, which names them. ``on_row``: if streams tell rows."""
+        """``output``: what workers write, which names them.
+
+        ``on_report``: gets what they report, instead of events; they may report more then.
+        """
         self._output = output
-        self._on_row = on_row
-        self._vocabulary = orders.TO_DAEMON_FROM_WORKER if on_row is None else orders.TO_REPLAY_FROM_WORKER
+        self._on_report = on_report
+        self._vocabulary = orders.TO_DAEMON_FROM_WORKER if on_report is None else orders.TO_RUNNER_FROM_WORKER
         self._log = log
         self._selector = selector
         self._enqueue = enqueue
@@ -278,11 +281,10 @@ class WorkerProcesses:
             self.kill(process.number, f"it sends invalid messages: {error}")
             return False
         _close(descriptors)
-        if isinstance(message, orders.RowMade | orders.DocumentMade):
-            assert self._on_row is not None, "the vocabulary has it for this"
-            self._on_row(process.number, message)
-        else:
+        if self._on_report is None or isinstance(message, orders.Ready):
             self._enqueue(self._event(process, message))
+        else:
+            self._on_report(process.number, message)
         return True
 
     def _event(self, process: _Process, message: Message) -> Event:

@@ -1,7 +1,7 @@
 """Makes the batch of any position again: `batchd replay`, and ``batchd.replay`` in user's programs.
 
     Config --open_stream--> plan, layout, ServeStream --> workers --> a slot of memory
-                                                                +---> how each row was made
+                                       orders of few rows --^   +---> how each row was made
 
 Cache, window, memory and number of workers decide no byte, so none of them is needed: what a row is
 made of is read from the source.
@@ -12,9 +12,10 @@ own: no code of the user runs in this one.
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import count
 from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -30,13 +31,15 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, ConfigInvalid, SourceInvalid
+from batchd.runtime.children import start_linked
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.suggestions import suggestion
 from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout
 from batchd.stream.served import ServedStream, open_stream
-from batchd.worker.messages import DocumentMade
-from batchd.worker.order_runner import MadeRow, RowWorkers
+from batchd.worker.messages import Chunk, ChunksFilled, DocumentMade, FillChunks, RowMade, UseSlot
+from batchd.worker.order_runner import STREAM, Order, OrderRunner, Work, WorkersEnd
+from batchd_wire.codec import Message
 from batchd_wire.fields import CHECKSUM, RAGGED, SlotLayout, Varying, sizes_field
 from batchd_wire.position import Position
 from batchd_wire.slot import rows_crc32
@@ -45,6 +48,10 @@ from batchd_wire.wording import counted
 
 SLOTS = 2
 """Of the ring that the plan of a stream asks for; none is made."""
+SLOT = 0
+"""The number of the slot that is filled instead."""
+CHUNK_ROWS = 8
+"""Rows of one order: few enough for all workers to end at about the same time."""
 
 
 class TrainerRank(NamedTuple):
@@ -216,12 +223,19 @@ def open_alone(config: Config, name: str) -> ServedStream:
     ring = RingSize(findings.columns, slot_layout(stream, findings.columns, has_checksums=True), SLOTS)
     whole = config.model_copy(update={"streams": {name: stream}})
     cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
-    return open_stream(0, name, whole, ring, storage, cache, lambda _found: None)
+    return open_stream(STREAM, name, whole, ring, storage, cache, lambda _found: None)
 
 
 def card_of(opened: ServedStream, decoders: str) -> cards.RunCard:
     """The card of an open stream."""
     return cards.RunCard.of(opened.card, cards.versions_here(decoders))
+
+
+class MadeRow(NamedTuple):
+    """How a row was made; of a packed row, also its documents, in order."""
+
+    row: RowMade
+    documents: list[DocumentMade]
 
 
 class Replayer:
@@ -245,8 +259,10 @@ class Replayer:
             self._close = where_it_fails.pop_all()
 
     def _open(self, config: Config, stream: str, where_it_fails: ExitStack) -> None:
-        self._workers = RowWorkers(config.daemon.worker_count(), config.daemon.sample_timeout_s)
-        where_it_fails.enter_context(self._workers)  # they import while this one scans
+        daemon = config.daemon
+        launched = start_linked("batchd.worker")  # it imports while this one scans
+        self._workers = OrderRunner(daemon.worker_count(), daemon.sample_timeout_s, launched)
+        where_it_fails.enter_context(self._workers)
         self._opened = open_alone(config, stream)
         where_it_fails.callback(self._opened.close)
         slot = os.memfd_create("batchd-replay", os.MFD_CLOEXEC)
@@ -255,7 +271,7 @@ class Replayer:
         os.posix_fallocate(slot, 0, slot_bytes)
         self._page = memoryview(mmap.mmap(slot, slot_bytes))
         message = replace(self._opened.message, cache="off", tells_rows=True)
-        self._workers.serve(message, self._opened.index_descriptor, slot, slot_bytes)
+        self._workers.serve((message, self._opened.index_descriptor), (UseSlot(SLOT, slot_bytes), slot))
         self._is_packed = bool(message.pack)
         self._random = [step for step in map(step_from_plain, message.recipe.steps) if step.is_random]
 
@@ -299,7 +315,7 @@ class Replayer:
         """
         planned = self.plan.indices(position, first, count).tolist()
         rows = range(first, first + count)
-        made = self._workers.fill(position, rows, planned)
+        made = self._made(position, rows, planned)
         layout = self._opened.layout_of(position)
         rooms = _rooms(self._page, layout, rows)
         sums = next(field for field in layout.fields if field.name == CHECKSUM.name)
@@ -320,6 +336,23 @@ class Replayer:
             self._opened.spec.bgr_fields,
             rooms,
         )
+
+    def _made(self, position: Position, rows: range, planned: Sequence[int]) -> list[MadeRow]:
+        """Fill these rows; ``planned``: the samples of all of them. Raises ``BatchdError``."""
+        made: list[MadeRow] = []
+
+        def heard(work: Work) -> None:
+            done = work.reports[-1]
+            if isinstance(done, ChunksFilled):
+                if done.hopeless:
+                    raise BatchdError(f"stream {self._opened.name!r} stopped at this batch: {done.hopeless}")
+                made.extend(_made_rows(work.reports))
+
+        try:
+            self._workers.run(_orders(position, rows, planned), heard)
+        except WorkersEnd as how:
+            raise BatchdError(f"the workers end before they make a sample ({how}); their output is above") from None
+        return sorted(made, key=lambda one: one.row.row)
 
     def _labels(self, rooms: Mapping[str, ReplayedField], count: int) -> list[int | None]:
         room = rooms.get("label")
@@ -416,6 +449,29 @@ def share_at(stream: str, plan: Plan, position: Position, trainer: TrainerRank =
     share = Course(plan, rank, world_size, epoch, begun, None).at(turn)
     assert share is not None, "a course without an end"
     return share
+
+
+def _orders(position: Position, rows: range, planned: Sequence[int]) -> Iterator[Order]:
+    """Orders of a few rows each. ``planned``: the sample of each row."""
+    numbers = count(1)
+
+    def order(first: int, end: int) -> Order:
+        chunk = Chunk(next(numbers), SLOT, *position, [(rows[first], end - first)], [])
+        single = [order(place, place + 1) for place in range(first, end)] if end - first > 1 else []
+        return Order(chunk.order, FillChunks(STREAM, [chunk], is_packed=False), planned[first], single)
+
+    for first in range(0, len(rows), CHUNK_ROWS):
+        yield order(first, min(first + CHUNK_ROWS, len(rows)))
+
+
+def _made_rows(reports: Sequence[Message]) -> Iterator[MadeRow]:
+    documents: list[DocumentMade] = []
+    for report in reports:
+        if isinstance(report, DocumentMade):
+            documents.append(report)
+        elif isinstance(report, RowMade):
+            yield MadeRow(report, documents)
+            documents = []
 
 
 def _rooms(page: memoryview, layout: SlotLayout, rows: range) -> dict[str, ReplayedField]:
