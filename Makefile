@@ -178,7 +178,7 @@ test-ends: $(STAMP) ## Run the unit tests and those of streams with the oldest a
 		$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python build/$$end-venv && \
 		$(BIN)/uv pip install --quiet --python build/$$end-venv --resolution $$end --override build/override.txt \
 			--group dev --editable ./client --editable '.[arrow,cloud,lmdb,text,tfrecord,video]' && \
-		build/$$end-venv/bin/python -m pytest -q -m 'not slow' -n $(LANES) --dist loadfile $(call chosen,$(ENDS)) || exit; done
+		build/$$end-venv/bin/python -m pytest -q -m 'not slow' -n $(LANES) --dist loadfile --ignore tests/unit/repository $(call chosen,$(ENDS)) || exit; done
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .

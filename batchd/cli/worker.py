@@ -31,17 +31,12 @@ from batchd_wire.runtime import TcpAddress
 GIVE_UP_MAX_S = 7 * 86_400.0
 
 
-class _Size(click.ParamType[int]):
-    """An amount of memory, such as 8GiB."""
-
-    name = "size"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse a size in bytes; an error shows how to write one."""
-        try:
-            return value if isinstance(value, int) else parse_bytes(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _size(text: str | int) -> int:
+    """Parse an amount of memory, such as 8GiB; an error shows how to write one."""
+    try:
+        return text if isinstance(text, int) else parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @as_command("worker")
@@ -77,7 +72,7 @@ def command(
         int,
         option(
             "Memory for caches of samples on this host, such as 8GiB, for streams that have a cache on the daemon's.",
-            type=_Size(),
+            type=_size,
             metavar="SIZE",
             show_default=False,
         ),
@@ -90,7 +85,7 @@ def command(
         ),
     ],
     cache_size: Annotated[
-        int, option("Maximum size of each file in --cache-dir.", type=_Size(), metavar="SIZE", show_default=False)
+        int, option("Maximum size of each file in --cache-dir.", type=_size, metavar="SIZE", show_default=False)
     ] = 0,
     index_dir: Annotated[
         Path | None,
