@@ -37,7 +37,7 @@ from support.images import write_photos
 from support.keeper import cleared_by, keep
 from support.kernel import RUN_VARIABLE, carriers
 from support.launcher import Launcher
-from support.leaks import left_since, look
+from support.leaks import left_since, look, open_files
 from support.s3_server import BucketServer
 from support.settings import folder_stream
 from support.trainer_process import TrainerProcess
@@ -165,6 +165,14 @@ def _nothing_left_behind(request: pytest.FixtureRequest, daemons_folder: Path) -
         wait_until(lambda: not left_since(before, daemons_folder), "nothing is left behind", LEAK_PATIENCE_S)
     except AssertionError:
         pytest.fail("left behind: " + "; ".join(left_since(before, daemons_folder)), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_file_left_open(daemons_folder: Path) -> Iterator[None]:  # noqa: ARG001  it ends after what tests share
+    """Fail the last test of a module whose tests leave files open."""
+    before = open_files()
+    yield
+    assert sorted(open_files() - before) == [], "left open"
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,9 @@ HUGE = (1 << 63) - 1
 def shared(start_shared_daemon):
     """Start a daemon of forty samples; return it and its expected batches."""
     daemon = start_shared_daemon(sessions_max=250)
-    return daemon, Expected(daemon.config)
+    expected = Expected(daemon.config)
+    yield daemon, expected
+    expected.close()
 
 
 @pytest.fixture

@@ -38,7 +38,9 @@ def daemon(start_shared_daemon, photos):
 @pytest.fixture(scope="module")
 def expected(daemon):
     """Compute the content of each position of that daemon's stream."""
-    return Expected(daemon.config)
+    expected = Expected(daemon.config)
+    yield expected
+    expected.close()
 
 
 def port_of(daemon):

@@ -4,6 +4,7 @@
 alone: no daemon, no worker, no shared memory, one sample after the other.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Expected:
             grouping = grouping_of(plan, MeasureOptions(1, 30.0, Storage(), lambda _found: None))
         index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), python_path, grouping)
         self._reader = open_reader(config.source, index, 1 << 26, Storage())
+        self.close = weakref.finalize(self, self._reader.close)
+        """Close everything that the source has open; otherwise it is closed with this object."""
         self._pipeline = Pipeline(self._columns, config.pipeline, config.seed)
         self._maker: Pipeline | None = None
         if config.cache == "decoded":
@@ -69,10 +72,6 @@ class Expected:
     def epoch(self, epoch: int, steps: Iterable[int] | None = None) -> list[Seen]:
         """All batches of an epoch, or those of some steps."""
         return [self.batch(epoch, step) for step in (range(self.plan.steps) if steps is None else steps)]
-
-    def close(self) -> None:
-        """Close everything that the source has open."""
-        self._reader.close()
 
     def path(self, sample: int) -> str:
         """The path of a sample as text."""

@@ -3,9 +3,10 @@
 It runs for every test.
 
 It counts the processes that the test started, whatever their parents are now; this process's
-threads (ZeroMQ's too), its descriptors except those of plain files, its mappings of slots, the
+threads (ZeroMQ's too), its descriptors except those of files, its mappings of slots, the
 blocked signals of its main thread, because children inherit these; and the files in the directory
-of the tests' daemons.
+of the tests' daemons. The descriptors of files are counted after each module, since what several of
+its tests share may keep some.
 
 A daemon that several tests share existed before; its workers may be replaced meanwhile.
 """
@@ -82,6 +83,16 @@ def left_since(before: Possessions, directory: Path) -> list[str]:
         gc.collect()
         left = look(directory).beyond(before)
     return left
+
+
+def open_files() -> frozenset[str]:
+    """Return this process's descriptors of files and folders."""
+    gc.collect()
+    return frozenset(
+        f"{number} -> {name}"
+        for number, name in descriptors_of("self").items()
+        if name.startswith("/") and not name.startswith(("/dev/", "/proc/", *_KINDS))
+    )
 
 
 def _our_processes() -> set[int]:

@@ -74,6 +74,7 @@ def test_concat_has_one_source_after_the_other(folders) -> None:
     for sample in (-1, 5):
         with pytest.raises(IndexError):
             reader.read(sample)
+    reader.close()
 
 
 def test_sources_of_different_kinds_can_be_combined(tmp_path: Path, folders) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +58,8 @@ def read(source: SourceOptions) -> list[dict[str, np.ndarray]]:
     if problems:
         raise SourceInvalid(getattr(problems[0], "text", problems[0]))
     index = kind_of(source).scan(source, Survey(lambda _found: None))
-    reader = open_reader(source, index, 1 << 20, storage)
-    samples = [{name: np.array(value) for name, value in reader.read(n).items()} for n in range(len(index))]
-    reader.close()
-    return samples
+    with closing(open_reader(source, index, 1 << 20, storage)) as reader:
+        return [{name: np.array(value) for name, value in reader.read(n).items()} for n in range(len(index))]
 
 
 def table(count: int = 5) -> Rows:

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -438,7 +439,8 @@ class TestSamplesThatFail:
         """The server fails for a while and recovers, with and without reading ahead."""
         source = SOURCES[kind](Path(served.url))
         reader = opened(storage, source)
-        expected = plain(opened(storage, SOURCES[kind](files)).read(0))
+        with closing(opened(storage, SOURCES[kind](files))) as here:
+            expected = plain(here.read(0))
 
         for fault, ahead in product((Status(500), Cut(after=1)), ([], [0])):
             storage.client.head(f"{served.url}/list.txt")  # ends the pause after failures

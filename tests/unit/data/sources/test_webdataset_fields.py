@@ -4,6 +4,7 @@ import io
 import json
 import os
 import tomllib
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -168,7 +169,8 @@ def test_a_path_of_keys_leads_into_json(tmp_path: Path) -> None:
     names = {"x": "json:a.b", "y": "json:boxes.1.size", "z": "json:boxes.#", "w": "json:c.d"}
     fields = {"x": "int64", "y": "int64[2]", "z": "int64", "w": "int64"}
 
-    values = plain(opened(source(tmp_path, fields, names=names)).read(0))
+    with closing(opened(source(tmp_path, fields, names=names))) as reader:
+        values = plain(reader.read(0))
     assert {name: value.tolist() for name, value in values.items()} == {"x": 7, "y": [3, 4], "z": 2, "w": 8}
     index = KINDS[WebDatasetSource].scan(source(tmp_path, None, label="json:boxes.0.size.1"), Survey(nothing))
     assert index.arrays["labels"].tolist() == [2]
