@@ -14,7 +14,7 @@ and ``type``, which decide what a table may have, are never suggested for anothe
 
 from collections.abc import Mapping, Sequence
 
-_KEYS: Mapping[str, str] = {
+KEYS: Mapping[str, str] = {
     "bucket": "group_by_length bucket_by_length bucket_by_sequence_length length_bucketing aspect_ratio_bucketing "
     "max_tokens_per_batch tokens_per_batch token_budget",
     "batch_size": "bs batch batchsize per_device_train_batch_size per_gpu_batch_size max_batch_size samples_per_gpu",
@@ -69,7 +69,7 @@ _KEYS: Mapping[str, str] = {
     "sample_timeout_s": "timeout timeout_s worker_timeout",
 }
 """By batchd's key, the words of others."""
-_KINDS: Mapping[str, str] = {
+KINDS: Mapping[str, str] = {
     "call": "lambda map py_function python_function numpy_function apply function python_operator",
     "cast": "convert_dtype as_type astype to_dtype convert_image_dtype",
     "center_crop": "crop central_crop resize_with_crop_or_pad",
@@ -149,7 +149,7 @@ def _by_word(words: Mapping[str, str]) -> dict[str, list[str]]:
 
 def kind_meant(word: str, known: Sequence[str]) -> str | None:
     """The kind of a step or source, out of ``known``, that another tool calls so."""
-    return next((name for name in _by_word(_KINDS).get(_plain(word), ()) if name in known), None)
+    return next((name for name in _by_word(KINDS).get(_plain(word), ()) if name in known), None)
 
 
 def key_meant(word: str, known: Sequence[str], elsewhere: Mapping[str, Sequence[str]]) -> str:
@@ -158,7 +158,7 @@ def key_meant(word: str, known: Sequence[str], elsewhere: Mapping[str, Sequence[
     ``known``: the keys of this table. ``elsewhere``: keys of other tables, by their names, and of
     steps under "pipeline".
     """
-    meant = _by_word(_KEYS).get(_plain(word), [])
+    meant = _by_word(KEYS).get(_plain(word), [])
     for name in meant:
         if name in known:
             return f"did you mean {name}?"

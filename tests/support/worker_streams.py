@@ -26,11 +26,17 @@ CACHE_BYTES = 4 << 20
 
 
 class WorkerStreams:
-    """Makes streams of one worker; ``note`` is the worker's. They are closed with ``stack``."""
+    """Makes streams of one worker; ``note`` and ``storage`` are the worker's.
+
+    They are closed with ``stack``.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
+        self.storage = Storage()
+        stack.callback(self.storage.close)
+        self._last_cache: list[int] = []
         descriptor = os.memfd_create("note")
         os.truncate(descriptor, NOTE_BYTES)
         self.note = NoteMemory(descriptor)
@@ -45,18 +51,24 @@ class WorkerStreams:
         cache: str = "off",
         cache_dir: str = "",
         samples: int = 12,
+        *,
+        shares_cache: bool = False,
     ) -> WorkerStream:
-        """Open a stream, in order, with a batch of all ``samples``."""
+        """Open a stream, in order, with a batch of all ``samples``.
+
+        ``shares_cache``: its cache is that of the stream before.
+        """
         message, (index, *_none) = self.serve(source, steps, on_error, cache=cache, samples=samples)
-        others: list[int] = []
-        if cache != "off":
+        others: list[int] = self._last_cache if shares_cache else []
+        if cache != "off" and not shares_cache:
             spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
             kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
             others = list(self._stack.enter_context(closing(kept)).descriptors)
             if isinstance(kept, CacheMemory):
                 kept.allow(CACHE_BYTES)
+            self._last_cache = others
         try:
-            return self._stack.enter_context(closing(WorkerStream(message, index, others, self.note, Storage())))
+            return self._stack.enter_context(closing(WorkerStream(message, index, others, self.note, self.storage)))
         finally:
             os.close(index)
 

@@ -606,9 +606,9 @@ def test_every_word_of_another_tool_leads_to_something_that_exists() -> None:
         "type",
     }
 
-    assert set(synonyms._KINDS) <= kinds
-    assert set(synonyms._KEYS) <= keys
-    for words in (synonyms._KINDS, synonyms._KEYS):
+    assert set(synonyms.KINDS) <= kinds
+    assert set(synonyms.KEYS) <= keys
+    for words in (synonyms.KINDS, synonyms.KEYS):
         assert not [name for name, others in words.items() if name in others.split()]
 
 

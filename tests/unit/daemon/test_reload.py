@@ -34,6 +34,9 @@ class Switched:
     def __init__(self):
         self.performed = []
 
+    def request(self, *_facts):
+        return ReloadRequest("0", "batchd.toml", {}, {}, {}, {}, 0, {})
+
     def apply(self, document, descriptors):
         self.performed.append((document, set(descriptors)))
         return "done"
@@ -61,9 +64,7 @@ class Reader:
 
     def __init__(self):
         self.child = Child(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], process_group=0))
-        ours, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self.reading = reload._Reading(self.child, ours, monotonic())
+        self.ours, self.channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def send(self, message, *descriptors):
         send_message(self.channel, message, descriptors)
@@ -88,7 +89,9 @@ class Reloading:
         self.applier = Switched()
         self.readers = []
         self.service = FakeService()
-        monkeypatch.setattr(Reloader, "_start", lambda _self, _origin: self.new_reader().reading)
+        self.now_s = monotonic()
+        monkeypatch.setattr(reload, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(reload, "start_linked", lambda *_arguments, **_options: self.new_reader())
         self.reloader = Reloader(
             self.selector,
             self.applier,
@@ -99,7 +102,7 @@ class Reloading:
 
     def new_reader(self):
         self.readers.append(Reader())
-        return self.readers[-1]
+        return self.readers[-1].child, self.readers[-1].ours
 
     def begin(self):
         self.reloader.ask()
@@ -190,7 +193,7 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
     it.reloader.round_ended()
     assert it.reloader.is_reading
     it.reloader.ask()
-    it.reloader._reading.heard_s -= 1000.0
+    it.now_s += 1000.0
     it.reloader.round_ended()
     outcome = it.outcome()
     assert outcome.exit_code == ExitCode.FAILED
@@ -203,12 +206,12 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
 def test_progress_is_what_keeps_a_reading_alive(it):
     """No total time ends it."""
     reader = it.begin()
-    it.reloader._reading.heard_s -= 1000.0
+    it.now_s += 1000.0
     reader.send(ScanProgressed("photos", 7, 300))
     it.selector.dispatch()
     it.reloader.round_ended()
     assert it.reloader.is_reading
-    it.reloader._reading.heard_s -= 1000.0
+    it.now_s += 1000.0
     it.reloader.round_ended()
     assert not it.reloader.is_reading
 
@@ -219,10 +222,10 @@ def test_a_reading_says_itself_how_long_it_may_be_silent(it):
     reader.send(ScanProgressed("", 0, 7200))
     it.selector.dispatch()
     assert not it.service.progress
-    it.reloader._reading.heard_s -= 3600.0
+    it.now_s += 3600.0
     it.reloader.round_ended()
     assert it.reloader.is_reading
-    it.reloader._reading.heard_s -= 3700.0
+    it.now_s += 3700.0
     it.reloader.round_ended()
     assert "reading the configuration has made no progress" in it.outcome().text
 

@@ -51,7 +51,13 @@ def context() -> Iterator[zmq.Context]:
 
 
 @pytest.fixture
-def authenticator(context, keys) -> Iterator[Authenticator]:
+def rate() -> HandshakeRate:
+    return HandshakeRate()
+
+
+@pytest.fixture
+def authenticator(context, keys, rate, monkeypatch) -> Iterator[Authenticator]:
+    monkeypatch.setattr("batchd.runtime.tcp.router.HandshakeRate", lambda: rate)
     authenticator = Authenticator(context, keys.trainers)
     yield authenticator
     authenticator.close()
@@ -400,6 +406,7 @@ def test_frames_without_an_envelope_are_survived(context, keys, authenticator) -
             assert b"200" not in dealer.recv_multipart()
 
 
+@pytest.mark.parametrize("rate", [HandshakeRate(burst=3, per_s=1)])
 def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     context, keys, authenticator, monkeypatch
 ) -> None:
@@ -407,7 +414,6 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     now_s, asked = [1000.0], []
     monkeypatch.setattr("batchd.runtime.tcp.router.monotonic", lambda: now_s[0])
     monkeypatch.setattr("batchd.runtime.limits.monotonic", lambda: now_s[0])
-    authenticator._rate = HandshakeRate(burst=3, per_s=1)
     key = keys.new("a")
     find = keys.trainers.find
     monkeypatch.setattr(keys.trainers, "find", lambda public: asked.append(public) or find(public))
@@ -426,32 +432,35 @@ def test_a_host_that_connects_too_often_is_put_off_before_its_key_is_looked_up(
     assert authenticator.refused == 4
 
 
-def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys, authenticator) -> None:
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(HandshakeRate(burst=0), PUT_OFF_STATUS), (HandshakeRate(), 400)],
+    ids=["put off", "unknown key"],
+)
+def test_a_client_that_is_put_off_sees_that_trying_again_may_help(context, keys, authenticator, expected) -> None:
     """Its monitor reports a different number than for an unknown key."""
-    for rate, expected in ((HandshakeRate(burst=0), PUT_OFF_STATUS), (HandshakeRate(), 400)):
-        authenticator._rate = rate
-        key = keys.new("a") if expected == PUT_OFF_STATUS else stranger(keys)
-        with (
-            serving(context, keys, authenticator) as server,
-            zmq.Context() as other,
-            other.socket(zmq.DEALER) as dealer,
-        ):
-            dealer.linger = 0
-            dealer.curve_serverkey, dealer.curve_publickey, dealer.curve_secretkey = (
-                text.encode() for text in (key.daemon, key.public, key.secret)
-            )
-            told = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-            dealer.connect(server.endpoint)
-            assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
-            assert told.poll(PATIENCE_MS)
-            assert recv_monitor_message(told)["value"] == expected
-            dealer.disable_monitor()
-            told.close(0)
+    key = keys.new("a") if expected == PUT_OFF_STATUS else stranger(keys)
+    with (
+        serving(context, keys, authenticator) as server,
+        zmq.Context() as other,
+        other.socket(zmq.DEALER) as dealer,
+    ):
+        dealer.linger = 0
+        dealer.curve_serverkey, dealer.curve_publickey, dealer.curve_secretkey = (
+            text.encode() for text in (key.daemon, key.public, key.secret)
+        )
+        told = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        dealer.connect(server.endpoint)
+        assert server.first_sign() == "HANDSHAKE_FAILED_AUTH"
+        assert told.poll(PATIENCE_MS)
+        assert recv_monitor_message(told)["value"] == expected
+        dealer.disable_monitor()
+        told.close(0)
 
 
+@pytest.mark.parametrize("rate", [HandshakeRate(burst=0)])
 def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator, tmp_path, let_pass) -> None:
     """It retries until its deadline, then raises the reason; the error does not blame its key."""
-    authenticator._rate = HandshakeRate(burst=0)
     file = tmp_path / "a.key"
     file.touch(0o600)
     file.write_text(connection_file_text(keys.new("a")))
@@ -467,17 +476,19 @@ def test_the_client_tries_again_while_it_is_put_off(context, keys, authenticator
 
 
 @pytest.mark.parametrize(
-    ("burst", "hint"),
+    ("rate", "hint"),
     [
-        (1, "this host connects too often"),
-        (1000, "took the first of 2 connections, but not all others: the daemon says: who are you"),
+        (HandshakeRate(1, per_s=0.0), "this host connects too often"),
+        (
+            HandshakeRate(1000, per_s=0.0),
+            "took the first of 2 connections, but not all others: the daemon says: who are you",
+        ),
     ],
 )
 def test_a_further_connection_that_is_refused_is_no_wrong_key(
-    context, keys, authenticator, tmp_path, let_pass, burst, hint
+    context, keys, authenticator, tmp_path, let_pass, hint
 ) -> None:
     """After the rate limit or the end of its session refused it, the whole session is retried."""
-    authenticator._rate = HandshakeRate(burst, per_s=0.0)
     file = tmp_path / "a.key"
     file.touch(0o600)
     file.write_text(connection_file_text(keys.new("a")))
@@ -501,7 +512,7 @@ def test_a_further_connection_that_is_refused_is_no_wrong_key(
                 let_pass(PATIENCE_S)
         with pytest.raises(ConnectTimeout, match=hint):
             trainer.result()
-    assert greetings == 1 if burst == 1 else greetings > 1
+    assert greetings == 1 if "too often" in hint else greetings > 1
 
 
 @pytest.mark.parametrize("failure", ["a file in its place", "an error of the disk"])

@@ -362,10 +362,10 @@ def test_the_number_of_blocked_hosts_is_limited(guard, connect) -> None:
     """The host that was blocked first is removed first."""
     ours, _ = connect("127.0.0.3")
     guard.add(ours.fileno())
-    guard._banned_until_s = {str(number): 0.0 for number in range(BANNED_MAX)}
+    for number in range(BANNED_MAX):
+        guard.ban(str(number))
     guard.count_message(ours.fileno(), "127.0.0.3", 1, FRAMES_MAX + 1)
-    assert len(guard._banned_until_s) == BANNED_MAX
-    assert list(guard._banned_until_s)[:: BANNED_MAX - 1] == ["1", "127.0.0.3"]
+    assert [guard.is_banned(host) for host in ("0", "1", "127.0.0.3")] == [False, True, True]
 
 
 def test_an_audit_checks_a_reused_number_and_harms_nothing(guard, connect, stack) -> None:

@@ -20,7 +20,7 @@ from batchd.worker import fork_server
 from batchd.worker.messages import TO_DAEMON_FROM_FORKSERVER, ForgetSlots, ForgetStream, Fork, NotForked, Quarantine
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.channel import receive_message, send_message
-from support.kernel import descriptors_of
+from support.kernel import children_of, descriptors_of
 from support.waiting import PATIENCE_S, wait_until
 
 EARLY = """
@@ -59,9 +59,15 @@ class Workers:
 
     def __init__(self, monkeypatch, program):
         monkeypatch.setattr(children, "command", lambda _module, channel: [sys.executable, "-c", program, channel])
+        self._others = children_of(os.getpid())
         self.selector = Selector()
         self.events = []
         self.workers = WorkerProcesses(self.selector, self.events.append)
+
+    def fork_server(self):
+        """Return the process id of the fork server."""
+        (pid,) = children_of(os.getpid()) - self._others
+        return pid
 
     def gone(self):
         def ends():
@@ -126,7 +132,7 @@ def test_a_worker_that_ends_with_its_fork_server_was_not_killed_for_memory(start
     counts = itertools.count(1 << 40)
     monkeypatch.setattr(it.workers._oom_kills, "_count", lambda: next(counts))
 
-    os.kill(it.workers.pids()[1] if dies == "worker" else it.workers._forks._child.pid, signal.SIGKILL)
+    os.kill(it.workers.pids()[1] if dies == "worker" else it.fork_server(), signal.SIGKILL)
 
     it.gone()
     (gone,) = [event for event in it.events if isinstance(event, WorkerGone)]
@@ -150,8 +156,7 @@ def test_requested_workers_are_accepted_when_all_descriptors_are_in_use(started,
     """The descriptors for the answer were reserved; the process has no other free one."""
     it = started(REAL)
     it.workers.spawn(1)
-    channel = it.workers._forks._channel
-    assert select.select([channel], [], [], PATIENCE_S)[0]
+    assert select.select([it.selector], [], [], PATIENCE_S)[0]
     descriptors_max(max(descriptors_of(os.getpid())) + 1)
     held = []
     with pytest.raises(OSError, match="Too many open files"):
@@ -168,8 +173,7 @@ def test_without_free_descriptors_workers_are_tried_again(started, descriptors_m
     """The lost answer is unknown, so all workers and the fork server are ended."""
     it = started(REAL)
     it.workers.spawn(1)
-    channel = it.workers._forks._channel
-    assert select.select([channel], [], [], PATIENCE_S)[0]
+    assert select.select([it.selector], [], [], PATIENCE_S)[0]
     descriptors_max(3)
     it.selector.dispatch()
     descriptors_max(1024)
@@ -189,7 +193,7 @@ def test_the_end_of_the_daemon_ends_a_stopped_fork_server(started):
     """This holds for every state of it, also with requested workers."""
     it = started(SLEEPS)
     it.workers.spawn(1)
-    pid = it.workers._forks._child.pid
+    pid = it.fork_server()
     os.kill(pid, signal.SIGSTOP)
     it.close()
     with pytest.raises(ProcessLookupError):

@@ -11,6 +11,7 @@ from batchd.worker.messages import Chunk, FillChunks
 from batchd_wire.views import slot_arrays
 from support.http_files import FileServer
 from support.shards import write_shard
+from support.waiting import wait_until
 from support.worker_streams import WorkerStreams, worker_streams
 
 SAMPLES, LENGTH = 8, 50_000
@@ -56,9 +57,7 @@ def test_the_next_order_is_requested_before_the_current_one_is_filled(streams, w
     web.asked.clear()
     following = [message(2, 4, 4)]
     (first,) = stream.answer(message(1, 0, 4), slots, lambda: following and stream.expect(following.pop()))
-    (expected,) = stream._expected.values()
-    assert expected.announced.requested.wait(10)
-    assert len(web.asked) == SAMPLES
+    wait_until(lambda: len(web.asked) == SAMPLES, "all are requested")
 
     web.files.clear()
     (second,) = stream.answer(message(2, 4, 4), slots)
@@ -79,17 +78,16 @@ def test_an_order_that_servers_are_asked_for_is_reported_by_itself(streams, web)
 def test_what_orders_needed_is_forgotten(streams, web):
     """The room of a worker is as large as before."""
     stream, slots = start(streams, web)
-    storage = stream._maker._storage
     following = [message(2, 4, 4)]
     for order in (message(1, 0, 4), message(2, 4, 4)):
         list(stream.answer(order, slots, lambda: following and stream.expect(following.pop())))
-    assert storage.room.has(storage.room.bytes_max)
+    assert streams.storage.room.has(streams.storage.room.bytes_max)
 
 
 def test_an_order_without_room_is_requested_when_it_begins(streams, web, rows, monkeypatch):
     """Its samples are not read one by one."""
     stream, slots = start(streams, web)
-    room = stream._maker._storage.room
+    room = streams.storage.room
     room.count(room.bytes_max)
     stream.expect(message(1, 0, 4))
     room.count(-room.bytes_max)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.core.work import Work
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.samples.access_points import has_points
 from batchd.data.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
 from batchd.worker import filling, stopwatch
 from batchd.worker.messages import NOTE, Chunk, FillChunks
-from batchd.worker.sample_maker import WantedRow
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.images import arithmetic_jpeg, encode, jpeg, jpeg_with_exif, photo, progressive_jpeg
@@ -83,10 +83,10 @@ class Starter:
         self.folder, self.note, self.made = folder, streams.note, made
         self._streams = streams
 
-    def start(self, steps=CROP, on_error="mask", cache="points", cache_dir=""):
+    def start(self, steps=CROP, on_error="mask", cache="points", cache_dir="", **sharing):
         source = f"{{ type = 'folder', path = '{self.folder}' }}"
         files = len(list(self.folder.rglob("*.*")))
-        return self._streams.start(source, steps, on_error, cache, cache_dir, samples=files)
+        return self._streams.start(source, steps, on_error, cache, cache_dir, samples=files, **sharing)
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
@@ -202,10 +202,9 @@ def test_an_image_that_is_larger_than_allowed_is_bad_as_without_a_cache(worker):
     small = CROP.replace("'decode'", "'decode', max_pixels = 100000")
     short = CROP.replace("'decode'", "'decode', max_bytes = 20000")
     for steps in (small, short):
-        alone, stream = worker.start(steps, cache="off"), worker.start(steps)
-        wide = worker.start()
-        fill(wide)
-        stream._maker._cached._cache = wide._maker._cached._cache
+        alone = worker.start(steps, cache="off")
+        fill(worker.start())
+        stream = worker.start(steps, shares_cache=True)
         assert_same(fill(stream), fill(alone))
         assert 6 in fill(stream, epoch=1)[0]
 
@@ -222,12 +221,12 @@ def test_work_counts_the_time_and_the_bytes_of_rows_made_by_one_call(worker):
     """Reading, decoding and resampling each take some of the time that the worker was busy."""
     stream = worker.start()
     fill(stream)
-    rows = slot_arrays(memoryview(bytearray(stream.layout.slot_bytes)), stream.layout)
-    stream._stopwatch.begin()
-    done = stream._maker.make_files([WantedRow(9, 1, row, row, rows) for row in USUAL], worker.note)
-    work = stream._stopwatch.work()
+    page = memoryview(bytearray(stream.layout.slot_bytes))
+    order = FillChunks(1, [Chunk(9, 1, 1, 0, [(0, 2), (3, 4)], [])], is_packed=False)
+    (done,) = stream.answer(order, {1: (page, {})})
+    work = Work(*done.work)
 
-    assert done == {(9, row) for row in USUAL}
+    assert worker.made == [USUAL]
     assert work.read_bytes == sum(len(data) for name, data in PHOTOGRAPHS.items() if name != "c-turned")
     read_us, *parts_us = work.parts_us
     assert read_us > 0

@@ -177,9 +177,7 @@ def test_bytes_and_text_are_given_and_taken(write):
     with pytest.raises(SampleUndecodable, match="did not return 'words'"):
         run(step, values, columns)
     assert columns_after(columns, [step])["image"].text == "uint8[3]"
-    made = dict(values)
-    pipeline = Pipeline(columns, [back], 0)
-    pipeline._stages[0][0](made, pipeline._random, {})
+    made = Pipeline(columns, [back], 0, has_rows=False).make(values, 0, 0, 0)
     assert bytes(made["image"]) == b"abc"
     assert made["words"] == "ONE TWO"
 
@@ -190,9 +188,7 @@ def test_lengths_may_differ_where_a_step_behind_makes_them_one(write):
     steps = [Call(function="mine:fn", outputs={"image": "uint8[?,4,3]"})]
 
     assert "different sizes" in check_steps(COLUMNS, steps)[0]
-    made = {"image": IMAGE, "label": 2}
-    pipeline = Pipeline(COLUMNS, steps, 0)
-    pipeline._stages[0][0](made, pipeline._random, {})
+    made = Pipeline(COLUMNS, steps, 0, has_rows=False).make({"image": IMAGE, "label": 2}, 0, 0, 0)
     assert made["image"].shape == (2, 4, 3)
 
 
