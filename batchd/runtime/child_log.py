@@ -25,10 +25,12 @@ from typing import Any, NoReturn
 
 import structlog
 
+from batchd.errors import BatchdError
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import LINES_TOGETHER, LinesPerMinute, OncePerMinute
 from batchd.runtime.log_message import ChildLogged
 from batchd_wire.channel import ChannelClosed
+from batchd_wire.threads import MORE_THREADS
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FACT_CHARACTERS_MAX = 4_000
@@ -46,7 +48,10 @@ _log = structlog.get_logger()
 
 
 class ChildOutput:
-    """Logs what children write to ``descriptor``, line by line. Belongs to the loop."""
+    """Logs what children write to ``descriptor``, line by line. Belongs to the loop.
+
+    Raises ``BatchdError`` if its thread cannot be started.
+    """
 
     def __init__(self, selector: Selector, descriptor: int) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
@@ -64,7 +69,10 @@ class ChildOutput:
         self._limit, self._once = LinesPerMinute(LINES_TOGETHER), OncePerMinute()
         self._wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         selector.add(self._wakes, self.log_lines)
-        Thread(target=self._read, name="child output", daemon=True).start()
+        try:
+            Thread(target=self._read, name="child output", daemon=True).start()
+        except RuntimeError:
+            raise BatchdError(f"no thread for the output of child processes could be started: {MORE_THREADS}") from None
 
     def close(self) -> None:
         """Log the last lines, and how many were left out."""
