@@ -78,6 +78,15 @@ class Workers:
 
         return wait_until(ends, "a worker has ended")
 
+    def hear_the_answer(self):
+        """Dispatch until it is known what became of the requested worker; no other is there."""
+
+        def is_known():
+            self.selector.dispatch()
+            return self.workers.pids() != {1: 0}
+
+        wait_until(is_known, "the fork server's answer has come")
+
     def close(self):
         self.workers.close(0.1)
         self.selector.close()
@@ -161,7 +170,7 @@ def test_requested_workers_are_accepted_when_all_descriptors_are_in_use(started,
     held = []
     with pytest.raises(OSError, match="Too many open files"):
         take_all(held)
-    it.selector.dispatch()
+    it.hear_the_answer()
     for descriptor in held:
         os.close(descriptor)
     (pid,) = it.workers.pids().values()
@@ -175,7 +184,7 @@ def test_without_free_descriptors_workers_are_tried_again(started, descriptors_m
     it.workers.spawn(1)
     assert select.select([it.selector], [], [], PATIENCE_S)[0]
     descriptors_max(3)
-    it.selector.dispatch()
+    it.hear_the_answer()
     descriptors_max(1024)
     assert it.gone() == [(1, "it could not be started")]
 
