@@ -5,11 +5,12 @@ Workers import this, so it does not import pydantic: ``__pydantic_config__`` is 
 error messages, ``batchd config``, the JSON Schema and the manual.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from batchd.data.samples.checks import Checks
 from batchd.data.samples.columns import Column, parse_column
@@ -18,6 +19,15 @@ from batchd.data.storage.patterns import resolve_braces
 from batchd_wire.wording import counted
 
 PATH_BYTES_MAX = 4096
+
+
+class Patterns(NamedTuple):
+    """Patterns of files below ``root``, under ``key``. ``allow_outside_root`` is about links."""
+
+    root: Path
+    texts: Sequence[str]
+    key: str
+    allow_outside_root: bool
 
 
 class SourceOptions:
@@ -113,14 +123,45 @@ class DeclaredOptions(SourceOptions):
                     checks.say(problem, "names", name)
 
 
-class FilesOptions(SourceOptions):
+class PatternOptions(SourceOptions):
+    """Base of the sources whose files are below a folder and match patterns."""
+
+    __slots__ = ()
+    patterns_key: ClassVar[str] = "files"
+    root: Path | None
+    allow_outside_root: bool
+
+    @property
+    def file_patterns(self) -> Patterns:
+        """The patterns, of a source that has them."""
+        assert self.root is not None, "either a path or a root"
+        return Patterns(self.root, getattr(self, self.patterns_key), self.patterns_key, self.allow_outside_root)
+
+
+class ShardOptions(DeclaredOptions, PatternOptions):
+    """Base of the kinds of records, which are in files below a folder."""
+
+    __slots__ = ()
+    patterns_key: ClassVar[str] = "shards"
+    root: Path
+    shards: tuple[str, ...]
+
+    def check_shards(self, *key: str) -> Checks:
+        """Check the paths, whose problems are of the ``key``, and that there are shards."""
+        checks = Checks()
+        with checks.at(*key):
+            self.settle_paths()
+        if not self.shards or not all(self.shards):
+            checks.say("shards must not be empty", "shards")
+        return checks
+
+
+class FilesOptions(PatternOptions):
     """Base of the sources that are either one file, or several files below a folder."""
 
     __slots__ = ()
     path: Path | None
-    root: Path | None
     files: tuple[str, ...]
-    allow_outside_root: bool
 
     def check_files(self) -> None:
         """Raise ``ValueError`` unless one of both is set."""

@@ -15,10 +15,10 @@ for the limits.
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 from math import isfinite
 from pathlib import Path
 from shlex import quote
@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 from batchd.data.samples.columns import MAGIC_BYTES, image_format
 from batchd.data.samples.location import Url
-from batchd.data.sources.files.walk import Patterns, below, matching, walk
+from batchd.data.sources.files.walk import below, matching, walk
 from batchd.data.sources.interface import FoundFiles, Recognised, recogniser_of
 from batchd.data.sources.kinds import SOURCE_KINDS
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import Patterns, ShardOptions, SourceOptions
 from batchd.data.storage.access import WantedNames
 from batchd.data.storage.index import readable
 from batchd.data.storage.paths import absent, unreachable
@@ -521,6 +521,42 @@ def field_name(title: str) -> str:
     """A valid name of a field, made from ``title``."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", title).strip("_")[:60] or "field"
     return f"{name}_" if name in ("index", "valid") else f"_{name}" if name[0].isdigit() else name
+
+
+class FoundFields(NamedTuple):
+    """Types by name in the data, why other names are none, and what ``choose_fields`` takes."""
+
+    types: dict[str, str]
+    reasons: dict[str, str]
+    exact: Collection[str] | None = None
+    label: str | None = None
+
+
+def values_by_name(records: Iterable[Iterable[tuple[str, object]]]) -> dict[str, list[object]]:
+    """All values of each name, without nulls."""
+    values: dict[str, list[object]] = {}
+    for name, value in chain.from_iterable(records):
+        values.setdefault(name, []).extend(() if value is None else (value,))
+    return values
+
+
+def common_fields(values: Mapping[str, Sequence[object]], count: int) -> FoundFields:
+    """The fields that each of ``count`` records has, by the values of each name."""
+    found = {name: type_of(those) for name, those in values.items() if len(those) == count}
+    types = {name: text for name, text in found.items() if text is not None}
+    return FoundFields(types, {name: why_no_type(those, count) for name, those in values.items() if name not in types})
+
+
+def recognise_records(
+    kind: type[ShardOptions], files: FoundFiles, found: FoundFields, noun: str, **options: object
+) -> Recognised:
+    """The source of a kind of records that reads the training files. ``noun``: a field in them."""
+    names, notes, _path = training_files(files, kind)
+    chosen = choose_fields(found.types, found.reasons, found.exact, found.label)
+    fields = named_fields(chosen.types, found.label, chosen.joined)._asdict()
+    make: Callable[..., ShardOptions] = kind
+    source = make(root=files.root, shards=patterns_of(files, names), **fields, **options)
+    return Recognised(source, names, (*notes, *left_out_notes(noun, found.reasons)))
 
 
 class Chosen(NamedTuple):

@@ -297,7 +297,7 @@ def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProbl
         problems += storage.at(source.image_root).folder_problems(source.image_root)
     if problems:
         return problems
-    path = source.path if source.root is None else file_to_look_at(source.root, source.files, "files")
+    path = source.path or file_to_look_at(source)
     if path is not None:
         with quick_look(storage).open(path) as stream:
             piece = next(RecordFinder(path, source.delimiter, source.quoting).pieces(stream), None)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from batchd.data.samples.checks import Example
-from batchd.data.sources.options import SourceOptions, check_path_bytes
+from batchd.data.sources.options import PatternOptions, SourceOptions, check_path_bytes
 from batchd_wire.record import options
 
 
@@ -72,8 +72,10 @@ class ListSource(SourceOptions):
 
 
 @options
-class GlobSource(SourceOptions):
+class GlobSource(PatternOptions):
     """The files below a folder whose paths match patterns, each once, ordered by path."""
+
+    patterns_key: ClassVar[str] = "patterns"
 
     type: Literal["glob"] = "glob"
     """Kind of source."""

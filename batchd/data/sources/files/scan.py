@@ -30,7 +30,7 @@ from batchd.data.samples.location import as_location
 from batchd.data.sources.csv.values import BYTE_ORDER_MARK
 from batchd.data.sources.files.index import GrowingIndex, files_neighbours, find_files, image_columns
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.data.sources.files.walk import IMAGE_SUFFIXES, Patterns, below, matching, shards_problems, walk
+from batchd.data.sources.files.walk import IMAGE_SUFFIXES, below, matching, shards_problems, walk
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.storage.access import Storage, WantedNames
 from batchd.data.storage.index import SourceIndex, readable
@@ -230,7 +230,7 @@ def _list_problems(source: ListSource, storage: Storage) -> list[str]:
 
 def _scan_glob(source: GlobSource, survey: Survey) -> SourceIndex:
     growing = GrowingIndex(survey.progress, source.path_bytes)
-    found = matching(Patterns(source.root, source.patterns, "patterns", source.allow_outside_root), survey)
+    found = matching(source.file_patterns, survey)
     labels, classes = folder_labels(source.classes, [folder for folder, _names in found], str(source.root), survey)
     for label, (folder, names) in zip(labels, found, strict=True):
         for name in names:
@@ -264,7 +264,7 @@ KINDS = {
         find=find_files,
     ),
     GlobSource: BuiltInKind(
-        problems=lambda source, storage: shards_problems(source.root, source.patterns, storage, "patterns"),
+        problems=shards_problems,
         columns=lambda source, _storage: image_columns(source.path_bytes),
         scan=_scan_glob,
         neighbours=files_neighbours,

@@ -7,11 +7,10 @@ left out.
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from batchd.data.samples.location import Url
 from batchd.data.sources.files.options import FolderSource
-from batchd.data.sources.options import FilesOptions
+from batchd.data.sources.options import FilesOptions, PatternOptions, Patterns
 from batchd.data.storage.access import FoundNames, Storage, WantedNames
 from batchd.data.storage.index import readable
 from batchd.data.storage.paths import bound_of, check_bound
@@ -61,15 +60,6 @@ def walk(
 def below(folder: bytes, name: bytes) -> bytes:
     """The path of a name in a folder; "" is the folder in which the search begins."""
     return folder + b"/" + name if folder else name
-
-
-class Patterns(NamedTuple):
-    """Patterns of files below ``root``, under ``key``. ``allow_outside_root`` is about links."""
-
-    root: Path
-    texts: Sequence[str]
-    key: str
-    allow_outside_root: bool
 
 
 def matching(wanted: Patterns, survey: Survey) -> list[tuple[bytes, list[bytes]]]:
@@ -124,26 +114,23 @@ def _wild_problem(root: Url, patterns: Sequence[Pattern], key: str) -> str:
     )
 
 
-def shards_of(wanted: Patterns, survey: Survey) -> list[bytes]:
+def shards_of(source: PatternOptions, survey: Survey) -> list[bytes]:
     """The files that match, below the root, by path. Raises ``SourceInvalid`` if there are none."""
-    return [below(folder, name) for folder, names in matching(wanted, survey) for name in names]
+    return [below(folder, name) for folder, names in matching(source.file_patterns, survey) for name in names]
 
 
 def files_of(source: FilesOptions, survey: Survey) -> list[Path]:
     """The file at ``path``, or the matching ones below ``root``. Raises ``SourceInvalid``."""
     if source.path is not None:
         return [source.path.absolute()]
-    assert source.root is not None, "either a path or a root"
-    wanted = Patterns(source.root, source.files, "files", source.allow_outside_root)
-    return [source.root.absolute() / os.fsdecode(shard) for shard in shards_of(wanted, survey)]
+    return [source.file_patterns.root.absolute() / os.fsdecode(shard) for shard in shards_of(source, survey)]
 
 
 def files_problems(source: FilesOptions, what: str, storage: Storage) -> list[str]:
     """Problems of such files, without a search; ``what`` names one in messages ("the table")."""
     if source.path is not None:
         return storage.at(source.path).file_problems(source.path, what)
-    assert source.root is not None, "either a path or a root"
-    return shards_problems(source.root, source.files, storage, "files")
+    return shards_problems(source, storage)
 
 
 def known_size(source: FilesOptions, storage: Storage) -> int | None:
@@ -151,8 +138,9 @@ def known_size(source: FilesOptions, storage: Storage) -> int | None:
     return None if source.path is None else storage.at(source.path).known_size(source.path)
 
 
-def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str = "shards") -> list[str]:
+def shards_problems(source: PatternOptions, storage: Storage) -> list[str]:
     """Problems of files below a root, without a search for all that patterns match."""
+    root, texts, key, _outside = source.file_patterns
     store = storage.at(root)
     try:
         patterns = _read_patterns(texts, key)
@@ -166,11 +154,12 @@ def shards_problems(root: Path, texts: Sequence[str], storage: Storage, key: str
     return store.file_problems(root / first.text, key) if first.is_plain else store.folder_problems(root)
 
 
-def file_to_look_at(root: Path, texts: Sequence[str], key: str = "shards") -> Path | None:
+def file_to_look_at(source: PatternOptions) -> Path | None:
     """One of the files that patterns name, to look into; None if none is found.
 
     On a server it is the first one, if it is named: nothing is searched there.
     """
+    root, texts, key, _outside = source.file_patterns
     patterns = _read_patterns(texts, key)
     if isinstance(root, Url):
         return root / patterns[0].text if patterns[0].is_plain else None

@@ -7,14 +7,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.samples.checks import Checks, Example
+from batchd.data.samples.checks import Example
 from batchd.data.samples.columns import Column, Default, check_declared, check_defaults, check_names
-from batchd.data.sources.options import DeclaredOptions
+from batchd.data.sources.options import ShardOptions
 from batchd_wire.record import options
 
 
 @options
-class JsonlSource(DeclaredOptions):
+class JsonlSource(ShardOptions):
     """JSON Lines, in UTF-8: each line is a JSON object, which is one sample."""
 
     endings: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
@@ -54,11 +54,7 @@ class JsonlSource(DeclaredOptions):
     file that names them."""
 
     def __post_init__(self) -> None:
-        checks = Checks()
-        with checks.at():
-            self.settle_paths()
-        if not self.shards or not all(self.shards):
-            checks.say("shards must not be empty", "shards")
+        checks = self.check_shards()
         check_names(checks, self.fields, self.names, defaults=self.defaults)
         columns = check_declared(checks, self.fields, with_shapes=True)
         check_defaults(checks, [column for column in columns if column.kind != "encoded"], self.defaults)

@@ -7,7 +7,7 @@ folder below the place.
 
 import os
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from batchd.data.samples.errors import SampleUnreadable
@@ -28,14 +28,11 @@ _DEPTH_MAX = 8
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, path = recognise.training_files(files, JsonlSource)
+    _names, _notes, path = recognise.training_files(files, JsonlSource)
     lines = _objects(path, survey)
-    values: dict[str, list[object]] = {}
-    for name, value in chain.from_iterable(map(_leaves, lines)):
-        values.setdefault(name, []).append(value)
-    found = {name: recognise.type_of(those) for name, those in values.items() if len(those) == len(lines)}
-    types = {name: text for name, text in found.items() if text is not None}
-    reasons = {name: recognise.why_no_type(those, len(lines)) for name, those in values.items() if name not in types}
+    values = recognise.values_by_name(map(_leaves, lines))
+    found = recognise.common_fields(values, len(lines))
+    types = found.types
     image_root = None
     for name in [name for name, text in types.items() if text == "text"]:
         first, *others = map(str, values[name])
@@ -49,21 +46,11 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         name: [one for one in values[name] if isinstance(one, int)] for name, text in types.items() if text == "int64"
     }
     exact = {name for name, those in whole.items() if max(map(abs, those)) <= recognise.FLOAT32_WHOLE}
-    chosen = recognise.choose_fields(types, reasons, exact)
-    fields = recognise.named_fields(chosen.types, joined=chosen.joined)
     images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image_root else []
-    source = JsonlSource(
-        root=files.root,
-        shards=recognise.patterns_of(files, names),
-        fields=fields.fields,
-        names=fields.names,
-        image_root=None if image_root in (None, path.parent) else image_root,
-    )
-    return Recognised(
-        source,
-        [*names, *images],
-        (*notes, *recognise.left_out_notes("key", reasons)),
-    )
+    root = None if image_root == path.parent else image_root
+    found = found._replace(exact=exact)
+    recognised = recognise.recognise_records(JsonlSource, files, found, "key", image_root=root)
+    return recognised._replace(names=[*recognised.names, *images])
 
 
 def _objects(path: Path, survey: Survey) -> list[Mapping[str, object]]:

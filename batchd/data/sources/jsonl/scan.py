@@ -24,7 +24,7 @@ import numpy as np
 
 from batchd.data.sources.csv.scan import BLOCK_BYTES, UTF_16, Places, record_starts
 from batchd.data.sources.csv.values import BYTE_ORDER_MARK
-from batchd.data.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.data.sources.files.walk import shards_of, shards_problems
 from batchd.data.sources.finding import find_in_records
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.jsonl.options import JsonlSource
@@ -100,7 +100,7 @@ class LineFinder:
 def _scan(source: JsonlSource, survey: Survey) -> SourceIndex:
     starts: array[int] = array("q")
     contents: list[list[int]] = []
-    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
+    shards = shards_of(source, survey)
     files = [source.root.absolute() / os.fsdecode(shard) for shard in shards]
     for path in files:
         before = len(starts)
@@ -121,7 +121,7 @@ def _scan(source: JsonlSource, survey: Survey) -> SourceIndex:
 
 
 def _problems(source: JsonlSource, storage: Storage) -> list[str]:
-    problems = shards_problems(source.root, source.shards, storage)
+    problems = shards_problems(source, storage)
     if source.image_root is not None:
         problems += storage.at(source.image_root).folder_problems(source.image_root)
     return problems

@@ -21,11 +21,12 @@ from batchd.data.sources.lmdb.reader import unpacked
 from batchd.data.sources.recognise import (
     LOOKED_AT,
     choose_fields,
+    common_fields,
     left_out_notes,
     named_fields,
     of_kind,
     type_of,
-    why_no_type,
+    values_by_name,
 )
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import Survey
@@ -79,18 +80,14 @@ def _first_records(path: Path) -> dict[bytes, bytes]:
 
 
 def _of_records(path: Path, records: Mapping[bytes, bytes]) -> Recognised:
-    maps = [_map(value) for value in records.values()]
-    if all(one is not None for one in maps):
-        values = {key: [one.get(key) for one in maps if one is not None] for key in maps[0] or {}}
-        found = {key: type_of(those) for key, those in values.items()}
-        types = {key: text for key, text in found.items() if text is not None}
-        present = {key: [one for one in values[key] if one is not None] for key in found if key not in types}
-        reasons = {key: why_no_type(those, len(maps)) for key, those in present.items()}
-        fields = named_fields(choose_fields(types, reasons).types)
-        if types:
-            left_out = left_out_notes("field", reasons)
-            source = LmdbSource(path=path, fields=fields.fields, names=fields.names, format="msgpack")
-            return Recognised(source, (), left_out)
+    maps = [fields for value in records.values() if (fields := _map(value)) is not None]
+    if len(maps) == len(records):
+        values = values_by_name(fields.items() for fields in maps)
+        found = common_fields({key: values[key] for key in maps[0]}, len(maps))
+        named = named_fields(choose_fields(found.types, found.reasons).types)
+        if found.types:
+            source = LmdbSource(path=path, fields=named.fields, names=named.names, format="msgpack")
+            return Recognised(source, (), left_out_notes("field", found.reasons))
     parts = [found for found in map(_KEY.fullmatch, records) if found is not None]
     names = list(dict.fromkeys(part[1] for part in parts))
     if parts and len({part[2] for part in parts}) == 1 and len(names) > 1:

@@ -4,14 +4,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.samples.checks import Checks, Example
+from batchd.data.samples.checks import Example
 from batchd.data.samples.columns import check_declared, check_names
-from batchd.data.sources.options import DeclaredOptions
+from batchd.data.sources.options import ShardOptions
 from batchd_wire.record import options
 
 
 @options
-class ParquetSource(DeclaredOptions):
+class ParquetSource(ShardOptions):
     """The rows of Parquet files, or of Arrow files, as `save_to_disk` of `datasets` writes them."""
 
     requires: ClassVar[tuple[str, ...]] = ("pyarrow",)
@@ -49,11 +49,7 @@ class ParquetSource(DeclaredOptions):
     absolute paths, `..` or links."""
 
     def __post_init__(self) -> None:
-        checks = Checks()
-        with checks.at("root"):
-            self.settle_paths()
-        if not self.shards or not all(self.shards):
-            checks.say("shards must not be empty", "shards")
+        checks = self.check_shards("root")
         check_declared(checks, self.fields)
         check_names(checks, self.fields, self.names)
         self.check_joined(checks)

@@ -17,11 +17,9 @@ from batchd.data.sources.parquet.record_batches import TableFile, open_table
 from batchd.data.sources.parquet.scan import NUMBERS_BYTES_MAX
 from batchd.data.sources.recognise import (
     FLOAT32_WHOLE,
-    choose_fields,
+    FoundFields,
     label_in,
-    left_out_notes,
-    named_fields,
-    patterns_of,
+    recognise_records,
     training_files,
     type_of,
 )
@@ -35,7 +33,7 @@ _WHOLE = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, path = training_files(files, ParquetSource)
+    names, _notes, path = training_files(files, ParquetSource)
     with survey.open(path) as stream:
         try:
             file = open_table(stream)
@@ -48,7 +46,6 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     if not types:
         raise SourceInvalid(f"{path} has no column that batchd reads, only {', '.join(found)}")
     reasons = {title: f"no type reads {kinds[title][:60]}" for title in found if title not in types}
-    exact = set(types)
     values = _Values(types)
     for name in names:
         with survey.open(files.root / os.fsdecode(name)) as stream:
@@ -64,10 +61,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     label = label if label in types else label_in(types)
     if label is not None:
         types[label] = "int64"
-    chosen = choose_fields(types, reasons, exact, label)
-    fields = named_fields(chosen.types, label, chosen.joined)
-    source = ParquetSource(root=files.root, shards=patterns_of(files, names), fields=fields.fields, names=fields.names)
-    return Recognised(source, names, (*notes, *left_out_notes("column", reasons)))
+    return recognise_records(ParquetSource, files, FoundFields(types, reasons, exact, label), "column")
 
 
 class _Values:

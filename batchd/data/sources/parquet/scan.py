@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Unfitting, converted
-from batchd.data.sources.files.walk import Patterns, file_to_look_at, shards_of, shards_problems
+from batchd.data.sources.files.walk import file_to_look_at, shards_of, shards_problems
 from batchd.data.sources.finding import FilePattern, find_in_shards
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import Neighbours, in_files
@@ -83,7 +83,7 @@ they are read again."""
 
 def scan(source: ParquetSource, survey: Survey) -> SourceIndex:
     """Find all rows, by path, in the scanning process. Raises ``SourceInvalid``."""
-    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
+    shards = shards_of(source, survey)
     scanning = _Scan(source, survey)
     for number, shard in enumerate(shards):
         path = source.root / shard.decode("utf-8", "surrogateescape")
@@ -363,8 +363,8 @@ def _stored(column: Column) -> np.dtype[Any]:
 
 def _problems(source: ParquetSource, storage: Storage) -> list[str]:
     """Check the footer of one file, too, to find a missing column before the daemon starts."""
-    problems = shards_problems(source.root, source.shards, storage)
-    file = None if problems else file_to_look_at(source.root, source.shards)
+    problems = shards_problems(source, storage)
+    file = None if problems else file_to_look_at(source)
     if file is not None:
         with quick_look(storage).open(file) as stream:
             check_columns(source, file, stream)

@@ -7,14 +7,14 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.samples.checks import Checks, Example
+from batchd.data.samples.checks import Example
 from batchd.data.samples.columns import Default, check_defaults, check_names, check_types
-from batchd.data.sources.options import DeclaredOptions
+from batchd.data.sources.options import ShardOptions
 from batchd_wire.record import options
 
 
 @options
-class TFRecordSource(DeclaredOptions):
+class TFRecordSource(ShardOptions):
     """TFRecord files; each record is a `tf.train.Example` or a `tf.train.SequenceExample`."""
 
     requires: ClassVar[tuple[str, ...]] = ("google_crc32c", "google.protobuf")
@@ -53,11 +53,7 @@ class TFRecordSource(DeclaredOptions):
     one number in each step, "float32[?,8]" of eight."""
 
     def __post_init__(self) -> None:
-        checks = Checks()
-        with checks.at():
-            self.settle_paths()
-        if not self.shards or not all(self.shards):
-            checks.say("shards must not be empty", "shards")
+        checks = self.check_shards()
         if not self.fields:
             text = 'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
             checks.say(text, "fields")

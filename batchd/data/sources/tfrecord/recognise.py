@@ -19,30 +19,14 @@ from batchd.errors import SourceInvalid
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, path = recognise.training_files(files, TFRecordSource)
+    _names, _notes, path = recognise.training_files(files, TFRecordSource)
     with survey.open(path) as stream:
         examples = list(islice(_examples(path, stream), recognise.LOOKED_AT))
-    values: dict[str, list[object]] = {}
-    for features in examples:
-        for name, value in features.items():
-            values.setdefault(name, []).append(value)
-    found = {
-        name: recognise.type_of(_alike(those)) for name, those in sorted(values.items()) if len(those) == len(examples)
-    }
-    types = {name: text for name, text in found.items() if text is not None}
-    if not types:
+    values = recognise.values_by_name(features.items() for features in examples)
+    found = recognise.common_fields({name: _alike(those) for name, those in sorted(values.items())}, len(examples))
+    if not found.types:
         raise SourceInvalid(f"{path}: the first records have no feature in common; batchd reads `tf.train.Example`")
-    reasons = {
-        name: recognise.why_no_type(_alike(those), len(examples))
-        for name, those in sorted(values.items())
-        if name not in types
-    }
-    chosen = recognise.choose_fields(types, reasons)
-    fields = recognise.named_fields(chosen.types)
-    source = TFRecordSource(
-        root=files.root, shards=recognise.patterns_of(files, names), fields=fields.fields, names=fields.names
-    )
-    return Recognised(source, names, (*notes, *recognise.left_out_notes("feature", reasons)))
+    return recognise.recognise_records(TFRecordSource, files, found, "feature")
 
 
 def _examples(path: Path, stream: BinaryIO) -> Iterator[dict[str, object]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from batchd.data.sources.files.index import PROGRESS_EVERY
-from batchd.data.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.data.sources.files.walk import shards_of, shards_problems
 from batchd.data.sources.finding import find_in_shards
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import in_files
@@ -43,7 +43,7 @@ _ZLIB_METHOD, _ZLIB_METHOD_BITS, _ZLIB_DIVISOR = 8, 15, 31
 
 def _scan(source: TFRecordSource, survey: Survey) -> SourceIndex:
     """Find the records of all files, in the order of the files' paths. Raises ``SourceInvalid``."""
-    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
+    shards = shards_of(source, survey)
     starts, checksums, firsts, sizes = array("q"), array("I"), array("q", [0]), array("q")
     for shard in shards:
         path = source.root / os.fsdecode(shard)
@@ -127,7 +127,7 @@ def _is_zlib(data: bytes) -> bool:
 
 KINDS = {
     TFRecordSource: BuiltInKind(
-        problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+        problems=shards_problems,
         scan=_scan,
         neighbours=lambda _source, index: in_files(index.arrays["firsts"], len(index), begins=index.arrays["starts"]),
         find=lambda _source, index, pattern: find_in_shards(pattern, index),

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.location import check_path
 from batchd.data.sources.files.options import check_classes
-from batchd.data.sources.options import SourceOptions, check_path_bytes
+from batchd.data.sources.options import PatternOptions, check_path_bytes
 from batchd_wire.record import options
 
 NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
@@ -19,7 +19,7 @@ SAMPLE_BYTES_MAX = 1 << 30
 
 
 @options
-class VideoSource(SourceOptions):
+class VideoSource(PatternOptions):
     """The frames of video files, in display order; a sample is one frame, or a clip of several."""
 
     requires: ClassVar[tuple[str, ...]] = ("av",)

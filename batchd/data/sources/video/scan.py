@@ -47,7 +47,7 @@ from batchd.data.samples.columns import Column
 from batchd.data.sources.arrays.index import fingerprint
 from batchd.data.sources.files.index import check_path_length, path_columns
 from batchd.data.sources.files.scan import folder_labels
-from batchd.data.sources.files.walk import Patterns, matching, shards_problems
+from batchd.data.sources.files.walk import matching, shards_problems
 from batchd.data.sources.finding import FilePattern, NamedSamples
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import in_files
@@ -72,7 +72,7 @@ _REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c cop
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
     """Find the frames of all files, by path, in the scanning process. Raises ``SourceInvalid``."""
-    folders = matching(Patterns(source.root, source.files, "files", source.allow_outside_root), survey)
+    folders = matching(source.file_patterns, survey)
     growing = _GrowingIndex(source)
     found = [folder for folder, _names in folders]
     labels, class_names = folder_labels(source.classes, found, str(source.root), survey)
@@ -225,7 +225,7 @@ def _find(_source: VideoSource, index: SourceIndex, pattern: FilePattern) -> NDA
 
 KINDS = {
     VideoSource: BuiltInKind(
-        problems=lambda source, storage: shards_problems(source.root, source.files, storage, "files"),
+        problems=shards_problems,
         columns=_columns,
         scan=_scan,
         neighbours=lambda _source, index: in_files(

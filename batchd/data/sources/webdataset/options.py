@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from batchd.data.samples.checks import Checks, Example
 from batchd.data.samples.columns import Column, Default, check_declared, check_defaults, check_names
-from batchd.data.sources.options import DeclaredOptions, check_path_bytes
+from batchd.data.sources.options import ShardOptions, check_path_bytes
 from batchd_wire.record import options
 
 IMAGE, LABEL = "image", "label"
@@ -149,7 +149,7 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
 
 
 @options
-class WebDatasetSource(DeclaredOptions):
+class WebDatasetSource(ShardOptions):
     """Shards in tar format; members with the same name but for their endings are one sample."""
 
     endings: ClassVar[tuple[str, ...]] = (".tar",)
@@ -201,14 +201,11 @@ class WebDatasetSource(DeclaredOptions):
     sample have in common. `batchd_client.text(batch["path"])` gives strings."""
 
     def __post_init__(self) -> None:
-        checks = Checks()
-        with checks.at():
-            self.settle_paths()
+        checks = self.check_shards()
         with checks.at("path_bytes"):
             check_path_bytes(self.path_bytes)
-        for name, given in (("shards", self.shards), ("image", self.image)):
-            if not given or not all(given):
-                checks.say(f"{name} must not be empty", name)
+        if not self.image or not all(self.image):
+            checks.say("image must not be empty", "image")
         if self.label.endswith(":"):
             checks.say('label must name the key, as in "json:label"', "label")
         if self.fields is not None:

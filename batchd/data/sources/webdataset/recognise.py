@@ -7,7 +7,7 @@ A field is declared if all of the first samples have its member: an image, a num
 import io
 import json
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from batchd.data.samples.columns import parse_column
 from batchd.data.sources.arrays.index import read_header
@@ -15,12 +15,12 @@ from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.sources.recognise import (
     LOOKED_AT,
     choose_fields,
+    common_fields,
     field_name,
     left_out_notes,
     patterns_of,
     training_files,
-    type_of,
-    why_no_type,
+    values_by_name,
 )
 from batchd.data.sources.webdataset import options
 from batchd.data.sources.webdataset.scan import LABEL_BYTES_MAX, TarMember, TarSample, content_of, samples_in
@@ -107,17 +107,13 @@ def _array_type(ending: str, contents: list[bytes]) -> str:
     return f"{dtype}[{shape}]" if shape else dtype
 
 
-def _json_fields(ending: str, objects: list[Any], reasons: dict[str, str]) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
-    if all(isinstance(one, dict) for one in objects):
-        for key in dict.fromkeys(key for one in objects for key in one):
-            values = [one[key] for one in objects if one.get(key) is not None]
-            text = type_of(values) if len(values) == len(objects) else None
-            if text is not None:
-                found[field_name(key)] = text, f"{ending}:{key}"
-            else:
-                reasons[f".{ending}:{key}"] = why_no_type(values, len(objects))
-    return found
+def _json_fields(ending: str, objects: list[object], reasons: dict[str, str]) -> dict[str, tuple[str, str]]:
+    tables = [one for one in objects if isinstance(one, dict)]
+    if len(tables) < len(objects):
+        return {}
+    found = common_fields(values_by_name(table.items() for table in tables), len(tables))
+    reasons |= {f".{ending}:{key}": reason for key, reason in found.reasons.items()}
+    return {field_name(key): (text, f"{ending}:{key}") for key, text in found.types.items()}
 
 
 RECOGNISE = {options.WebDatasetSource: _recognise}

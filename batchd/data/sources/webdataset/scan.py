@@ -48,7 +48,7 @@ from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import default_value, from_plain, whole_number
 from batchd.data.sources.files import index as files_index
-from batchd.data.sources.files.walk import Patterns, shards_of, shards_problems
+from batchd.data.sources.files.walk import shards_of, shards_problems
 from batchd.data.sources.finding import FilePattern, find_in_shards
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.jsonl.values import json_object, value_at
@@ -380,7 +380,7 @@ def _samples(
 
 def _scan(source: WebDatasetSource, survey: Survey) -> SourceIndex:
     """Find the samples of all shards, ordered by the shards' paths. Raises ``SourceInvalid``."""
-    shards = shards_of(Patterns(source.root, source.shards, "shards", source.allow_outside_root), survey)
+    shards = shards_of(source, survey)
     if source.fields:
         return _FoundMembers(source).scan(shards, survey)
     growing = files_index.GrowingIndex(survey.progress, source.path_bytes)
@@ -544,7 +544,7 @@ def _find(source: WebDatasetSource, index: SourceIndex, pattern: FilePattern) ->
 
 KINDS = {
     WebDatasetSource: BuiltInKind(
-        problems=lambda source, storage: shards_problems(source.root, source.shards, storage),
+        problems=shards_problems,
         columns=_columns,
         scan=_scan,
         neighbours=_neighbours,
