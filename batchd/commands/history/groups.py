@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.sources.composed.index import part_of
 from batchd.data.sources.composed.options import ConcatSource, MixSource, parts_of
-from batchd.data.sources.interface import kind_of
+from batchd.data.sources.interface import kind_of, part_of
 from batchd.data.sources.options import SourceOptions
 from batchd.data.storage.index import SourceIndex
 

@@ -270,3 +270,14 @@ def _is_installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # a package around it
         return False
+
+
+def part_of(index: SourceIndex, number: int) -> SourceIndex:
+    """The index of one part of a source made of others, over the same memory, without a digest.
+
+    Invariant: a part's own arrays are in the whole index, each under the part's number and a slash.
+    """
+    samples, facts = index.facts["parts"][number]
+    prefix = f"{number}/"
+    arrays = {name.removeprefix(prefix): array for name, array in index.arrays.items() if name.startswith(prefix)}
+    return SourceIndex(samples, facts, arrays, index.place["parts"][number], "")

@@ -2,7 +2,6 @@
 
 access          one ``Storage`` for a process: limits, connections, deadlines, and files for scans
 objects         requests to servers; the only module that imports obstore
-remote_stream   an object as a file that can be read and sought in
 paths           files of this machine: whether they can be read, links, shards that stay open
 patterns        patterns of file names, and whether a file matches
 reader          the bytes of samples, for workers

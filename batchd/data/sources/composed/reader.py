@@ -15,9 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.samples.values import Value
-from batchd.data.sources.composed.index import part_of
 from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource, parts_of
-from batchd.data.sources.interface import NamesFiles, Reader, ReadsLengths, ReadsPoints, open_reader, read_ahead
+from batchd.data.sources.interface import (
+    NamesFiles,
+    Reader,
+    ReadsLengths,
+    ReadsPoints,
+    open_reader,
+    part_of,
+    read_ahead,
+)
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 

@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.sources.arrays.index import read_array
-from batchd.data.sources.composed.index import part_of
 from batchd.data.sources.composed.options import NUMBER_MAX, ConcatSource, MixSource, SubsetSource, parts_of, share_of
 from batchd.data.sources.csv.values import BYTE_ORDER_MARK
 from batchd.data.sources.finding import FilePattern
-from batchd.data.sources.interface import BuiltInKind, kind_of
+from batchd.data.sources.interface import BuiltInKind, kind_of, part_of
 from batchd.data.sources.neighbours import Neighbours, in_order, joined, selected
 from batchd.data.sources.options import SourceOptions
 from batchd.data.storage.access import Storage

@@ -32,11 +32,10 @@ from batchd.data.samples.values import Value, converted, from_bytes, shaped
 from batchd.data.sources.parquet import row_groups
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.record_batches import open_table
-from batchd.data.storage.access import Storage
+from batchd.data.storage.access import ObjectStream, Storage
 from batchd.data.storage.index import SourceIndex, readable
 from batchd.data.storage.paths import below_root, blaming_the_sample, open_regular, real_path
 from batchd.data.storage.reader import BytesReader, Extent, RemoteBytes
-from batchd.data.storage.remote_stream import ObjectStream
 from batchd.data.storage.values import ObjectUnreadable
 from batchd.errors import SourceInvalid
 from batchd_wire.views import Array

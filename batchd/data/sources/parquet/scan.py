@@ -52,10 +52,9 @@ from batchd.data.sources.parquet import row_groups
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.record_batches import ArrowFile, TableFile, is_arrow, open_table
 from batchd.data.sources.scan import answer, isolated_scan
-from batchd.data.storage.access import Storage
+from batchd.data.storage.access import ObjectStream, Storage
 from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.paths import size_of
-from batchd.data.storage.remote_stream import ObjectStream
 from batchd.data.storage.survey import Survey, quick_look
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore.exceptions import GenericError
 
-from batchd.data.storage import remote_stream
-from batchd.data.storage.access import FETCHED_BYTES_MAX, Storage
+from batchd.data.storage import access
+from batchd.data.storage.access import FETCHED_BYTES_MAX, ObjectStream, Storage
 from batchd.data.storage.ahead import RequestBudget, Requested
 from batchd.data.storage.reader import WHOLE_BYTES_MAX, Extent, RemoteBytes
-from batchd.data.storage.remote_stream import ObjectStream
 from batchd.data.storage.values import ObjectUnreadable, StorageLimits, Version, Wanted
 from batchd.errors import SourceInvalid
 from support.http_files import SECRET, Cut, Fault, FileServer, IgnoreRange, Stall, Status
@@ -404,9 +403,9 @@ def test_a_stream_reads_what_a_file_reads(does: list[tuple[str, int]], first: in
     """This holds for any seek position, block size and cached part."""
     content = CONTENT[:4321]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_stream, "FIRST_BYTES", first)
-        patch.setattr(remote_stream, "LENGTH_MAX", 16 * first)
-        patch.setattr(remote_stream, "GAP_BYTES_MAX", 100)
+        patch.setattr(access, "FIRST_BYTES", first)
+        patch.setattr(access, "LENGTH_MAX", 16 * first)
+        patch.setattr(access, "GAP_BYTES_MAX", 100)
         raw = ObjectStream("a", len(content), slices(content, []))
         stream, file = io.BufferedReader(raw, 32), io.BytesIO(content)
         for what, number in does:
@@ -426,13 +425,13 @@ def test_a_stream_reads_on_in_growing_blocks_and_here_and_there_in_small_ones() 
     while stream.read(1 << 20):
         pass
     assert len(asked) <= 8
-    assert max(size for _, size in asked) == remote_stream.LENGTH_MAX
+    assert max(size for _, size in asked) == access.LENGTH_MAX
 
     asked.clear()
     for start in range(0, len(content), 8 << 20):
         stream.seek(start)
         stream.read(512)
-    assert sum(size for _, size in asked) <= 9 * remote_stream.FIRST_BYTES
+    assert sum(size for _, size in asked) <= 9 * access.FIRST_BYTES
 
 
 def test_a_stream_that_cannot_be_read_says_where() -> None:
