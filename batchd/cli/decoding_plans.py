@@ -19,9 +19,8 @@ from batchd.cli.text import aligned
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import BucketOrder, BucketSizes
-from batchd.core.cuts import Cuts
 from batchd.core.mixtures import Mixture
-from batchd.core.packs import Packs, packed_in
+from batchd.core.packs import Cuts, Packs, packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.load import expect
 from batchd.data.pipeline.call.options import Call

@@ -1,7 +1,7 @@
 """Which samples share a batch, if their sizes decide it, for the index of a stream. Daemon.
 
-    index --> daemon.measuring --> sizes --> core.packs    --> index with packs.*    "pack"
-                                         --> core.cuts     --> index with cuts.*     concat-split
+    index --> stream.measuring --> sizes --> core.packs    --> index with packs.*    "pack"
+                                         --> core.packs    --> index with cuts.*     concat-split
                                          --> core.buckets  --> index with buckets.*  bucket, balance
 
 The result is kept by the index cache, like a scan, while no file of the source has changed. The
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from batchd.config.tree import Bucket, StreamConfig
 from batchd.core.buckets import OverBudget, buckets_of
-from batchd.core.cuts import Cuts
-from batchd.core.packs import PackLimits, Packs
+from batchd.core.packs import Cuts, PackLimits, Packs
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.scan import Extension

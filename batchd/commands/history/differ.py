@@ -20,8 +20,7 @@ from batchd.commands.history.batches import check_fingerprint
 from batchd.commands.history.cards import RunCard, part_differences, version_differences
 from batchd.commands.history.seen import SampleLookup
 from batchd.config.tree import BlockShuffle, StreamConfig
-from batchd.core.cuts import Cuts
-from batchd.core.packs import Packs
+from batchd.core.packs import Cuts, Packs
 from batchd.core.plan import Plan
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.sample_fields import pack_of

@@ -12,11 +12,10 @@ import pytest
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import buckets_of
 from batchd.core.course import Course, Share
-from batchd.core.cuts import Cuts
 from batchd.core.draws import EvenDraws, SingleDraws, bounds_of
 from batchd.core.epochs import planned
 from batchd.core.mixtures import Mixture, Segment
-from batchd.core.packs import PackLimits, Packs
+from batchd.core.packs import Cuts, PackLimits, Packs
 from batchd.core.plan import Plan
 from batchd_wire.position import Position
 from support.core_course import reading, rounds_of, sequence_of

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.core.buckets import BucketOrder, buckets_of
-from batchd.core.cuts import STRIDE, Cuts
-from batchd.core.packs import packed_in
+from batchd.core.packs import STRIDE, Cuts, packed_in
 from batchd.data.pipeline.shapes.options import Pack
 
 LENGTHS = st.lists(st.integers(-2, 70), min_size=1, max_size=200).filter(lambda them: max(them) > 0)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.core.buckets import BucketOrder, BucketSizes, buckets_of
-from batchd.core.cuts import Cuts
-from batchd.core.packs import PackLimits, Packs
+from batchd.core.packs import Cuts, PackLimits, Packs
 from batchd.stream.grouping import BALANCE_BUCKETS
 
 ROOM = 64
