@@ -1,7 +1,9 @@
 """Every position keeps its bytes: each stream gives those of ``golden/digests.json``."""
 
 import json
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from batchd.data.pipeline.kinds import STEP_KINDS
@@ -10,8 +12,21 @@ from golden.data import write_data
 from golden.digests import FILE, digests
 from golden.streams import golden_streams
 
+LOCKED = Path(__file__).parents[2] / "constraints.txt"
 DIFFER_EACH_TIME = {"push", "generator"}
 NOT_OURS = {"plugin"}
+
+
+def changed(found):
+    """Name the streams that give other bytes than before, or have another fingerprint.
+
+    The footer of a Parquet file names the pyarrow that wrote it: with another than the locked one
+    only the bytes are compared.
+    """
+    known = json.loads(FILE.read_text())
+    if f"pyarrow=={pa.__version__}" not in LOCKED.read_text():
+        found["parquet"][0] = known["parquet"][0]
+    return {name for name in found if found[name] != known.get(name)}
 
 
 def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tmp_path):
@@ -23,9 +38,8 @@ def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tm
 
     found = digests(daemon, list(streams))
 
-    known = json.loads(FILE.read_text())
-    assert {name for name in found if found[name] != known.get(name)} == set()
-    assert found.keys() == known.keys()
+    assert changed(found) == set()
+    assert found.keys() == json.loads(FILE.read_text()).keys()
 
 
 @pytest.mark.thorough
@@ -39,8 +53,7 @@ def test_a_cache_of_pixels_changes_no_golden_stream(start_daemon, tmp_path):
 
     found = digests(daemon, list(streams))
 
-    known = json.loads(FILE.read_text())
-    assert {name for name in found if found[name] != known[name]} == set()
+    assert changed(found) == set()
     kept = [stream for stream in daemon.status()["streams"] if stream["cache"] and stream["cache"]["kind"] == "pixels"]
     assert len(kept) > len(streams) // 2
     assert sum(stream["work"]["cache_hits"] for stream in kept) > sum(stream["work"]["cache_misses"] for stream in kept)

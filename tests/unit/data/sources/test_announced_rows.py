@@ -22,8 +22,6 @@ from batchd.runtime.sizes import round_bytes
 from support.parquet_files import write_parquet
 from support.source_files import nothing
 
-pytest.importorskip("pyarrow", minversion="24", reason="older ones write no pages of a number of rows")
-
 ROWS = 300_000
 LISTS = {"ids": "int64[?]"}
 OF_20_000, OF_10_000 = b"\xc0\xb8\x02", b"\xa0\x9c\x01"

@@ -33,6 +33,14 @@ def of(root: Path, *shards: str) -> ParquetSource:
     return ParquetSource(root=root, shards=shards or ("*",), fields=BOTH)
 
 
+@pytest.fixture(params=FATAL_BYTES)
+def wrong(request) -> str:
+    """Name a byte of a footer that ends pyarrow's process."""
+    if request.param == "codec":
+        pytest.importorskip("pyarrow", minversion="26", reason="older ones take it for another codec")
+    return request.param
+
+
 def refused(source: ParquetSource) -> str:
     """Return the scan's error message."""
     with pytest.raises(SourceInvalid) as caught:
@@ -55,7 +63,6 @@ def test_a_scan_in_a_process_of_its_own_finds_the_same(tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("forked_scans")
-@pytest.mark.parametrize("wrong", FATAL_BYTES)
 def test_a_byte_of_a_footer_that_ends_pyarrows_process_is_an_error_that_names_the_file(wrong, tmp_path, capfd) -> None:
     """The message has pyarrow's reason, which does not get into the log by itself."""
     write_parquet(tmp_path / "a.parquet", COLUMNS)
@@ -73,7 +80,6 @@ def test_a_byte_of_a_footer_that_ends_pyarrows_process_is_an_error_that_names_th
 
 
 @pytest.mark.usefixtures("forked_scans")
-@pytest.mark.parametrize("wrong", FATAL_BYTES)
 def test_commands_report_such_a_file(wrong, tmp_path, capsys) -> None:
     """The commands `check` and `init` name the file and end with their usual exit statuses."""
     file = write_fatal_parquet(tmp_path / "rows/b.parquet", wrong)
