@@ -80,7 +80,7 @@ smoke: bytecode ## Try the parts together: first configuration, demo, positions 
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)
 
 test-slow: bytecode ## Run the long tests too (soak, big fuzz)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow -n $(LANES) --dist loadfile --durations 20 $(ARGS)
 
 chaos: bytecode ## Kill, stop and change everything at random while trainers read, and check all they get (SECONDS, FAULTS, SEED)
 	@cd tests && ../$(BIN)/python -m chaos --seconds '$(if $(FAULTS),86400,$(SECONDS))' --seed '$(SEED)' $(if $(FAULTS),--faults '$(FAULTS)')
