@@ -106,6 +106,7 @@ def loaded(config, folder):
             samples._reader.read(number)
         except SampleUnreadable as error:
             found.append(str(error))
+    samples._reader.close()
     return found
 
 
