@@ -323,7 +323,7 @@ def test_spoilt_connections_change_nothing_and_leave_nothing(served, context):
 @pytest.mark.slow
 def test_spoilt_connections_change_nothing_and_leave_nothing_for_long(served, context):
     """The first test's connections are made for minutes."""
-    say_rounds_below(served, context, 30, 200)
+    say_rounds_below(served, context, 60, 1000)
 
 
 def spoil_on_the_way(served, context, connections):
@@ -350,7 +350,7 @@ def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing(keyed, 
 @pytest.mark.slow
 def test_encrypted_connections_that_are_spoilt_on_the_way_change_nothing_for_long(keyed, context):
     """The first test's connections are made for minutes."""
-    spoil_on_the_way(keyed, context, 1_000)
+    spoil_on_the_way(keyed, context, 5_000)
 
 
 def test_a_message_that_cannot_be_decrypted_ends_its_connection_at_once(keyed, context):
