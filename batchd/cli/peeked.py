@@ -62,7 +62,7 @@ class PeekedBatch:
 def joined_patches(batch: PeekedBatch) -> PeekedBatch:
     """Images of packed patches (see the steps ``patches`` and ``pack``) with a row for each.
 
-    Any other batch stays as it is.
+    Return any other batch unchanged.
     """
     name = next((name for name in batch.arrays if f"{name}_grid" in batch.arrays), None)
     if name is None or batch.arrays["lengths"].ndim != 2:  # noqa: PLR2004  rows, documents

@@ -2,7 +2,7 @@
 
 children      starts, watches and ends child processes; child_log, log_message: their lines
 descriptors   waiting for many of them; signals: as one of them
-tcp           a ROUTER socket for peers that nobody trusts; keys: files with their keys
+tcp           a ROUTER socket for untrusted peers; keys: files with their keys
 slots         shared memory of slots; available, free_memory, sizes: how much there is
 limits        what one peer may have: sessions, handshakes, connections, log lines
 compiled      whether the extensions are those of the sources

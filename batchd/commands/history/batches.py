@@ -293,7 +293,7 @@ class Replayer:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the stream, as it is now."""
+        """The present fingerprint of the stream."""
         return self._opened.spec.fingerprint
 
     def card(self) -> cards.RunCard:

@@ -130,7 +130,7 @@ class Storage:
 
 
 class Witnesses(Protocol):
-    """What a scan opens and lists is told to it: see ``survey.Survey``."""
+    """Records what a scan opens and lists: see ``survey.Survey``."""
 
     looked: Callable[[], None]
 
