@@ -36,7 +36,8 @@ class GoogleServer(FileServer):
         found = {
             name.removeprefix(bucket): data for name, data in self.files.items() if name.startswith(bucket + prefix)
         }
-        here = {name: data for name, data in found.items() if "/" not in name[len(prefix) :]}
+        is_flat = "delimiter" not in query
+        here = {name: data for name, data in found.items() if is_flat or "/" not in name[len(prefix) :]}
         folders = {prefix + name[len(prefix) :].partition("/")[0] + "/" for name in found.keys() - here.keys()}
         files = "".join(
             f"<Contents><Key>{escape(name)}</Key><LastModified>2026-01-01T00:00:00Z</LastModified>"

@@ -1,20 +1,18 @@
 """Parquet files, written for tests and read as a worker reads them. For tests of sources."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
-from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import Reader, kind_of, open_reader
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.survey import Survey
-from batchd.errors import SourceInvalid
 from support.source_files import as_shared, nothing
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -87,35 +85,6 @@ def scan_parquet(root: Path, fields: dict[str, str], *shards: str, **changes: An
 def open_parquet(root: Path, fields: dict[str, str], *shards: str, max_bytes: int = 1 << 26, **changes: Any) -> Reader:
     source, index = scan_parquet(root, fields, *shards, **changes)
     return open_reader(source, index, max_bytes, Storage())
-
-
-def outcomes_of_changes(
-    file: Path, change: int, places: range, opened: Callable[[], Reader], check: Callable[[Mapping[str, Any]], None]
-) -> set[str]:
-    """Change one byte after the other, read two samples, and return all outcomes.
-
-    Each is ``refused`` with the file's name, ``bad``, or ``read``: then ``check`` looks at values.
-    """
-    data = file.read_bytes()
-    outcomes = set()
-    for place in places:
-        changed = bytearray(data)
-        changed[place] ^= change
-        file.write_bytes(changed)
-        try:
-            reader = opened()
-        except SourceInvalid as error:
-            assert str(file) in str(error)  # noqa: PT017  of many outcomes one
-            outcomes.add("refused")
-            continue
-        for sample in range(2):
-            try:
-                check(reader.read(sample))
-                outcomes.add("read")
-            except SampleUnreadable:
-                outcomes.add("bad")
-        reader.close()
-    return outcomes
 
 
 def photo_rows(photos: Path, folder: Path, **options: Any) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from batchd.data.storage.access import Storage
 from batchd.errors import SourceInvalid
 from batchd_wire.fields import ITEM_BYTES
 from support.samples import opened, read_samples, reason, scan
-from support.source_files import source_problems
 
 
 def npy(folder: Path, array: np.ndarray, name: str = "x.npy") -> NpySource:
@@ -214,12 +213,6 @@ def test_a_byte_that_is_not_a_bool_makes_a_bad_sample(tmp_path) -> None:
         assert reader.read(0)["x"].tolist() == [False] * 3
 
 
-def test_a_sample_longer_than_the_limit_is_a_bad_one(tmp_path) -> None:
-    """The reason has the length and the limit."""
-    with opened(npy(tmp_path, np.zeros((2, 8))), 63) as (reader, _index):
-        assert reason(reader) == "has 64 bytes, more than max_bytes = 63"
-
-
 @pytest.mark.parametrize("probe_bytes", [array_files.PROBE_BYTES, 8192])
 def test_the_digest_tells_arrays_of_the_same_shape_apart(tmp_path, monkeypatch, probe_bytes) -> None:
     """The digest reads long files at their ends and in blocks; paths are not part of it."""
@@ -251,16 +244,6 @@ def test_settings_of_npy_that_make_no_sense_are_refused(options, message) -> Non
     """The scan refuses them before it opens a file."""
     with pytest.raises(ValueError, match=message):
         NpySource(**options)
-
-
-def test_missing_and_special_files_are_refused_without_a_wait(tmp_path) -> None:
-    """The scan refuses a FIFO without a writer, a folder and a missing path; so does `check`."""
-    os.mkfifo(tmp_path / "fifo")
-    for name in ("fifo", ".", "gone"):
-        path = tmp_path / name
-        for source in (NpySource(path=path), NpzSource(path=path), RawSource(path=path, record={"x": "uint8"})):
-            assert str(path) in refused(source)
-            assert source_problems(source)
 
 
 # --- npz ------------------------------------------------------------------------------------------
@@ -425,15 +408,6 @@ def test_a_file_that_is_not_made_of_whole_records_is_refused(tmp_path, size, mes
     assert refused(source) == f"{source.path}: {message}"
     os.truncate(source.path, 36)
     assert len(scan(source)) == 4
-
-
-def test_a_raw_file_that_shrinks_later_makes_bad_samples(tmp_path) -> None:
-    """Each record that is cut off is one bad sample."""
-    source = raw(tmp_path, bytes(20), {"x": "uint8[5]"})
-    with opened(source) as (reader, _index):
-        os.truncate(source.path, 12)
-        assert "its file has changed" in reason(reader, 1)
-        assert reason(reader, 2) == "the file ends at byte 12, 3 bytes before the sample does"
 
 
 @pytest.mark.parametrize(

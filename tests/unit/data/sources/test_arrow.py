@@ -1,6 +1,5 @@
 """Arrow files, as `save_to_disk` of Hugging Face's `datasets` writes them, in a parquet source."""
 
-import os
 import struct
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from support.parquet_files import (
     class_labels,
     hugging_face,
     open_parquet,
-    outcomes_of_changes,
     scan_parquet,
     write_arrow,
 )
@@ -176,57 +174,6 @@ def test_a_record_batch_that_no_worker_could_keep_is_refused_with_the_numbers(tm
 
     with pytest.raises(SourceInvalid, match=r"more than cache_bytes = 100, .* rows in each record batch"):
         scan_arrow(tmp_path, {"x": "int64[3]"}, cache_bytes=100)
-
-
-def test_a_file_that_is_cut_anywhere_is_refused(tmp_path) -> None:
-    """The test cuts it at many lengths; the error names the file."""
-    file = photographs(tmp_path / "a.arrow", IMAGES[:3])
-    data = file.read_bytes()
-    for length in (*range(0, len(data), 7), len(data) - 1):
-        file.write_bytes(data[:length])
-        with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.arrow"):
-            scan_arrow(tmp_path, BOTH)
-
-
-@pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize("change", [0xFF, 0x01, 0x80])
-def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, change) -> None:
-    """Each changed byte gives ``SourceInvalid``, ``SampleUnreadable``, or values of the type."""
-    columns = {"image": hugging_face([b"first", b"2nd"]), "label": [0, 1], "ids": [[1, 2], [3]], "text": ["a", None]}
-    file = write_arrow(tmp_path / "a.arrow", columns)
-
-    def check(values):
-        assert isinstance(values["image"], memoryview)
-        assert values["ids"].dtype == np.int64
-
-    fields = {**BOTH, "ids": "int64[?]", "text": "text"}
-    places = range(file.stat().st_size)
-    outcomes = outcomes_of_changes(file, change, places, lambda: open_arrow(tmp_path, fields), check)
-    assert outcomes == {"refused", "bad", "read"}
-
-
-def test_a_file_that_changes_later_makes_bad_samples(tmp_path) -> None:
-    """It is replaced, cut or deleted; its record batches are read as a whole."""
-
-    def write(values: list[list[int]]) -> Path:
-        return write_arrow(tmp_path / "a.arrow", {"x": values})
-
-    file = write([[1, 2], [3]])
-    source, index = scan_arrow(tmp_path, {"x": "int64[?]"})
-
-    def reason() -> str:
-        reader = open_reader(source, index, 1 << 20, Storage())
-        with pytest.raises(SampleUnreadable) as caught:
-            reader.read(1)
-        reader.close()
-        return str(caught.value)
-
-    write([[1, 2], [3], [4]])
-    assert "the file is another one than when the daemon started" in reason()
-    os.truncate(file, 300)
-    assert "is cut" in reason()
-    file.unlink()
-    assert "No such file" in reason()
 
 
 def test_files_of_a_server_are_read_by_ranges(tmp_path, web: FileServer, storage: Storage) -> None:

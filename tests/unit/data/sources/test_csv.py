@@ -209,30 +209,6 @@ def test_bytes_of_any_kind_are_refused_or_read(tmp_path_factory, content) -> Non
                 assert list(reader.read(sample)) == ["a", "b"]
 
 
-def test_a_table_that_is_cut_anywhere_is_refused_or_lacks_its_end(tmp_path) -> None:
-    """Every record except the last is unchanged; the last one may be bad."""
-    content = b'a,b\n"one, ""1""",2\n"three\nlines",4\n5,6\n'
-    whole = rows(table(tmp_path, content))
-    for end in range(len(b"a,b\n") + 1, len(content)):
-        source = table(tmp_path, content[:end])
-        try:
-            with opened(source) as (reader, index):
-                found = [tuple(reader.read(sample).values()) for sample in range(len(index) - 1)]
-                assert found == whole[: len(found)]
-        except SourceInvalid as error:
-            assert "is never closed" in str(error)  # noqa: PT017  which of both it is depends on the byte
-
-
-def test_the_index_is_eight_bytes_for_each_record(tmp_path) -> None:
-    """Workers share this small index."""
-    source = table(tmp_path, "a,b\n" + "1,2\n" * 20_000)
-
-    index = scan(source)
-
-    assert len(index) == 20_000
-    assert sum(array.nbytes for array in index.arrays.values()) == 8 * 20_000
-
-
 SCAN_IN_A_PROCESS_OF_ITS_OWN = """
 import sys
 from pathlib import Path
@@ -270,29 +246,6 @@ def test_a_table_that_is_larger_than_the_memory_is_never_loaded_whole(tmp_path) 
     last = pieces * rows_at_once - 1
     assert found == [last + 1, 0, 1, last - 1, last]
     assert peak_kib < 200 << 10
-
-
-def test_several_tables_follow_each_other_in_the_order_of_their_names(tmp_path) -> None:
-    """All of them have the same titles."""
-    for number in (2, 1):
-        table(tmp_path, f"a,b\n{number},x\n{number},y", f"part-{number}.csv")
-    source = CsvSource(root=tmp_path, files=("part-{1..2}.csv",), fields=FIELDS)
-
-    assert rows(source) == [("1", "x"), ("1", "y"), ("2", "x"), ("2", "y")]
-    with opened(source) as (reader, _index):
-        assert reader.name(3) == f"{tmp_path}/part-2.csv: record 2 (byte 8)"
-
-
-def test_the_digest_names_the_content_and_the_options_but_not_the_place(tmp_path) -> None:
-    """The same table at another path is the same source; one changed letter makes another."""
-
-    def digest(content: str, folder: str = "x", **options) -> str:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        return scan(table(tmp_path / folder, content, **options)).digest
-
-    same = digest("a,b\n1,2\n")
-    assert digest("a,b\n1,2\n", "y", name="other.csv") == same
-    assert len({same, digest("a,b\n1,3\n"), digest("a,b\n1,2\n", names={"a": "b", "b": "a"})}) == 3
 
 
 # --- tables that the scan refuses -----------------------------------------------------------------
@@ -352,19 +305,6 @@ def test_tables_with_other_titles_or_no_records_are_refused(tmp_path) -> None:
 
     second.write_text("a,b\n")
     assert f"{second} holds no record behind its titles; leave it out of the files" in refused(source)
-
-
-def test_paths_without_a_file_are_refused_without_a_wait(tmp_path) -> None:
-    """The path is a FIFO without a writer, a folder, or missing."""
-    os.mkfifo(tmp_path / "fifo")
-    for name, message in (
-        ("fifo", "is not a regular file"),
-        (".", "is not a regular file"),
-        ("gone", "cannot be read"),
-    ):
-        source = CsvSource(path=tmp_path / name, fields=FIELDS)
-        assert message in refused(source)
-        assert source_problems(source)
 
 
 def test_a_wrong_title_is_found_by_check(tmp_path) -> None:

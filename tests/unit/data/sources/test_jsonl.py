@@ -144,26 +144,6 @@ def test_a_file_of_another_format_is_refused(tmp_path, content, text) -> None:
     assert f"t.jsonl {text}" in refused(lines(tmp_path, content))
 
 
-def test_files_follow_each_other_by_name(tmp_path) -> None:
-    """The digest depends on the content and on what is read of it, and not on the place."""
-    (tmp_path / "x").mkdir()
-    for name, text in (("b", "2"), ("a", "1"), ("x/c", "3")):
-        (tmp_path / f"{name}.jsonl").write_text(f'{{"a":"{text}"}}')
-    source = JsonlSource(root=tmp_path, shards=("**/*.jsonl",), fields=FIELDS)
-    assert texts(source) == ["1", "2", "3"]
-    first = scan(source).digest
-
-    tmp_path = tmp_path.rename(tmp_path.with_name("elsewhere"))
-    moved = JsonlSource(root=tmp_path, shards=("**/*.jsonl",), fields=FIELDS)
-    assert scan(moved).digest == first
-    others = [{"names": {"a": "b"}}, {"defaults": {"a": ""}}]
-    assert first not in [
-        scan(JsonlSource(root=tmp_path, shards=moved.shards, fields=FIELDS, **one)).digest for one in others
-    ]
-    (tmp_path / "a.jsonl").write_text('{"a":"4"}')
-    assert scan(moved).digest != first
-
-
 # --- values ---------------------------------------------------------------------------------------
 
 
@@ -265,14 +245,6 @@ def test_long_keys_do_not_fill_a_reason(tmp_path) -> None:
     keys = {f"{number}" + "k" * 10_000: 1 for number in range(100)}
 
     assert len(bad(tmp_path, json.dumps(keys))) < 1000
-
-
-def test_a_line_of_a_rewritten_file_is_a_bad_sample(tmp_path) -> None:
-    """The reason says that the file has changed."""
-    source = lines(tmp_path, '{"a":"1"}\n{"a":"2"}\n')
-    with opened(source) as (reader, _index):
-        (tmp_path / "t.jsonl").write_text('{"a":"one"}\n{"a":"2"}\n')
-        assert "changed" in reason(reader)
 
 
 # --- images ---------------------------------------------------------------------------------------

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.interface import open_reader
 from batchd.data.sources.lmdb.options import LmdbSource
 from batchd.data.storage.access import Storage
-from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
 from support.lmdb_files import open_lmdb, scan_lmdb, write_lmdb
-from support.source_files import nothing
 
 OCR = {
     key: value
@@ -235,17 +233,6 @@ def test_what_is_no_database_is_refused(tmp_path, data) -> None:
         scan_lmdb(tmp_path, {"image": "image"})
 
 
-def test_a_database_that_is_not_there_or_no_file_is_refused(tmp_path) -> None:
-    """A missing database is reported, and batchd does not wait for a FIFO."""
-    source = LmdbSource(path=tmp_path / "gone", fields={"image": "image"})
-    assert kind_of(source).problems(source, Storage()) == [f"there is no file {tmp_path}/gone"]
-    with pytest.raises(SourceInvalid, match="gone cannot be read: No such file"):
-        kind_of(source).scan(source, Survey(nothing))
-    os.mkfifo(tmp_path / "data.mdb")
-    with pytest.raises(SourceInvalid, match="is not a regular file"):
-        scan_lmdb(tmp_path, {"image": "image"})
-
-
 def test_a_database_that_is_cut_anywhere_is_refused(tmp_path) -> None:
     """The check runs before any access, because a missing mapped page would kill the process."""
     file = write_lmdb(tmp_path / "db", OCR)
@@ -350,18 +337,6 @@ def test_several_streams_of_a_worker_share_one_open_database(tmp_path) -> None:
     again = open_lmdb(tmp_path / "db", PAIRS, key="{field}-*")
     assert again.read(5)["label"] == "w\u00f6rd 6"
     again.close()
-
-
-def test_the_digest_names_keys_lengths_and_what_is_read(tmp_path) -> None:
-    """The path of the database does not change the digest."""
-    digests = []
-    for number, records in enumerate(({b"a": b"1"}, {b"a": b"1"}, {b"b": b"1"}, {b"a": b"12"})):
-        write_lmdb(tmp_path / str(number), records)
-        digests.append(scan_lmdb(tmp_path / str(number), {"x": "uint8[?]"})[1].digest)
-    digests.append(scan_lmdb(tmp_path / "0", {"x": "text"})[1].digest)
-
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 4
 
 
 @pytest.mark.parametrize(

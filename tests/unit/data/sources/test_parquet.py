@@ -21,7 +21,6 @@ from support.parquet_files import (
     class_labels,
     hugging_face,
     open_parquet,
-    outcomes_of_changes,
     scan_parquet,
     write_arrow,
     write_parquet,
@@ -323,30 +322,6 @@ def test_what_is_no_parquet_file_is_refused(tmp_path, data, reason) -> None:
         scan_parquet(tmp_path, BOTH)
 
 
-@pytest.mark.parametrize("compression", ["none", "snappy"])
-def test_a_file_that_is_cut_anywhere_is_refused(tmp_path, compression) -> None:
-    """The file is truncated at many lengths, and the error names it."""
-    file = photographs(tmp_path / "a.parquet", IMAGES[:3], compression=compression)
-    data = file.read_bytes()
-    for length in (*range(0, len(data), 7), len(data) - 1):
-        file.write_bytes(data[:length])
-        with pytest.raises(SourceInvalid, match=rf"{tmp_path}/a\.parquet"):
-            scan_parquet(tmp_path, BOTH)
-
-
-@pytest.mark.parametrize("compression", ["none", "snappy"])
-def test_a_file_with_any_byte_changed_is_refused_or_read_and_never_anything_else(tmp_path, compression) -> None:
-    """Every third byte in turn gives ``SourceInvalid``, ``SampleUnreadable`` or declared values."""
-    file = photographs(tmp_path / "a.parquet", [b"first", b"second"], compression=compression, write_page_checksum=True)
-
-    def check(values):
-        assert isinstance(values["image"], memoryview)
-
-    places = range(0, file.stat().st_size, 3)
-    outcomes = outcomes_of_changes(file, 0xFF, places, lambda: open_parquet(tmp_path, BOTH), check)
-    assert "refused" in outcomes
-
-
 def test_a_damaged_page_makes_bad_samples_of_its_row_group_alone(tmp_path) -> None:
     """The errors name file, row group and row."""
     file = photographs(tmp_path / "a.parquet", row_group_size=20, compression="snappy", write_page_checksum=True)
@@ -367,41 +342,6 @@ def test_a_damaged_page_makes_bad_samples_of_its_row_group_alone(tmp_path) -> No
             reader.read(25)
     assert reader.name(25) == f"{file}: row 25"
     assert int(reader.known(25)["label"]) == 25
-    reader.close()
-
-
-def test_a_file_that_is_another_one_later_makes_bad_samples(tmp_path) -> None:
-    """The file is replaced, truncated, removed or turned into a FIFO."""
-    file = photographs(tmp_path / "a.parquet", compression="snappy")
-    source, index = scan_parquet(tmp_path, BOTH)
-
-    def reason() -> str:
-        reader = open_reader(source, index, 1 << 20, Storage())
-        with pytest.raises(SampleUnreadable) as caught:
-            reader.read(3)
-        reader.close()
-        return str(caught.value)
-
-    photographs(file, IMAGES[::-1], compression="snappy")
-    assert "the file is another one than when the daemon started" in reason()
-    os.truncate(file, 1000)
-    assert "is cut or damaged: it ends at byte 1000" in reason()
-    file.unlink()
-    assert "No such file" in reason()
-    os.mkfifo(file)
-    assert "not a regular file" in reason()
-
-
-def test_a_value_behind_the_end_of_a_file_that_was_cut_is_a_bad_sample(tmp_path) -> None:
-    """This path reads values one by one."""
-    file = photographs(tmp_path / "a.parquet", compression="none")
-    reader = open_parquet(tmp_path, BOTH)
-    os.truncate(file, 400)
-
-    with pytest.raises(SampleUnreadable, match=r"its file has changed.*\(row group 0, row 0 of it\)"):
-        reader.read(0)
-    with pytest.raises(SampleUnreadable, match=r"ends at byte 400.*\(row group 0, row 50 of it\)"):
-        reader.read(50)
     reader.close()
 
 
@@ -434,16 +374,6 @@ def test_files_without_rows_are_left_out(tmp_path) -> None:
     write_parquet(tmp_path / "b.parquet", {"x": [5]})
     reader = open_parquet(tmp_path, {"x": "int64"})
     assert (int(reader.read(0)["x"]), reader.name(0)) == (5, f"{tmp_path}/b.parquet: row 0")
-
-
-def test_the_digest_names_what_is_in_the_files(tmp_path) -> None:
-    """The paths of the files do not change the digest."""
-    digests = []
-    for number, images in enumerate((IMAGES, IMAGES, IMAGES[1:])):
-        photographs(tmp_path / f"{number}/a.parquet", images)
-        digests.append(scan_parquet(tmp_path / str(number), BOTH)[1].digest)
-    assert digests[0] == digests[1] != digests[2]
-    assert scan_parquet(tmp_path / "0", {"image": "image"})[1].digest != digests[0]
 
 
 CLASSES = ["cat", "d\u00f6g", "owl"]
@@ -519,27 +449,6 @@ def test_pyarrow_runs_in_one_thread_and_only_where_a_stream_needs_it() -> None:
         "import pyarrow; assert (pyarrow.cpu_count(), pyarrow.io_thread_count()) == (1, 1)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "library", "extra"),
-    [
-        ("parquet", {"root": "/a", "shards": ["*"], "cache_bytes": 1, "allow_outside_root": False}, "pyarrow", "arrow"),
-        ("lmdb", {"path": "/a", "key": "*", "format": "bytes"}, "lmdb", "lmdb"),
-    ],
-)
-def test_where_the_library_is_not_installed_it_is_said_what_to_install(kind, options, library, extra) -> None:
-    """`batchd check` shows the message, too."""
-    plain = {"type": kind, "fields": {"x": "image"}, "names": {}, **options}
-    program = (
-        f"import sys; sys.modules[{library!r}] = None;"
-        "from batchd.data.sources.kinds import source_from_plain; from batchd.data.sources.source_checks import check_source;"
-        "from batchd.data.storage.access import Storage;"
-        f"print(*[one.text for one in check_source(source_from_plain({plain!r}), Storage()).problems])"
-    )
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    command = f"{sys.executable} -m pip install 'batchd[{extra}]'"
-    assert said.strip() == f'a source of type "{kind}" needs {library}, which is not installed: {command}'
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
@@ -16,13 +16,12 @@ import pytest
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources import interface as kinds
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
-from batchd.data.sources.composed.options import ConcatSource, SubsetSource
+from batchd.data.sources.composed.options import ConcatSource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.interface import Reader, kind_of, open_reader
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.options import SourceOptions
-from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.scan import scan_source
 from batchd.data.sources.tfrecord.options import TFRecordSource
 from batchd.data.sources.tokens.options import TokensSource
@@ -36,8 +35,6 @@ from batchd.data.storage.values import StorageLimits
 from batchd.errors import SourceInvalid
 from support.http_files import SECRET, Cut, FileServer, IgnoreRange, Stall, Status
 from support.megatron import write_megatron
-from support.parquet_files import hugging_face, write_parquet
-from support.s3_server import BucketServer
 from support.samples import request
 from support.shards import write_shard
 from support.source_files import nothing, source_problems
@@ -54,8 +51,6 @@ def make_files(root: Path) -> None:
         "photos/cat/1.jpg",
         "photos/cat/more/2.jpg",
         "photos/dog/é ü.jpg",
-        "photos/dog/.hidden.jpg",
-        "photos/x.txt",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(f"bytes of {name}".encode())
@@ -74,32 +69,15 @@ def make_files(root: Path) -> None:
     np.savez(root / "arrays/xy.npz", x=np.arange(10), y=np.arange(30).reshape(10, 3))
     (root / "arrays/raw.bin").write_bytes(bytes(range(100)))
     write_megatron(root / "arrays/words.bin", [[[n] * (n + 1)] for n in range(8)], "uint16")
-    (root / "numbers.txt").write_text("3\n1\n")
-    for shard, compression in enumerate(("none", "snappy")):
-        images = [None if row == 4 else f"{shard}{row}".encode() * 50 for row in range(5)]
-        paths = ["photos/cat/1.jpg" if row == 4 else None for row in range(5)]
-        columns = {
-            "image": hugging_face(images, paths),
-            "caption": [f"{shard}{row} é" for row in range(5)],
-            "box": [[row, shard] for row in range(5)],
-            "label": range(5),
-        }
-        write_parquet(root / f"rows/r-{shard}.parquet", columns, compression=compression, row_group_size=2)
 
 
 SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
     "list": lambda root: ListSource(path=root / "list.txt", path_bytes=40),
-    "glob of names": lambda root: GlobSource(root=root, patterns=("photos/{cat/1,dog/é ü}.jpg",), classes="folder"),
     "webdataset": lambda root: WebDatasetSource(root=root / "shards", shards=("s-{0..1}.tar",)),
-    "webdataset fields": lambda root: WebDatasetSource(
-        root=root / "shards", shards=("s-{0..1}.tar",), fields={"image": "image", "label": "int64"}, path_bytes=3
-    ),
     "tfrecord": lambda root: TFRecordSource(root=root, shards=("records/r-{0..1}",), fields=TAR_FIELDS),
-    "parquet": lambda root: ParquetSource(root=root, shards=("rows/r-{0..1}.parquet",), fields=ROW_FIELDS),
     "csv": lambda root: CsvSource(
         path=root / "t.csv", fields={"age": "int64"}, image="file", image_root=root / "photos"
     ),
-    "csv files": lambda root: CsvSource(root=root, files=("t.csv",), fields={"age": "int64"}),
     "jsonl": lambda root: JsonlSource(
         root=root,
         shards=("t.jsonl",),
@@ -113,16 +91,7 @@ SOURCES: dict[str, Callable[[Path], SourceOptions]] = {
     "raw": lambda root: RawSource(path=root / "arrays/raw.bin", record={"a": "uint8[10]"}),
     "tokens": lambda root: TokensSource(path=root / "arrays/words.bin", dtype="uint16", length=5, overlap=1),
     "documents": lambda root: TokensSource(root=root, files=("arrays/words.bin",), format="megatron", dtype="uint16"),
-    "subset": lambda root: SubsetSource(of=SOURCES["npy"](root), indices=root / "numbers.txt"),  # type: ignore[arg-type]
     "concat": lambda root: ConcatSource(sources=(SOURCES["webdataset"](root), ListSource(path=root / "list.txt"))),  # type: ignore[arg-type]
-}
-ROW_FIELDS = {"image": "image", "caption": "text", "box": "int32[2]", "label": "int64"}
-pytestmark = pytest.mark.usefixtures("scans_here")
-LISTED: dict[str, Callable[[Path], SourceOptions]] = {
-    "folder": lambda root: FolderSource(path=root / "photos"),
-    "glob": lambda root: GlobSource(root=root, patterns=("photos/**/*.jpg", "*/s-?.tar")),
-    "patterns of shards": lambda root: WebDatasetSource(root=root, shards=("shards/*.tar",)),
-    "patterns of tables": lambda root: ParquetSource(root=root, shards=("rows/*",), fields=ROW_FIELDS),
 }
 
 
@@ -146,17 +115,6 @@ def plain(values: Any) -> dict[str, Any]:
     }
 
 
-def contents(storage: Storage, source: SourceOptions, *, ahead: bool) -> tuple[str, list[dict[str, Any]]]:
-    """Return the digest of a source and all its samples."""
-    index = scan(storage, source)
-    reader = opened(storage, source, index)
-    if ahead:
-        request(storage, reader, range(len(index)))
-    found = [plain(reader.read(sample)) for sample in range(len(index))]
-    reader.close()
-    return index.digest, found
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with one source of each kind, which no test changes."""
@@ -177,15 +135,6 @@ def served(web: FileServer, files: Path) -> FileServer:
     return web
 
 
-@pytest.fixture(scope="module")
-def filled_bucket(files: Path, _network_library: None) -> Iterator[BucketServer]:
-    """Start an S3 server with ``files`` in a folder of its bucket."""
-    server = BucketServer()
-    server.put({f"deep/{name}": content for name, content in by_name(files).items()})
-    yield server
-    server.close()
-
-
 def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web: FileServer, storage: Storage) -> None:
     """An object ends at the point of the cut, like a file."""
     shard = write_shard(tmp_path / "s-0.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
@@ -195,64 +144,6 @@ def test_a_shard_that_is_cut_between_two_members_is_refused(tmp_path: Path, web:
         SourceInvalid, match=r"s-0\.tar: no end-of-archive block at byte 1024: the shard is cut; copy it"
     ):
         scan(storage, WebDatasetSource(root=Path(web.url), shards=("s-0.tar",), label=""))
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_source_over_http_is_what_the_files_are(
-    files: Path, served: FileServer, kind: str, ahead: bool, storage: Storage
-) -> None:
-    """Samples, columns and digest are equal, wherever the server is."""
-    here, there = SOURCES[kind](files), SOURCES[kind](Path(served.url))
-
-    assert source_problems(there, storage) == []
-    assert kind_of(there).columns(there, storage) == kind_of(here).columns(here, storage)
-    assert contents(storage, there, ahead=ahead) == contents(storage, here, ahead=ahead)
-
-
-@pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
-def test_a_source_in_a_bucket_is_what_the_files_are(
-    files: Path, filled_bucket: BucketServer, kind: str, storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This includes sources that list names."""
-    for name, value in filled_bucket.environment.items():
-        monkeypatch.setenv(name, value)
-    make = (SOURCES | LISTED)[kind]
-    here, there = make(files), make(Path("s3://bucket/deep"))
-
-    assert source_problems(there, storage) == []
-    assert contents(storage, there, ahead=True) == contents(storage, here, ahead=True)
-    assert not any(secret in str(there) for secret in ("a-key-for-tests", "a-secret-for-tests"))
-
-
-@pytest.mark.parametrize("kind", [*SOURCES, *LISTED])
-def test_a_source_in_a_bucket_of_google_is_what_the_files_are(
-    files: Path, google: FileServer, kind: str, storage: Storage
-) -> None:
-    """This includes sources that list names."""
-    google.files.update({f"bucket/deep/{name}": content for name, content in by_name(files).items()})
-    make = (SOURCES | LISTED)[kind]
-    here, there = make(files), make(Path("gs://bucket/deep"))
-
-    assert source_problems(there, storage) == []
-    assert contents(storage, there, ahead=True) == contents(storage, here, ahead=True)
-
-
-def test_samples_are_called_by_the_url_as_it_was_written(served: FileServer, storage: Storage) -> None:
-    """The URL has both slashes."""
-    names = {
-        kind: opened(storage, SOURCES[kind](Path(served.url))).name(1)
-        for kind in ("list", "webdataset", "csv", "jsonl", "npy", "tfrecord")
-    }
-
-    assert names == {
-        "list": f"{served.url}/photos/dog/é ü.jpg",
-        "webdataset": f"{served.url}/shards/s-0.tar: 1.jpg (byte 2560)",
-        "csv": f"{served.url}/t.csv: record 2 (byte 22)",
-        "jsonl": f"{served.url}/t.jsonl: record 2 (byte 57)",
-        "npy": f"{served.url}/arrays/x.npy: sample 1 (byte 176)",
-        "tfrecord": f"{served.url}/records/r-0: record 1 (byte 51)",
-    }
 
 
 def test_a_chunk_is_read_in_a_few_requests(served: FileServer, storage: Storage) -> None:
@@ -332,18 +223,6 @@ class TestScansThatFail:
         served.faults["shards/s-0.tar"] = [Status(500), Status(503), WELL, Status(500), WELL, Cut(5), Cut(0)]
 
         assert len(scan(storage, SOURCES["webdataset"](Path(served.url)))) == 10
-
-    @pytest.mark.parametrize("kind", LISTED)
-    def test_what_http_cannot_list(self, web: FileServer, kind: str, storage: Storage) -> None:
-        """``batchd check`` finds it, and the message suggests an alternative."""
-        source = LISTED[kind](Path(web.url))
-        (problem,) = source_problems(source, storage)
-
-        assert "http servers cannot list files" in problem
-        with pytest.raises(SourceInvalid) as refusal:
-            scan(storage, source)
-        assert str(refusal.value) == problem
-        assert web.asked == []
 
     def test_a_shard_that_is_named_and_not_there(self, web: FileServer, storage: Storage) -> None:
         """The error names the first missing shard."""

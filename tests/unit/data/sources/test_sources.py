@@ -297,18 +297,6 @@ def test_an_empty_list_is_refused(tmp_path: Path, text: str) -> None:
         scan_list(tmp_path / "list.txt", text)
 
 
-def test_a_list_that_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
-    """A FIFO without a writer does not hang the daemon."""
-    os.mkfifo(tmp_path / "fifo")
-
-    with pytest.raises(SourceInvalid, match="fifo is not a regular file"):
-        scan_source(ListSource(path=tmp_path / "fifo"), nothing, IndexCache(None), Storage())
-    with pytest.raises(SourceInvalid, match="is not a regular file"):
-        scan_source(ListSource(path=tmp_path), nothing, IndexCache(None), Storage())
-    with pytest.raises(SourceInvalid, match="none cannot be read: No such file"):
-        scan_source(ListSource(path=tmp_path / "none"), nothing, IndexCache(None), Storage())
-
-
 def test_what_is_not_there_is_found_without_a_scan(tmp_path: Path) -> None:
     """`batchd check` reports them."""
     make(tmp_path, "list.txt", "photos/a.jpg")

@@ -1,6 +1,5 @@
 """Files of tokens: windows by arithmetic, documents by Megatron's index, and damaged indexes."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.data.samples.columns import Column
-from batchd.data.sources.arrays.reader import ArrayReader
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.recognise import recognise
 from batchd.data.sources.tokens.options import TokensSource
@@ -22,7 +20,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import quick_look
 from batchd.errors import SourceInvalid
 from support.megatron import write_megatron
-from support.samples import opened, read_samples, reason, scan
+from support.samples import opened, read_samples, scan
 from support.source_files import source_problems
 
 
@@ -78,23 +76,6 @@ def test_the_field_has_the_type_of_the_file(tmp_path) -> None:
     assert kind_of(source).columns(source, Storage()) == (Column("x", dtype="uint32", shape=(4,)),)
     assert kind_of(source).samples(source, Storage()) == 2
     assert read_samples(source)[1]["x"].dtype == np.uint32
-
-
-def test_windows_are_read_into_a_batch_at_once(tmp_path) -> None:
-    """The index has no entry for a window."""
-    with opened(TokensSource(path=flat(tmp_path, 10_000), dtype="uint16", length=3, overlap=1)) as (reader, index):
-        assert isinstance(reader, ArrayReader)
-        assert reader.reads_rows()
-        assert not index.arrays
-        assert reader.name(7) == f"{tmp_path}/a.bin: sample 7 (byte 28)"
-
-
-def test_a_window_of_a_file_that_was_cut_is_a_bad_sample(tmp_path) -> None:
-    """The windows before the cut cannot be trusted either, because the file is another one."""
-    with opened(TokensSource(path=flat(tmp_path, 100), dtype="uint16", length=10)) as (reader, _index):
-        os.truncate(tmp_path / "a.bin", 100)
-        assert "ends at byte 100" in reason(reader, 9)
-        assert "changed" in reason(reader, 0)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +160,6 @@ def test_windows_go_through_documents(tmp_path) -> None:
     assert tokens(documents(tmp_path, length=4, overlap=1)) == [[1, 2, 3, 4], [4, 5, 6, 7]]
 
 
-def test_a_document_may_be_too_long(tmp_path) -> None:
-    """Its name and its bytes are told."""
-    with opened(documents(tmp_path, [[list(range(100))], [[1]]]), max_bytes=50) as (reader, _index):
-        assert reason(reader, 0) == "has 200 bytes, more than max_bytes = 50"
-        assert reader.read(1)["tokens"].tolist() == [1]
-
-
 def index(**changed: object) -> bytes:
     """An index of three sequences of uint16 with 2, 1 and 3 tokens, in two documents."""
     parts = {
@@ -258,17 +232,6 @@ def test_a_missing_index_is_found_by_the_check(tmp_path) -> None:
 def test_documents_without_any_token_are_no_source(tmp_path) -> None:
     """A file without tokens has no sample."""
     assert "0 bytes hold no token" in refused(documents(tmp_path, [[]]))
-
-
-def test_the_digest_is_that_of_the_tokens_and_of_where_they_begin(tmp_path) -> None:
-    """The place of the files does not count."""
-    (tmp_path / "x").mkdir()
-    first, moved = documents(tmp_path), documents(tmp_path / "x")
-    assert scan(first).digest == scan(moved).digest
-
-    other = documents(tmp_path / "x", [[[1, 2, 3]], [[4], [5]], [[6, 7, 8]], [[9]]])
-    assert scan(other).digest != scan(first).digest
-    assert scan(documents(tmp_path, length=3)).digest != scan(documents(tmp_path, length=3, overlap=1)).digest
 
 
 # --- the first configuration ----------------------------------------------------------------------

@@ -500,13 +500,6 @@ def test_a_long_file_is_progress_all_the_time(videos, monkeypatch) -> None:
     assert reports == [0] * FRAMES + [FRAMES]
 
 
-def test_a_link_out_of_the_root_is_refused_unless_it_is_meant(videos, tmp_path) -> None:
-    """The rule is that of all sources."""
-    (tmp_path / "a.mp4").symlink_to(videos / "h264.mp4")
-    assert "allow_outside_root" in refused(of(tmp_path / "a.mp4"))
-    assert len(scan(of(tmp_path / "a.mp4", allow_outside_root=True))) == FRAMES
-
-
 def test_sound_alone_is_refused(tmp_path) -> None:
     """The message names the file."""
     with av.open(tmp_path / "a.mp4", "w") as container:
@@ -569,28 +562,6 @@ def test_a_file_that_changes_after_the_scan_makes_bad_samples(videos, tmp_path) 
         assert number_in(reader.read(90)["image"]) == 90
     with opened(of(videos / file.name)) as (reader, _index):
         assert number_in(reader.read(50)["image"]) == 50
-
-
-@pytest.mark.parametrize("change", ["gone", "empty", "fifo", "other"])
-def test_a_file_that_is_another_by_then_makes_bad_samples(videos, tmp_path, change) -> None:
-    """No such file ends the process or makes it wait."""
-    file = tmp_path / "a.mp4"
-    file.write_bytes((videos / "h264.mp4").read_bytes())
-    with opened(of(file)) as (reader, _index):
-        file.unlink()
-        if change == "empty":
-            file.touch()
-        elif change == "fifo":
-            os.mkfifo(file)
-        elif change == "other":
-            file.write_bytes((videos / "mpeg4.mp4").read_bytes())
-        expected = {
-            "gone": "No such file",
-            "empty": "is empty",
-            "fifo": "is not a regular file",
-            "other": "has changed",
-        }
-        assert expected[change] in reason(reader, 3)
 
 
 def test_a_file_that_shrinks_while_it_is_open_makes_bad_samples(tmp_path) -> None:

@@ -369,21 +369,6 @@ def test_one_block_of_zeros_ends_a_shard(tmp_path) -> None:
     assert read_all(scan(tmp_path, label="")) == [b"a", b"b"]
 
 
-def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path) -> None:
-    """Samples beyond the cut report the shard's end; others report that the file has changed."""
-    shard = write_shard(tmp_path / "a.tar", [("a.jpg", b"a" * 600), ("b.jpg", b"b" * 5000)])
-    reader = SampleReader(scan(tmp_path, label=""), 1 << 20, Storage())
-    os.truncate(shard, 512 + 1024 + 512 + 1000)
-
-    with pytest.raises(
-        SampleUnreadable, match=r"its file has changed since the daemon read it: it had \d+ bytes, and has 3048"
-    ):
-        reader.read(0)
-    with pytest.raises(SampleUnreadable, match="the shard ends at byte 3048, 4000 bytes before the sample does"):
-        reader.read(1)
-    reader.close()
-
-
 def test_a_shard_that_is_rewritten_makes_bad_samples(tmp_path) -> None:
     """New samples may have old places and lengths, and no label may go with another image."""
     images = [bytes([number]) * 600 for number in range(3)]
@@ -458,20 +443,6 @@ def test_a_worker_keeps_a_bounded_number_of_shards_open(tmp_path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_the_digest_names_what_is_in_the_shards(tmp_path) -> None:
-    """Another label, length or name gives another digest; the folder does not matter."""
-    digests = set()
-    for number, members in enumerate(
-        [pair("x", 1), pair("x", 2), pair("y", 1), [("x.jpg", b"longer"), ("x.cls", b"1")]]
-    ):
-        write_shard(tmp_path / f"{number}/a.tar", members)
-        digests.add(scan(tmp_path / str(number)).digest)
-    write_shard(tmp_path / "copy/a.tar", pair("x", 1))
-
-    assert len(digests) == 4
-    assert scan(tmp_path / "copy").digest in digests
-
-
 def test_scanning_keeps_no_list_of_members(tmp_path) -> None:
     """The module ``tarfile`` would keep all members that it has read."""
     write_shard(tmp_path / "a.tar", [(f"{number}.jpg", b"x") for number in range(3000)])
@@ -503,11 +474,3 @@ def test_patterns_of_shards_are_checked_without_looking_at_any(tmp_path) -> None
     """`batchd check` reports them."""
     (problem,) = KINDS[WebDatasetSource].problems(WebDatasetSource(root=tmp_path, shards=("a-{9..1}.tar",)), Storage())
     assert problem == "shards: {9..1} goes down; write the smaller number first"
-
-
-def test_a_shard_that_is_no_file_is_refused_and_not_waited_for(tmp_path) -> None:
-    """Opening a FIFO waits for a writer, which may never come."""
-    os.mkfifo(tmp_path / "a.tar")
-
-    with pytest.raises(SourceInvalid, match=r"a\.tar is not a regular file"):
-        scan(tmp_path)

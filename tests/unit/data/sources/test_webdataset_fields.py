@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import tomllib
 from contextlib import closing
 from pathlib import Path
@@ -327,53 +326,6 @@ def test_members_that_are_too_large_are_bad_samples(tmp_path: Path) -> None:
     reader = opened(source(tmp_path, {"image": "image"}), 299)
     assert plain(reader.read(0)) == {"image": b"an image"}
     reader.close()
-
-
-def test_a_shard_that_is_cut_later_makes_bad_samples(tmp_path: Path) -> None:
-    """The reason has the member, and the end of the shard."""
-    file = write(tmp_path, {"jpg": b"a" * 600, "cls": b"1"}, {"cls": b"2", "jpg": b"b" * 5000})
-    reader = opened(source(tmp_path, {"image": "image", "label": "int64"}))
-    os.truncate(file, file.stat().st_size - 8192)
-
-    with pytest.raises(SampleUnreadable, match=r"^jpg: its file has changed since the daemon read it"):
-        reader.read(0)
-    with pytest.raises(SampleUnreadable, match=r"^jpg: the shard ends at byte \d+, \d+ bytes before the sample does"):
-        reader.read(1)
-    reader.close()
-
-
-def test_a_shard_that_is_cut_or_holds_nothing_is_refused(tmp_path: Path) -> None:
-    """The messages are those for images and labels."""
-    file = write(tmp_path, MEMBERS)
-    os.truncate(file, 516)
-    with pytest.raises(SourceInvalid, match=r"a\.tar is cut: it ends at byte 516, within 0\.jpg; copy it again"):
-        opened(source(tmp_path, ALL))
-    write(tmp_path)
-    with pytest.raises(SourceInvalid, match=r"a\.tar holds no sample"):
-        opened(source(tmp_path, ALL))
-
-
-def test_the_digest_names_what_decides_bytes(tmp_path: Path) -> None:
-    """Numbers, texts, image lengths, types, members and defaults count; folders do not."""
-
-    def digest(folder: str, members: dict[str, bytes], **changes: object) -> str:
-        write(tmp_path / folder, members)
-        return (
-            KINDS[WebDatasetSource].scan(source(tmp_path / folder, **{"fields": ALL} | changes), Survey(nothing)).digest
-        )
-
-    first = digest("1", MEMBERS)
-    others = [
-        digest("2", {**MEMBERS, "cls": b"8\n"}),
-        digest("2", {**MEMBERS, "jpg": b"another"}),
-        digest("2", {**MEMBERS, "json": b'{"score": 0.2, "more": null}'}),
-        digest("2", MEMBERS, fields=ALL | {"label": "int32"}),
-        digest("2", MEMBERS, defaults={"label": 1}),
-        digest("2", MEMBERS, names={"score": "json:more"}),
-    ]
-
-    assert digest("2", MEMBERS) == first
-    assert len({first, *others}) == 7
 
 
 def test_a_source_without_fields_is_what_it_was(tmp_path: Path) -> None:
