@@ -1,7 +1,5 @@
 """JAX loaders in programs' lives: forks, threads, interrupts, exits, hosts. No resource remains."""
 
-import json
-import signal
 import socket
 
 import pytest
@@ -9,8 +7,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: pip install jax")
 
 from batchd_client.jax import BatchdLoader  # noqa: E402
-from support.garbage import CYCLES, collected  # noqa: E402
-from support.loaders import in_use  # noqa: E402
+from support.loader_suite import LifeSuite  # noqa: E402
 from support.programs import end, gone, start  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
@@ -25,40 +22,15 @@ def daemon(start_shared_daemon, photos):
     )
 
 
-@pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_with_everything_open", "exit_by_an_exception"])
-def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """The script exits without waiting, whatever it holds, and the daemon has its slots back."""
-    said, status, errors = end(start("jax_program", program, daemon))
-    assert said, errors
-    assert status == (1 if program == "exit_by_an_exception" else 0)
-    assert ("the loss is nan" in errors) == bool(status)
-    assert "Exception ignored" not in errors
-    gone(daemon)
+class TestLife(LifeSuite):
+    """Of loaders of arrays."""
 
+    loader_type = BatchdLoader
+    program = "jax_program"
 
-def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon):
-    """The signal may hit any place in the loop."""
-    program = start("jax_program", "wait_for_interrupt", daemon)
-    assert json.loads(program.stdout.readline()) == {"ready": True}
-    program.send_signal(signal.SIGINT)
-    (said,), status, errors = end(program)
-    assert status == 130, errors
-    before = []
-    with BatchdLoader("photos", address=daemon.address) as loader:
-        while loader.state_dict() != said["state"]:
-            before.append(next(iter(loader))["index"].tolist())
-    assert said["trained"] in (before, before[:-1])  # the last one may be untrained
-    gone(daemon)
-
-
-def test_a_forked_child_does_not_disturb_its_parent(daemon):
-    """The child gets an error with the remedy, and the parent continues."""
-    said, status, errors = end(start("jax_program", "fork_and_go_on", daemon))
-    assert status == 0, errors
-    assert said[0] == {"child": "ForkedConnection"}
-    assert said[1]["child_status"] == 7
-    assert sorted(said[1]["numbers"]) == list(range(EPOCH))
-    gone(daemon)
+    def test_a_script_ends_at_once_with_a_stream_of_its_own(self, daemon):
+        """It has opened the stream and the connection itself."""
+        self.test_a_script_ends_at_once_with_everything_still_open(daemon, "exit_with_everything_open")
 
 
 def test_threads_have_a_loader_each(daemon):
@@ -67,19 +39,6 @@ def test_threads_have_a_loader_each(daemon):
     assert status == 0, errors
     assert all(epoch == said["epochs"][0] for epoch in said["epochs"])
     assert sorted(said["epochs"][0]) == list(range(EPOCH))
-
-
-def test_a_loader_that_is_forgotten_is_closed(daemon):
-    """The program need not close it."""
-    in_use(BatchdLoader, daemon)
-    gone(daemon)
-
-
-@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
-def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
-    """The loader's iterator and a batch are part of the cycle, and end with it."""
-    collected(lambda: in_use(BatchdLoader, daemon), tie)
-    gone(daemon)
 
 
 def test_processes_have_arrays_of_all_of_them(daemon):

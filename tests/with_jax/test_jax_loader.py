@@ -15,17 +15,15 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding  # n
 
 import batchd_client  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
-    PrefetchInvalid,
     RankInvalid,
-    StateMismatch,
     StreamClosed,
     StreamTaken,
-    StreamUnknown,
     TensorsInvalid,
 )
 from batchd_client.jax import BatchdLoader, JaxPlacement, JaxTarget, batches  # noqa: E402  # noqa: E402
 from batchd_client.prefetch import Prefetcher  # noqa: E402
 from support.images import encode, photo  # noqa: E402
+from support.loader_suite import LoaderSuite  # noqa: E402
 from support.loaders import loading  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
@@ -75,6 +73,12 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
 load = pytest.fixture(loading(BatchdLoader))
 
 
+class TestLoader(LoaderSuite):
+    """Of arrays on the CPU."""
+
+    place = "platform=cpu"
+
+
 @pytest.fixture
 def connection(daemon):
     """Connect for streams that a test opens itself."""
@@ -87,15 +91,6 @@ def bare(daemon, stream="photos", epochs=1):
     with batchd_client.connect(daemon.address) as connection:
         claim = connection.stream(stream, epochs=epochs)
         return [{name: batch.room(name).array.copy() for name in batch} for _ in range(epochs) for batch in claim]
-
-
-def indices(loader, count=None):
-    """Return the samples' numbers of the rest of the epoch, or of so many batches of it."""
-    iterator = iter(loader)
-    taken = []
-    while (count is None or len(taken) < count) and (batch := next(iterator, None)) is not None:
-        taken.append(batch["index"].tolist())
-    return taken
 
 
 def assert_same(given, expected):
@@ -112,16 +107,6 @@ def assert_same(given, expected):
 def test_batches_are_those_of_the_stream(daemon, load):
     """All fields are unchanged; a label of int64 becomes JAX's int32, without a warning."""
     assert_same(list(load()), bare(daemon))
-
-
-def test_two_epochs_are_two_loops(daemon, load):
-    """The second epoch has another order."""
-    loader = load()
-    epochs = [list(chain.from_iterable(indices(loader))) for _ in range(2)]
-    expected = np.concatenate([batch["index"] for batch in bare(daemon, epochs=2)]).tolist()
-    assert epochs == [expected[:EPOCH], expected[EPOCH:]]
-    assert epochs[0] != epochs[1]
-    assert loader.epoch == 2
 
 
 def test_an_array_never_changes(daemon, load):
@@ -289,63 +274,8 @@ def test_arrays_lie_as_the_sharding_says(daemon, load):
         assert_same(given, bare(daemon))
 
 
-@pytest.mark.parametrize("taken", [0, 1, 4, 5, 7])
-def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
-    """Another loader gets it when it is made or later; the seam of two epochs works as well."""
-    whole = load()
-    expected = indices(whole) + indices(whole) + indices(whole)
-    first = load()
-    seen = indices(first, taken) if taken <= 5 else indices(first) + indices(first, taken - 5)
-    state = first.state_dict()
-    born, told = load(state=state), load()
-    told.load_state_dict(state)
-    for second in (born, told):
-        assert second.state_dict() == state
-        assert seen + indices(second) + indices(second) == expected[: taken + 10 - taken % 5]
-
-
-def test_another_streams_state_is_refused(load):
-    """The loader keeps its position."""
-    loader = load()
-    indices(loader, 2)
-    before = loader.state_dict()
-    with pytest.raises(StateMismatch, match="other files or other settings"):
-        loader.load_state_dict(before | {"fingerprint": "0" * 32})
-    assert loader.state_dict() == before
-
-
-def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load):
-    """The usual loop may call it each time, also right after a resume."""
-    expected = load()
-    epochs = [indices(expected) for _ in range(3)]
-    loader = load()
-    loader.set_epoch(2)
-    assert indices(loader, 3) == epochs[2][:3]
-    loader.set_epoch(2)
-    assert indices(loader) == epochs[2][3:]
-    loader.set_epoch(0)
-    assert indices(loader) == epochs[0]
-
-
-def test_a_loop_that_was_left_continues_unless_it_shall_restart(load):
-    """Training needs the first, validation the second."""
-    going_on, restarted = load(), load(restart=True)
-    whole = indices(load())
-    assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
-    assert [indices(restarted, 2), indices(restarted)] == [whole[:2], whole]
-
-
-def test_after_the_last_epoch_there_is_nothing(load):
-    """The training has that many epochs."""
-    loader = load(epochs=1)
-    assert len(indices(loader)) == len(loader) == 5
-    assert indices(loader) == []
-
-
-def test_ranks_share_an_epoch(load):
-    """The program names the ranks; by default they are JAX's processes, here one."""
-    shares = [indices(load(rank=rank, world_size=2)) for rank in range(2)]
-    assert {number for share in shares for batch in share for number in batch} == set(range(EPOCH))
+def test_ranks_are_processes_of_jax(load):
+    """Here one."""
     assert (load().stream.rank, load().stream.world_size) == (0, 1)
 
 
@@ -363,32 +293,8 @@ def test_a_stream_of_ones_own_is_brought_to_jax_once(daemon, connection):
     assert_same(list(batches(connection.stream("photos"))), bare(daemon))
 
 
-def test_it_says_how_long_it_is_and_where(load):
-    """``len`` is one process's batches in an epoch; the position works until the end."""
-    loader = load()
-    iterator = iter(loader)
-    assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
-    assert repr(loader) == "<BatchdLoader photos rank=0/1 platform=cpu epoch=0 step=0>"
-    next(iterator)
-    assert repr(loader) == "<BatchdLoader photos rank=0/1 platform=cpu epoch=0 step=1>"
-    assert 0 < loader.statistics().wait_s < loader.statistics().next_s
-    loader.close()
-    loader.close()
-    assert repr(loader).endswith("[closed]>")
-    assert loader.state_dict()["step"] == 1
-    for use in (lambda: next(iterator), lambda: iter(loader)):
-        with pytest.raises(StreamClosed, match="loader of stream 'photos' has been closed"):
-            use()
-
-
 def test_what_cannot_be_is_said_at_once(load):
     """The error has the remedy."""
-    with pytest.raises(TensorsInvalid, match="no field 'picture'; it has image, label, index"):
-        load(fields=["picture"])
-    with pytest.raises(StreamUnknown):
-        load("fotos")
-    with pytest.raises(PrefetchInvalid, match="prefetch=-1"):
-        load(prefetch=-1)
     with pytest.raises(RankInvalid, match="both, or neither"):
         load(rank=0)
     with pytest.raises(RankInvalid, match="data_parallel=2 does not divide the 1 ranks"):

@@ -1,8 +1,7 @@
 """Loaders in programs' lives: forks, pickles, DataLoaders, threads, interrupts, exits. No hang."""
 
-import json
 import pickle
-import signal
+from typing import ClassVar
 
 import pytest
 
@@ -12,8 +11,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from batchd_client.errors import StateMismatch  # noqa: E402
 from batchd_client.torch import BatchdDataset, BatchdLoader  # noqa: E402
-from support.garbage import CYCLES, collected  # noqa: E402
-from support.loaders import in_use  # noqa: E402
+from support.loader_suite import LifeSuite  # noqa: E402
 from support.programs import end, epochs_in_threads, gone, start  # noqa: E402
 
 EPOCH = 40
@@ -39,48 +37,17 @@ def load(daemon):
         loader.close()
 
 
+class TestLife(LifeSuite):
+    """Of loaders of dicts."""
+
+    loader_type = BatchdLoader
+    options: ClassVar = {"as_dict": True}
+    program = "torch_program"
+
+
 def numbers_of(batches):
     """Return the samples of batches, in their order."""
     return [number for batch in batches for number in batch["index"].tolist()]
-
-
-@pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize("program", ["exit_with_batches_held", "exit_by_an_exception"])
-def test_a_script_ends_at_once_with_everything_still_open(daemon, program):
-    """The script exits without waiting, whatever it holds, and the daemon has its slots back."""
-    said, status, errors = end(start("torch_program", program, daemon))
-    assert said, errors
-    assert status == (1 if program == "exit_by_an_exception" else 0)
-    assert ("the loss is nan" in errors) == bool(status)
-    assert "Exception ignored" not in errors
-    gone(daemon)
-
-
-def test_ctrl_c_leaves_a_state_from_which_nothing_is_repeated_or_skipped(daemon, load):
-    """The signal may hit any place in the loop."""
-    program = start("torch_program", "wait_for_interrupt", daemon)
-    assert json.loads(program.stdout.readline()) == {"ready": True}
-    program.send_signal(signal.SIGINT)
-    (said,), status, errors = end(program)
-    assert status == 130, errors
-    loader = load()
-    before = []
-    while (loader.epoch, loader.state_dict()["step"]) != (said["state"]["epoch"], said["state"]["step"]):
-        before.append(next(iter(loader))["index"].tolist())
-    assert said["trained"] in (before, before[:-1])  # the last one may be untrained
-    loader.close()
-    gone(daemon)
-
-
-@pytest.mark.thorough
-def test_a_forked_child_does_not_disturb_its_parent(daemon):
-    """The child gets an error with the remedy, and the parent continues."""
-    said, status, errors = end(start("torch_program", "fork_and_go_on", daemon))
-    assert status == 0, errors
-    assert said[0] == {"child": "ForkedConnection"}
-    assert said[1]["child_status"] == 7
-    assert sorted(said[1]["numbers"]) == list(range(EPOCH))
-    gone(daemon)
 
 
 def test_threads_have_a_loader_each(daemon):
@@ -112,19 +79,6 @@ def test_a_pickled_loader_connects_where_it_is_used_and_goes_on_there(load):
     copy.close()
     unused.close()
     assert repr(pickle.loads(pickle.dumps(copy))).endswith("[closed]>")
-
-
-def test_a_loader_that_is_forgotten_is_closed(daemon):
-    """The program need not close it."""
-    in_use(BatchdLoader, daemon)
-    gone(daemon)
-
-
-@pytest.mark.parametrize("tie", CYCLES.values(), ids=CYCLES)
-def test_a_loader_in_a_cycle_ends_with_it(daemon, tie):
-    """The loader's iterator and a batch are part of the cycle, and end with it."""
-    collected(lambda: in_use(BatchdLoader, daemon), tie)
-    gone(daemon)
 
 
 def test_an_exception_in_the_loop_loses_nothing_but_the_batch_in_hand(load):

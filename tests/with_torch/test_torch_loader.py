@@ -1,5 +1,7 @@
 """The torch loader against a real daemon: the bare client's batches, as tensors."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -7,14 +9,11 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 
 import batchd_client  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
-    PrefetchInvalid,
     RankInvalid,
-    StateMismatch,
-    StreamClosed,
-    StreamUnknown,
     TensorsInvalid,
 )
 from batchd_client.torch import BatchdLoader  # noqa: E402
+from support.loader_suite import LoaderSuite  # noqa: E402
 from support.loaders import loading  # noqa: E402
 from support.reference import run_programs  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
@@ -40,6 +39,17 @@ def daemon(start_shared_daemon, photos):
 load = pytest.fixture(loading(BatchdLoader))
 
 
+class TestLoader(LoaderSuite):
+    """Of dicts on the CPU."""
+
+    place = "device=cpu"
+
+    @pytest.fixture
+    def load(self, load):
+        """Make loaders of dicts."""
+        return partial(load, as_dict=True)
+
+
 def bare(daemon, stream="photos", epochs=1):
     """Return copies of all batches, from the bare client."""
     with batchd_client.connect(daemon.address) as connection:
@@ -57,17 +67,6 @@ def test_images_and_labels_are_those_of_the_stream(daemon, load):
         assert np.array_equal(images.numpy(), batch["image"].transpose(0, 3, 1, 2))
         assert np.array_equal(labels.numpy(), batch["label"])
         images.zero_()
-
-
-def test_two_epochs_are_two_loops(daemon, load):
-    """A DataLoader does the same; the second epoch has another order."""
-    loader = load(as_dict=True)
-    epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(2)]
-    expected = np.concatenate([batch["index"] for batch in bare(daemon, epochs=2)]).tolist()
-    assert epochs == [expected[:EPOCH], expected[EPOCH:]]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(EPOCH))
-    assert epochs[0] != epochs[1]
-    assert loader.epoch == 2
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -161,101 +160,6 @@ def test_the_schema_says_what_tensors_there_are(load, options):
         assert (tensor.dtype, tuple(tensor.shape[1:])) == loader.schema[name][:2]
 
 
-def test_it_says_how_long_it_is_and_where(load):
-    """``len`` is one rank's batches in an epoch; the position works until the end."""
-    loader = load()
-    iterator = iter(loader)
-    assert (len(loader), loader.batch_size, loader.stream.classes) == (5, 8, ("cat", "dog", "owl", "yak"))
-    assert repr(loader) == "<BatchdLoader photos rank=0/1 device=cpu epoch=0 step=0>"
-    next(iterator)
-    assert repr(loader) == "<BatchdLoader photos rank=0/1 device=cpu epoch=0 step=1>"
-    statistics = loader.statistics()
-    assert statistics.batches == 1
-    assert 0 < statistics.wait_s < statistics.next_s
-    loader.close()
-    assert repr(loader).endswith("[closed]>")
-    assert loader.state_dict()["step"] == 1
-    for use in (lambda: next(iterator), lambda: iter(loader)):
-        with pytest.raises(StreamClosed, match="loader of stream 'photos' has been closed"):
-            use()
-    loader.close()
-
-
-def indices(loader, batches=None):
-    """Return the samples' numbers of the rest of the epoch, or of so many batches of it."""
-    iterator = iter(loader)
-    taken = []
-    while (batches is None or len(taken) < batches) and (batch := next(iterator, None)) is not None:
-        taken.append(batch["index"].tolist())
-    return taken
-
-
-@pytest.mark.parametrize("taken", [0, 1, 4, 5, 7])
-def test_a_saved_state_goes_on_with_the_next_batch(load, taken):
-    """Another loader gets it when it is made or later; the seam of two epochs works as well."""
-    whole = load(as_dict=True)
-    expected = indices(whole) + indices(whole) + indices(whole)
-    first = load(as_dict=True)
-    seen = indices(first, taken) if taken <= 5 else indices(first) + indices(first, taken - 5)
-    state = first.state_dict()
-    born = load(as_dict=True, state=state)
-    told = load(as_dict=True)
-    told.load_state_dict(state)
-    for second in (born, told):
-        assert second.state_dict() == state
-        with_card = second.state_dict(card=True)
-        assert (with_card.pop("card")["fingerprint"], with_card) == (state["fingerprint"], state)
-        assert seen + indices(second) + indices(second) == expected[: taken + 10 - taken % 5]
-
-
-def test_another_streams_state_is_refused(load):
-    """The loader keeps its position."""
-    loader = load(as_dict=True)
-    indices(loader, 2)
-    before = loader.state_dict()
-    with pytest.raises(StateMismatch, match="other files or other settings"):
-        loader.load_state_dict(before | {"fingerprint": "0" * 32})
-    assert loader.state_dict() == before
-
-
-def test_setting_the_epoch_moves_to_its_beginning_and_never_back_within_it(load):
-    """The usual loop may call it each time, also right after a resume."""
-    expected = load(as_dict=True)
-    epochs = [indices(expected) for _ in range(4)]
-    loader = load(as_dict=True)
-    loader.set_epoch(2)
-    assert indices(loader, 3) == epochs[2][:3]
-    loader.set_epoch(2)
-    assert indices(loader) == epochs[2][3:]
-    loader.set_epoch(3)
-    assert indices(loader, 1) == epochs[3][:1]
-    loader.set_epoch(0)
-    assert indices(loader) == epochs[0]
-
-
-def test_a_loop_that_was_left_continues_unless_it_shall_restart(load):
-    """Training needs the first, validation the second."""
-    going_on, restarted = load(as_dict=True), load(as_dict=True, restart=True)
-    whole = indices(load(as_dict=True))
-    assert [indices(going_on, 2), indices(going_on)] == [whole[:2], whole[2:]]
-    assert [indices(restarted, 2), indices(restarted)] == [whole[:2], whole]
-
-
-def test_after_the_last_epoch_there_is_nothing(load):
-    """The training has that many epochs."""
-    loader = load(as_dict=True, epochs=1)
-    assert len(indices(loader)) == 5
-    assert indices(loader) == []
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_share_an_epoch(load, world_size):
-    """Each sample goes to one of them, and all have the same number of batches."""
-    shares = [indices(load(as_dict=True, rank=rank, world_size=world_size)) for rank in range(world_size)]
-    assert len({len(share) for share in shares}) == 1
-    assert sorted(number for share in shares for batch in share for number in batch) == list(range(EPOCH))
-
-
 def test_groups_of_ranks_read_one_share_each(load, monkeypatch):
     """Of eight ranks, four compute one model; a rank that is given as well is a contradiction."""
     for rank in (3, 4):
@@ -281,7 +185,6 @@ def test_the_rank_comes_from_the_launcher(load, monkeypatch):
 @pytest.mark.parametrize(
     ("stream", "options", "message"),
     [
-        ("photos", {"fields": ["picture"]}, "no field 'picture'; it has image, label, index"),
         ("photos", {"images": ["picture"]}, "no field 'picture'"),
         ("photos", {"images": ["label"]}, r"the shape \[\], and images have"),
         ("photos", {"normalize": ((0.5,), (0.5,))}, "has 3 channels"),
@@ -296,14 +199,6 @@ def test_what_cannot_be_is_said_at_once(load, stream, options, message):
     """The error comes before the first batch, with the field and the reason."""
     with pytest.raises(TensorsInvalid, match=message):
         load(stream, **options)
-
-
-def test_other_mistakes_are_those_of_the_client(load):
-    """Examples are a stream that does not exist, and an invalid number."""
-    with pytest.raises(StreamUnknown):
-        load("fotos")
-    with pytest.raises(PrefetchInvalid, match="prefetch=-1"):
-        load(prefetch=-1)
 
 
 def test_a_tensor_never_changes(daemon, load):
