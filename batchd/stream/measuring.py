@@ -1,6 +1,6 @@
 """Measures the size of each sample of a stream, by which samples share a batch. Daemon.
 
-    index of the source --> helper processes (worker.lengths) make each sample once --> sizes
+    index of the source --> helper processes (worker.tasks) make each sample once --> sizes
           |                                                                               ^
           +-- a length that the index tells, and that no step changes --------------------+
 
@@ -161,7 +161,7 @@ class _Measuring:
 
     def _start(self, part: int) -> _Helper:
         child = children.start(
-            "batchd.worker.lengths",
+            "batchd.worker.tasks",
             *map(str, self._descriptors),
             descriptors=self._descriptors,
             given=json.dumps(self._question._replace(part=part)._asdict()).encode(),

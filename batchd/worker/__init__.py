@@ -9,8 +9,9 @@ blocks       the blocks of a shuffle, read ahead from servers
 sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
+members      the values of a sample as members of a tar file, and the source that reads them again
 messages     orders to workers and their reports, always of the same version
-lengths      helper processes: the sizes of samples
+tasks        helper processes: the sizes of samples
 
 interface    workers, as the daemon's loop has them; supervisor: worker processes of this host
 order_runner worker processes that carry out orders without a daemon

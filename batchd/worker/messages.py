@@ -311,7 +311,7 @@ class NotForked(Message):
 TO_FORKSERVER = Vocabulary(Fork, Reap)
 TO_DAEMON_FROM_FORKSERVER = Vocabulary(Forked, NotForked)
 
-# --- to processes that measure samples (worker.lengths) -------------------------------------------
+# --- to processes that measure samples (worker.tasks) -------------------------------------------
 
 UNKNOWN, IN_WORK = -1, -2
 """Of the lengths in shared memory: not measured yet, and being measured."""

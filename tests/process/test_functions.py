@@ -328,7 +328,7 @@ def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, wri
     trace = tmp_path / "trace"
     write(
         "mine.py",
-        "import os, sys\nhelps = 'batchd.worker.lengths' in sys.orig_argv\n"
+        "import os, sys\nhelps = 'batchd.worker.tasks' in sys.orig_argv\n"
         f"open({str(trace)!r}, 'a').write(f'{{0 if helps else os.getpid()}}\\n')\ndef fn(sample, rng): return {{}}",
     )
     streams = {"photos": called(photos, outputs={})}

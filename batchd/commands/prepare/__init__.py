@@ -4,7 +4,6 @@ run       the command's process: the missing shards, and the WRITER processes th
 folder    the same process: the folder of the shards, what is in it, and what was left out
 __main__  process entry of a WRITER
 shards    a WRITER: order -> read -> pipeline -> encode -> tar file
-members   the values of a sample as members of a tar file, and the source that reads them again
 
 Invariant: a shard with its final name and its recorded size is whole. After any interruption, the
 same command writes the missing shards.

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from batchd.commands.prepare import messages
-from batchd.commands.prepare.members import MemberEncoder
 from batchd.data.functions.load import FunctionUnusable
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.samples.errors import SampleUnreadable
@@ -26,6 +25,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime import failpoints
+from batchd.worker.members import MemberEncoder
 from batchd.worker.messages import HOPELESS_BYTES_MAX, REASON_BYTES_MAX, SampleRecipe
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchd.commands.prepare.members import MemberEncoder
 from batchd.config.load import load_config
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.geometry import Cut
@@ -22,6 +21,7 @@ from batchd.data.sources.scan import scan_source
 from batchd.data.storage.index_cache import IndexCache
 from batchd.stream.cache_memory import CacheMemory, CacheSpec
 from batchd.stream.plan import plan_stream
+from batchd.worker.members import MemberEncoder
 from batchd.worker.sample_maker import SampleMaker
 from batchd.worker.stopwatch import Stopwatch
 from support.http_files import FileServer, IgnoreRange, Status

@@ -13,7 +13,7 @@ from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, Patches
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.worker.lengths import _patches_of
+from batchd.worker.tasks import _patches_of
 from batchd_wire.fields import ITEM_BYTES, Field
 from support.images import encode, photo
 from support.steps import check_steps

@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
-from batchd.commands.prepare import members as members_module
-from batchd.commands.prepare.members import MemberEncoder, is_image, main_image
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.sources.webdataset.options import is_label
+from batchd.worker import members as members_module
+from batchd.worker.members import MemberEncoder, is_image, main_image
 from support.images import JPEG_END, encode, jpeg, photo, progressive_jpeg
 
 PIXELS = Column("image", dtype="uint8", shape=(None, None, 3))

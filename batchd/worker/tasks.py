@@ -1,4 +1,4 @@
-"""HELPER process, ``python -m batchd.worker.lengths LENGTHS_FD INDEX_FD``: sizes of samples.
+"""HELPER process, ``python -m batchd.worker.tasks LENGTHS_FD INDEX_FD``: sizes of samples.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
 made once before the first batch; of an image that is cut into patches and of an array in a shard,
