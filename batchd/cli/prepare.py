@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, ConfigFile, Overrides, argument, as_command, completions, option
-from batchd.commands.prepare.run import Output, Prepared, PrepareJob, prepare
+from batchd.commands.prepare.run import Output, Prepared, PrepareJob, prepare, source_table
 from batchd.config.load import load_config, read_config
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
@@ -24,7 +24,6 @@ from batchd.errors import BatchdError, SourceInvalid
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.suggestions import suggestion
-from batchd.worker.members import source_table
 from batchd_wire.wording import counted
 
 

@@ -1,39 +1,37 @@
 """Measures the size of each sample of a stream, by which samples share a batch. Daemon.
 
-    index of the source --> helper processes (worker.tasks) make each sample once --> sizes
-          |                                                                               ^
-          +-- a length that the index tells, and that no step changes --------------------+
+    index of the source --> worker processes (worker.tasks) make each sample once --> sizes
+          |                                                                             ^
+          +-- a length that the index tells, and that no step changes ------------------+
 
-Invariant: the helper processes are gone when ``measured`` returns or raises.
+Invariant: the processes are gone when ``measured`` returns or raises.
 """
 
-import json
-import mmap
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from math import prod
-from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchd.core.rows import runs_of
 from batchd.data.pipeline.shapes.options import LAST_STEPS
 from batchd.data.sources.interface import kind_of
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, readable
 from batchd.data.storage.survey import ReportProgress
 from batchd.errors import SourceInvalid
-from batchd.runtime import children
-from batchd.runtime.children import PIPE, STDOUT, Child, describe
+from batchd.runtime.children import PIPE, STDOUT, start_linked
 from batchd.stream.plan import StreamPlan
-from batchd.worker.messages import AFTER_STEPS, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion
+from batchd.worker import messages as orders
+from batchd.worker.order_runner import DeathLimits, Order, OrderRunner, Work, WorkersEnd
 from batchd_wire.fields import ITEM_BYTES
 
-LOOK_EVERY_S = 0.25
 DEATHS_MAX = 8
-"""Deaths of helper processes in one pass; then something else than a sample is wrong."""
-SAID_BYTES_MAX = 2000
+"""Deaths of processes in one pass; then something else than a sample is wrong."""
+PRINTED_BYTES_MAX = 2000
 
 
 class Size(NamedTuple):
@@ -75,118 +73,83 @@ def _element_bytes(plan: StreamPlan, field: str) -> int:
     return ITEM_BYTES[column.dtype] * prod(length or 1 for length in column.shape)
 
 
-class _Helper:
-    """A process that measures the samples of one part."""
-
-    def __init__(self, part: int, child: Child) -> None:
-        self.part = part
-        self.child = child
-        self.said = b""
-        self._sample, self._since_s = -1, monotonic()
-        os.set_blocking(child.output.fileno(), False)
-
-    def listen(self) -> None:
-        """Keep the end of its output."""
-        with suppress(BlockingIOError):
-            while data := os.read(self.child.output.fileno(), SAID_BYTES_MAX):
-                self.said = (self.said + data)[-SAID_BYTES_MAX:]
-
-    def busy_for_s(self, sample: int) -> float:
-        """Seconds since it began ``sample``, in which it is now; -1 for none."""
-        if sample != self._sample or sample < 0:
-            self._sample, self._since_s = sample, monotonic()
-        return monotonic() - self._since_s
-
-    @property
-    def last_line(self) -> str:
-        """The last line of its output, printable; "" without one."""
-        lines = self.said.decode("utf-8", "backslashreplace").strip().splitlines()
-        return readable(lines[-1].encode()) if lines else ""
-
-
 class _Measuring:
-    """One pass over all samples."""
+    """One pass over ``samples``."""
 
     def __init__(
-        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions, only: tuple[int, ...] = ()
+        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions, samples: Sequence[int]
     ) -> None:
-        recipe = plan.recipe()
-        last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
-        made = [step for step in recipe.steps if step["op"] not in last] if size.by in AFTER_STEPS else []
-        count = len(only) or len(index)
-        self._question = LengthsQuestion(
-            list(recipe._replace(steps=recipe.steps if only else made, cut=0)),
-            pass_.storage.limits.to_wire(),
-            size.field,
-            size.by,
-            part=0,
-            parts=max(1, min(pass_.workers, -(-count // BLOCK_SAMPLES))),
-            only=only,
-            as_of_ns=pass_.storage.as_of_ns,
-        )
-        self._timeout_s = pass_.sample_timeout_s
-        self._deaths = 0
-        self.example = ""
+        recipe, storage = plan.recipe()._replace(cut=0), pass_.storage
+        if size.by:
+            last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
+            made = [step for step in recipe.steps if step["op"] not in last] if size.by in orders.AFTER_STEPS else []
+            recipe = recipe._replace(steps=made)
+        self._message = orders.MeasureStream(recipe, storage.limits.to_wire(), storage.as_of_ns, size.field, size.by)
+        self._index = index
+        self._pass = pass_
+        self._samples = samples
+        self._done = self._told = 0
+        self._printed = b""
+        self._bad = ""
+        self.sizes = np.zeros(len(samples), np.int64)
+
+    @property
+    def example(self) -> str:
         """One bad sample, and why it is bad."""
-        self._opened = ExitStack()
-        with self._opened:
-            memory = os.memfd_create("batchd-lengths", os.MFD_CLOEXEC)
-            self._opened.callback(os.close, memory)
-            os.posix_fallocate(memory, 0, 8 * count)
-            self.lengths: NDArray[np.int64] = np.frombuffer(mmap.mmap(memory, 8 * count), np.int64)
-            self.lengths[:] = UNKNOWN
-            descriptor = index.to_memfd()
-            self._opened.callback(os.close, descriptor)
-            self._descriptors = [memory, descriptor]
-            self._opened = self._opened.pop_all()
+        killed = list(self._workers.killers.items())[-1:]
+        return "".join(f"sample {sample}: it ended its process by {how}" for sample, how in killed) or self._bad
 
-    def run(self, progress: ReportProgress) -> None:
+    def run(self) -> None:
         """Measure. Raises ``SourceInvalid``."""
-        with self._opened:
-            helpers = [self._start(part) for part in range(self._question.parts)]
-            while helpers:
-                progress(int((self.lengths >= 0).sum()))
-                in_work = np.flatnonzero(self.lengths == IN_WORK).tolist()
-                of_part = {sample // BLOCK_SAMPLES % self._question.parts: sample for sample in in_work}
-                helpers[0].child.has_ended(LOOK_EVERY_S)
-                for helper in list(helpers):
-                    helper.listen()
-                    sample = of_part.get(helper.part, -1)
-                    if helper.busy_for_s(sample) > self._timeout_s:
-                        helper.child.kill()
-                        helper.child.has_ended(None)
-                    if helper.child.has_ended():
-                        helpers.remove(helper)
-                        helpers += self._bury(helper)
+        parts = range(0, len(self._samples), orders.SAMPLES_AT_ONCE)
+        runs = [runs_of(self._samples[first : first + orders.SAMPLES_AT_ONCE]) for first in parts]
+        ordered = [Order(number, orders.MeasureSamples(number, part)) for number, part in enumerate(runs, 1)]
+        with ExitStack() as opened:
+            descriptor = self._index.to_memfd()
+            opened.callback(os.close, descriptor)
+            launched = start_linked("batchd.worker", stdout=PIPE, stderr=STDOUT)
+            self._output = launched.child.output.fileno()
+            os.set_blocking(self._output, False)
+            limits = self._pass.workers, self._pass.sample_timeout_s
+            self._workers = opened.enter_context(OrderRunner(*limits, launched, DeathLimits(1, 1)))
+            self._workers.serve((self._message, descriptor))
+            try:
+                self._workers.run(ordered, self._heard, self._tick)
+            except WorkersEnd as how:
+                raise self._unmeasurable(self._last_line or f"its process ended with {how}") from None
 
-    def _start(self, part: int) -> _Helper:
-        child = children.start(
-            "batchd.worker.tasks",
-            *map(str, self._descriptors),
-            descriptors=self._descriptors,
-            given=json.dumps(self._question._replace(part=part)._asdict()).encode(),
-            stdout=PIPE,
-            stderr=STDOUT,
-        )
-        return _Helper(part, self._opened.enter_context(child))
+    def _heard(self, work: Work) -> None:
+        report = work.reports[-1]
+        if isinstance(report, orders.SampleBad):
+            self._bad = readable(f"{report.path}: {' '.join(report.reason.split())}".encode())
+            return
+        assert isinstance(report, orders.SamplesMeasured)
+        if report.hopeless:
+            raise self._unmeasurable(readable(" ".join(report.hopeless.split()).encode()))
+        first = (work.order.number - 1) * orders.SAMPLES_AT_ONCE
+        self.sizes[first : first + len(report.sizes)] = report.sizes
+        self._done += len(report.sizes)
 
-    def _bury(self, helper: _Helper) -> list[_Helper]:
-        """Take the result of an ended process; if a sample has ended it, start it again."""
-        helper.listen()
-        status = helper.child.reap()
-        if status == 0:
-            self.example = self.example or helper.last_line
-            return []
-        mine = np.arange(len(self.lengths)) // BLOCK_SAMPLES % self._question.parts == helper.part
-        killers = np.flatnonzero(mine & (self.lengths == IN_WORK)).tolist()
-        self._deaths += 1
-        if not killers or self._deaths > DEATHS_MAX:
-            why = helper.last_line or f"its process ended with {describe(status)}"
-            raise SourceInvalid(why if self._question.only else f"the sizes of samples cannot be measured: {why}")
-        self.lengths[killers] = 0
-        sample = self._question.only[killers[0]] if self._question.only else killers[0]
-        self.example = f"sample {sample}: it ended its process by {describe(status)}"
-        return [self._start(helper.part)]
+    def _tick(self) -> None:
+        """Keep the end of what the processes print, and tell how many samples are measured."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._output, PRINTED_BYTES_MAX):
+                self._printed = (self._printed + data)[-PRINTED_BYTES_MAX:]
+        if len(self._workers.killers) > DEATHS_MAX:
+            how = list(self._workers.killers.values())[-1]
+            raise self._unmeasurable(self._last_line or f"its process ended with {how}")
+        done = self._done + sum(work.samples_done for work in self._workers.works)
+        self._told = max(self._told, done)  # an order that has killed a worker begins again
+        self._pass.progress(self._told)
+
+    @property
+    def _last_line(self) -> str:
+        """The last line that was printed; "" without one."""
+        lines = self._printed.decode("utf-8", "backslashreplace").strip().splitlines()
+        return readable(lines[-1].encode()) if lines else ""
+
+    def _unmeasurable(self, why: str) -> SourceInvalid:
+        return SourceInvalid(f"the sizes of samples cannot be measured: {why}" if self._message.by else why)
 
 
 def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions) -> tuple[NDArray[np.int64], str]:
@@ -202,17 +165,17 @@ def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOpt
         known = kind_of(plan.config.source).lengths(plan.config.source, index, size.field)
         if known is not None:
             return known * _element_bytes(plan, size.field), ""
-    measuring = _Measuring(plan, size, index, pass_)
-    measuring.run(pass_.progress)
-    return measuring.lengths, measuring.example
+    measuring = _Measuring(plan, size, index, pass_, range(len(index)))
+    measuring.run()
+    return measuring.sizes, measuring.example
 
 
 def bad_ones(plan: StreamPlan, index: SourceIndex, pass_: MeasureOptions, samples: tuple[int, ...]) -> tuple[int, str]:
-    """Make a few samples in a process of their own: how many are bad, and the reason of one.
+    """Make a few samples in processes of their own: how many are bad, and the reason of one.
 
     Raises ``SourceInvalid`` if no sample of the stream can be made, as the user's function or a
     step's file cannot be used.
     """
     trying = _Measuring(plan, Size("", ""), index, pass_, samples)
-    trying.run(pass_.progress)
-    return int((trying.lengths <= 0).sum()), trying.example
+    trying.run()
+    return int((trying.sizes <= 0).sum()), trying.example

@@ -6,13 +6,12 @@ fork_server  the process that imports everything once; each worker is a fork of 
 loop         one order after the other: planned, requested, filled, reported
 filling      how the rows of a chunk are filled: one by one, or many at once; packs: of documents
 blocks       the blocks of a shuffle, read ahead from servers
-sample_maker one sample: read, then the steps; `batchd prepare` uses it, too
+sample_maker one sample: read, then the steps
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
-members      the values of a sample as members of a tar file, and the source that reads them again
 messages     orders to workers and their reports, always of the same version
-tasks        helper processes: the sizes of samples
+tasks        other orders than rows: write a shard, measure samples; members: of a shard
 
 interface    workers, as the daemon's loop has them; supervisor: worker processes of this host
-order_runner worker processes that carry out orders without a daemon
+order_runner worker processes that carry out orders, without the daemon's loop
 """

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,9 @@ from batchd_wire.position import Position
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 
+if TYPE_CHECKING:  # few workers have one
+    from batchd.worker.tasks import SampleTask
+
 SlotArrays = dict[int, Arrays]
 """The fields of a slot in the layout of each bucket that it was filled for; 0 without buckets."""
 Slots = Mapping[int, tuple[memoryview, SlotArrays]]
@@ -81,6 +84,8 @@ class WorkerLoop:
         self._slots: dict[int, tuple[memoryview, SlotArrays]] = {}
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
+        self._task: SampleTask | None = None
+        """Of a worker that fills no rows."""
         self._heard: Heard = deque()
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
@@ -119,7 +124,21 @@ class WorkerLoop:
             case orders.UseStorage(), []:
                 self._storage.limits = StorageLimits.from_wire(message.storage)
             case orders.Quarantine(), []:
-                self._streams[message.stream].quarantined.update(message.samples)
+                (self._task or self._streams[message.stream]).quarantined.update(message.samples)
+            case _:
+                self._handle_task(message, descriptors)
+
+    def _handle_task(self, message: Message, descriptors: list[int]) -> None:
+        match message, descriptors:
+            case orders.PrepareStream() | orders.MeasureStream(), [index]:
+                from batchd.worker.tasks import task_of  # noqa: PLC0415  few workers have one
+
+                self._task = task_of(message, index, self._note, self._storage)
+                os.close(index)
+            case orders.WriteShard() | orders.MeasureSamples(), []:
+                assert self._task is not None, "it came before its orders"
+                for report in self._task.carry_out(message):
+                    send_message(self._channel, report)
             case _:
                 raise AssertionError(f"{type(message).__name__} came with {len(descriptors)} descriptors")
 

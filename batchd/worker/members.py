@@ -1,4 +1,4 @@
-"""The values of one sample as members of a shard in WebDataset format. In a WRITER.
+"""The values of one sample as members of a shard in WebDataset format. WORKER process.
 
     image, uint8 [h, w, 1 or 3]    .jpg, .png or .webp     undecoded file      as it was: .jpg, .png
     its access points, if any      .jpg.points
@@ -7,20 +7,17 @@
 
 The image called "image", or else the first one, has its ending alone, others their name in front. A
 ``webdataset`` source looks for fields of these names and types there. A progressive JPEG becomes a
-sequential one, so that it has access points. ``source_table`` writes the source, as TOML for the
-user's configuration, that reads all columns again.
+sequential one, so that it has access points.
 """
 
 import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from batchd.config.schema import toml_value
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.jpeg_box import found_points, in_one_scan
 from batchd.data.pipeline.image.opencv import Scratch, cv2
@@ -37,8 +34,6 @@ try:
 except ImportError:  # cv2 encodes JPEG too
     simplejpeg = None
 
-_PAIR = {"image": "image", "label": "int64"}
-"""The fields of a source that names none."""
 _IMAGE_CHANNELS = (1, 3)
 _IMAGE_DIMENSIONS = 3
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
@@ -127,17 +122,6 @@ def main_image(columns: Mapping[str, Column]) -> str:
     return webdataset.IMAGE if webdataset.IMAGE in images else next(iter(images), "")
 
 
-def stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, webdataset.Member]]:
-    """Type and member from which a ``webdataset`` source reads each column again."""
-    main = main_image(columns)
-    found = {}
-    for name, column in columns.items():
-        read = Column(name, "encoded") if is_image(column) else column
-        is_main = name == main
-        found[name] = read, webdataset.Member(webdataset.IMAGE_ENDINGS) if is_main else webdataset.usual_member(read)
-    return found
-
-
 def is_image(column: Column) -> bool:
     """True for the bytes of an image file, and for pixels that can be encoded as one."""
     is_pixels = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == _IMAGE_DIMENSIONS
@@ -149,18 +133,3 @@ def _npy(array: npt.NDArray[np.generic]) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
     return stream.getvalue() + array.tobytes()
-
-
-def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
-    """The table of a ``webdataset`` source that reads the pattern ``shards`` below ``root``."""
-    members = stored(columns)
-    fields = {name: column.text for name, (column, _member) in members.items()}
-    names = {
-        name: member.text for name, (column, member) in members.items() if member != webdataset.usual_member(column)
-    }
-    table: dict[str, object] = {"type": "webdataset", "root": str(root), "shards": [shards]}
-    if list(fields.items()) != list(_PAIR.items()):
-        table["fields"] = fields
-    if names:
-        table["names"] = names
-    return toml_value(table)

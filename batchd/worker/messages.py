@@ -1,6 +1,6 @@
 """Messages between daemon, workers and the fork server. Numbers are never reused.
 
-They travel over private socket pairs, apart from the question to those that measure samples:
+They travel over private socket pairs:
 
     daemon                                        worker
        |  <-----------------------------------------  |   Ready
@@ -14,6 +14,12 @@ They travel over private socket pairs, apart from the question to those that mea
        |  -- Quarantine ----------------------------->  |
        |  -- ForgetSlots, ForgetStream, UseStorage ---> |   after a reload of the configuration
        |                 end of file, either way: the other side is gone
+
+    batchd prepare, or who measures samples       worker
+       |  -- PrepareStream, MeasureStream (+ fd: the source's index)
+       |  -- WriteShard, MeasureSamples ------------->  |   one at a time
+       |  <-----------------------------------------  |   SampleBad: for each bad sample
+       |  <-----------------------------------------  |   ShardWritten, SamplesMeasured
 
     daemon                                   fork server              worker
        |  -- Fork (+ fds: channel, note) -------> |                       .
@@ -40,7 +46,7 @@ is stuck or dead, to learn which sample it was decoding.
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from batchd.core.work import Work
 from batchd_wire.codec import Message, Vocabulary, message
@@ -212,6 +218,92 @@ class DocumentMade(Message):
     draws: list[dict[str, object]]
 
 
+@message(44)
+class PrepareStream(Message):
+    """A stream whose samples are written into shards. Travels with the source's index, read-only.
+
+    ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``folder``: where the shards are written.
+    Pixels are encoded as ``image_format`` with ``quality``.
+    """
+
+    recipe: SampleRecipe
+    storage: tuple[int, int, int]
+    as_of_ns: int
+    folder: str
+    image_format: str
+    quality: int
+
+
+@message(45)
+class WriteShard(Message):
+    """Write samples ``first`` to ``first + count`` into the file ``name``."""
+
+    order: int
+    name: str
+    first: int
+    count: int
+
+
+@message(46)
+class SampleBad(Message):
+    """A sample of the current shard, or of those that are measured, is bad."""
+
+    sample: int
+    path: str
+    reason: str
+
+
+@message(47)
+class ShardWritten(Message):
+    """The current shard is written, as NAME.unfinished; unless empty, ``hopeless`` says why not."""
+
+    shard_bytes: int
+    hopeless: str
+
+
+@message(114)
+class MeasureStream(Message):
+    """A stream whose samples are measured. Travels with the source's index, read-only.
+
+    ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``by``: as ``config.tree.Bucket`` has it;
+    "aspect" and "value" times ``ASPECT_UNIT``. Without it, samples are made as rows of a batch: 1
+    for a good one.
+    """
+
+    recipe: SampleRecipe
+    storage: tuple[int, int, int]
+    as_of_ns: int
+    field: str
+    by: str
+
+
+@message(115)
+class MeasureSamples(Message):
+    """Measure the samples of ``runs`` (``core.rows``), at most ``SAMPLES_AT_ONCE``."""
+
+    order: int
+    runs: list[tuple[int, int]]
+
+
+@message(116)
+class SamplesMeasured(Message):
+    """The sizes of the ordered samples; 0: it is bad, or has no element.
+
+    Unless empty, ``hopeless`` says why none can be measured.
+    """
+
+    sizes: list[int]
+    hopeless: str
+
+
+SAMPLES_AT_ONCE = 256
+"""Of ``MeasureSamples``: they are read ahead together."""
+ASPECT_UNIT = 1_000_000
+"""The size of a square image by aspect, and of the number 1 by value."""
+AFTER_STEPS = {"length", "value"}
+"""The sizes that a field has after the steps; the others are those of a field of the source."""
+
+
 @message(49)
 class StreamMeasured(Message):
     """The names of the timed ``parts`` of ``stream``, in order."""
@@ -271,11 +363,14 @@ def quarantines(stream: int, samples: Sequence[int]) -> Iterator[Quarantine]:
         yield Quarantine(stream, list(samples[first : first + QUARANTINED_AT_ONCE]))
 
 
-TO_WORKER = Vocabulary(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage)
+TO_WORKER = Vocabulary(
+    *(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage),
+    *(PrepareStream, WriteShard, MeasureStream, MeasureSamples),
+)
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
-TO_RUNNER_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled, RowMade, DocumentMade)
-ORDER_DONE = (ChunksFilled,)
+ORDER_DONE = ChunksFilled, ShardWritten, SamplesMeasured
 """The last report of an order."""
+TO_RUNNER_FROM_WORKER = Vocabulary(Ready, StreamMeasured, RowMade, DocumentMade, SampleBad, *ORDER_DONE)
 
 
 @message(57)
@@ -310,34 +405,3 @@ class NotForked(Message):
 
 TO_FORKSERVER = Vocabulary(Fork, Reap)
 TO_DAEMON_FROM_FORKSERVER = Vocabulary(Forked, NotForked)
-
-# --- to processes that measure samples (worker.tasks) -------------------------------------------
-
-UNKNOWN, IN_WORK = -1, -2
-"""Of the lengths in shared memory: not measured yet, and being measured."""
-BLOCK_SAMPLES = 256
-"""Samples that are read ahead together. The processes take turns at such blocks."""
-
-ASPECT_UNIT = 1_000_000
-"""The size of a square image by aspect, and of the number 1 by value."""
-AFTER_STEPS = {"length", "value"}
-"""The sizes that a field has after the steps; the others are those of a field of the source."""
-
-
-class LengthsQuestion(NamedTuple):
-    """The question, in JSON: the fields of ``SampleRecipe``, the limits of storage, and the field.
-
-    ``by``: as ``config.tree.Bucket`` has it; "aspect" and "value" times ``ASPECT_UNIT``. A process
-    measures the blocks ``part``, ``part + parts``, and so on.
-    """
-
-    recipe: list[Any]
-    storage: tuple[int, int, int]
-    field: str
-    by: str
-    part: int
-    parts: int
-    only: tuple[int, ...] = ()
-    """Unless empty, samples that are made as rows of a batch: 1 for a good one, 0 for a bad one."""
-    as_of_ns: int = 0
-    """As in ``ServeStream``."""

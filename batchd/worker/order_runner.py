@@ -2,9 +2,10 @@
 
     orders --> worker.supervisor: a worker for each CPU --what it reports of its order--> the caller
 
-Runs in commands that replay. A worker that dies names its sample in its note, as in the daemon:
-another one gets the order. A sample that killed two counts as bad in all of them. Workers that make
-many rows at once name none, so the rows of such an order are ordered one by one.
+Runs in commands, and where the samples of a stream are measured. A worker that dies names its
+sample in its note, as in the daemon: another one gets the order. A sample that killed several
+counts as bad, which all workers are told. Workers that make many rows at once name none, so the
+rows of such an order are ordered one by one.
 
 Invariant: no worker has an order when ``run`` ends, and no process is left after the context.
 """
@@ -17,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
-from typing import Self
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -29,14 +30,18 @@ from batchd.worker.messages import MANY_ROWS, ORDER_DONE, StreamMeasured
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.codec import Message
 
-DEATHS_MAX = 2
-"""Deaths of workers during one sample; then it is bad."""
-DEATHS_WITHOUT_A_SAMPLE_MAX = 5
 TICK_S = 0.2
 STREAM = 0
 """The number of the only stream."""
 _SILENT = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 """Scripts run orders, too: what they have to know is raised."""
+
+
+class DeathLimits(NamedTuple):
+    """Deaths of workers: during one sample, then it is bad; and without a sample, to give up."""
+
+    of_a_sample: int = 2
+    without_a_sample: int = 5
 
 
 class WorkersEnd(Exception):  # noqa: N818  what happens; each caller has its own words
@@ -62,6 +67,7 @@ class Work:
 
     order: Order
     reports: list[Message] = field(default_factory=list)
+    samples_done: int = 0
     note: Note | None = None
     note_since_s: float = 0.0
 
@@ -69,16 +75,24 @@ class Work:
         """Seconds since the worker began the sample that its note names."""
         if note != self.note:
             self.note, self.note_since_s = note, now_s
+            self.samples_done = self.samples_done if note is None else note.row
         return now_s - self.note_since_s if note is not None else 0.0
 
 
 class OrderRunner:
     """Workers that carry out orders of one stream. A context manager. Raises ``OSError``."""
 
-    def __init__(self, workers: int, sample_timeout_s: float, launched: Linked | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        sample_timeout_s: float,
+        launched: Linked | None = None,
+        deaths: DeathLimits = DeathLimits(),  # noqa: B008  it is constant
+    ) -> None:
         """Own the fork server that was ``launched`` already, if any."""
         self._limit = workers
         self._sample_timeout_s = sample_timeout_s
+        self._deaths_max = deaths
         self._selector = Selector()
         self._poll = select.poll()
         self._poll.register(self._selector, select.POLLIN)
@@ -96,12 +110,18 @@ class OrderRunner:
         self._busy: dict[int, Work] = {}
         self._deaths: Counter[int] = Counter()
         self._deaths_without = 0
-        self._quarantined: list[int] = []
+        self.killers: dict[int, str] = {}
+        """The samples that killed too many workers, and how the last one of each ended."""
 
     @property
     def decoders(self) -> str:
         """Names and versions of the decoders, once a worker has started."""
         return self._processes.decoders
+
+    @property
+    def works(self) -> list[Work]:
+        """The orders that workers have now."""
+        return list(self._busy.values())
 
     def __enter__(self) -> Self:
         return self
@@ -119,11 +139,13 @@ class OrderRunner:
         """What each worker gets before its first order; the descriptors stay the caller's."""
         self._served = messages
 
-    def run(self, orders: Iterable[Order], heard: Callable[[Work], None]) -> None:
-        """Carry out ``orders``, and call ``heard`` for each report.
+    def run(
+        self, orders: Iterable[Order], heard: Callable[[Work], None], tick: Callable[[], None] = lambda: None
+    ) -> None:
+        """Carry out ``orders``. ``heard`` is called for each report, ``tick`` a few times a second.
 
-        Raises ``BatchdError`` if no worker can be started, ``WorkersEnd``, and what ``heard``
-        raises: then no worker is left.
+        Raises ``BatchdError`` if no worker can be started, ``WorkersEnd``, and what these two
+        raise: then no worker is left.
         """
         waiting = deque(orders)
         with ExitStack() as where_it_fails:
@@ -134,6 +156,7 @@ class OrderRunner:
                 while self._idle and waiting:
                     self._give(self._idle.pop(), waiting.popleft())
                 self._wait()
+                tick()
                 while self._events:
                     match self._events.popleft():
                         case WorkerReady(worker):
@@ -150,7 +173,7 @@ class OrderRunner:
         self._processes.start(number)
         for message, descriptor in self._served:
             self._processes.send(number, message, descriptor)
-        self._processes.send_quarantined(number, STREAM, self._quarantined)
+        self._processes.send_quarantined(number, STREAM, list(self.killers))
 
     def _give(self, worker: int, order: Order) -> None:
         self._busy[worker] = Work(order)
@@ -184,7 +207,7 @@ class OrderRunner:
         work = self._busy.pop(gone.worker, None)
         if work is None or not gone.note.order:
             self._deaths_without += 1
-            if self._deaths_without >= DEATHS_WITHOUT_A_SAMPLE_MAX:
+            if self._deaths_without >= self._deaths_max.without_a_sample:
                 raise WorkersEnd(gone.how)
             return [] if work is None else [work.order]
         sample = gone.note.sample
@@ -193,8 +216,8 @@ class OrderRunner:
                 return work.order.rows
             sample = work.order.sample
         self._deaths[sample] += 1
-        if self._deaths[sample] == DEATHS_MAX:
-            self._quarantined.append(sample)
+        if self._deaths[sample] == self._deaths_max.of_a_sample:
+            self.killers[sample] = gone.how
             for other in self._living:
                 self._processes.send_quarantined(other, STREAM, [sample])
         return [work.order]

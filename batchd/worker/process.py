@@ -1,4 +1,4 @@
-"""How each process that decodes begins, and its note. Workers, writers of ``batchd prepare``.
+"""How each process that decodes begins, and its note. Fork servers, workers.
 
 The note is the current row, in shared memory, drawn in ``worker.messages``; the daemon reads it
 after the worker's death.

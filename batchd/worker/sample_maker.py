@@ -1,4 +1,4 @@
-"""Makes the samples of one stream, one by one. WORKER process, and a writer of ``prepare``.
+"""Makes the samples of one stream, one by one. WORKER process.
 
     recipe + index --> reader, behind a cache --> values --first steps--> values --others--> a row
                                     ^---- a cache of decoded samples keeps the first steps' result

@@ -1,42 +1,57 @@
-"""HELPER process, ``python -m batchd.worker.tasks LENGTHS_FD INDEX_FD``: sizes of samples.
+"""Samples that are made for something else than rows: written into shards, measured. WORKER.
+
+    NAME-000000.tar    a shard: members for each value, named by the sample's number
+
+A shard is written as NAME.unfinished and flushed to the disk. The process of `batchd prepare`
+renames it when it has noted which samples were left out.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
 made once before the first batch; of an image that is cut into patches and of an array in a shard,
 the header suffices, and of a list of numbers in Parquet, its length.
-``stream.measuring`` starts some of these processes and tells each, in JSON on standard input, which
-samples are its own. The answer is shared memory, int64 ``[samples]``:
 
-    UNKNOWN --> IN_WORK --> the size; 0: the sample is bad, or has no element
-
-Of a question with ``only``, the memory is for these samples, which `batchd check` tries.
-
-If the process dies, the sample that was IN_WORK ended it. A process that is started again continues
-with the UNKNOWN ones. Standard error says in the last line why no sample can be made (status 1).
+Invariant: what an order makes is a function of the source, the steps, the seed and the encoding.
 """
 
-import json
-import mmap
-import sys
-from typing import TYPE_CHECKING
+import io
+import os
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
 
-from batchd.worker.messages import ASPECT_UNIT, BLOCK_SAMPLES, IN_WORK, UNKNOWN, LengthsQuestion, SampleRecipe
-from batchd.worker.process import limit_threads, settle_in
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # they import numpy
-    from collections.abc import Sequence
+from batchd.core.rows import rows_of
+from batchd.data.functions.load import FunctionUnusable
+from batchd.data.pipeline.effects import StepInvalid
+from batchd.data.pipeline.image.options import Decode, ImageStep
+from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.pipeline.image.stages import can_join
+from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.shapes.options import Patches
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.values import Value, array_of
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.values import StorageLimits
+from batchd.runtime import failpoints
+from batchd.worker import messages as orders
+from batchd.worker.members import MemberEncoder
+from batchd.worker.process import NoteMemory
+from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened
+from batchd.worker.stopwatch import Stopwatch
+from batchd_wire.codec import Message
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from batchd.data.pipeline.options import StepOptions
-    from batchd.data.pipeline.shapes.options import Patches
-    from batchd.data.samples.columns import Column
-    from batchd.data.samples.values import Value
-    from batchd.data.storage.access import Storage
-    from batchd.data.storage.index import SourceIndex
-
-limit_threads()
 EPOCH = 0
+"""Random steps draw the numbers of the first epoch."""
+AHEAD_SAMPLES = 64
+"""Samples of a shard that are requested from a server at once."""
+NAME_DIGITS = 9
 VALUE_MAX = 10**12
 """Of a field whose value is the size."""
 FIRST_SIDEWAYS = 5
@@ -47,107 +62,172 @@ class SizeInvalid(Exception):  # noqa: N818  names what is wrong
     """A sample has a value that cannot be a size."""
 
 
-def main() -> int:  # noqa: PLR0915  one sequence
-    """Measure; the exit status."""
-    settle_in()
-    # after the environment is set
-    import numpy as np  # noqa: PLC0415
+class SampleTask(ABC):
+    """What a worker does with the samples of its only stream. The descriptor stays the caller's."""
 
-    from batchd.data.functions.load import FunctionUnusable  # noqa: PLC0415
-    from batchd.data.pipeline.effects import StepInvalid  # noqa: PLC0415
-    from batchd.data.pipeline.kinds import step_from_plain  # noqa: PLC0415
-    from batchd.data.storage.access import Storage  # noqa: PLC0415
-    from batchd.data.storage.index import SourceIndex  # noqa: PLC0415
-    from batchd.data.storage.values import StorageLimits  # noqa: PLC0415
-    from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker  # noqa: PLC0415
-    from batchd.worker.stopwatch import Stopwatch  # noqa: PLC0415
+    def __init__(
+        self, message: orders.PrepareStream | orders.MeasureStream, index: int, note: NoteMemory, storage: Storage
+    ) -> None:
+        storage.limits = StorageLimits.from_wire(message.storage)
+        storage.as_of_ns = message.as_of_ns
+        self.quarantined: set[int] = set()
+        self._note = note
+        recipe = orders.SampleRecipe(*message.recipe)
+        self._steps = [step_from_plain(step) for step in recipe.steps]
+        self._open = partial(SampleMaker, recipe, SourceIndex.from_descriptor(index), Stopwatch(), storage)
 
-    asked = LengthsQuestion(**json.load(sys.stdin))
-    lengths_descriptor, index_descriptor = map(int, sys.argv[1:])
-    lengths = np.frombuffer(mmap.mmap(lengths_descriptor, 0), np.int64)
-    storage = Storage(StorageLimits.from_wire(asked.storage))
-    storage.as_of_ns = asked.as_of_ns
-    try:
-        index = SourceIndex.from_descriptor(index_descriptor)
-        recipe = SampleRecipe(*asked.recipe)
-        if asked.only:
-            _try(recipe, index, storage, asked.only, lengths)
-            return 0
-        maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)
-        column = maker.columns[asked.field]
-        patches = _patches_of([step_from_plain(step) for step in recipe.steps], asked.field)
-        for first in range(asked.part * BLOCK_SAMPLES, len(index), asked.parts * BLOCK_SAMPLES):
-            block = lengths[first : first + BLOCK_SAMPLES]
-            unknown = (first + np.flatnonzero(block == UNKNOWN)).tolist()
-            if not unknown:
-                continue
-            if asked.by == "length":
-                lengths[unknown[0]] = IN_WORK
-                known = maker.lengths(unknown, asked.field)
-                lengths[unknown] = np.where(known > 0, known, UNKNOWN)
-                unknown = [sample for sample, length in zip(unknown, known.tolist(), strict=True) if not length]
-            maker.read_ahead(unknown)
-            for sample in unknown:
-                lengths[sample] = IN_WORK
-                try:
-                    if patches is not None:
-                        plan = maker.plan(EPOCH, sample)
-                        assert plan is not None, "a step decodes"
-                        geometry = plan.geometry
-                        lengths[sample] = (geometry.height // patches.size) * (geometry.width // patches.size)
-                    else:
-                        lengths[sample] = _size(column, maker.make(EPOCH, sample)[asked.field], asked.by)
-                except SizeInvalid as error:
-                    lengths[sample] = UNKNOWN
-                    sys.stderr.write(f"{maker.shown_name(sample)}: {error}\n")
-                    return 1
-                except BAD as error:
-                    lengths[sample] = 0
-                    sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(str(error).split())}\n")
-    except (FunctionUnusable, StepInvalid, RecipeUnusable) as error:
-        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+    @cached_property
+    def _maker(self) -> SampleMaker:
+        """Raises ``RecipeUnusable``."""
+        return self._open(has_rows=False)
+
+    @abstractmethod
+    def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
+        """Report bad samples, and the result."""
+
+    def _each(
+        self, samples: Sequence[int], ahead: int, reason_bytes_max: int, use: Callable[[int], None]
+    ) -> Iterator[orders.SampleBad]:
+        """Call ``use`` for each sample, of which so many are requested at once."""
+        for place, sample in enumerate(samples):
+            if place % ahead == 0:
+                self._maker.read_ahead(samples[place : place + ahead])
+            self._note.take(place, sample)
+            try:
+                if sample in self.quarantined:
+                    raise SampleUnreadable("killed the process that worked on it, twice")
+                use(sample)
+            except BAD as error:
+                reason = shortened(str(error), reason_bytes_max)
+                yield orders.SampleBad(sample, self._maker.shown_name(sample), reason)
+
+
+class ShardWriter(SampleTask):
+    """Reads, processes, encodes and writes one shard after the other."""
+
+    def __init__(self, message: orders.PrepareStream, index: int, note: NoteMemory, storage: Storage) -> None:
+        super().__init__(message, index, note, storage)
+        self._folder = Path(message.folder)
+        self._image_format, self._quality = message.image_format, message.quality
+
+    @cached_property
+    def _encoder(self) -> MemberEncoder:
+        is_bgr = any(isinstance(step, Decode) and step.color == "bgr" for step in self._steps)
+        return MemberEncoder(self._maker.columns, self._image_format, self._quality, is_bgr=is_bgr)
+
+    def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
+        """Write a shard."""
+        assert isinstance(order, orders.WriteShard)
+        self._note.begin(order.order)
+        unfinished = self._folder / f"{order.name}.unfinished"
+        size, hopeless = 0, ""
+        try:
+            yield from self._write(order, unfinished)
+            size = unfinished.stat().st_size
+        except RecipeUnusable as error:
+            hopeless = shortened(str(error), orders.HOPELESS_BYTES_MAX)
+        except (OSError, FunctionUnusable, StepInvalid) as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            reason = error.strerror if isinstance(error, OSError) else shortened(str(error), orders.HOPELESS_BYTES_MAX)
+            hopeless = f"{self._folder / order.name}: {reason}"
+        self._note.clear()
+        yield orders.ShardWritten(size, hopeless)
+        failpoints.passing("prepare.shard.written")
+
+    def _write(self, order: orders.WriteShard, file: Path) -> Iterator[orders.SampleBad]:
+        """Write all good samples; report the others."""
+        encoder = self._encoder
+        with file.open("wb") as raw:
+            # closed without an end if the context ends by an error
+            with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+
+                def add(sample: int) -> None:
+                    failpoints.passing("prepare.sample.begin", sample)
+                    _add_members(tar, sample, encoder.members(self._maker.make(EPOCH, sample)))
+
+                samples = range(order.first, order.first + order.count)
+                yield from self._each(samples, AHEAD_SAMPLES, orders.REASON_BYTES_MAX, add)
+            raw.flush()
+            os.fsync(raw.fileno())
+
+
+def _add_members(tar: tarfile.TarFile, sample: int, members: Iterator[tuple[str, bytes]]) -> None:
+    """Append a sample in WebDataset format. Members have no times and no owners.
+
+    Raises ``OSError``; ``SampleUndecodable`` before it writes.
+    """
+    for ending, content in list(members):
+        member = tarfile.TarInfo(f"{sample:0{NAME_DIGITS}}.{ending}")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+
+
+class SampleMeasurer(SampleTask):
+    """Finds the size of each sample, or whether it can be made."""
+
+    def __init__(self, message: orders.MeasureStream, index: int, note: NoteMemory, storage: Storage) -> None:
+        super().__init__(message, index, note, storage)
+        self._field, self._by = message.field, message.by
+        self._patches = _patches_of(self._steps, message.field)
+
+    @cached_property
+    def _row_maker(self) -> tuple[SampleMaker, dict[str, NDArray[np.generic]]] | None:
+        """Makes rows, and the fields of one; None where a later plan joins samples."""
+        columns = self._maker.columns
+        if not all(column.is_fixed for column in columns.values()):
+            return None
+        row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in columns.items()}
+        return self._open(), row
+
+    def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
+        """Measure samples that are not known to be bad."""
+        assert isinstance(order, orders.MeasureSamples)
+        self._note.begin(order.order)
+        sizes, hopeless = dict.fromkeys(rows_of(order.runs), 0), ""
+        unknown = [sample for sample in sizes if sample not in self.quarantined]
+
+        def measure(sample: int) -> None:
+            sizes[sample] = self._size(sample) if self._by else self._try(sample)
+
+        try:
+            maker = self._maker  # while it opens, no sample is to blame
+            if self._by == "length" and unknown:
+                self._note.take(0, unknown[0])
+                sizes.update(zip(unknown, maker.lengths(unknown, self._field).tolist(), strict=True))
+                unknown = [sample for sample in unknown if not sizes[sample]]
+            yield from self._each(unknown, orders.SAMPLES_AT_ONCE, orders.LONG_REASON_BYTES_MAX, measure)
+        except (FunctionUnusable, StepInvalid, RecipeUnusable, SizeInvalid) as error:
+            hopeless = shortened(str(error), orders.HOPELESS_BYTES_MAX)
+        self._note.clear()
+        yield orders.SamplesMeasured(list(sizes.values()), hopeless)
+
+    def _try(self, sample: int) -> int:
+        """Make a sample as a row of a batch, or its values; 1. Raises ``SampleUndecodable``."""
+        if self._row_maker is None:
+            bad = self._maker.make_for(EPOCH, sample, lambda _values: None)
+        else:
+            maker, row = self._row_maker
+            bad = maker.make_row(EPOCH, sample, 0, row)
+        if bad is not None:
+            raise SampleUndecodable(bad)
         return 1
-    return 0
+
+    def _size(self, sample: int) -> int:
+        """The size of a sample, at least 0. Raises ``SizeInvalid``, and as ``SampleMaker.make``."""
+        if self._patches is not None:
+            plan = self._maker.plan(EPOCH, sample)
+            assert plan is not None, "a step decodes"
+            return (plan.geometry.height // self._patches.size) * (plan.geometry.width // self._patches.size)
+        value = self._maker.make(EPOCH, sample)[self._field]
+        try:
+            return _size(self._maker.columns[self._field], value, self._by)
+        except SizeInvalid as error:
+            raise SizeInvalid(f"{self._maker.shown_name(sample)}: {error}") from None
 
 
-def _try(
-    recipe: SampleRecipe,
-    index: "SourceIndex",
-    storage: "Storage",
-    samples: "Sequence[int]",
-    made: "NDArray[np.int64]",
-) -> None:
-    """Make these samples, each as a row of a batch, or as values where a later plan joins them."""
-    import numpy as np  # noqa: PLC0415  after the environment is set
-
-    from batchd.worker.sample_maker import SampleMaker  # noqa: PLC0415  the same
-    from batchd.worker.stopwatch import Stopwatch  # noqa: PLC0415  the same
-
-    maker = SampleMaker(recipe, index, Stopwatch(), storage, has_rows=False)
-    row = None
-    if all(column.is_fixed for column in maker.columns.values()):
-        row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in maker.columns.items()}
-        maker.close()
-        maker = SampleMaker(recipe, index, Stopwatch(), storage)
-    for place, sample in enumerate(samples):
-        if made[place] == UNKNOWN:
-            made[place] = IN_WORK
-            bad = (
-                maker.make_for(EPOCH, sample, lambda _values: None)
-                if row is None
-                else maker.make_row(EPOCH, sample, 0, row)
-            )
-            made[place] = bad is None
-            if bad is not None:
-                sys.stderr.write(f"{maker.shown_name(sample)}: {' '.join(bad.split())}\n")
-
-
-def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
+def _patches_of(steps: Sequence[StepOptions], field: str) -> Patches | None:
     """The step that cuts ``field``, if all steps on it are planned from the header of a file."""
-    from batchd.data.pipeline.image.options import Decode, ImageStep  # noqa: PLC0415  after the environment is set
-    from batchd.data.pipeline.image.stages import can_join  # noqa: PLC0415
-    from batchd.data.pipeline.shapes.options import Patches  # noqa: PLC0415
-
     on_field = [step for step in steps if field in (step.changes or {field})]
     first = next((place for place, step in enumerate(steps) if isinstance(step, ImageStep)), 0)
     run = [step for step in steps[first : first + len(on_field) - 1] if isinstance(step, ImageStep)]
@@ -155,11 +235,8 @@ def _patches_of(steps: "list[StepOptions]", field: str) -> "Patches | None":
     return on_field[-1] if is_planned and isinstance(on_field[-1], Patches) else None
 
 
-def _size(column: "Column", value: "Value", by: str) -> int:
-    """The size of a sample, at least 0. Raises ``SampleUndecodable`` and ``SizeInvalid``."""
-    from batchd.data.pipeline.image.probe import probe_image  # noqa: PLC0415  after the environment is set
-    from batchd.data.samples.values import array_of  # noqa: PLC0415
-
+def _size(column: Column, value: Value, by: str) -> int:
+    """The size of a value, at least 0. Raises ``SampleUndecodable`` and ``SizeInvalid``."""
     if by == "length":
         return len(array_of(column, value))
     if by == "bytes":
@@ -169,7 +246,7 @@ def _size(column: "Column", value: "Value", by: str) -> int:
         number = float(array_of(column, value))
         if not 0 < number <= VALUE_MAX:  # nor NaN
             raise SizeInvalid(f"{column.name!r} is {number:g}: a size is a number above 0, and at most {VALUE_MAX:g}")
-        return max(1, round(number * ASPECT_UNIT))
+        return max(1, round(number * orders.ASPECT_UNIT))
     if isinstance(value, memoryview):
         header = probe_image(value)
         height, width = header.height, header.width
@@ -179,8 +256,13 @@ def _size(column: "Column", value: "Value", by: str) -> int:
         height, width = array_of(column, value).shape[:2]
     if by == "pixels":
         return height * width
-    return max(1, width * ASPECT_UNIT // height) if height * width else 0
+    return max(1, width * orders.ASPECT_UNIT // height) if height * width else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def task_of(
+    message: orders.PrepareStream | orders.MeasureStream, index: int, note: NoteMemory, storage: Storage
+) -> SampleTask:
+    """The task of a worker that gets this message, with a descriptor that stays the caller's."""
+    if isinstance(message, orders.PrepareStream):
+        return ShardWriter(message, index, note, storage)
+    return SampleMeasurer(message, index, note, storage)

@@ -324,11 +324,11 @@ def test_a_flood_of_output_is_limited_and_counted(start_daemon, photos, code, wr
 
 
 def test_the_daemon_and_the_check_import_nothing(start_daemon, photos, code, write, tmp_path):
-    """Only workers import the module, and the helpers that ask for a length, or try samples."""
+    """Only workers import the module, also those that try samples."""
     trace = tmp_path / "trace"
     write(
         "mine.py",
-        "import os, sys\nhelps = 'batchd.worker.tasks' in sys.orig_argv\n"
+        "import os, sys\nhelps = 'batchd.worker' in sys.orig_argv\n"
         f"open({str(trace)!r}, 'a').write(f'{{0 if helps else os.getpid()}}\\n')\ndef fn(sample, rng): return {{}}",
     )
     streams = {"photos": called(photos, outputs={})}

@@ -204,7 +204,7 @@ def test_the_offsets_of_lists_give_the_lengths_that_samples_have(tmp_path, kind,
 
 
 def measured_in(source):
-    """The lengths that helper processes find, and an example of a bad sample."""
+    """The lengths that workers find, and an example of a bad sample."""
     config = StreamConfig(source=source, batch_size=2, pipeline=(Pack(field="tokens", length=32),))
     plan = plan_stream("texts", config, kind_of(source).columns(source, Storage()), ())
     pass_ = MeasureOptions(2, 30.0, Storage(), lambda _found: None)

@@ -6,6 +6,7 @@ For tests of scans and reloads. A fork has the patches of the test.
 import faulthandler
 import io
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 from batchd.data.sources.scan import answer
 from batchd.runtime import failpoints
 from batchd.runtime.children import Child
+from batchd.worker.entry import work
 
 
 class Forked:
@@ -39,11 +41,15 @@ class Forked:
         return self.returncode
 
 
-def start_scan(module: str, *arguments: str, given: bytes, stderr: int, **_how: Any) -> Child:
+def start_scan(module: str, *arguments: str, given: bytes = b"", stderr: int = 2, **_how: Any) -> Child:
     """Fork for a separate scan, or for samples that are measured. Replaces ``children.start``."""
-    program = import_module(module)
-    act = partial(answer, program.scan) if hasattr(program, "scan") else program.main
+    is_worker = module == "batchd.worker"
+    act = partial(_work, int(arguments[0])) if is_worker else partial(answer, import_module(module).scan)
     return Child(Forked(act, arguments, given, stderr))  # type: ignore[arg-type]
+
+
+def _work(channel: int) -> int:
+    return work(socket.socket(fileno=channel))
 
 
 def _run(act: Callable[[], int], arguments: Sequence[str], given: bytes, output: int) -> NoReturn:

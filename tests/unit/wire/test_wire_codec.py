@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.commands.prepare import messages as prepare
 from batchd.core.work import NO_WORK
 from batchd.daemon.reload import messages as rescan
 from batchd.pool import messages as pool
@@ -35,7 +34,7 @@ from batchd_wire.codec import (
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import TO_DAEMON, TO_TRAINER, Hello, Open, Pull, Refused, Status, Subscribed
 
-MODULES = (messages, worker, rescan, prepare, pool)
+MODULES = (messages, worker, rescan, pool)
 VOCABULARIES = {
     f"{module.__name__}.{name}": value
     for module in MODULES

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.commands.prepare.run import source_table
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import Reader, open_reader
@@ -23,7 +24,7 @@ from batchd.data.sources.webdataset.scan import KINDS
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-from batchd.worker.members import MemberEncoder, source_table
+from batchd.worker.members import MemberEncoder
 from support.images import encode, jpeg, photo
 from support.shards import write_shard
 from support.source_files import as_shared, nothing
