@@ -453,7 +453,7 @@ class Loop:
         counts, pids = self.state.statistics(now), self.workers.local.pids()
         pools = filter(None, (kind.statistics(self.state, now) for kind in self.workers))
         caches = {number: one.cache.statistics() for number, one in self.streams.items() if one.cache is not None}
-        described = {number: one.description for number, one in self.streams.items()}
+        described = {number: one.facts.description for number, one in self.streams.items()}
         reported = {number: one.statistics() for number, one in self._reports.items()}
         return DaemonStatus(
             daemon=self._facts(now),
@@ -539,7 +539,7 @@ class Loop:
                 first_rounds=course.first_rounds,
                 window=action.window,
                 layout=stream.layout.to_wire(),
-                classes=stream.classes,
+                classes=list(stream.facts.classes),
                 keeps_reports=True,
                 in_lockstep=stream.spec.max_skew is not None,
             ),
@@ -584,7 +584,7 @@ class Loop:
         if door is not None:
             door.share_mailbox(action.session, action.stream, mailbox)
             door.send(
-                action.session, messages.Producing(action.request, action.stream, live.capacity, stream.place_layout)
+                action.session, messages.Producing(action.request, action.stream, live.capacity, stream.facts.place_layout)
             )
         self._session_log.produces(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.producer.admitted")

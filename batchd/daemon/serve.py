@@ -184,7 +184,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             workers=workers,
             doors=doors,
             enqueue=queue.append,
-            daemon=daemon.model_dump(mode="json"),
+            daemon=daemon,
             workers_wanted=daemon.worker_count(),
             last_number=len(streams),
             imported=code_in(streams.values()),
@@ -262,7 +262,7 @@ def _open_streams(
         except CacheUnusable as error:
             path, _colon, text = str(error).partition(": ")
             raise ConfigInvalid([Problem(path, ProblemKind.UNUSABLE_CACHE, text)]) from None
-    for name, note in differing_classes({stream.name: stream.classes for stream in streams.values()}):
+    for name, note in differing_classes({stream.name: stream.facts.classes for stream in streams.values()}):
         _log.warning("note on a source", stream=name, note=note)
     tell_unwanted({one.cache.path for one in streams.values() if isinstance(one.cache, CacheOnDisk)})
 
@@ -363,6 +363,6 @@ class SignalActions:
             loop.stop()
         else:
             self._is_ending = True
-            within_s = reloader.applier.daemon["drain_timeout_s"]
+            within_s = reloader.applier.daemon.drain_timeout_s
             _log.info("draining", signal=number.name, within_s=within_s)
             loop.drain(within_s)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 import structlog
 
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.core.digests import EpochDigests
+from batchd.core.epochs import planned
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
@@ -34,6 +35,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
+from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.slots import MailboxMemory
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable
 from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
@@ -44,8 +46,9 @@ from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_inde
 from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
 from batchd.worker.messages import ServeStream
 from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
-from batchd_wire.fields import SlotLayout
+from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.position import Position
+from batchd_wire.record import frozen
 from batchd_wire.status import ContentPart, DeliveredRows, StreamCard, StreamDescription
 from batchd_wire.wording import classes_apart
 
@@ -69,34 +72,60 @@ CLASSES_MAX = 4_096
 CLASSES_CHARACTERS_MAX = 256 * 1024
 
 
-@dataclass(slots=True, eq=False)
-class ServedStream:
-    """One stream, as plain facts. The index's descriptor stays open, for later workers.
+@frozen
+class StreamFacts:
+    """All that is known of a stream once it is worked out, without its descriptors.
 
     ``message``: for workers. ``signature``: equal for two streams with equal settings and equal
-    findings in source and files. ``place_layout`` and ``mailbox``: of a live stream.
+    findings in source and files. ``place_layout``, ``mailbox_bytes``: of a live stream.
     """
 
     spec: StreamSpec
     message: ServeStream
-    layout: SlotLayout
     signature: str
-    index_descriptor: int
-    classes: list[str]
+    classes: tuple[str, ...]
     description: StreamDescription
     card: StreamCard
     place_layout: object = None
+    mailbox_bytes: int = 0
+    cache: CacheSpec | None = None
+    journal: JournalSpec | None = None
+
+    def to_wire(self) -> object:
+        """For another process, which gets the index, too: the plan's parts from it are left out."""
+        plan = replace(self.spec.plan, order=None, draws=None, row_counts=None)
+        return to_plain(replace(self, spec=replace(self.spec, plan=plan)))
+
+    @classmethod
+    def from_wire(cls, plain: object, number: int, index: SourceIndex) -> Self:
+        """The way back, under another ``number``. Raises ``TypeError`` or ``ValueError``."""
+        facts: Self = from_plain(cls, plain)
+        spec = replace(facts.spec, number=number, plan=planned(facts.spec.plan, index.facts, index.arrays))
+        return replace(facts, spec=spec, message=replace(facts.message, stream=number))
+
+
+@dataclass(slots=True, eq=False)
+class ServedStream:
+    """One stream in service. The index's descriptor stays open, for later workers."""
+
+    facts: StreamFacts
+    index_descriptor: int
     mailbox: MailboxMemory | None = None
-    cache_spec: CacheSpec | None = None
+    """Of a live stream."""
     cache: CacheMemory | CacheOnDisk | None = None
     """The process that serves the stream provides it: see ``provide_cache``."""
-    journal_spec: JournalSpec | None = None
     journal: Journal | None = None
     """Of a push stream; the process that serves it provides it: see ``provide_journal``."""
     quarantined: list[int] = field(default_factory=list)
     digests: EpochDigests | None = None
+    spec: StreamSpec = field(init=False)
+    layout: SlotLayout = field(init=False)
+    message: ServeStream = field(init=False)
+    """For workers, with the limits of storage that are in force."""
 
     def __post_init__(self) -> None:
+        self.spec, self.message = self.facts.spec, self.facts.message
+        self.layout = layout_from_wire(self.message.layout)
         if self.spec.has_digests:
             self.digests = EpochDigests(self.spec.plan)
 
@@ -115,11 +144,6 @@ class ServedStream:
         return self.layout.of(self.spec.bucket_of(position))
 
     @property
-    def mailbox_bytes(self) -> int:
-        """The memory of its mailbox; 0 if it is no live stream."""
-        return self.mailbox.mailbox_bytes if self.mailbox is not None else 0
-
-    @property
     def descriptors(self) -> list[int]:
         """Descriptors for a worker: the index, then the mailbox or the cache."""
         mailbox = [self.mailbox.readable] if self.mailbox is not None else []
@@ -128,11 +152,11 @@ class ServedStream:
     def dated_card(self) -> StreamCard:
         """The card, with the digests of what was delivered up to now."""
         digests = [] if self.digests is None else list(self.digests)
-        return replace(self.card, digests=tuple(DeliveredRows(*one) for one in digests))
+        return replace(self.facts.card, digests=tuple(DeliveredRows(*one) for one in digests))
 
     def provide_cache(self, others: Iterable["ServedStream"]) -> None:
         """Join the cache of one of the ``others``, or make one, if wanted. Raises ``OSError``."""
-        spec = self.cache_spec
+        spec = self.facts.cache
         if spec is None:
             return
         present = [one.cache for one in others if one.cache is not None]
@@ -148,7 +172,7 @@ class ServedStream:
 
     def provide_journal(self, others: Iterable["ServedStream"]) -> None:
         """Open the journal, if any, or take it from one of the ``others``. Raises ``OSError``."""
-        spec = self.journal_spec
+        spec = self.facts.journal
         if spec is None:
             return
         before = next((one for one in others if one.journal and one.journal.spec.path == spec.path), None)
@@ -195,9 +219,9 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     for note in index.notes:
         _log.warning("note on a source", stream=name, note=note)
-    planned = planned_index(plan, index)
-    epochs = epoch_plan(plan, planned)
-    ring = replace(ring, layout=bucket_layout(ring.layout, planned.arrays))
+    planned_with = planned_index(plan, index)
+    epochs = epoch_plan(plan, planned_with)
+    ring = replace(ring, layout=bucket_layout(ring.layout, planned_with.arrays))
     content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(plan, whole.daemon))
     is_planned = epochs.order is not None or epochs.draws is not None
     repeats = not (config.shuffle or is_planned or source.is_live or plan.pipeline.is_random)
@@ -248,20 +272,20 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]
     are_too_many = len(classes) > CLASSES_MAX or sum(map(len, classes)) > CLASSES_CHARACTERS_MAX
-    return ServedStream(
+    mailbox_bytes = source.mailbox_bytes if isinstance(source, PushSource) else 0
+    facts = StreamFacts(
         spec=spec,
         message=message,
-        layout=ring.layout,
         signature=signature(plan, spec.fingerprint, index),
-        index_descriptor=planned.to_memfd(),
-        classes=[] if are_too_many else classes,
+        classes=() if are_too_many else tuple(classes),
         description=describe(config, ring.layout),
         card=card_of(plan, whole.daemon, content, epochs.samples, journal),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
-        mailbox=MailboxMemory(source.mailbox_bytes) if isinstance(source, PushSource) else None,
-        cache_spec=wanted_cache,
-        journal_spec=journal,
+        mailbox_bytes=mailbox_bytes,
+        cache=wanted_cache,
+        journal=journal,
     )
+    return ServedStream(facts, planned_with.to_memfd(), MailboxMemory(mailbox_bytes) if mailbox_bytes else None)
 
 
 def differing_classes(classes: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:

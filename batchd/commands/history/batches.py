@@ -228,7 +228,7 @@ def open_alone(config: Config, name: str) -> ServedStream:
 
 def card_of(opened: ServedStream, decoders: str) -> cards.RunCard:
     """The card of an open stream."""
-    return cards.RunCard.of(opened.card, cards.versions_here(decoders))
+    return cards.RunCard.of(opened.facts.card, cards.versions_here(decoders))
 
 
 class MadeRow(NamedTuple):
@@ -331,7 +331,7 @@ class Replayer:
             rows_crc32(self._page, covered, rows),
             self.fingerprint,
             cards.versions_here(self._workers.decoders),
-            tuple(self._opened.classes),
+            self._opened.facts.classes,
             tuple(dict.fromkeys([*self._changed_containers(), *_changed_names(told)])),
             self._opened.spec.bgr_fields,
             rooms,
@@ -360,7 +360,7 @@ class Replayer:
         return room.array.tolist() if room is not None and is_number else [None] * count
 
     def _row(self, told: MadeRow, label: int | None, crc32: int) -> ReplayedRow:
-        made, classes = told.row, self._opened.classes
+        made, classes = told.row, self._opened.facts.classes
         documents = tuple(map(self._document, told.documents))
         return ReplayedRow(
             row=made.row,

@@ -9,31 +9,24 @@ the old one can be taken for it.
 Invariant: a document takes effect completely, or not at all; then its descriptors are closed.
 """
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import structlog
 
-from batchd.core.epochs import planned
+from batchd.config.tree import DaemonConfig
 from batchd.core.events import Event, Reconfigured
-from batchd.core.mailbox import LiveSpec
-from batchd.core.plan import Plan
-from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
-from batchd.daemon.reload.messages import ReloadRequest
+from batchd.daemon.reload.messages import ReloadDocument, ReloadRequest
 from batchd.daemon.workers import AllWorkers
 from batchd.data.storage.index import SourceIndex
-from batchd.data.storage.values import StorageLimits
 from batchd.runtime.limits import SessionLimits
 from batchd.runtime.slots import MailboxMemory, SlotPool
-from batchd.stream.cache_memory import CacheSpec, different
-from batchd.stream.journal import JournalSpec
-from batchd.stream.served import ServedStream
-from batchd.worker.messages import CHUNK_ROWS_MAX, SampleRecipe, ServeStream
-from batchd_wire.fields import layout_from_wire
-from batchd_wire.status import StreamDescription, read_card
+from batchd.stream.cache_memory import different
+from batchd.stream.served import ServedStream, StreamFacts
+from batchd.worker.messages import CHUNK_ROWS_MAX
 
 _log = structlog.get_logger()
 
@@ -47,7 +40,7 @@ Descriptors = dict[str, list[int]]
 class ReloadApplier:
     """Everything of the daemon that a reload changes.
 
-    ``daemon``: the [daemon] in force. ``last_number``: the highest that any stream has had.
+    ``daemon``: the one in force. ``last_number``: the highest that any stream has had.
     ``imported``: versions of modules that workers may have imported.
     """
 
@@ -57,7 +50,7 @@ class ReloadApplier:
     workers: AllWorkers
     doors: Doors
     enqueue: Callable[[Event], None]
-    daemon: dict[str, Any]
+    daemon: DaemonConfig
     workers_wanted: int
     last_number: int
     imported: Code
@@ -81,55 +74,57 @@ class ReloadApplier:
             version=version,
             file=file,
             overrides=overrides,
-            daemon=self.daemon,
-            signatures={stream.name: stream.signature for stream in served if stream.number not in stopped},
+            daemon=self.daemon.model_dump(mode="json"),
+            signatures={stream.name: stream.facts.signature for stream in served if stream.number not in stopped},
             slots={stream.name: stream.spec.slots_max for stream in served},
             made_bytes=sum(
-                made.get(stream.number, 0) * stream.layout.slot_bytes + stream.mailbox_bytes for stream in served
+                made.get(stream.number, 0) * stream.layout.slot_bytes + stream.facts.mailbox_bytes for stream in served
             ),
             cached_bytes={cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder},
         )
 
-    def apply(self, document: dict[str, Any], descriptors: Descriptors) -> str:
+    def apply(self, document: ReloadDocument, descriptors: Descriptors) -> str:
         """Put a document into force; a summary for users. Raises ``OSError``, without a change."""
         before = self._numbers
-        made = self._streams(document["streams"], descriptors)
+        made = self._streams(document.streams, descriptors)
         code = code_in(made)
         renews_workers = any(self.imported.get(name, one) != one for name, one in code.items())
         self.imported.update(code)
         self.last_number += len(made)
         self.streams.update({stream.number: stream for stream in made})
-        workers_before, self.workers_wanted = self.workers_wanted, document["workers"]
+        workers_before, self.workers_wanted = self.workers_wanted, document.workers
+        former, changed = self.daemon, json.dumps({**self.daemon.model_dump(mode="json"), **document.daemon})
+        self.daemon = DaemonConfig.model_validate_json(changed)
         keys = [
             key
-            for key, value in document["daemon"].items()
-            if self.daemon[key] != value and (key != "workers" or self.workers_wanted == workers_before)
+            for key in document.daemon
+            if getattr(former, key) != getattr(self.daemon, key)
+            and (key != "workers" or self.workers_wanted == workers_before)
         ]
-        self.daemon.update(document["daemon"])
         names = {stream.name for stream in made}
         for stream in made:  # the same rows: their digests go on
-            former = self.streams.get(before.get(stream.name, -1))
-            if former is not None and former.spec.fingerprint == stream.spec.fingerprint and stream.spec.has_digests:
-                stream.digests = former.digests or stream.digests
+            same = self.streams.get(before.get(stream.name, -1))
+            if same is not None and same.spec.fingerprint == stream.spec.fingerprint and stream.spec.has_digests:
+                stream.digests = same.digests or stream.digests
         replaced = [number for name, number in before.items() if name in names]
-        removed = [number for name, number in before.items() if name not in names and name not in document["same"]]
-        kept = {name: number for name, number in before.items() if name in document["same"]}
+        removed = [number for name, number in before.items() if name not in names and name not in document.same]
+        kept = {name: number for name, number in before.items() if name in document.same}
         self._numbers = kept | {stream.name: stream.number for stream in made}
         self._limit(document, sum(self.state.streams[number].delivery.ring.made for number in kept.values()))
-        chunk_rows = self.daemon["chunk_rows"]
+        chunk_rows = self.daemon.chunk_rows
         self.enqueue(
             Reconfigured(
                 tuple(stream.spec for stream in made),
                 tuple(removed),
                 tuple(replaced),
                 self.workers_wanted,
-                self.daemon["sample_timeout_s"],
+                self.daemon.sample_timeout_s,
                 CHUNK_ROWS_MAX if chunk_rows == "auto" else chunk_rows,
                 renews_workers,
             )
         )
-        signatures = {name: self.streams[number].signature for name, number in before.items()}
-        revived = {stream.name for stream in made if signatures.get(stream.name) == stream.signature}
+        signatures = {name: self.streams[number].facts.signature for name, number in before.items()}
+        revived = {stream.name for stream in made if signatures.get(stream.name) == stream.facts.signature}
         changes = {
             "added": sorted(names - before.keys()),
             "removed": sorted(self.streams[number].name for number in removed),
@@ -143,11 +138,11 @@ class ReloadApplier:
             workers=self.workers_wanted,
             keys=", ".join(keys),
         )
-        if document["restart"]:
-            _log.warning("restart needed", keys=", ".join(document["restart"]), advice="the old values stay until then")
-        return _summary(changes, (workers_before, self.workers_wanted), keys, document["restart"])
+        if document.restart:
+            _log.warning("restart needed", keys=", ".join(document.restart), advice="the old values stay until then")
+        return _summary(changes, (workers_before, self.workers_wanted), keys, document.restart)
 
-    def _streams(self, plain: dict[str, Any], descriptors: Descriptors) -> list[ServedStream]:
+    def _streams(self, plain: Mapping[str, object], descriptors: Descriptors) -> list[ServedStream]:
         """Make all streams, or none; they take their descriptors out of ``descriptors``."""
         made: list[ServedStream] = []
         try:
@@ -161,45 +156,29 @@ class ReloadApplier:
             raise
         return made
 
-    def _limit(self, document: dict[str, Any], slots_kept: int) -> None:
+    def _limit(self, document: ReloadDocument, slots_kept: int) -> None:
         """Limit sessions, slots and storage. ``slots_kept`` stay; the others are to be made."""
-        limits = StorageLimits(*document["storage"]).to_wire()
+        limits = document.storage.to_wire()
         if any(stream.message.storage != limits for stream in self.streams.values()):
             for stream in self.streams.values():
                 stream.message = replace(stream.message, storage=limits)
             for kind in self.workers:
                 kind.use_storage(limits)
         for door in self.doors:
-            door.limit(SessionLimits(self.daemon["sessions_max"], self.daemon["sessions_per_peer"]))
-        sends_bytes = self.daemon["tcp"] is not None
+            door.limit(SessionLimits(self.daemon.sessions_max, self.daemon.sessions_per_peer))
+        sends_bytes = self.daemon.tcp is not None
         mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values()) if sends_bytes else 0
-        self.memory.blanks.expect(max(0, document["reserved"] - slots_kept), mapped_bytes)
+        self.memory.blanks.expect(max(0, document.reserved - slots_kept), mapped_bytes)
 
 
-def _stream(number: int, facts: dict[str, Any], descriptors: list[int]) -> ServedStream:
+def _stream(number: int, plain: object, descriptors: list[int]) -> ServedStream:
     """A stream of a document. Raises ``OSError``."""
-    spec = dict(facts["spec"])
-    plan, live = Plan(**spec.pop("plan")), spec.pop("live")
     index, *mailbox = descriptors
-    whole = SourceIndex.from_descriptor(index)
-    plan = planned(plan, whole.facts, whole.arrays)
-    message = ServeStream(**facts["message"])
-    stream = ServedStream(
-        spec=StreamSpec(**{**spec, "number": number}, plan=plan, live=LiveSpec(**live) if live else None),
-        message=replace(message, stream=number, recipe=SampleRecipe(*message.recipe)),
-        layout=layout_from_wire(message.layout),
-        signature=facts["signature"],
-        index_descriptor=index,
-        classes=facts["classes"],
-        description=StreamDescription(**facts["description"]),
-        card=read_card(facts["card"]),
-        place_layout=facts["place_layout"],
-        cache_spec=CacheSpec(**facts["cache"]) if facts["cache"] else None,
-        journal_spec=JournalSpec(*facts["journal"]) if facts["journal"] else None,
-    )
+    facts = StreamFacts.from_wire(plain, number, SourceIndex.from_descriptor(index))
+    stream = ServedStream(facts, index)
     if mailbox:
         try:
-            stream.mailbox = MailboxMemory.adopt(mailbox[0], facts["mailbox_bytes"])
+            stream.mailbox = MailboxMemory.adopt(mailbox[0], facts.mailbox_bytes)
         except OSError:
             stream.close()
             raise

@@ -7,8 +7,10 @@ daemon                                        rescan
 |  <-----------------------------------------  |   ConfigRead (+ fd): the last one
 """
 
-from typing import Any
+from dataclasses import field
 
+from batchd.data.storage.values import USUAL_LIMITS, StorageLimits
+from batchd.errors import ExitCode
 from batchd.runtime.log_message import ChildLogged
 from batchd_wire.codec import Message, Vocabulary, message
 from batchd_wire.record import frozen
@@ -31,11 +33,31 @@ class ReloadRequest:
     version: str
     file: str
     overrides: dict[str, str]
-    daemon: dict[str, Any]
+    daemon: dict[str, object]
     signatures: dict[str, str]
     slots: dict[str, int]
     made_bytes: int
     cached_bytes: dict[str, int]
+
+
+@frozen
+class ReloadDocument:
+    """What to put into force; or why nothing, with an ``exit_code``. As JSON in memory.
+
+    ``daemon``: the keys of [daemon] that take effect; those in ``restart`` have changed, too.
+    ``reserved``: slots of all rings that may be made. ``same``: streams that continue.
+    ``streams``: the others, each as ``StreamFacts.to_wire`` gives it.
+    """
+
+    exit_code: int = ExitCode.FINE
+    problem: str = ""
+    daemon: dict[str, object] = field(default_factory=dict)
+    workers: int = 0
+    storage: StorageLimits = USUAL_LIMITS
+    restart: list[str] = field(default_factory=list)
+    reserved: int = 0
+    same: list[str] = field(default_factory=list)
+    streams: dict[str, object] = field(default_factory=dict)
 
 
 @message(53)

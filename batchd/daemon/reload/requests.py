@@ -18,10 +18,9 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
 
 import structlog
 
@@ -30,6 +29,7 @@ from batchd.daemon.reload.messages import (
     SILENCE_MAX_S,
     TO_DAEMON_FROM_RESCAN,
     ConfigRead,
+    ReloadDocument,
     ScanProgressed,
     StreamScanned,
 )
@@ -40,6 +40,7 @@ from batchd.runtime.child_log import write_line
 from batchd.runtime.children import Child, start_linked
 from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.slots import ADVICE
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
@@ -80,7 +81,7 @@ class _Reading:
     patience_s: int = SILENCE_MAX_S
     stream: str = ""
     descriptors: Descriptors = field(default_factory=dict)
-    document: dict[str, Any] | None = None
+    document: ReloadDocument | None = None
     problem: str = ""
 
     def close(self) -> None:
@@ -179,7 +180,7 @@ class Reloader:
         request = self.applier.request(__version__, str(origin.file), dict(origin.overrides))
         child, channel = start_linked(
             "batchd.daemon.reload.rescan",
-            given=json.dumps(asdict(request)).encode("ascii"),
+            given=json.dumps(to_plain(request)).encode("ascii"),
             stdout=2,  # standard output is for the address
             nicer_by=NICENESS,
         )
@@ -216,7 +217,7 @@ class Reloader:
             assert isinstance(message, ConfigRead)
             (memory,) = descriptors
             with os.fdopen(memory, "rb") as document:
-                reading.document = json.loads(document.read())
+                reading.document = from_plain(ReloadDocument, json.loads(document.read()))
 
     def _end(self, reading: _Reading) -> None:
         """The other process has ended: with a document, or without one."""
@@ -235,9 +236,9 @@ class Reloader:
         if reading.problem or document is None:
             how = reading.problem or f"it ended without a word (status {status}); see the log"
             return ExitCode.FAILED, f"the process that reads the configuration failed: {how}"
-        if document["exit_code"]:
-            return document["exit_code"], document["problem"]
-        missing = sorted(document["streams"].keys() - reading.descriptors.keys())
+        if document.exit_code:
+            return document.exit_code, document.problem
+        missing = sorted(document.streams.keys() - reading.descriptors.keys())
         if missing:
             return ExitCode.FAILED, f"the new configuration cannot be loaded: no index of {', '.join(missing)} arrived"
         try:

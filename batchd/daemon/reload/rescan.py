@@ -18,19 +18,25 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
 from threading import Thread
 from time import monotonic
-from typing import Any
 
 from batchd.config.load import read_config
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, keys_marked
 from batchd.daemon.config_checks import check_reading
-from batchd.daemon.reload.messages import SILENCE_MAX_S, ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
+from batchd.daemon.reload.messages import (
+    SILENCE_MAX_S,
+    ConfigRead,
+    ReloadDocument,
+    ReloadRequest,
+    ScanProgressed,
+    StreamScanned,
+)
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
@@ -41,6 +47,7 @@ from batchd.runtime.available import shortage
 from batchd.runtime.child_log import log_over
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.free_memory import available_bytes
+from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.rings import RingSize, plan_descriptors
 from batchd.stream.served import ServedStream, open_stream
@@ -82,12 +89,10 @@ def main() -> int:
         try:
             document = _do(json.load(sys.stdin), channel)
         except BatchdError as error:
-            document = {"exit_code": int(error.exit_code), "problem": str(error)}
+            document = ReloadDocument(exit_code=int(error.exit_code), problem=str(error))
         except OSError as error:
-            document = {
-                "exit_code": int(ExitCode.FAILED),
-                "problem": f"the new configuration cannot be loaded: {error}",
-            }
+            text = f"the new configuration cannot be loaded: {error}"
+            document = ReloadDocument(exit_code=int(ExitCode.FAILED), problem=text)
         try:
             _send_document(channel, document)
         except ChannelClosed:
@@ -106,13 +111,13 @@ def _end_with_daemon(channel: socket.socket) -> None:
     os._exit(1)
 
 
-def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
+def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
     if plain["version"] != __version__:  # the requests of other versions are not known
         raise BatchdError(
             f"batchd {__version__} is installed, and the daemon that runs is {plain['version']}: restart it, since it can start "
             "no workers of its own version any more"
         )
-    request = ReloadRequest(**plain)
+    request: ReloadRequest = from_plain(ReloadRequest, plain)
     failpoints.passing("rescan.starting")
     # this process ends with its request, and its connections with it
     storage = Storage(CHECK_LIMITS)
@@ -124,14 +129,14 @@ def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
     storage.limits = config.daemon.storage_limits()
     now = DaemonConfig.model_validate_json(json.dumps(request.daemon))
     streams = _scan(config, rings, now, storage, progress)
-    same = [name for name, stream in streams.items() if request.signatures.get(name) == stream.signature]
+    same = [name for name, stream in streams.items() if request.signatures.get(name) == stream.facts.signature]
     rings |= {name: replace(rings[name], slots_max=request.slots[name]) for name in same}
     live = keys_marked(Mark.LIVE, DaemonConfig)
     restart = [
         key for key in DaemonConfig.model_fields if key not in live and getattr(config.daemon, key) != getattr(now, key)
     ]
-    made_bytes = request.made_bytes + sum(stream.mailbox_bytes for stream in streams.values())
-    specs = [stream.cache_spec for stream in streams.values()]
+    made_bytes = request.made_bytes + sum(stream.facts.mailbox_bytes for stream in streams.values())
+    specs = [stream.facts.cache for stream in streams.values()]
     caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder and spec.kind != "points"}
     caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
     kept_bytes = sum(rings[name].ring_bytes for name in same)
@@ -155,16 +160,15 @@ def _do(plain: dict[str, Any], channel: socket.socket) -> dict[str, Any]:
             mailbox = [stream.mailbox.writable] if stream.mailbox is not None else []
             send_message(channel, StreamScanned(name), [stream.index_descriptor, *mailbox])
     daemon = config.daemon.model_dump(mode="json")
-    return {
-        "exit_code": 0,
-        "daemon": {key: daemon[key] for key in live if key not in restart},
-        "workers": config.daemon.worker_count(),
-        "storage": config.daemon.storage_limits(),
-        "restart": restart,
-        "reserved": plan.reserved,
-        "same": same,
-        "streams": {name: _plain(stream) for name, stream in streams.items() if name not in same},
-    }
+    return ReloadDocument(
+        daemon={key: daemon[key] for key in live if key not in restart},
+        workers=config.daemon.worker_count(),
+        storage=config.daemon.storage_limits(),
+        restart=restart,
+        reserved=plan.reserved,
+        same=same,
+        streams={name: stream.facts.to_wire() for name, stream in streams.items() if name not in same},
+    )
 
 
 def _scan(
@@ -201,24 +205,8 @@ def _memory_problem(
     return shortage(max(0, kept_bytes + need_bytes - made_bytes), available_bytes()) if others else None
 
 
-def _plain(stream: ServedStream) -> dict[str, Any]:
-    """A stream as JSON has it; ``daemon.reload.apply`` reads it."""
-    return {
-        "spec": asdict(replace(stream.spec, plan=replace(stream.spec.plan, order=None, draws=None, row_counts=None))),
-        "message": asdict(stream.message),
-        "signature": stream.signature,
-        "classes": stream.classes,
-        "description": asdict(stream.description),
-        "card": asdict(stream.card),
-        "place_layout": stream.place_layout,
-        "mailbox_bytes": stream.mailbox_bytes,
-        "cache": stream.cache_spec._asdict() if stream.cache_spec is not None else None,
-        "journal": stream.journal_spec,
-    }
-
-
-def _send_document(channel: socket.socket, document: dict[str, Any]) -> None:
-    data = json.dumps(document).encode("ascii")
+def _send_document(channel: socket.socket, document: ReloadDocument) -> None:
+    data = json.dumps(to_plain(document)).encode("ascii")
     with os.fdopen(os.memfd_create("batchd-rescan", os.MFD_CLOEXEC), "w+b") as memory:
         memory.write(data)
         memory.seek(0)  # the daemon reads on where this file is

@@ -69,8 +69,8 @@ def test_a_long_configuration_travels_in_pieces(photos, tmp_path):
     opened = open_alone(config, "many")
     opened.close()
 
-    assert len(opened.card.configuration) > 1
-    assert max(map(len, opened.card.configuration)) <= TEXT_CHARACTERS_MAX
+    assert len(opened.facts.card.configuration) > 1
+    assert max(map(len, opened.facts.card.configuration)) <= TEXT_CHARACTERS_MAX
     assert card_of(opened, "").config().streams["many"] == config.streams["many"]
 
 

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from batchd.daemon.reload import requests as reload
-from batchd.daemon.reload.messages import ConfigRead, ReloadRequest, ScanProgressed, StreamScanned
+from batchd.daemon.reload.messages import ConfigRead, ReloadDocument, ReloadRequest, ScanProgressed, StreamScanned
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.errors import ExitCode
 from batchd.runtime.children import Child
@@ -170,7 +170,7 @@ def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
     it.selector.dispatch()
     reader.end()
     assert it.outcome().exit_code == ExitCode.FINE
-    assert it.applier.performed == [(FINE, {"photos"})]
+    assert it.applier.performed == [(ReloadDocument(streams=FINE["streams"]), {"photos"})]
 
 
 def test_progress_and_lines_of_the_log_are_passed_on(it):
