@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import field
 from itertools import count
-from math import inf
 from typing import TypeAlias
 
 import structlog
@@ -42,8 +41,8 @@ from batchd.core.events import (
     SubscriptionEnded,
 )
 from batchd.runtime import failpoints
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, OncePerMinute, SessionLimits
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd_wire import OLDEST_VERSION, PROTOCOL_VERSION
 from batchd_wire.codec import MESSAGE_BYTES_MAX, Message
@@ -155,7 +154,7 @@ Enqueue: TypeAlias = Callable[[Event | Query | Reported], None]
 class DaemonSide:
     """The parts of the daemon that every door gets."""
 
-    selector: Selector
+    poller: Poller
     enqueue: Enqueue
     memory: SlotPool
     session_numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -174,13 +173,8 @@ class Door(ABC):
 
     @property
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
-        """The ZeroMQ sockets that the loop polls; all other descriptors are in ``Selector``."""
+        """The ZeroMQ sockets that the loop reads; all other descriptors have handlers."""
         return ()
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds in which the door has nothing to do unless something arrives."""
-        return inf
 
     @abstractmethod
     def receive(self, ready: Container[object], is_over: Callable[[], bool] = lambda: False) -> bool:

@@ -1,9 +1,9 @@
 """The loop: waits, makes events, lets the core decide, performs its actions. DAEMON process.
 
-    zmq.Poller( ROUTER over TCP | epoll( local trainers, worker channels, pidfds, signals ) )
-         |                                     |
-         +------- callbacks only enqueue ------+--> queue -> DaemonState.handle -> actions, in order
-                                                      +----> side work: questions, reports
+    Poller( ROUTER over TCP | local trainers, worker channels, pidfds, signals | timers )
+              |                             |
+              +--- handlers only enqueue ---+--> queue -> DaemonState.handle -> actions, in order
+                                                   +----> side work: questions, reports
 
 A portion of messages ends after ``PORTION_S`` of work for them, so that peers with messages that
 take long get no more of a round than others.
@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import structlog
-import zmq
 
 from batchd.core import actions as act
 from batchd.core.admission import unknown_stream
@@ -51,10 +50,10 @@ from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideW
 from batchd.daemon.workers import AllWorkers
 from batchd.runtime import __version__, failpoints
 from batchd.runtime.cpus import available_cpus
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.limits import QUESTIONS_PER_TICK, LinesPerMinute, OncePerMinute
 from batchd.runtime.mapped_files import unmap_loaded_pages
+from batchd.runtime.poller import Poller, Timer
 from batchd.runtime.slots import SlotPool
 from batchd.stream.cache_file import CacheOnDisk
 from batchd.stream.cache_memory import CacheMemory, allow_caches, different
@@ -100,7 +99,7 @@ class Loop:
     state: DaemonState
     streams: dict[int, ServedStream]
     memory: SlotPool
-    selector: Selector
+    poller: Poller
     workers: AllWorkers
     doors: Doors
     observer: ObserverProcess
@@ -128,8 +127,7 @@ class Loop:
     """When the last status was made, which several may have asked for, and the status."""
     _reports: dict[int, StreamReports] = field(default_factory=dict)
     """By the stream's number, from its first report on."""
-    _poller: zmq.Poller = field(default_factory=zmq.Poller)
-    _next_tick_s: float = 0.0
+    _timer: Timer = field(init=False)
     _ticks: int = 0
     _delivering: set[int] = field(default_factory=set)
     """Numbers of the streams with a batch that was granted."""
@@ -138,9 +136,11 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._side_work = SideWork(self._answer, self._refuse_question, self._keep_reports)
-        self._poller.register(self.selector.fileno(), zmq.POLLIN)
+        self._timer = self.poller.every(TICK_S, self._tick)
+        self.poller.at(lambda: self.state.fleet.next_spawn_s or inf, lambda: self.queue.append(Ticked()))
+        self.poller.at(lambda: self._side_work.due_s, self._side_work.run)
         for zmq_socket in (zmq_socket for door in self.doors for zmq_socket in door.sockets):
-            self._poller.register(zmq_socket, zmq.POLLIN)
+            self.poller.watch_socket(zmq_socket)
         self._performers = {
             act.KillWorker: self._kill_worker,
             act.CreateSlot: self._create_slot,
@@ -177,20 +177,15 @@ class Loop:
 
     def run(self, after_round: Callable[[], None]) -> None:
         """Run until drained or stopped; ``after_round`` is called at the end of each round."""
-        self._tick()
         # the core must know the workers that were started ahead before it hears from them
+        self.poller.run_due()
         self._handle_queue()
         more = False
         while not self._is_over():
-            is_busy = more or self.queue or self._ended or self._departures
-            ready = dict(self._poller.poll(0 if is_busy else self._patience_ms()))
-            if self.selector.fileno() in ready:
-                self.selector.dispatch()
+            ready = self.poller.wait(is_busy=bool(more or self.queue or self._ended or self._departures))
             self._handle_events()  # of the workers: not in the portions of the doors
             heard = [door.receive(ready, self._begin_portion()) for door in self.doors]
-            self._tick()
             self._handle_queue()
-            self._side_work.run()
             more = self.memory.free_some() or any(heard)
             after_round()
             for door in self.doors:
@@ -257,22 +252,8 @@ class Loop:
     def _is_over(self) -> bool:
         return self._deadline_s is not None and (self.state.is_drained or monotonic() >= self._deadline_s)
 
-    def _patience_ms(self) -> int:
-        """Milliseconds in which nothing has to be done unless something happens."""
-        waits_s = (self._side_work.patience_s, *(door.patience_s for door in self.doors))
-        due_s = min(self._next_tick_s, monotonic() + min(waits_s))
-        spawn_s = self.state.fleet.next_spawn_s
-        if spawn_s is not None:
-            due_s = min(due_s, spawn_s)
-        return max(0, min(int(TICK_S * 1000), int((due_s - monotonic()) * 1000) + 1))
-
     def _tick(self) -> None:
-        """Act on timers of all parts."""
-        now = monotonic()
-        spawn_s = self.state.fleet.next_spawn_s
-        if now < self._next_tick_s and (spawn_s is None or now < spawn_s):
-            return
-        self._next_tick_s = now + TICK_S
+        """Half a second has passed, or a stream has delivered its first batch."""
         self._ticks += 1
         if self._ticks == UNMAPPING_TICK:
             unmap_loaded_pages()
@@ -550,7 +531,7 @@ class Loop:
     def _grant(self, action: act.GrantLease) -> None:
         if action.stream not in self._delivering:
             self._delivering.add(action.stream)
-            self._next_tick_s = 0.0  # its cache may fill
+            self._timer.hasten()  # its cache may fill
         door = self.doors.of(action.session)
         if door is not None:
             stream = self.streams[action.stream]
@@ -584,7 +565,8 @@ class Loop:
         if door is not None:
             door.share_mailbox(action.session, action.stream, mailbox)
             door.send(
-                action.session, messages.Producing(action.request, action.stream, live.capacity, stream.facts.place_layout)
+                action.session,
+                messages.Producing(action.request, action.stream, live.capacity, stream.facts.place_layout),
             )
         self._session_log.produces(action, stream.name, self.doors.peer(action.session))
         failpoints.passing("daemon.producer.admitted")

@@ -53,9 +53,10 @@ from batchd.runtime.addresses import parse_tcp, tcp_endpoint
 from batchd.runtime.available import wait_for_memory
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
-from batchd.runtime.descriptors import Selector, allow_descriptors
+from batchd.runtime.descriptors import allow_descriptors
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
+from batchd.runtime.poller import Poller
 from batchd.runtime.signals import Signals
 from batchd.runtime.slots import BlankSlots, SlotPool
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
@@ -126,9 +127,9 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         hangups = stack.enter_context(_remembered_hangups())
         storage = stack.enter_context(Storage(daemon.storage_limits()))
         allow_descriptors()
-        queue, selector = Queue(), Selector()
-        stack.callback(selector.close)
-        output = None if options.output is None else ChildOutput(selector, options.output)
+        queue, poller = Queue(), Poller()
+        stack.callback(poller.close)
+        output = None if options.output is None else ChildOutput(poller, options.output)
         if output is not None:
             stack.callback(output.close)
         notifier = Notifier.from_environment(os.environ, is_embedded=is_embedded)
@@ -137,7 +138,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded))
         streams: dict[int, ServedStream] = {}  # with those of later reloads
         memory = SlotPool()
-        processes = LocalWorkers(selector, queue.append, streams, memory, options.launched, output)
+        processes = LocalWorkers(poller, queue.append, streams, memory, options.launched, output)
         stack.callback(processes.close, WORKERS_END_S)
         # it is tried again, and logged, when the loop wants the first worker
         with suppress(OSError):
@@ -145,7 +146,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
                 processes.spawn(number)
         failpoints.passing("daemon.starting")
         http = open_http(daemon, is_embedded=is_embedded)
-        observer = stack.enter_context(ObserverProcess(selector, http, names))
+        observer = stack.enter_context(ObserverProcess(poller, http, names))
         rings = _divide_memory(config, storage, service.waiting)
         memory.blanks = _hold_descriptors(config, rings)
         stack.callback(memory.close)
@@ -156,7 +157,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             service.scanned(stream, found)
 
         _open_streams(streams, config, rings, storage, scanned)
-        remote = _remote_workers(daemon, selector, queue, processes)
+        remote = _remote_workers(daemon, poller, queue, processes)
         workers = AllWorkers(processes, *remote)
         state = DaemonState(
             [stream.spec for stream in streams.values()],
@@ -167,7 +168,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             rules=LinkRules(daemon.pool_audit, daemon.pool_accept == "any", daemon.pool_withdraw_after_s),
             remote_kind=remote[0].kind if remote else None,
         )
-        side = DaemonSide(selector, queue.append, memory)
+        side = DaemonSide(poller, queue.append, memory)
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
         local = LocalDoor(side, limits, writable_slots=daemon.writable_slots)
         stack.callback(local.close)
@@ -189,15 +190,15 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             last_number=len(streams),
             imported=code_in(streams.values()),
         )
-        reloader = Reloader(selector, applier, None if is_embedded else options.origin, doors.send, service)
+        reloader = Reloader(poller, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
-        loop = Loop(queue, state, streams, memory, selector, workers, doors, observer, reloader, started_s)
+        loop = Loop(queue, state, streams, memory, poller, workers, doors, observer, reloader, started_s)
         loop.address, loop.log = names.address, options.log
         loop.bad_lists = BadLists(daemon.cache_dir or default_cache_dir())
         stack.callback(loop.bad_lists.close)
-        stack.callback(Signals(selector, SIGNALS, SignalActions(loop).received).close)
+        stack.callback(Signals(poller, SIGNALS, SignalActions(loop).received).close)
         if options.lifeline is not None:
-            selector.add(options.lifeline, loop.stop)
+            poller.watch(options.lifeline, loop.stop)
         _log.info("serving", address=names.address, streams=", ".join(config.streams), workers=daemon.worker_count())
         options.ready(names.address)
         observer.start(local.adopt)
@@ -293,9 +294,7 @@ def _tcp_doors(
     return [door]
 
 
-def _remote_workers(
-    daemon: DaemonConfig, selector: Selector, queue: Queue, local: LocalWorkers
-) -> "list[RemoteWorkers]":
+def _remote_workers(daemon: DaemonConfig, poller: Poller, queue: Queue, local: LocalWorkers) -> "list[RemoteWorkers]":
     """The workers of worker hosts, if these may come. Beyond loopback each host needs a key."""
     if daemon.worker_address is None:
         return []
@@ -311,7 +310,7 @@ def _remote_workers(
     endpoints = [tcp_endpoint(daemon.worker_address, number) for number in range(daemon.pool_gateways)]
     wanted = WantedCount(daemon.pool_max, interface_of(parse_tcp(daemon.worker_address)[0]))
     served = local.streams, local.memory, lambda: local.decoders
-    return [RemoteWorkers(selector, queue.append, endpoints, daemon.keys_dir, rules, wanted, *served)]
+    return [RemoteWorkers(poller, queue.append, endpoints, daemon.keys_dir, rules, wanted, *served)]
 
 
 class Reservation:

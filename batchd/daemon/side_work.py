@@ -96,9 +96,9 @@ class SideWork:
         self._due_s = -inf
 
     @property
-    def patience_s(self) -> float:
-        """Seconds until the next portion."""
-        return max(0.0, self._due_s - self._now()) if self._questions or self._reports else inf
+    def due_s(self) -> float:
+        """When the next portion is due."""
+        return self._due_s if self._questions or self._reports else inf
 
     def ask(self, query: Query) -> None:
         """Take a question, for ``run`` to answer."""
@@ -130,10 +130,8 @@ class SideWork:
             self._admit(question)
 
     def run(self) -> None:
-        """Work for a portion, if it is due."""
+        """Work for a portion, which is due."""
         began_s = now = self._now()
-        if now < self._due_s:
-            return
         while now < began_s + PORTION_S and self._step():
             now = self._now()
         self._due_s = now + REST * (now - began_s)

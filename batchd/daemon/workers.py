@@ -10,7 +10,7 @@ from batchd.core.state import DaemonState
 from batchd.runtime import failpoints
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool
 from batchd.stream.served import ServedStream
 from batchd.worker.interface import Performers, Workers
@@ -41,14 +41,14 @@ class LocalWorkers(WorkerProcesses):
 
     def __init__(  # noqa: PLR0913, PLR0917  its parts
         self,
-        selector: Selector,
+        poller: Poller,
         enqueue: Callable[[Event], None],
         streams: dict[int, ServedStream],
         memory: SlotPool,
         launched: Linked | None,
         output: ChildOutput | None,
     ) -> None:
-        super().__init__(selector, enqueue, launched, output)
+        super().__init__(poller, enqueue, launched, output)
         self.performers: Performers = {
             SpawnWorker: self._spawn,
             DismissWorker: lambda action: self.dismiss(action.worker),

@@ -24,8 +24,8 @@ from batchd.pool import messages
 from batchd.pool.together import Outbox, messages_in
 from batchd.runtime.child_log import write_line
 from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.poller import Poller
 from batchd.worker.interface import SentBefore
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_encoded
 from batchd_wire.codec import MalformedMessage, Message
@@ -68,7 +68,7 @@ class GatewayChild:
     def __init__(
         self,
         number: int,
-        selector: Selector,
+        poller: Poller,
         arguments: tuple[str, str, str],
         events: GatewayEvents,
     ) -> None:
@@ -77,7 +77,7 @@ class GatewayChild:
         self.listens = False
         """Whether worker hosts can register."""
         self.known = SentBefore()
-        self._selector = selector
+        self._poller = poller
         self._arguments = arguments
         self._events = events
         self._child: Child | None = None
@@ -104,9 +104,9 @@ class GatewayChild:
             where_it_fails.enter_context(channel)
             where_it_fails.enter_context(child)
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._selector.add(channel.fileno(), self._receive)
-            where_it_fails.callback(self._selector.remove, channel.fileno())
-            self._selector.add(child.pidfd, self._on_exit)
+            self._poller.watch(channel.fileno(), self._receive)
+            where_it_fails.callback(self._poller.unwatch, channel.fileno())
+            self._poller.watch(child.pidfd, self._on_exit)
             where_it_fails.pop_all()
         self._child, self._channel = child, channel
         channel.setblocking(False)
@@ -180,7 +180,7 @@ class GatewayChild:
             except ChannelClosed:
                 return
             except BlockingIOError:
-                self._selector.wait_to_write(self._channel.fileno(), wanted=True)
+                self._poller.wait_to_write(self._channel.fileno(), wanted=True)
             else:
                 return
         if len(self._unsent) >= UNREAD_MAX:
@@ -199,7 +199,7 @@ class GatewayChild:
         if child is None:
             return None
         for descriptor in (child.pidfd, self._channel.fileno()):
-            self._selector.remove(descriptor)
+            self._poller.unwatch(descriptor)
         self._channel.close()
         self._silent_ticks, self.listens, self.known = None, False, SentBefore()
         for _data, descriptors in self._unsent:
@@ -218,7 +218,7 @@ class GatewayChild:
             except BlockingIOError:
                 return
             except ChannelClosed:
-                self._selector.remove(self._channel.fileno())
+                self._poller.unwatch(self._channel.fileno())
                 self._kill("it has closed its channel")
                 return
             except MalformedMessage as error:
@@ -244,7 +244,7 @@ class GatewayChild:
             self._unsent.popleft()
             _close(descriptors)
             if not self._unsent:
-                self._selector.wait_to_write(self._channel.fileno(), wanted=False)
+                self._poller.wait_to_write(self._channel.fileno(), wanted=False)
 
     def _take(self, message: Message) -> None:
         self._silent_ticks = None

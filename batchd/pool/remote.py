@@ -34,8 +34,8 @@ from batchd.core.work import Work
 from batchd.pool.gateway_child import END_TIMEOUT_S, GatewayChild
 from batchd.pool.messages import ORDERS_MAX, FillRows, GatewayLinks, GatewayReady, LinkTraffic, PoolRules, SlotOrder
 from batchd.pool.wanted import WantedCount
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, printable
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool
 from batchd.stream.served import ServedStream
 from batchd.worker.interface import Performers
@@ -84,7 +84,7 @@ class RemoteWorkers:
 
     def __init__(  # noqa: PLR0913, PLR0917  its parts
         self,
-        selector: Selector,
+        poller: Poller,
         enqueue: Callable[[Event], None],
         endpoints: Sequence[str],
         keys_dir: Path | None,
@@ -110,7 +110,7 @@ class RemoteWorkers:
         self._address = endpoints[0]
         keys = "" if keys_dir is None else os.fspath(keys_dir)
         self.gateways = tuple(
-            GatewayChild(number, selector, (endpoint, f"daemon.{_key(number)}", keys), self)
+            GatewayChild(number, poller, (endpoint, f"daemon.{_key(number)}", keys), self)
             for number, endpoint in enumerate(endpoints)
         )
         self.wanted = wanted

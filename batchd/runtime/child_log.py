@@ -21,16 +21,18 @@ from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
 from batchd.errors import BatchdError
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import LINES_TOGETHER, LinesPerMinute, OncePerMinute
 from batchd.runtime.log_message import ChildLogged
 from batchd_wire.channel import ChannelClosed
 from batchd_wire.threads import MORE_THREADS
+
+if TYPE_CHECKING:  # a worker needs no ZeroMQ
+    from batchd.runtime.poller import Poller
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FACT_CHARACTERS_MAX = 4_000
@@ -53,7 +55,7 @@ class ChildOutput:
     Raises ``BatchdError`` if its thread cannot be started.
     """
 
-    def __init__(self, selector: Selector, descriptor: int) -> None:
+    def __init__(self, poller: "Poller", descriptor: int) -> None:
         self._socket = socket.socket(fileno=os.dup(descriptor))
         self._lock = Lock()
         """Held by the thread or the loop while it reads."""
@@ -68,7 +70,7 @@ class ChildOutput:
         self._told = 0
         self._limit, self._once = LinesPerMinute(LINES_TOGETHER), OncePerMinute()
         self._wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        selector.add(self._wakes, self.log_lines)
+        poller.watch(self._wakes, self.log_lines)
         try:
             Thread(target=self._read, name="child output", daemon=True).start()
         except RuntimeError:

@@ -1,7 +1,4 @@
-"""The descriptors that the loop waits for, except ZeroMQ's, and the end of peers'. DAEMON process.
-
-One epoll has them all, and the loop's ``zmq.Poller`` has this epoll, so waiting costs the same with
-two trainers and with two hundred.
+"""Sockets of peers that nobody trusts, and the limit of descriptors. DAEMON process.
 
 A Unix socket carries descriptors, and the last holder of one waits for its release: as long as a
 TCP socket with SO_LINGER asks for, or a hung file server. A peer that sends one and closes its own
@@ -16,57 +13,15 @@ Invariant: the loop never reads, and never releases, a descriptor that a peer ha
 
 import os
 import resource
-import select
 import socket
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread
 
-EVENTS_AT_ONCE = 256
 SO_PASSRIGHTS = 83
 """asm-generic/socket.h, since Linux 6.16; the socket module does not name it."""
 CLOSING_THREADS_MAX = 8
 """A close that waits keeps one of them."""
-
-
-class Selector:
-    """Calls back for each descriptor that is readable, or closed by its peer, or writable again."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._callbacks: dict[int, Callable[[], object]] = {}
-
-    def fileno(self) -> int:
-        """The epoll's own descriptor, readable when a watched one is."""
-        return self._epoll.fileno()
-
-    def add(self, descriptor: int, callback: Callable[[], object]) -> None:
-        """Watch a descriptor. Paired with ``remove``, before it is closed. Raises ``OSError``."""
-        assert descriptor not in self._callbacks, f"descriptor {descriptor} is watched already"
-        self._epoll.register(descriptor, select.EPOLLIN)
-        self._callbacks[descriptor] = callback
-
-    def wait_to_write(self, descriptor: int, *, wanted: bool) -> None:
-        """Call back, too, when a watched descriptor takes something again; or no more."""
-        self._epoll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
-
-    def remove(self, descriptor: int) -> None:
-        """Stop watching; no matter if it was not watched."""
-        if self._callbacks.pop(descriptor, None) is not None:
-            self._epoll.unregister(descriptor)
-
-    def dispatch(self) -> None:
-        """Call back for each ready descriptor, unless a callback has removed or replaced it."""
-        ready = [(number, self._callbacks.get(number)) for number, _events in self._epoll.poll(0, EVENTS_AT_ONCE)]
-        for descriptor, callback in ready:
-            if callback is not None and self._callbacks.get(descriptor) is callback:
-                callback()
-
-    def close(self) -> None:
-        """Stop watching everything."""
-        self._epoll.close()
-        self._callbacks.clear()
 
 
 class DescriptorSent(ConnectionError):  # noqa: N818  an event, not an error of ours

@@ -5,7 +5,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 
 READ_BYTES = 64
 """Signals read at once; more stay in the socket."""
@@ -15,9 +15,9 @@ class Signals:
     """Calls ``received`` from the loop for each of some signals, until it is closed."""
 
     def __init__(
-        self, selector: Selector, numbers: Sequence[signal.Signals], received: Callable[[signal.Signals], None]
+        self, poller: Poller, numbers: Sequence[signal.Signals], received: Callable[[signal.Signals], None]
     ) -> None:
-        self._selector = selector
+        self._poller = poller
         self._received = received
         self._ours, self._theirs = socket.socketpair()
         for end in (self._ours, self._theirs):
@@ -26,14 +26,14 @@ class Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         # The handlers do nothing: the interpreter writes the signal's number to the descriptor.
         self._before = {number: signal.signal(number, lambda _number, _frame: None) for number in numbers}
-        selector.add(self._ours.fileno(), self._read)
+        poller.watch(self._ours.fileno(), self._read)
 
     def close(self) -> None:
         """Put everything back as it was."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
-        self._selector.remove(self._ours.fileno())
+        self._poller.unwatch(self._ours.fileno())
         self._ours.close()
         self._theirs.close()
 

@@ -11,7 +11,6 @@ Invariant: no worker has an order when ``run`` ends, and no process is left afte
 """
 
 import logging
-import select
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ import structlog
 from batchd.core.events import Event, Note, WorkerGone, WorkerReady
 from batchd.errors import BatchdError
 from batchd.runtime.children import Linked
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd.worker.messages import MANY_ROWS, ORDER_DONE, StreamMeasured
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.codec import Message
@@ -93,12 +92,10 @@ class OrderRunner:
         self._limit = workers
         self._sample_timeout_s = sample_timeout_s
         self._deaths_max = deaths
-        self._selector = Selector()
-        self._poll = select.poll()
-        self._poll.register(self._selector, select.POLLIN)
+        self._poller = Poller()
         self._events: deque[Event | tuple[int, Message]] = deque()
         self._processes = WorkerProcesses(
-            self._selector,
+            self._poller,
             self._events.append,
             launched,
             on_report=lambda *report: self._events.append(report),
@@ -128,7 +125,7 @@ class OrderRunner:
 
     def __exit__(self, *_error: object) -> None:
         self._end_workers()
-        self._selector.close()
+        self._poller.close()
 
     def _end_workers(self) -> None:
         self._processes.close(0.0)
@@ -181,8 +178,7 @@ class OrderRunner:
 
     def _wait(self) -> None:
         """Receive what the workers say, and kill one whose sample takes too long."""
-        self._poll.poll(TICK_S * 1000)
-        self._selector.dispatch()
+        self._poller.dispatch(TICK_S)
         now_s = monotonic()
         for worker, work in self._busy.items():
             if work.busy_for_s(self._processes.note(worker), now_s) > self._sample_timeout_s:

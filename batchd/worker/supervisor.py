@@ -34,8 +34,8 @@ from batchd.errors import why_no_process
 from batchd.runtime.available import OomKills
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Child, Grandchild, Linked, describe, start_linked
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import CountedPerMinute, printable
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import ADVICE
 from batchd.worker import messages as orders
 from batchd.worker.interface import SentBefore
@@ -81,13 +81,13 @@ class _Process:
 
 
 class WorkerProcesses:
-    """Starts workers, sends messages, and enqueues events when ``selector`` is dispatched."""
+    """Starts workers, sends messages, and enqueues events when ``poller`` is dispatched."""
 
     kind = WorkerKind(orders_max=2, start_timeout_s=60.0, note_delay_s=0.0, small_orders_max=32)
 
     def __init__(  # noqa: PLR0913  each is another end
         self,
-        selector: Selector,
+        poller: Poller,
         enqueue: Callable[[Event], None],
         launched: Linked | None = None,
         output: ChildOutput | None = None,
@@ -103,9 +103,9 @@ class WorkerProcesses:
         self._on_report = on_report
         self._vocabulary = orders.TO_DAEMON_FROM_WORKER if on_report is None else orders.TO_RUNNER_FROM_WORKER
         self._log = log
-        self._selector = selector
+        self._poller = poller
         self._enqueue = enqueue
-        self._forks = ForkServer(selector, self._adopt, self._fail, launched, log)
+        self._forks = ForkServer(poller, self._adopt, self._fail, launched, log)
         self._processes: dict[int, _Process] = {}
         self.decoders = ""
         self._oom_kills = OomKills()
@@ -129,8 +129,8 @@ class WorkerProcesses:
             os.posix_fallocate(note, 0, orders.NOTE_BYTES)
             memory = mmap.mmap(note, orders.NOTE_BYTES)
             process = _Process(number, ours, memory)
-            self._selector.add(ours.fileno(), lambda: self._receive(process))
-            where_it_fails.callback(self._selector.remove, ours.fileno())
+            self._poller.watch(ours.fileno(), lambda: self._receive(process))
+            where_it_fails.callback(self._poller.unwatch, ours.fileno())
             self._forks.fork(number, theirs.fileno(), note)
             where_it_fails.pop_all()
         self._processes[number] = process
@@ -223,7 +223,7 @@ class WorkerProcesses:
     def close(self, wait_s: float) -> None:
         """End all workers: close their channels, wait, and kill those that remain."""
         for process in self._processes.values():
-            self._selector.remove(process.channel.fileno())
+            self._poller.unwatch(process.channel.fileno())
             process.channel.close()
         deadline = monotonic() + wait_s
         for process in list(self._processes.values()):
@@ -242,7 +242,7 @@ class WorkerProcesses:
         process = self._processes[number]
         process.grandchild = grandchild
         try:
-            self._selector.add(grandchild.pidfd, lambda: self._on_exit(process, grandchild))
+            self._poller.watch(grandchild.pidfd, lambda: self._on_exit(process, grandchild))
         except OSError as error:
             process.end()
             self._forks.reap(grandchild.pid)
@@ -273,7 +273,7 @@ class WorkerProcesses:
         except BlockingIOError:
             return False
         except ChannelClosed:
-            self._selector.remove(process.channel.fileno())
+            self._poller.unwatch(process.channel.fileno())
             if not process.is_dismissed:
                 process.end()  # nearly always dead by now; if not, it is of no use any more
             return False
@@ -329,10 +329,10 @@ class WorkerProcesses:
         return killed and not oom_killed, oom_killed or status == orders.OUT_OF_MEMORY_STATUS
 
     def _forget(self, process: _Process) -> None:
-        self._selector.remove(process.channel.fileno())
+        self._poller.unwatch(process.channel.fileno())
         process.channel.close()
         if process.grandchild is not None:
-            self._selector.remove(process.grandchild.pidfd)
+            self._poller.unwatch(process.grandchild.pidfd)
             process.grandchild.close()
         process.note.close()
         del self._processes[process.number]
@@ -362,7 +362,7 @@ class ForkServer:
 
     def __init__(
         self,
-        selector: Selector,
+        poller: Poller,
         forked: Callable[[int, Grandchild], None],
         failed: Callable[[int, str], None],
         launched: Linked | None = None,
@@ -370,7 +370,7 @@ class ForkServer:
     ) -> None:
         """Own the fork server that was ``launched`` already, if any."""
         self._log = log
-        self._selector = selector
+        self._poller = poller
         self._forked = forked
         self._failed = failed
         self._child: Child | None = None
@@ -426,8 +426,8 @@ class ForkServer:
             where_it_fails.callback(self.close)
             self._channel.setblocking(False)
             self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            self._selector.add(self._channel.fileno(), self._receive)
-            self._selector.add(self._child.pidfd, self._on_exit)
+            self._poller.watch(self._channel.fileno(), self._receive)
+            self._poller.watch(self._child.pidfd, self._on_exit)
             where_it_fails.pop_all()
 
     def _receive(self) -> bool:
@@ -440,10 +440,10 @@ class ForkServer:
         except BlockingIOError:
             return False
         except ChannelClosed:
-            self._selector.remove(self._channel.fileno())
+            self._poller.unwatch(self._channel.fileno())
             return False
         except MalformedMessage as error:
-            self._selector.remove(self._channel.fileno())
+            self._poller.unwatch(self._channel.fileno())
             self.kill(f"its answer cannot be read: {error}. If there are no descriptors left: {ADVICE}")
             return False
         assert isinstance(message, orders.Forked | orders.NotForked)
@@ -470,7 +470,7 @@ class ForkServer:
     def _forget(self, child: Child) -> int:
         """Reap it; its exit status."""
         for descriptor in (child.pidfd, self._channel.fileno()):
-            self._selector.remove(descriptor)
+            self._poller.unwatch(descriptor)
         self._channel.close()
         self._child = None
         self._children.clear()

@@ -27,8 +27,9 @@ from typing import Generic, NamedTuple, TypeVar
 import structlog
 
 from batchd.daemon.runtime import unusable
-from batchd.runtime.descriptors import PeerSockets, Selector
+from batchd.runtime.descriptors import PeerSockets
 from batchd.runtime.limits import PENDING_TICKS, OncePerMinute, oldest_of_crowds
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import ADVICE
 from batchd.stream.rings import SPARE_DESCRIPTORS
 from batchd_wire.runtime import unmapped_id
@@ -172,7 +173,7 @@ class Listener:
 
     def __init__(
         self,
-        selector: Selector,
+        poller: Poller,
         kind: socket.SocketKind,
         admit: Callable[[socket.socket], None],
         need: Callable[[], int],
@@ -180,7 +181,7 @@ class Listener:
     ) -> None:
         self.is_short = False
         """True if a connection has been left waiting since the last tick."""
-        self._selector = selector
+        self._poller = poller
         self._admit = admit
         self._need = need
         self._peers = peers
@@ -200,7 +201,7 @@ class Listener:
     def begin(self) -> None:
         """Accept from now on. Raises ``OSError`` where it cannot be watched."""
         if not self._is_watched:
-            self._selector.add(self._listener.fileno(), self._accept)
+            self._poller.watch(self._listener.fileno(), self._accept)
             self._is_watched = True
 
     def tick(self) -> None:
@@ -222,7 +223,7 @@ class Listener:
     def close(self) -> None:
         """Listen no more."""
         if self._is_watched:
-            self._selector.remove(self._listener.fileno())
+            self._poller.unwatch(self._listener.fileno())
         self._peers.close(self._listener)
 
     def _accept(self) -> None:
@@ -253,5 +254,5 @@ class Listener:
             _log.error("cannot accept a trainer", reason=reason)
         if waits:
             self.is_short = True
-            self._selector.remove(self._listener.fileno())
+            self._poller.unwatch(self._listener.fileno())
             self._is_watched = False

@@ -84,11 +84,11 @@ class LocalDoor(Door):
     def __init__(self, daemon: DaemonSide, limits: SessionLimits, *, writable_slots: bool = False) -> None:
         super().__init__(daemon, limits)
         self._writable_slots = writable_slots
-        selector, peers = daemon.selector, PeerSockets()
+        poller, peers = daemon.poller, PeerSockets()
         self._peers = peers
-        self._lifelines = Listener(selector, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs, peers)
-        self._zeromq = Listener(selector, socket.SOCK_STREAM, self._admit_connection, lambda: 1, peers)
-        self._connections = LocalConnections(selector, self._connection_gone, peers)
+        self._lifelines = Listener(poller, socket.SOCK_SEQPACKET, self._admit_lifeline, self._lifeline_needs, peers)
+        self._zeromq = Listener(poller, socket.SOCK_STREAM, self._admit_connection, lambda: 1, peers)
+        self._connections = LocalConnections(poller, self._connection_gone, peers)
         self._pending_sessions: PendingConnections[Session] = PendingConnections()
         """Sessions that have not opened the ZeroMQ side."""
         self._pending_connections: PendingConnections[ZmtpConnection] = PendingConnections()
@@ -290,7 +290,7 @@ class LocalDoor(Door):
 
     def _begin(self, session: Session) -> None:
         """Hear it from now on. Paired with ``_end``."""
-        self._daemon.selector.add(session.lifeline.fileno(), lambda: self._read_lifeline(session))
+        self._daemon.poller.watch(session.lifeline.fileno(), lambda: self._read_lifeline(session))
         self._by_number[session.number] = session
 
     def _refuse(self, lifeline: socket.socket, credentials: PeerCredentials, error: ErrorCode, text: str) -> None:
@@ -374,7 +374,7 @@ class LocalDoor(Door):
 
     def _end(self, session: Session) -> None:
         """The kernel says that the trainer is gone. Paired with ``_begin``."""
-        self._daemon.selector.remove(session.lifeline.fileno())
+        self._daemon.poller.unwatch(session.lifeline.fileno())
         self._peers.close(session.lifeline)
         self._forget_names(session)
         self._pending_sessions.remove(session)
@@ -392,7 +392,7 @@ class LocalDoor(Door):
 
     def receive(
         self,
-        ready: Container[object],  # noqa: ARG002  ``Selector`` has its descriptors
+        ready: Container[object],  # noqa: ARG002  ``Poller`` has its descriptors
         is_over: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""

@@ -23,8 +23,9 @@ from contextlib import suppress
 
 import structlog
 
-from batchd.runtime.descriptors import PeerSockets, Selector
+from batchd.runtime.descriptors import PeerSockets
 from batchd.runtime.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.runtime.poller import Poller
 
 _log = structlog.get_logger()
 
@@ -72,7 +73,7 @@ class ZmtpConnection:
 
     def __init__(
         self,
-        selector: Selector,
+        poller: Poller,
         wire: socket.socket,
         heard: Callable[["ZmtpConnection"], None],
         wants_flush: Callable[["ZmtpConnection"], None] | None = None,
@@ -83,7 +84,7 @@ class ZmtpConnection:
         ``wants_flush`` is called when there is something to send; by default it is sent at once.
         """
         self.is_over = False
-        self._selector = selector
+        self._poller = poller
         self._wire = wire
         self._heard = heard
         self._wants_flush = wants_flush
@@ -98,7 +99,7 @@ class ZmtpConnection:
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._waits_to_write = False
-        selector.add(wire.fileno(), self._attend)
+        poller.watch(wire.fileno(), self._attend)
         self._write(GREETING + READY)
 
     @property
@@ -110,7 +111,7 @@ class ZmtpConnection:
         """Hang up."""
         if not self.is_closed:
             self.flush()
-            self._selector.remove(self._wire.fileno())
+            self._poller.unwatch(self._wire.fileno())
             self._peers.close(self._wire)
             self._forget_unsent()
 
@@ -253,7 +254,7 @@ class ZmtpConnection:
         if wanted == self._waits_to_write:
             return
         try:
-            self._selector.wait_to_write(self._wire.fileno(), wanted=wanted)
+            self._poller.wait_to_write(self._wire.fileno(), wanted=wanted)
         except OSError:
             if wanted:
                 self._forget_unsent()
@@ -281,8 +282,8 @@ class ZmtpConnection:
 class LocalConnections:
     """All connections to the socket of ZeroMQ. Messages are taken from each in turn."""
 
-    def __init__(self, selector: Selector, gone: Callable[[ZmtpConnection], None], peers: PeerSockets) -> None:
-        self._selector = selector
+    def __init__(self, poller: Poller, gone: Callable[[ZmtpConnection], None], peers: PeerSockets) -> None:
+        self._poller = poller
         self._gone = gone
         self._peers = peers
         self._all: dict[ZmtpConnection, None] = {}
@@ -295,7 +296,7 @@ class LocalConnections:
 
     def admit(self, wire: socket.socket) -> ZmtpConnection:
         """Serve the peer of ``wire``. Raises ``OSError`` if the socket cannot be watched."""
-        connection = ZmtpConnection(self._selector, wire, self._listen, self._flush_later, self._peers)
+        connection = ZmtpConnection(self._poller, wire, self._listen, self._flush_later, self._peers)
         self._all[connection] = None
         return connection
 

@@ -38,9 +38,9 @@ from batchd.errors import ExitCode
 from batchd.runtime import __version__, failpoints
 from batchd.runtime.child_log import write_line
 from batchd.runtime.children import Child, start_linked
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
 from batchd.runtime.plain import from_plain, to_plain
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import ADVICE
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
@@ -97,7 +97,7 @@ class _Reading:
 class Reloader:
     """Runs reloads. ``send`` answers sessions. ``origin`` None: there is no file to read again."""
 
-    selector: Selector
+    poller: Poller
     applier: ReloadApplier
     origin: Origin | None
     send: Callable[[int, Message], None]
@@ -173,8 +173,8 @@ class Reloader:
         except OSError as error:
             self._conclude(ExitCode.FAILED, f"the process that reads the configuration cannot be started: {error}")
             return
-        self.selector.add(reading.channel.fileno(), lambda: self._receive(reading))
-        self.selector.add(reading.child.pidfd, lambda: self._end(reading))
+        self.poller.watch(reading.channel.fileno(), lambda: self._receive(reading))
+        self.poller.watch(reading.child.pidfd, lambda: self._end(reading))
 
     def _start(self, origin: Origin) -> _Reading:
         request = self.applier.request(__version__, str(origin.file), dict(origin.overrides))
@@ -197,11 +197,11 @@ class Reloader:
         except BlockingIOError:
             return
         except ChannelClosed:
-            self.selector.remove(reading.channel.fileno())
+            self.poller.unwatch(reading.channel.fileno())
         except MalformedMessage as error:
             # The rest must not take effect without the content of this message.
             reading.problem = f"what it sent cannot be read ({error}). If there are no descriptors left: {ADVICE}"
-            self.selector.remove(reading.channel.fileno())
+            self.poller.unwatch(reading.channel.fileno())
             reading.child.kill()
 
     def _take(self, reading: _Reading, message: Message, descriptors: list[int]) -> None:
@@ -222,7 +222,7 @@ class Reloader:
     def _end(self, reading: _Reading) -> None:
         """The other process has ended: with a document, or without one."""
         self._receive(reading)
-        self.selector.remove(reading.channel.fileno())
+        self.poller.unwatch(reading.channel.fileno())
         status = self._forget(reading)
         self._reading = None
         failpoints.passing("daemon.reload.read")
@@ -263,11 +263,11 @@ class Reloader:
         """Kill a process and ignore it; it is reaped when it has ended."""
         self._reading = None
         for descriptor in (reading.channel.fileno(), reading.child.pidfd):
-            self.selector.remove(descriptor)
+            self.poller.unwatch(descriptor)
         reading.child.kill()
         reading.close()
         self._killed.append(reading)
-        self.selector.add(reading.child.pidfd, lambda: self._on_exit(reading))
+        self.poller.watch(reading.child.pidfd, lambda: self._on_exit(reading))
 
     def _on_exit(self, reading: _Reading) -> None:
         """A killed process has ended, or the daemon no longer waits for that."""
@@ -276,5 +276,5 @@ class Reloader:
 
     def _forget(self, reading: _Reading) -> int | None:
         """Stop watching a process; its exit status if it has ended."""
-        self.selector.remove(reading.child.pidfd)
+        self.poller.unwatch(reading.child.pidfd)
         return reading.child.end(kill_timeout_s=0.0)

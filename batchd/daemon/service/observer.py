@@ -27,7 +27,7 @@ from batchd.config.tree import DaemonConfig
 from batchd.errors import ConfigInvalid, ProblemKind, why_no_process
 from batchd.runtime.addresses import EVERYWHERE, parse_http
 from batchd.runtime.children import DEVNULL, PAUSE_FIRST_S, PAUSE_MAX_S, Child, start_linked
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd_wire.record import frozen
 from batchd_wire.runtime import RuntimeDirectory
 
@@ -128,8 +128,8 @@ class ObserverProcess:
 
     _adopt: Adopt
 
-    def __init__(self, selector: Selector, door: HttpSocket, place: RuntimeDirectory) -> None:
-        self._selector = selector
+    def __init__(self, poller: Poller, door: HttpSocket, place: RuntimeDirectory) -> None:
+        self._poller = poller
         self._door = door
         self._place = place
         self._child: Child | None = None
@@ -148,10 +148,10 @@ class ObserverProcess:
     def __exit__(self, *_error: object) -> None:
         """Close the socket and end the observer, whose lifeline was closed before."""
         if self._door.listener is not None:
-            self._selector.remove(self._door.listener.fileno())
+            self._poller.unwatch(self._door.listener.fileno())
         self._door.close()
         if self._child is not None:
-            self._selector.remove(self._child.pidfd)
+            self._poller.unwatch(self._child.pidfd)
             self._child.end(END_TIMEOUT_S)
             self._child = None
 
@@ -167,7 +167,7 @@ class ObserverProcess:
         if self._door.is_asked_for:
             self._spawn()
         else:
-            self._selector.add(listener.fileno(), self._on_first_visitor)
+            self._poller.watch(listener.fileno(), self._on_first_visitor)
         _log.info("observing", http=self.address)
 
     def _listen_again(self, host: str, port: int) -> None:
@@ -185,7 +185,7 @@ class ObserverProcess:
     def _on_first_visitor(self) -> None:
         """Start the observer, which accepts the connection."""
         assert self._door.listener is not None
-        self._selector.remove(self._door.listener.fileno())
+        self._poller.unwatch(self._door.listener.fileno())
         self._spawn()
 
     def tick(self) -> None:
@@ -221,8 +221,8 @@ class ObserverProcess:
         with ExitStack() as where_it_fails:
             where_it_fails.enter_context(lifeline)
             where_it_fails.enter_context(child)
-            self._selector.add(child.pidfd, self._on_exit)
-            where_it_fails.callback(self._selector.remove, child.pidfd)
+            self._poller.watch(child.pidfd, self._on_exit)
+            where_it_fails.callback(self._poller.unwatch, child.pidfd)
             lifeline.setblocking(False)
             self._adopt(lifeline, child.pid)
             where_it_fails.pop_all()
@@ -230,7 +230,7 @@ class ObserverProcess:
 
     def _on_exit(self) -> None:
         assert self._child is not None
-        self._selector.remove(self._child.pidfd)
+        self._poller.unwatch(self._child.pidfd)
         pid, status = self._child.pid, self._child.reap()
         self._child = None
         self._put_off("observer ended", pid=pid, status=status)

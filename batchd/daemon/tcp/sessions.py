@@ -80,8 +80,9 @@ class TcpDoor(TcpFront, Door):
         Door.__init__(self, daemon, limits)
         self._sessions = SessionTable()
         router_limits = RouterLimits(MESSAGE_BYTES_MAX, REMOTE_UNREAD_MAX)
-        TcpFront.__init__(self, keys, router_limits, self._sessions.by_descriptor, GuardLimits(limits.pending_max))
-        self._sent_memory = SentMemory(daemon.selector)
+        guard_limits = GuardLimits(limits.pending_max)
+        TcpFront.__init__(self, daemon.poller, keys, router_limits, self._sessions.by_descriptor, guard_limits)
+        self._sent_memory = SentMemory(daemon.poller)
         self._rate = HandshakeRate()
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
         self.sent_bytes = 0

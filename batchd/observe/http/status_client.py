@@ -17,11 +17,10 @@ further ones count as ``OTHER``. A series without a remaining point is dropped.
 """
 
 import os
-import select
 import socket
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import ceil, inf, isnan, nan
 from threading import Condition, Lock
@@ -29,6 +28,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from batchd.observe.diagnosis.overview import Overview, StatusWindow
+from batchd.runtime.poller import Poller
 from batchd_client.asking import asking_parent
 from batchd_client.errors import BatchdClientError, ProtocolError
 from batchd_client.lifeline import SessionLost
@@ -166,32 +166,33 @@ class StatusClient:
 
     def run(self, directory: RuntimeDirectory, lifeline: socket.socket) -> None:
         """Ask until the daemon is gone, or silent. Raises ``BatchdClientError`` if it refuses."""
-        with suppress(SessionLost), asking_parent(directory, lifeline, OPENING_S) as session:
+        with (
+            suppress(SessionLost),
+            asking_parent(directory, lifeline, OPENING_S) as session,
+            closing(Poller()) as poller,
+        ):
             self._waiting_since_s = None
-            poll = select.poll()
-            for descriptor in (*session.descriptors, self._wake):
-                poll.register(descriptor, select.POLLIN)
+            for descriptor in session.descriptors:
+                poller.watch(descriptor, lambda: None)  # it has to be asked after each wait
+            poller.watch(self._wake, lambda: os.eventfd_read(self._wake))
+            poller.at(self._due_s, lambda: self._ask(session))
             while self.silent_s() < LOST_S:
-                self._ask_if_due(session)
+                poller.wait()
                 self._take(session)
-                poll.poll(self._patience_ms())
-                with suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
 
     def _due_s(self) -> float:
-        """When the next question is due, if none is unanswered."""
+        """When the next question is due, also as the last one was not answered."""
+        if self._pending_s is not None:
+            return self._pending_s + DEADLINE_S
         spaced_s = self._last_s + SPACING_S
         return spaced_s if self._asides_wanted else max(spaced_s, self._status_due_s())
 
     def _status_due_s(self) -> float:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
 
-    def _ask_if_due(self, session: Session) -> None:
-        """Ask one question that is due. The two kinds take turns; one too late is given up."""
-        now = monotonic()
-        is_late = self._pending_s is not None and now - self._pending_s >= DEADLINE_S
-        if not is_late and (self._pending_s is not None or now < self._due_s()):
-            return
+    def _ask(self, session: Session) -> None:
+        """Ask one question. The two kinds take turns; one without an answer is given up."""
+        now, is_late = monotonic(), self._pending_s is not None
         self._last_s = self._pending_s = now
         self._waiting_since_s = self._waiting_since_s or now
         self._is_brief = is_late
@@ -208,10 +209,6 @@ class StatusClient:
         else:
             self._asked_s = now
             session.begin(AskStatus)
-
-    def _patience_ms(self) -> int:
-        due_s = self._due_s() if self._pending_s is None else self._pending_s + DEADLINE_S
-        return max(0, int((due_s - monotonic()) * 1000) + 1)
 
     def _take(self, session: Session) -> None:
         """Take the answer, if it has arrived."""

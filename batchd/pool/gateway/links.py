@@ -34,6 +34,7 @@ from batchd.pool.together import Outbox
 from batchd.runtime import failpoints
 from batchd.runtime.keys import AcceptedKey, RoleKeys
 from batchd.runtime.limits import PENDING_MIN, HandshakeRate, peer_network, peer_site, printable
+from batchd.runtime.poller import Poller
 from batchd.runtime.tcp.connection_guard import GuardLimits
 from batchd.runtime.tcp.connections import Connection, host_of
 from batchd.runtime.tcp.front import TcpFront
@@ -180,9 +181,9 @@ class LinkEvents(Protocol):
 class WorkerHosts(TcpFront):
     """Owns the address for worker hosts."""
 
-    def __init__(self, keys: RoleKeys | None, loop: LinkEvents) -> None:
+    def __init__(self, poller: Poller, keys: RoleKeys | None, loop: LinkEvents) -> None:
         self.links = LinkTable()
-        super().__init__(keys, HOSTS, self.links.by_descriptor, GuardLimits(PENDING_MIN))
+        super().__init__(poller, keys, HOSTS, self.links.by_descriptor, GuardLimits(PENDING_MIN))
         self.rules: PoolRules | None = None
         """None until the daemon has sent them; worker hosts cannot register before that."""
         self.placement = GatewayChoice()

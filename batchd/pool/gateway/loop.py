@@ -17,11 +17,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import Any, NoReturn
-
-import zmq
 
 from batchd.core import events as ev
 from batchd.core.actions import WithdrawOrder
@@ -35,9 +32,9 @@ from batchd.pool.gateway.rows import RowsInvalid, begin, check_report, check_row
 from batchd.pool.gateway.streams import HostStream, HostStreams, map_memory
 from batchd.pool.together import Outbox, messages_in
 from batchd.runtime import failpoints
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.keys import RoleKeys
 from batchd.runtime.limits import printable
+from batchd.runtime.poller import Poller
 from batchd.runtime.tcp.sent_memory import SentMemory
 from batchd.worker.messages import ForgetSlots, ForgetStream, Quarantine, ServeStream, UseSlot, UseStorage
 from batchd_wire.channel import receive_message, send_encoded
@@ -59,14 +56,12 @@ class Gateway:
         self._channel = channel
         self._results = Outbox(self._send)
         """Of this round of the loop."""
-        self._selector = Selector()
-        self._sent_memory = SentMemory(self._selector)
-        self.hosts = WorkerHosts(keys, self)
-        self._poller = zmq.Poller()
+        self._poller = Poller()
+        self._sent_memory = SentMemory(self._poller)
+        self.hosts = WorkerHosts(self._poller, keys, self)
         self._orders = OrderTable()
         self._streams = HostStreams()
         self._slots: dict[int, memoryview] = {}
-        self._next_tick_s = self._next_traffic_s = 0.0
         self._from_daemon: dict[type, Callable[..., None]] = {
             messages.PoolRules: self._use_rules,
             ServeStream: self._serve_stream,
@@ -93,23 +88,20 @@ class Gateway:
         """End all links without a message: worker hosts see their connections end."""
         self.hosts.close()
         self._sent_memory.close()
-        self._selector.close()
+        self._poller.close()
 
     def run(self) -> NoReturn:
         """Serve until the daemon is gone; then raise ``ChannelClosed``."""
-        for descriptor in (self._channel.fileno(), self._selector.fileno()):
-            self._poller.register(descriptor, zmq.POLLIN)
-        more = False
+        self._poller.watch(self._channel.fileno(), self._read_daemon)
+        self._poller.every(TICK_S, self.hosts.tick)
+        self._poller.every(TRAFFIC_S, self._tell_all_traffic)
         while True:
             self.hosts.flush()
             self._results.flush()
-            ready = dict(self._poller.poll(0 if more or self._streams.is_digesting else self._patience_ms()))
-            more = self._channel.fileno() in ready and self._read_daemon()
-            self._selector.dispatch()
+            ready = self._poller.wait(is_busy=self._streams.is_digesting)
             if self.hosts.rules is not None:
-                more = self.hosts.receive(ready) or more
+                self.hosts.receive(ready)
             self._digest_some()
-            self._tick()
 
     def tell(self, message: Message) -> None:
         """Send to the daemon, after the results of this round so far. Raises ``ChannelClosed``."""
@@ -128,32 +120,18 @@ class Gateway:
             else:
                 return
 
-    def _read_daemon(self) -> bool:
+    def _read_daemon(self) -> None:
         for _ in range(DAEMON_MESSAGES_AT_ONCE):
             try:
                 message, descriptors = receive_message(self._channel, messages.TO_GATEWAY)
             except BlockingIOError:
-                return False
+                return
             for one in messages_in(message, messages.TO_GATEWAY):
                 self._from_daemon[type(one)](one, *descriptors)
-        return True
 
-    def _patience_ms(self) -> int:
-        """Milliseconds until the next timer is due."""
-        now = monotonic()
-        patience_s = self.hosts.patience_s if self.hosts.rules is not None else inf
-        due_s = min(self._next_tick_s, self._next_traffic_s, now + patience_s)
-        return max(0, int((due_s - now) * 1000) + 1)
-
-    def _tick(self) -> None:
-        now = monotonic()
-        if now >= self._next_tick_s:
-            self._next_tick_s = now + TICK_S
-            self.hosts.tick()
-        if now >= self._next_traffic_s:
-            self._next_traffic_s = now + TRAFFIC_S
-            for link in self.hosts.links.by_number.values():
-                self._tell_traffic(link)
+    def _tell_all_traffic(self) -> None:
+        for link in self.hosts.links.by_number.values():
+            self._tell_traffic(link)
 
     def _tell_traffic(self, link: Link) -> None:
         """Report the traffic of a link to the daemon if it has changed since the last report."""
@@ -166,7 +144,7 @@ class Gateway:
     def _use_rules(self, message: messages.PoolRules) -> None:
         if self.hosts.rules is None:
             for one in self.hosts.sockets:
-                self._poller.register(one, zmq.POLLIN)
+                self._poller.watch_socket(one)
         self.hosts.rules = message
         for link in list(self.hosts.links.by_number.values()):
             self.hosts.send(link, messages.HostLimits(link.number, message.sample_timeout_s))

@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from time import monotonic
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from batchd.core.events import LinkClosed
 from batchd.errors import BatchdError, DaemonUnreachable, KeysInvalid
 from batchd.pool.messages import INDEX_PART_BYTES, TO_HOST, Admitted, Moved, Register, Rejected
 from batchd.pool.together import messages_in
+from batchd.runtime.poller import Poller
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.keys import ConnectionKey
@@ -82,7 +84,7 @@ class GatewayConnection:
     def __init__(
         self,
         gateway: GatewayAddress,
-        poller: zmq.Poller,
+        poller: Poller,
         received: Callable[[Message, Sequence[memoryview]], None],
         ended: Callable[[str], None],
     ) -> None:
@@ -110,6 +112,7 @@ class GatewayConnection:
         """The handshake of the present connection has succeeded."""
         self._key_refusals = 0
         self._reason = ""
+        poller.at(self._next_s, self._on_time)
 
     def introduce(self, register: Register) -> None:
         """Set the first message of each connection."""
@@ -119,27 +122,6 @@ class GatewayConnection:
     def address(self) -> str:
         """The address of the gateway of the present connection, or of the next one."""
         return replace(self._address, port=self._address.port + self._gateway).address
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds until a timer of the connection is due."""
-        return 1.0 if self.link else max(0.0, self._due_s - monotonic())
-
-    def tick(self) -> None:
-        """Connect, or give up a connection that does not answer. Raises ``DaemonUnreachable``."""
-        now = monotonic()
-        if self.link:
-            return
-        if now - self._changed_s >= self._give_up_s:
-            reason = _unknown_host(self._address.host) or self._reason or SILENCE
-            waited = f"no gateway at {self._address.address} has admitted this host for {self._give_up_s:g} s"
-            raise DaemonUnreachable(f"{waited}: {reason}; --give-up waits longer")
-        if now < self._due_s:
-            return
-        if self._socket is not None:
-            self.close(SILENCE)
-        else:
-            self._connect()
 
     def send(self, message: Message, frames: Sequence[memoryview] = ()) -> None:
         """Send a message, then ``frames`` of rows without copying them. No-op without a link."""
@@ -151,17 +133,15 @@ class GatewayConnection:
             else:
                 self._socket.send(message.encode(), zmq.NOBLOCK)
 
-    def receive(self, ready: Container[object]) -> bool:
-        """Read a bounded portion of the messages that have arrived; true if there may be more.
+    def receive(self, ready: Container[object]) -> None:
+        """Read a bounded portion of the messages that have arrived.
 
         Raises ``BatchdError`` if a gateway refuses this host for good.
         """
-        more = False
         if self._socket is not None and self._socket in ready:
-            more = self._read()
+            self._read()
         if self._socket is not None and self._monitor in ready:
             self._read_events()
-        return more
 
     def close(self, reason: str, linger_ms: int = 0) -> None:
         """End the connection and its link; the next connection follows after a pause."""
@@ -193,6 +173,21 @@ class GatewayConnection:
         self.close(self._reason, LAST_WORDS_MS if sends_rest else 0)
         self._context.term()
 
+    def _next_s(self) -> float:
+        """When to connect, to stop waiting for an answer, or to give up."""
+        return inf if self.link else min(self._due_s, self._changed_s + self._give_up_s)
+
+    def _on_time(self) -> None:
+        """Connect, or give up a connection that does not answer. Raises ``DaemonUnreachable``."""
+        if monotonic() >= self._changed_s + self._give_up_s:
+            reason = _unknown_host(self._address.host) or self._reason or SILENCE
+            waited = f"no gateway at {self._address.address} has admitted this host for {self._give_up_s:g} s"
+            raise DaemonUnreachable(f"{waited}: {reason}; --give-up waits longer")
+        if self._socket is not None:
+            self.close(SILENCE)
+        else:
+            self._connect()
+
     @property
     def _is_connected(self) -> bool:
         return self._socket is not None
@@ -202,8 +197,8 @@ class GatewayConnection:
         dealer, self._socket = self._socket, None
         if dealer is None:
             return False
-        self._poller.unregister(dealer)
-        self._poller.unregister(self._monitor)
+        self._poller.unwatch_socket(dealer)
+        self._poller.unwatch_socket(self._monitor)
         dealer.disable_monitor()
         self._monitor.close(linger=0)
         dealer.close(linger=linger_ms)
@@ -221,8 +216,8 @@ class GatewayConnection:
             dealer.curve_publickey = self._key.public.encode()
             dealer.curve_secretkey = self._key.secret.encode()
         self._monitor = dealer.get_monitor_socket(sum(_ENDINGS) | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self._poller.watch_socket(dealer)
+        self._poller.watch_socket(self._monitor)
         self._socket, self._is_through = dealer, False
         self._due_s = monotonic() + ANSWER_TIMEOUT_S
         dealer.connect(self.address)

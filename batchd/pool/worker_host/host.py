@@ -1,6 +1,6 @@
 """The program of a worker host: one loop, one link at a time. WORKER HOST process; its entry.
 
-    zmq.Poller( DEALER, its monitor | epoll( worker channels, pidfds, signals, sent rows ) )
+    Poller( DEALER, its monitor | worker channels, pidfds, signals, sent rows | timers )
 
     HostServe -> recipe -> index: in memory, on disk, or requested -> StreamOpened | StreamRefused
     a link ends -> workers, indexes, caches and streams stay -> the next link serves the same again?
@@ -24,10 +24,10 @@ from pathlib import Path
 from time import monotonic
 
 import structlog
-import zmq
 
 from batchd.core.actions import WithdrawOrder
 from batchd.core.events import HostLeaves, StreamOpened, StreamRefused
+from batchd.core.state import TICK_S
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.errors import BatchdError
 from batchd.pool import messages
@@ -38,7 +38,8 @@ from batchd.pool.worker_host.workers import HostWorkers
 from batchd.runtime import __version__
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
-from batchd.runtime.descriptors import Selector, allow_descriptors
+from batchd.runtime.descriptors import allow_descriptors
+from batchd.runtime.poller import Poller
 from batchd.runtime.signals import Signals
 from batchd.runtime.sizes import round_bytes
 from batchd.worker.messages import TO_WORKER, ServeStream
@@ -85,12 +86,12 @@ def run_host(options: HostOptions) -> None:
     """Run workers for a daemon until SIGTERM or SIGINT. Raises ``BatchdError``."""
     allow_descriptors()
     with ExitStack() as stack:
-        selector = Selector()
-        stack.callback(selector.close)
-        output = ChildOutput(selector, options.output)
+        poller = Poller()
+        stack.callback(poller.close)
+        output = ChildOutput(poller, options.output)
         stack.callback(output.close)
-        host = WorkerHost(options, selector, output)
-        signals = Signals(selector, SIGNALS, host.received_signal)
+        host = WorkerHost(options, poller, output)
+        signals = Signals(poller, SIGNALS, host.received_signal)
         stack.callback(signals.close)  # last: a second Ctrl-C while the workers end is no error
         stack.callback(host.close)
         host.run()
@@ -108,14 +109,13 @@ class _Awaited:
 class WorkerHost:
     """Owns the connection, the workers and the streams."""
 
-    def __init__(self, options: HostOptions, selector: Selector, output: ChildOutput) -> None:
+    def __init__(self, options: HostOptions, poller: Poller, output: ChildOutput) -> None:
         self._options = options
-        self._selector = selector
-        self._poller = zmq.Poller()
-        self._poller.register(selector.fileno(), zmq.POLLIN)
-        self._connection = GatewayConnection(options.gateway, self._poller, self._received, self._link_ended)
-        self._workers = HostWorkers(selector, options.workers, self._connection.send, options.launched, output)
+        self._poller = poller
+        self._connection = GatewayConnection(options.gateway, poller, self._received, self._link_ended)
+        self._workers = HostWorkers(poller, options.workers, self._connection.send, options.launched, output)
         self._opener = StreamOpener(options.paths, options.budget)
+        poller.every(TICK_S, self._allow_caches)
         self._folder = IndexFolder(options.index_folder)
         self._indexes: dict[str, ReceivedIndex] = {}
         """By digest: the indexes of all streams that are open or will be."""
@@ -127,6 +127,7 @@ class WorkerHost:
         self._interrupted: set[str] = set()
         """Digests of indexes that the last link sent in part."""
         self._former_until_s = inf
+        poller.at(lambda: self._former_until_s if self._connection.link else inf, self._end_former)
         self._imported: dict[str, tuple[str, tuple[str, ...]]] = {}
         """Digests and folders of users' modules that workers may have imported, by name."""
         self._is_announced = False
@@ -140,15 +141,11 @@ class WorkerHost:
 
     def run(self) -> None:
         """Run until a signal ends it. Raises ``BatchdError``."""
-        more = False
         try:
             while not self._is_over():
-                ready = dict(self._poller.poll(0 if more else self._patience_ms()))
-                if self._selector.fileno() in ready:
-                    self._selector.dispatch()
-                more = self._connection.receive(ready)
-                self._workers.tick()
-                self._tick()
+                self._connection.receive(self._poller.wait())
+                self._workers.handle_events()
+                self._announce()
         except BatchdError:
             if self._deadline_s is None:  # else the program is ending anyway
                 raise
@@ -186,16 +183,11 @@ class WorkerHost:
             self._deadline_s = min(self._deadline_s, monotonic() + RELEASE_S)
         return self._stops_at_once or not self._connection.link or monotonic() >= self._deadline_s
 
-    def _patience_ms(self) -> int:
-        return int(min(self._connection.patience_s, self._workers.patience_s) * 1000) + 1
+    def _allow_caches(self) -> None:
+        self._opener.allow_caches(self._streams.values())
 
-    def _tick(self) -> None:
-        if self._deadline_s is None:
-            self._connection.tick()
-        self._opener.tick(self._streams.values())
-        if self._connection.link and monotonic() >= self._former_until_s:
-            self._former_until_s = inf
-            self._end_former()
+    def _announce(self) -> None:
+        """Say which streams are served, once all of a link are and a worker is ready."""
         if self._streams and not self._awaited and not self._is_announced and self._workers.ready:
             self._is_announced = True
             names = ", ".join(sorted(stream.name for stream in self._streams.values()))
@@ -336,6 +328,7 @@ class WorkerHost:
             self._renew_workers(stream)
             _log.info("stream opened", stream=stream.name, samples=one.serve.samples, cache=stream.message.cache)
             self._connection.send(StreamOpened(self._connection.link, number))
+        self._allow_caches()
 
     def _renew_workers(self, stream: OpenedStream) -> None:
         """Replace the workers if they may have imported other versions of a stream's modules."""
@@ -386,6 +379,7 @@ class WorkerHost:
 
     def _end_former(self) -> None:
         """End the streams that the present link has not served again."""
+        self._former_until_s = inf
         self._interrupted.clear()
         former, self._former = self._former, []
         for stream in former:

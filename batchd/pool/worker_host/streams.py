@@ -19,12 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from time import monotonic, time_ns
+from time import time_ns
 from typing import Any, NamedTuple
 
 import structlog
 
-from batchd.core.state import TICK_S
 from batchd.core.work import Work
 from batchd.data.functions.find import ModuleNotFound, find_module
 from batchd.data.pipeline.cache_split import decoded_files, has_crop_decoder
@@ -160,7 +159,6 @@ class StreamOpener:
         self._paths = paths
         self._budget = budget
         self._last_number = 0
-        self._next_tick_s = 0.0
 
     def open(self, served: HostServe, serve: ServeStream, memory: int, others: Iterable[OpenedStream]) -> OpenedStream:
         """Open a stream whose index is in the sealed ``memory``, which the caller closes.
@@ -235,20 +233,15 @@ class StreamOpener:
             _log.warning("no cache for a stream", stream=serve.name, reason=error.strerror or str(error))
             return None
         cache.join()
-        self._next_tick_s = 0.0  # it may fill at once
         if isinstance(cache, CacheOnDisk):
             cache.resize(budget_bytes)
         return cache
 
-    def tick(self, streams: Iterable[OpenedStream]) -> None:
+    def allow_caches(self, streams: Iterable[OpenedStream]) -> None:
         """Let caches fill, in memory together up to the budget. Log trouble with their files.
 
-        Called in each round of the loop; what is left of the machine's memory is read from several
-        files of the kernel, so that is done seldom.
+        What is left of the machine's memory is read from several files of the kernel.
         """
-        if monotonic() < self._next_tick_s:
-            return
-        self._next_tick_s = monotonic() + TICK_S
         caches = different(stream.cache for stream in streams)
         for cache in caches:
             if isinstance(cache, CacheOnDisk):

@@ -47,7 +47,7 @@ from batchd.pool.worker_host.scratch import SCRATCH_MAX, OrderMemory
 from batchd.pool.worker_host.streams import OpenedStream
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd.runtime.tcp.sent_memory import SentMemory
 from batchd.worker import messages as orders
 from batchd.worker.supervisor import WorkerProcesses
@@ -77,18 +77,18 @@ class HostWorkers:
 
     def __init__(
         self,
-        selector: Selector,
+        poller: Poller,
         count: int,
         send: Callable[[Message, Sequence[memoryview]], None],
         launched: Linked | None = None,
         output: ChildOutput | None = None,
     ) -> None:
         self._events: deque[Event] = deque()
-        self._processes = WorkerProcesses(selector, self._events.append, launched, output)
+        self._processes = WorkerProcesses(poller, self._events.append, launched, output)
         self._moment = Moment()
         self._moment.now_s = monotonic()
         self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)
-        self._sent = SentMemory(selector)
+        self._sent = SentMemory(poller)
         self._send = send
         self._link = 0
         self._reported: set[int] = set()
@@ -102,7 +102,8 @@ class HostWorkers:
         """Why a worker is being killed."""
         self._last_number = 0
         self._last_scratch = 0
-        self._next_tick_s = 0.0
+        poller.every(TICK_S, self._pass_time)
+        poller.at(lambda: self._fleet.next_spawn_s or inf, self._pass_time)
 
     # --- the link ---------------------------------------------------------------------------------
 
@@ -190,22 +191,12 @@ class HostWorkers:
         """Workers that take orders."""
         return self._fleet.ready
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds until a timer of the workers is due."""
-        due_s = min(self._next_tick_s, self._fleet.next_spawn_s or inf)
-        return 0.0 if self._events else max(0.0, due_s - monotonic())
-
     def leave(self) -> None:
         """Start no further worker."""
         self._fleet.is_ending = True
 
-    def tick(self) -> None:
-        """Act on timers, then on the events of the workers."""
-        now = monotonic()
-        spawn_s = self._fleet.next_spawn_s
-        if now >= self._next_tick_s or (spawn_s is not None and now >= spawn_s):
-            self._pass_time(now)
+    def handle_events(self) -> None:
+        """Act on what the workers did, in each round of the loop."""
         while self._events:
             self._moment.now_s = monotonic()
             event = self._events.popleft()
@@ -227,12 +218,12 @@ class HostWorkers:
                 one.close()
         self._scratches.clear()
 
-    def _pass_time(self, now: float) -> None:
+    def _pass_time(self) -> None:
         actions: list[Action] = []
+        now = monotonic()
         gap_s, self._moment.now_s = now - self._moment.now_s, now
         if gap_s > GAP_S:  # the machine was paused
             self._fleet.forgive(gap_s)
-        self._next_tick_s = now + TICK_S
         self._fleet.spawn_due(actions)
         self._fleet.kill_late(actions)
         for worker in self._processes.pids():

@@ -10,8 +10,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from math import inf
-from time import monotonic
 
 import structlog
 import zmq
@@ -19,6 +17,7 @@ import zmq
 from batchd.errors import BatchdError
 from batchd.runtime.keys import AcceptedKey, RoleKeys
 from batchd.runtime.limits import OncePerMinute, peer_network, peer_site
+from batchd.runtime.poller import Poller
 from batchd.runtime.tcp.connection_guard import AUDIT_INTERVAL_S, ConnectionGuard, GuardLimits
 from batchd.runtime.tcp.connections import Connection, descriptor_of, host_of, wire_bytes
 from batchd.runtime.tcp.router import RouterLimits, TcpRouter
@@ -33,7 +32,7 @@ class TcpFront:
     """
 
     def __init__(
-        self, keys: RoleKeys | None, router: RouterLimits, sessions: Container[int], guard: GuardLimits
+        self, poller: Poller, keys: RoleKeys | None, router: RouterLimits, sessions: Container[int], guard: GuardLimits
     ) -> None:
         self._keys = keys
         self._zeromq = TcpRouter(keys, router)
@@ -41,7 +40,7 @@ class TcpFront:
         self._heard_of: set[int] = set()
         """Descriptors that a message arrived over: an end without one is a failed handshake."""
         self._guard = ConnectionGuard(sessions, guard)
-        self._next_audit_s = 0.0
+        poller.every(AUDIT_INTERVAL_S, self._guard.audit, only_if=self._guard.__len__)
         self._once_per_minute = OncePerMinute()
         self.failed_handshakes = 0
 
@@ -49,11 +48,6 @@ class TcpFront:
     def sockets(self) -> "Sequence[zmq.Socket[bytes]]":
         """Peers, the ends of their connections, and questions of ZeroMQ about keys."""
         return self._zeromq.sockets
-
-    @property
-    def patience_s(self) -> float:
-        """How long nothing has to be done here."""
-        return max(0.0, self._next_audit_s - monotonic()) if len(self._guard) else inf
 
     def listen(self, endpoint: str, key_path: str) -> int:
         """Listen, and return the port; see ``TcpRouter.bind``. Raises ``BatchdError``."""
@@ -69,10 +63,6 @@ class TcpFront:
 
     def receive(self, ready: Container[object], is_over: Callable[[], bool] = lambda: False) -> bool:
         """Read what peers say, a portion at a time; true where there may be more. See ``Door``."""
-        now = monotonic()
-        if now >= self._next_audit_s:  # are there peers that send too much?
-            self._next_audit_s = now + AUDIT_INTERVAL_S
-            self._guard.audit()
         self._zeromq.answer_questions(ready)
         if self.router in ready or self._zeromq.monitor in ready:
             self.note_ends()

@@ -19,7 +19,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -34,13 +34,13 @@ class _Token(ref[_Bytes]):
 class SentMemory:
     """Shows memory for sending, and tells when it is not used any more."""
 
-    def __init__(self, selector: Selector) -> None:
-        self._selector = selector
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
         self._under_way: dict[int, _Token] = {}
         """By identity: equal arrays are not the same memory."""
         self._gone: deque[_Token] = deque()
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        selector.add(self._alarm, self._collect)
+        poller.watch(self._alarm, self._collect)
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -58,7 +58,7 @@ class SentMemory:
 
     def close(self) -> None:
         """Stop watching, after ZeroMQ is closed. Mappings end with the last frame."""
-        self._selector.remove(self._alarm)
+        self._poller.unwatch(self._alarm)
         self._under_way.clear()
         self._gone.clear()
         os.close(self._alarm)

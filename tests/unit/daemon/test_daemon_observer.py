@@ -12,7 +12,7 @@ from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocke
 from batchd.errors import ConfigInvalid
 from batchd.runtime.addresses import parse_http
 from batchd.runtime.children import Linked
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd_wire.runtime import RuntimeDirectory
 from support.kernel import watched_by
 from support.stand_in_child import StandInChild
@@ -55,11 +55,11 @@ def test_a_default_address_that_becomes_free_is_used(monkeypatch):
     monkeypatch.setattr(observer, "monotonic", lambda: now[0])
     monkeypatch.setattr(ObserverProcess, "_start", lambda process: starts.append(process.address))
     starts: list[str | None] = []
-    selector = Selector()
+    poller = Poller()
     with socket.create_server(("127.0.0.1", 0)) as holder, capture_logs() as lines:
         http = f"127.0.0.1:{holder.getsockname()[1]}"
         door = open_http(by_default(http), is_embedded=False)
-        with ObserverProcess(selector, door, RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+        with ObserverProcess(poller, door, RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
             process.start(lambda _lifeline, _pid: None)
             for _ in range(10):
                 now[0] += PAUSE_MAX_S
@@ -71,11 +71,11 @@ def test_a_default_address_that_becomes_free_is_used(monkeypatch):
             assert process.address == f"http://{http}"
             host, port = http.split(":")
             with socket.create_connection((host, int(port))):
-                selector.dispatch()
+                poller.dispatch()
             assert starts == [process.address]
     assert [line["event"] for line in lines] == ["HTTP disabled", "observing"]
-    assert not watched_by(selector.fileno())
-    selector.close()
+    assert not watched_by(poller.fileno())
+    poller.close()
 
 
 def test_a_configured_address_in_use_is_an_error(taken):
@@ -136,7 +136,7 @@ def test_an_observer_that_always_fails_is_restarted_less_and_less_often(monkeypa
     """After one has lived for a while, the next restart is soon again."""
     now = [1000.0]
     monkeypatch.setattr(observer, "monotonic", lambda: now[0])
-    selector = Selector()
+    poller = Poller()
     starts, children = [], []
 
     def start(*_arguments: object, **_options: object) -> Linked:
@@ -149,7 +149,7 @@ def test_an_observer_that_always_fails_is_restarted_less_and_less_often(monkeypa
     listener, lifeline = socket.socket(), socket.socket()
     with (
         capture_logs(),
-        ObserverProcess(selector, HttpSocket(listener, is_asked_for=True), RuntimeDirectory(tmp_path)) as process,
+        ObserverProcess(poller, HttpSocket(listener, is_asked_for=True), RuntimeDirectory(tmp_path)) as process,
     ):
         process.start(lambda lifeline, _pid: lifeline.close())
 
@@ -167,11 +167,11 @@ def test_an_observer_that_always_fails_is_restarted_less_and_less_often(monkeypa
         lived_since = starts[-1]
         assert now[0] > lived_since + PAUSE_MAX_S
         children.pop().end_now()
-        selector.dispatch()
+        poller.dispatch()
         ended = now[0]
         let_pass(20)
         assert starts[starts.index(lived_since) + 1] == pytest.approx(ended + PAUSE_FIRST_S, abs=0.2)
-    selector.close()
+    poller.close()
 
 
 def test_at_the_default_address_the_first_visitor_starts_the_observer(monkeypatch):
@@ -182,38 +182,38 @@ def test_at_the_default_address_the_first_visitor_starts_the_observer(monkeypatc
         starts.append(process)
 
     monkeypatch.setattr(ObserverProcess, "_start", start)
-    selector = Selector()
+    poller = Poller()
     door = open_http(by_default("127.0.0.1:0"), is_embedded=False)
     assert door.listener is not None
-    with capture_logs() as lines, ObserverProcess(selector, door, RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
+    with capture_logs() as lines, ObserverProcess(poller, door, RuntimeDirectory(None)) as process:  # type: ignore[arg-type]
         process.start(lambda _lifeline, _pid: None)
-        selector.dispatch()
+        poller.dispatch()
         assert (starts, [line["http"] for line in lines]) == ([], [door.address])
         with (
             socket.create_connection(door.listener.getsockname()),
             socket.create_connection(door.listener.getsockname()),
         ):
-            selector.dispatch()
-            selector.dispatch()
+            poller.dispatch()
+            poller.dispatch()
             assert starts == [process]
-    assert not watched_by(selector.fileno())
-    selector.close()
+    assert not watched_by(poller.fileno())
+    poller.close()
 
 
 def test_a_daemon_that_ends_before_the_first_visitor_watches_nothing_any_more():
-    selector = Selector()
+    poller = Poller()
     with (
         capture_logs(),
         ObserverProcess(
-            selector,
+            poller,
             open_http(by_default("127.0.0.1:0"), is_embedded=False),
             RuntimeDirectory(None),  # type: ignore[arg-type]
         ) as process,
     ):
         process.start(lambda _lifeline, _pid: None)
-        assert watched_by(selector.fileno())
-    assert not watched_by(selector.fileno())
-    selector.close()
+        assert watched_by(poller.fileno())
+    assert not watched_by(poller.fileno())
+    poller.close()
 
 
 def test_an_address_is_exclusive_from_the_first_moment() -> None:

@@ -1,4 +1,4 @@
-"""The small parts of the daemon: log limits, watched descriptors, the held directory."""
+"""The small parts of the daemon: log limits, the held directory."""
 
 import os
 import signal
@@ -12,7 +12,6 @@ import pytest
 from batchd.daemon.runtime import hold
 from batchd.errors import AlreadyRunning, BatchdError, ConfigInvalid, ExitCode
 from batchd.runtime import limits
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import PERIOD_S, SUBJECTS_MAX, OncePerMinute
 from support.waiting import PATIENCE_S
 
@@ -57,121 +56,6 @@ def test_an_endless_number_of_keys_takes_limited_memory() -> None:
 
     assert len(limit._said) <= SUBJECTS_MAX
     assert not limit.allows("kind", f"peer {10 * SUBJECTS_MAX - 1}")
-
-
-# --- Selector -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def selector():
-    selector = Selector()
-    yield selector
-    selector.close()
-
-
-@pytest.fixture
-def pipes():
-    """Reading ends of three pipes with a byte each; the fixture closes the open ones."""
-    opened = [os.pipe() for _ in range(3)]
-    for _reading, writing in opened:
-        os.write(writing, b"x")
-    yield [reading for reading, _writing in opened]
-    for pair in opened:
-        for descriptor in pair:
-            os.close(descriptor)
-
-
-def test_only_ready_descriptors_are_called(selector, pipes) -> None:
-    """They are called again while there is more to read."""
-    called = []
-    for number, reading in enumerate(pipes):
-        selector.add(reading, lambda number=number: called.append(number))
-    os.read(pipes[1], 1)
-
-    selector.dispatch()
-    selector.dispatch()
-
-    assert sorted(called) == [0, 0, 2, 2]
-
-
-def test_the_end_of_the_other_side_is_called_too(selector) -> None:
-    """Lifelines depend on this."""
-    called = []
-    reading, writing = os.pipe()
-    selector.add(reading, lambda: called.append("end"))
-    selector.dispatch()
-    assert called == []
-    os.close(writing)
-
-    selector.dispatch()
-
-    assert called == ["end"]
-    selector.remove(reading)
-    os.close(reading)
-
-
-def test_a_callback_may_remove_itself_and_all_others(selector, pipes) -> None:
-    """Callbacks that were ready at the same moment are skipped."""
-    called = []
-
-    def remove_all(number: int) -> None:
-        called.append(number)
-        for reading in pipes:
-            selector.remove(reading)
-
-    for number, reading in enumerate(pipes):
-        selector.add(reading, lambda number=number: remove_all(number))
-    selector.dispatch()
-    selector.dispatch()
-
-    assert len(called) == 1
-
-
-def test_a_new_descriptor_with_an_old_number_is_not_called_for_the_old_one(selector, pipes) -> None:
-    """A callback closes another session and accepts a new one, which gets the same number."""
-    called = []
-
-    def replace_others(mine: int) -> None:
-        called.append(mine)
-        selector.remove(mine)
-        for reading in set(pipes) - {mine}:
-            selector.remove(reading)
-            selector.add(reading, lambda: called.append("successor"))
-
-    for reading in pipes:
-        selector.add(reading, lambda mine=reading: replace_others(mine))
-    selector.dispatch()
-    assert len(called) == 1
-
-    selector.dispatch()
-
-    assert called.count("successor") == 2
-
-
-def test_adding_twice_is_an_error_and_removing_twice_is_none(selector, pipes) -> None:
-    """Several parts may report the end of the same object."""
-    selector.add(pipes[0], list)
-    with pytest.raises(AssertionError, match="watched already"):
-        selector.add(pipes[0], list)
-    selector.remove(pipes[0])
-    selector.remove(pipes[0])
-
-    selector.add(pipes[0], list)
-
-
-def test_one_descriptor_stands_for_all(selector, pipes) -> None:
-    """The loop waits for it, together with ZeroMQ's."""
-    outer = Selector()
-    called = []
-    outer.add(selector.fileno(), lambda: called.append("something"))
-    outer.dispatch()
-    assert called == []
-    selector.add(pipes[0], list)
-
-    outer.dispatch()
-
-    assert called == ["something"]
-    outer.close()
 
 
 # --- runtime.hold ---------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from batchd.daemon.local import sessions as sessions_module
 from batchd.daemon.local.sessions import HANDLES_AT_ONCE, LocalDoor
 from batchd.errors import BatchdError
 from batchd.runtime import descriptors
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SessionLimits
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool
 from batchd_wire import PROTOCOL_VERSION
 from batchd_wire.channel import receive_message, send_message
@@ -52,8 +52,8 @@ DIRECTORY_GROUP = 54_323
 @pytest.fixture
 def sessions() -> Iterator[LocalDoor]:
     """A door for local trainers to which no trainer connects."""
-    with closing(Selector()) as selector:
-        sessions = LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))
+    with closing(Poller()) as poller:
+        sessions = LocalDoor(DaemonSide(poller, print, SlotPool()), SessionLimits(1, 1))
         yield sessions
         sessions.close()
 
@@ -109,7 +109,7 @@ def test_only_errors_of_the_directory_are_reported_as_such(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions._daemon.selector, "add", refuse)
+        patch.setattr(sessions._daemon.poller, "watch", refuse)
         with pytest.raises(OSError, match="No space left on device"):
             sessions.bind(names.lifeline_path, names.zmq_path)
 
@@ -140,20 +140,20 @@ class Trainer:
 
     def __init__(self, stack: ExitStack, directory: Path, *, allowed: bool, asks: bool) -> None:
         names = RuntimeDirectory(directory)
-        self.selector = selector = stack.enter_context(closing(Selector()))
+        self.poller = poller = stack.enter_context(closing(Poller()))
         self.asked: list[object] = []
         self.memory = SlotPool()
         stack.callback(self.memory.close)
         self.memory.create(1, SLOT_BYTES)
-        side = DaemonSide(selector, self.asked.append, self.memory)
+        side = DaemonSide(poller, self.asked.append, self.memory)
         self.sessions = LocalDoor(side, SessionLimits(1, 1), writable_slots=allowed)
         stack.callback(self.sessions.close)
         self.sessions.bind(names.lifeline_path, names.zmq_path)
         self.lifeline = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.lifeline.connect(str(names.lifeline_path))
-        selector.dispatch()
+        poller.dispatch()
         send_message(self.lifeline, Hello(PROTOCOL_VERSION, "trainer", 1))
-        selector.dispatch()
+        poller.dispatch()
         welcome, _ = receive_message(self.lifeline, TO_TRAINER_LIFELINE)
         assert isinstance(welcome, Welcome)
         if asks:
@@ -165,16 +165,14 @@ class Trainer:
         self.dealer.connect(names.zmq_endpoint)
         self.dealer.send(Open(PROTOCOL_VERSION, welcome.secret).encode())
         wait_until(
-            lambda: selector.dispatch() or self.sessions.receive(()) or self.sessions.trainers()[0].connection,
+            lambda: poller.dispatch() or self.sessions.receive(()) or self.sessions.trainers()[0].connection,
             "the session is open",
         )
 
     def subscribes(self, *, takes_several: bool) -> None:
         """Send a subscription, and have the daemon read it."""
         self.dealer.send(Subscribe(1, "photos", 0, 1, 4, 0, 0, None, None, False, takes_several=takes_several).encode())
-        wait_until(
-            lambda: self.selector.dispatch() or self.sessions.receive(()) or self.asked, "the daemon has read it"
-        )
+        wait_until(lambda: self.poller.dispatch() or self.sessions.receive(()) or self.asked, "the daemon has read it")
 
     def granted(self, *sequences: int) -> None:
         """Grant leases of the slot."""
@@ -280,7 +278,7 @@ def test_a_trainer_that_is_gone_gets_no_leases(tmp_path: Path) -> None:
         trainer.subscribes(takes_several=True)
         trainer.granted(0)
         trainer.lifeline.close()
-        wait_until(lambda: trainer.selector.dispatch() or not trainer.sessions.trainers(), "its session has ended")
+        wait_until(lambda: trainer.poller.dispatch() or not trainer.sessions.trainers(), "its session has ended")
         trainer.sessions.flush()
 
         assert trainer.received(0) == []
@@ -323,16 +321,16 @@ def test_descriptor_that_is_slow_to_close_holds_up_no_loop(tmp_path: Path, monke
     kind, path = (
         (socket.SOCK_STREAM, names.zmq_path) if case == "batchd" else (socket.SOCK_SEQPACKET, names.lifeline_path)
     )
-    with closing(Selector()) as selector, slow_to_close() as slow:
-        with closing(LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))) as door:
+    with closing(Poller()) as poller, slow_to_close() as slow:
+        with closing(LocalDoor(DaemonSide(poller, print, SlotPool()), SessionLimits(1, 1))) as door:
             door.bind(names.lifeline_path, names.zmq_path)
             with socket.socket(socket.AF_UNIX, kind) as peer:
                 peer.connect(str(path))
                 socket.send_fds(peer, [b"\xff"], [slow.fileno()])
             slow.close()
             begun_s = monotonic()
-            selector.dispatch()
-            wait_until(lambda: selector.dispatch() or door.counts().connections == 0, "the peer is gone")
+            poller.dispatch()
+            wait_until(lambda: poller.dispatch() or door.counts().connections == 0, "the peer is gone")
         assert monotonic() - begun_s < LINGER_S / 2
 
 
@@ -341,8 +339,8 @@ def test_kernel_refuses_descriptors_where_it_can(tmp_path: Path) -> None:
     names = RuntimeDirectory(tmp_path)
     kinds = {socket.SOCK_STREAM: names.zmq_path, socket.SOCK_SEQPACKET: names.lifeline_path}
     with (
-        closing(Selector()) as selector,
-        closing(LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(1, 1))) as door,
+        closing(Poller()) as poller,
+        closing(LocalDoor(DaemonSide(poller, print, SlotPool()), SessionLimits(1, 1))) as door,
     ):
         door.bind(names.lifeline_path, names.zmq_path)
         if door._peers.may_carry:
@@ -353,4 +351,4 @@ def test_kernel_refuses_descriptors_where_it_can(tmp_path: Path) -> None:
                 for _ in ("before it is accepted", "after"):
                     with pytest.raises(PermissionError):
                         socket.send_fds(peer, [b"x"], [0])
-                    selector.dispatch()
+                    poller.dispatch()

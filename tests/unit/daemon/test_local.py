@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from batchd.daemon.local import listener as local
 from batchd.daemon.local.listener import Listener, PendingConnections, descriptors_left
-from batchd.runtime.descriptors import PeerSockets, Selector
+from batchd.runtime.descriptors import PeerSockets
 from batchd.runtime.limits import PENDING_TICKS, oldest_of_crowds
+from batchd.runtime.poller import Poller
 from batchd.stream.rings import SPARE_DESCRIPTORS
 from support.kernel import descriptors_of
 
@@ -50,86 +51,84 @@ def test_descriptors_are_counted() -> None:
 
 
 @pytest.fixture
-def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Selector, list[socket.socket]]]]:
+def knock(tmp_path, monkeypatch) -> Iterator[Callable[[int], tuple[Listener, Poller, list[socket.socket]]]]:
     """Return a function that connects twice to a listener while so many descriptors are left.
 
-    It returns the listener, its selector and the accepted connections.
+    It returns the listener, its poller and the accepted connections.
     """
     with ExitStack() as stack:
-        selector = stack.enter_context(closing(Selector()))
+        poller = stack.enter_context(closing(Poller()))
         came: list[socket.socket] = []
 
         def let_in(one: socket.socket) -> None:
             came.append(stack.enter_context(one))
 
-        def knock(left: int) -> tuple[Listener, Selector, list[socket.socket]]:
+        def knock(left: int) -> tuple[Listener, Poller, list[socket.socket]]:
             monkeypatch.setattr(local, "descriptors_left", lambda: left)
-            door = stack.enter_context(
-                closing(Listener(selector, socket.SOCK_STREAM, let_in, lambda: 2, PeerSockets()))
-            )
+            door = stack.enter_context(closing(Listener(poller, socket.SOCK_STREAM, let_in, lambda: 2, PeerSockets())))
             door.open(tmp_path / "door")
             door.begin()
             for _ in range(2):
                 stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "door"))
-            return door, selector, came
+            return door, poller, came
 
         yield knock
 
 
 def test_who_comes_waits_while_too_few_descriptors_are_left(knock, monkeypatch) -> None:
     """One spare descriptor admits one connection; the next one is admitted when more are free."""
-    door, selector, came = knock(2)
+    door, poller, came = knock(2)
     with capture_logs() as log:
-        selector.dispatch()
-        selector.dispatch()
+        poller.dispatch()
+        poller.dispatch()
     assert (len(came), door.is_short) == (1, True)
     assert [line["event"] for line in log] == ["cannot accept a trainer"]
 
     monkeypatch.setattr(local, "descriptors_left", lambda: 9)
     door.tick()
-    selector.dispatch()
+    poller.dispatch()
     assert (len(came), door.is_short) == (2, False)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_who_cannot_be_accepted_waits(knock, monkeypatch, number) -> None:
     """The connection waits, whichever resource is missing."""
-    door, selector, came = knock(9)
+    door, poller, came = knock(9)
 
     def refuse(_self: socket.socket) -> None:
         raise OSError(number, "it is lacking")
 
     with monkeypatch.context() as patch:
         patch.setattr(socket.socket, "accept", refuse)
-        selector.dispatch()
+        poller.dispatch()
     assert (came, door.is_short) == ([], True)
     door.tick()
-    selector.dispatch()
+    poller.dispatch()
     assert len(came) == 2
 
 
 def test_one_that_cannot_be_watched_is_closed(knock, monkeypatch) -> None:
     """The kernel limits the number of descriptors that a user may watch (ENOSPC)."""
-    door, selector, came = knock(9)
+    door, poller, came = knock(9)
 
     def refuse(_one: socket.socket) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(door, "_admit", refuse)
-    selector.dispatch()
+    poller.dispatch()
     assert (came, door.is_short) == ([], True)
 
 
 def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) -> None:
     """The kernel has no room to watch it; the next tick retries, and the log has one line."""
-    door, selector, came = knock(0)
+    door, poller, came = knock(0)
 
     def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
     with monkeypatch.context() as patch, capture_logs() as log:
-        selector.dispatch()
-        patch.setattr(selector, "add", refuse)
+        poller.dispatch()
+        patch.setattr(poller, "watch", refuse)
         for _ in range(3):
             door.tick()
             assert door.is_short
@@ -137,21 +136,21 @@ def test_a_door_that_cannot_be_watched_for_a_while_is_short(knock, monkeypatch) 
 
     monkeypatch.setattr(local, "descriptors_left", lambda: 9)
     door.tick()
-    selector.dispatch()
+    poller.dispatch()
     assert (len(came), door.is_short) == (2, False)
 
 
 def test_a_door_that_cannot_be_watched_does_not_begin(tmp_path, monkeypatch) -> None:
     """The start fails with an error and leaves nothing behind."""
     with (
-        closing(Selector()) as selector,
-        closing(Listener(selector, socket.SOCK_STREAM, print, lambda: 1, PeerSockets())) as door,
+        closing(Poller()) as poller,
+        closing(Listener(poller, socket.SOCK_STREAM, print, lambda: 1, PeerSockets())) as door,
     ):
 
         def refuse(_descriptor: int, _callback: Callable[[], None]) -> None:
             raise OSError(errno.ENOSPC, "no space left")
 
         door.open(tmp_path / "door")
-        monkeypatch.setattr(selector, "add", refuse)
+        monkeypatch.setattr(poller, "watch", refuse)
         with pytest.raises(OSError, match="no space left"):
             door.begin()

@@ -18,8 +18,8 @@ from batchd.daemon.reload.messages import ConfigRead, ReloadDocument, ReloadRequ
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.errors import ExitCode
 from batchd.runtime.children import Child
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.poller import Poller
 from batchd_wire.channel import send_message
 from support.waiting import wait_until
 
@@ -85,7 +85,7 @@ class Reloading:
     """A reloader whose processes belong to the test."""
 
     def __init__(self, monkeypatch):
-        self.selector = Selector()
+        self.poller = Poller()
         self.applier = Switched()
         self.readers = []
         self.service = FakeService()
@@ -93,7 +93,7 @@ class Reloading:
         monkeypatch.setattr(reload, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(reload, "start_linked", lambda *_arguments, **_options: self.new_reader())
         self.reloader = Reloader(
-            self.selector,
+            self.poller,
             self.applier,
             Origin(Path("batchd.toml"), {}),
             lambda _session, _message: None,
@@ -109,7 +109,7 @@ class Reloading:
         return self.readers[-1]
 
     def dispatch_until(self, condition, what):
-        wait_until(lambda: self.selector.dispatch() or condition(), what)
+        wait_until(lambda: self.poller.dispatch() or condition(), what)
 
     def outcome(self):
         """Return the outcome of the only reload that has ended since the last call."""
@@ -121,7 +121,7 @@ class Reloading:
 
     def close(self):
         self.reloader.close()
-        self.selector.close()
+        self.poller.close()
         for reader in self.readers:
             reader.channel.close()
             reader.child.end()
@@ -150,7 +150,7 @@ def test_a_stream_without_its_index_is_not_put_into_force(it):
     """The daemon continues with the previous configuration."""
     reader = it.begin()
     reader.send_document(FINE)
-    it.selector.dispatch()
+    it.poller.dispatch()
     reader.end()
     outcome = it.outcome()
     assert (outcome.exit_code, outcome.text) == (
@@ -167,7 +167,7 @@ def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
     reader.send(StreamScanned("photos"), index)
     os.close(index)
     reader.send_document(FINE)
-    it.selector.dispatch()
+    it.poller.dispatch()
     reader.end()
     assert it.outcome().exit_code == ExitCode.FINE
     assert it.applier.performed == [(ReloadDocument(streams=FINE["streams"]), {"photos"})]
@@ -180,7 +180,7 @@ def test_progress_and_lines_of_the_log_are_passed_on(it):
     reader.send(ChildLogged("warning", "odd", {"file": "a", "event": "even"}))
     reader.send(ChildLogged("bind", "odd", {}))
     with structlog.testing.capture_logs() as lines:
-        it.selector.dispatch()
+        it.poller.dispatch()
     assert it.service.progress == [("photos", 7)]
     assert lines == [{"event": "odd", "file": "a", "log_level": "warning"}]
 
@@ -189,7 +189,7 @@ def test_a_reading_that_makes_no_progress_is_given_up_and_the_next_one_begins(it
     """The waiting client gets the step at which the process stopped."""
     reader = it.begin()
     reader.send(ScanProgressed("photos", 7, 300))
-    it.selector.dispatch()
+    it.poller.dispatch()
     it.reloader.round_ended()
     assert it.reloader.is_reading
     it.reloader.ask()
@@ -208,7 +208,7 @@ def test_progress_is_what_keeps_a_reading_alive(it):
     reader = it.begin()
     it.now_s += 1000.0
     reader.send(ScanProgressed("photos", 7, 300))
-    it.selector.dispatch()
+    it.poller.dispatch()
     it.reloader.round_ended()
     assert it.reloader.is_reading
     it.now_s += 1000.0
@@ -220,7 +220,7 @@ def test_a_reading_says_itself_how_long_it_may_be_silent(it):
     """The process knows the time that the user allows, for example an hour for one function."""
     reader = it.begin()
     reader.send(ScanProgressed("", 0, 7200))
-    it.selector.dispatch()
+    it.poller.dispatch()
     assert not it.service.progress
     it.now_s += 3600.0
     it.reloader.round_ended()
@@ -255,10 +255,10 @@ def test_a_sandbox_without_priorities_does_not_refuse_the_reload(monkeypatch):
     monkeypatch.setattr(os, "setpriority", refuse)
     applier = Switched()
     applier.request = lambda *_facts: ReloadRequest("0", "batchd.toml", {}, {}, {}, {}, 0, {})
-    selector = Selector()
-    reloader = Reloader(selector, applier, Origin(Path("batchd.toml"), {}), None, FakeService())
+    poller = Poller()
+    reloader = Reloader(poller, applier, Origin(Path("batchd.toml"), {}), None, FakeService())
     reloader.ask()
-    wait_until(lambda: selector.dispatch() or reloader.outcome, "it is over")
+    wait_until(lambda: poller.dispatch() or reloader.outcome, "it is over")
     reloader.close()
-    selector.close()
+    poller.close()
     assert "the daemon that runs is 0: restart it" in reloader.outcome.text

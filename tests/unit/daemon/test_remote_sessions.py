@@ -17,8 +17,8 @@ from batchd.core.events import BatchSent, Event, SessionCutOff
 from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.loop import Loop
 from batchd.daemon.tcp.sessions import TcpDoor
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SUBJECTS_MAX, SessionLimits
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool
 from batchd.runtime.tcp.connection_guard import ConnectionGuard, GuardLimits
 from batchd_wire import PROTOCOL_VERSION
@@ -60,8 +60,8 @@ def memory() -> SlotPool:
 @pytest.fixture
 def remote(events, memory) -> Iterator[TcpDoor]:
     """Make a listener without a connection that is not bound."""
-    with closing(Selector()) as selector:
-        remote = TcpDoor(DaemonSide(selector, events.append, memory), SessionLimits(9, 9), None)
+    with closing(Poller()) as poller:
+        remote = TcpDoor(DaemonSide(poller, events.append, memory), SessionLimits(9, 9), None)
         yield remote
         remote.close()
 
@@ -320,8 +320,8 @@ def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_r
     """Only ``BatchSent`` ends a lease of a batch sent as bytes; a local lease needs none."""
     queue = Queue()
     parts = cast("Any", None)
-    with closing(Selector()) as selector:
-        loop = Loop(queue, parts, {}, parts, selector, cast("Any", []), Doors([]), parts, parts, 0.0)
+    with closing(Poller()) as poller:
+        loop = Loop(queue, parts, {}, parts, poller, cast("Any", []), Doors([]), parts, parts, 0.0)
         loop._grant(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=is_remote))
 
     assert list(queue) == [BatchSent(1, 5, 0, 7)] * is_remote

@@ -17,8 +17,8 @@ from batchd.daemon.serve import ServeOptions, serve
 from batchd.errors import BatchdError, why_no_process
 from batchd.runtime import limits
 from batchd.runtime.children import Child, Linked
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import CountedPerMinute
+from batchd.runtime.poller import Poller
 from batchd.worker.supervisor import WorkerProcesses
 from support.kernel import descriptors_of
 
@@ -86,21 +86,21 @@ def test_other_errors_are_bugs_of_ours(monkeypatch) -> None:
         serve(cast("Config", None), ServeOptions())
 
 
-class FullSelector(Selector):
-    """A selector that accepts a limited number of descriptors."""
+class FullPoller(Poller):
+    """A poller that accepts a limited number of descriptors."""
 
     room = 2
 
-    def add(self, descriptor, callback) -> None:
+    def watch(self, descriptor, handler) -> None:
         if not self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.room -= 1
-        super().add(descriptor, callback)
+        super().watch(descriptor, handler)
 
 
-def spawn(selector: Selector, launched: Linked) -> None:
+def spawn(poller: Poller, launched: Linked) -> None:
     """Start a worker and check that nothing of it remains if that fails."""
-    workers = WorkerProcesses(selector, print, launched)
+    workers = WorkerProcesses(poller, print, launched)
     try:
         workers.spawn(1)
     finally:
@@ -112,10 +112,10 @@ def spawn(selector: Selector, launched: Linked) -> None:
 def test_a_worker_that_cannot_be_watched_is_not_started(room) -> None:
     """A failure for its fork server or its channel leaves nothing, and a retry can succeed."""
     before = len(descriptors_of("self"))
-    with closing(FullSelector()) as selector:
-        selector.room = room
+    with closing(FullPoller()) as poller:
+        poller.room = room
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         launched = Linked(Child(subprocess.Popen(["true"])), ours)
         with closing(theirs), pytest.raises(OSError, match="No space"):
-            spawn(selector, launched)
+            spawn(poller, launched)
     assert len(descriptors_of("self")) == before

@@ -24,8 +24,8 @@ from batchd.daemon.local.zmtp import (
     NotUnderstood,
     ZmtpConnection,
 )
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
+from batchd.runtime.poller import Poller
 from support.kernel import watched_by
 from support.waiting import PATIENCE_S, wait_until
 
@@ -41,13 +41,13 @@ class Pair:
     """
 
     def __init__(self, stack: ExitStack, wanted: list[ZmtpConnection] | None = None) -> None:
-        self.selector = stack.enter_context(closing(Selector()))
+        self.poller = stack.enter_context(closing(Poller()))
         self.received = 0
         self.theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         stack.enter_context(self.theirs)
         ours.setblocking(False)
         self.connection = ZmtpConnection(
-            self.selector, ours, ZmtpConnection.read, None if wanted is None else wanted.append
+            self.poller, ours, ZmtpConnection.read, None if wanted is None else wanted.append
         )
         stack.callback(self.connection.close)
 
@@ -67,7 +67,7 @@ class Pair:
         heard = []
         for start in range(0, len(words), READ_BYTES):
             self.theirs.sendall(words[start : start + READ_BYTES])
-            self.selector.dispatch()
+            self.poller.dispatch()
             while (frames := self.connection.take()) is not None:
                 heard.append(frames)
         return heard
@@ -183,7 +183,7 @@ def test_what_the_kernel_does_not_take_is_sent_later_and_too_much_of_it_not_at_a
     received = bytearray()
     while len(received) < expected:
         received += pair.theirs.recv(1 << 20)
-        pair.selector.dispatch()
+        pair.poller.dispatch()
 
     assert received == BEGINNING + frame(message) * sent
     assert pair.connection.send(message)
@@ -200,14 +200,14 @@ def test_long_messages_that_are_left_unread_are_bounded_by_their_bytes(pair: Pai
         assert UNSENT_BYTES_MAX - len(frame(message)) < pair.unsent(sent_bytes)
         while pair.received < sent_bytes:
             pair.hear()
-            pair.selector.dispatch()
+            pair.poller.dispatch()
 
 
 def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
     """A connection notices it while it sends, too."""
     pair.theirs.close()
     assert pair.connection.send(b"too late")
-    pair.selector.dispatch()
+    pair.poller.dispatch()
 
     assert pair.connection.is_over
 
@@ -215,26 +215,26 @@ def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
 def test_a_connection_that_cannot_wait_from_its_start_ends(monkeypatch) -> None:
     """The kernel has no memory for the greeting nor for its watch; the loop closes it as ended."""
     with ExitStack() as stack:
-        selector = stack.enter_context(closing(Selector()))
+        poller = stack.enter_context(closing(Poller()))
         _theirs, ours = (stack.enter_context(one) for one in socket.socketpair())
         ours.setblocking(False)
         monkeypatch.setattr(ZmtpConnection, "_write_some", lambda _self, _data: 0)
-        monkeypatch.setattr(selector, "wait_to_write", no_room)
-        connection = ZmtpConnection(selector, ours, ZmtpConnection.read)
-        selector.dispatch()
+        monkeypatch.setattr(poller, "wait_to_write", no_room)
+        connection = ZmtpConnection(poller, ours, ZmtpConnection.read)
+        poller.dispatch()
         assert connection.is_over
 
         connection.close()
-        assert not watched_by(selector.fileno())
+        assert not watched_by(poller.fileno())
 
 
 def test_a_connection_that_cannot_be_watched_for_writing_ends(pair: Pair, monkeypatch) -> None:
     """The daemon continues; the other side sees the end after all that was sent before."""
     with monkeypatch.context() as patch:
-        patch.setattr(pair.selector, "wait_to_write", no_room)
+        patch.setattr(pair.poller, "wait_to_write", no_room)
         for _ in range(3 * UNREAD_MAX):
             assert pair.connection.send(bytes(10_000))
-    pair.selector.dispatch()
+    pair.poller.dispatch()
 
     assert pair.connection.is_over
     while pair.theirs.recv(1 << 20):
@@ -247,22 +247,22 @@ def test_a_watch_for_writing_that_cannot_end_ends_later(pair: Pair, monkeypatch)
     while not pair.unsent(sent_bytes):
         pair.connection.send(bytes(10_000))
         sent_bytes += len(frame(bytes(10_000)))
-    while not select.select([pair.selector], [], [], 0)[0]:
+    while not select.select([pair.poller], [], [], 0)[0]:
         pair.hear()
     with monkeypatch.context() as patch:
-        patch.setattr(pair.selector, "wait_to_write", no_room)
-        pair.selector.dispatch()
+        patch.setattr(pair.poller, "wait_to_write", no_room)
+        pair.poller.dispatch()
     assert not pair.unsent(sent_bytes)
-    pair.selector.dispatch()
+    pair.poller.dispatch()
 
-    assert not select.select([pair.selector], [], [], 0)[0]
+    assert not select.select([pair.poller], [], [], 0)[0]
     assert not pair.connection.is_over
 
 
 def test_libzmq_understands_us(tmp_path) -> None:
     """A DEALER sends messages and gets the answers, short or long."""
     with ExitStack() as stack:
-        selector = stack.enter_context(closing(Selector()))
+        poller = stack.enter_context(closing(Poller()))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(tmp_path / "z"))
         listener.listen()
@@ -273,13 +273,13 @@ def test_libzmq_understands_us(tmp_path) -> None:
         dealer.connect(f"ipc://{tmp_path / 'z'}")
         wire, _ = listener.accept()
         wire.setblocking(False)
-        connection = ZmtpConnection(selector, wire, ZmtpConnection.read)
+        connection = ZmtpConnection(poller, wire, ZmtpConnection.read)
         stack.callback(connection.close)
         for size in (0, 255, 256, MESSAGE_BYTES_MAX):
             dealer.send(bytes(size))
-            assert wait_until(lambda: selector.dispatch() or connection.take(), "it is heard") == [bytes(size)]
+            assert wait_until(lambda: poller.dispatch() or connection.take(), "it is heard") == [bytes(size)]
             connection.send(bytes(3 * size))
-            wait_until(lambda: selector.dispatch() or dealer.poll(0), "it is answered")
+            wait_until(lambda: poller.dispatch() or dealer.poll(0), "it is answered")
             assert dealer.recv() == bytes(3 * size)
 
 
@@ -314,12 +314,12 @@ def test_messages_that_are_kept_back_are_sent_together(keeping: Pair, wanted, mo
     assert (wanted, written) == ([pair.connection] * 5, [])
     assert pair.hear() == BEGINNING
     pair.connection.flush()
-    pair.selector.dispatch()
+    pair.poller.dispatch()
 
     expected = b"".join(map(frame, messages))
     assert written == [len(expected), len(expected) // 2]
     while pair.unsent(len(BEGINNING) + len(expected)):
-        pair.selector.dispatch()
+        pair.poller.dispatch()
     assert pair.hear() == expected
 
 

@@ -16,6 +16,8 @@ from batchd.observe.http.status_client import (
     SPACING_S,
     STALL_S,
 )
+from batchd.runtime import poller
+from batchd.runtime.poller import Poller
 from batchd_client.lifeline import SessionLost
 from batchd_wire.codec import Message
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
@@ -61,20 +63,21 @@ class Session:
         return BadSamples(1, 0, []) if isinstance(question, AskBad) else Status(1, ANSWERED)
 
 
-class Poll:
+class TimersAlone(Poller):
     """Lets time pass instead of waiting, in steps that are shorter than any pause."""
 
     def __init__(self, clock: Clock, before) -> None:
+        super().__init__()
         self._clock = clock
         self._before = before
 
-    def register(self, *_descriptor) -> None:
+    def watch(self, *_descriptor) -> None:
         """Watch nothing."""
 
-    def poll(self, patience_ms: int) -> None:
-        assert patience_ms <= 1000 * max(DEADLINE_S, INTERVAL_S) + 1
+    def dispatch(self, timeout_s: float = 0.0) -> None:
+        assert 0 <= timeout_s <= max(DEADLINE_S, INTERVAL_S)
         self._before()
-        self._clock.now += min(patience_ms / 1000, 0.01)
+        self._clock.now += min(timeout_s, 0.01)
 
 
 @pytest.fixture
@@ -82,6 +85,7 @@ def clock(monkeypatch):
     """The clock of the client."""
     found = Clock()
     monkeypatch.setattr(status_client, "monotonic", found)
+    monkeypatch.setattr(poller, "monotonic", found)
     return found
 
 
@@ -98,7 +102,7 @@ def run(asking, clock, monkeypatch):
 
     def run_in(session: Session, before=lambda: None) -> list[tuple[float, type]]:
         monkeypatch.setattr(status_client, "asking_parent", lambda *_arguments: nullcontext(session))
-        monkeypatch.setattr(status_client.select, "poll", lambda: Poll(clock, before))
+        monkeypatch.setattr(status_client, "Poller", lambda: TimersAlone(clock, before))
         asking.run(None, None)
         return session.asked
 

@@ -1,6 +1,7 @@
 """Registration in the gateway, and links whose connections end at unexpected moments."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool.gateway.links import CONNECTION_ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
 from batchd.pool.messages import LINK_VERSION, TO_HOST, Admitted, Moved, Register, Rejected
 from batchd.runtime.limits import HandshakeRate
+from batchd.runtime.poller import Poller
 from batchd_wire.codec import Message
 from batchd_wire.codes import ErrorCode
 from support.gateways import RULES
@@ -50,11 +52,12 @@ def events() -> Events:
 @pytest.fixture
 def hosts(events) -> Iterator[WorkerHosts]:
     """An address on loopback, without keys."""
-    hosts = WorkerHosts(None, events)
-    hosts.rules = RULES
-    hosts.listen("tcp://127.0.0.1:0", "test")
-    yield hosts
-    hosts.close()
+    with closing(Poller()) as poller:
+        hosts = WorkerHosts(poller, None, events)
+        hosts.rules = RULES
+        hosts.listen("tcp://127.0.0.1:0", "test")
+        yield hosts
+        hosts.close()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from batchd.pool.gateway.loop import Gateway
 from batchd.pool.gateway_child import GatewayChild
 from batchd.pool.messages import LINK_VERSION, ROW_FRAME_BYTES, TO_GATEWAY, TO_HOST, FillRows, LinkTraffic, Register
 from batchd.pool.together import Together, messages_in
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd.runtime.tcp.connections import Connection
 from batchd.worker.messages import UseSlot
 from batchd_wire.channel import SEND_BUFFER_BYTES, receive_message
@@ -61,12 +61,12 @@ class Sides:
         self.heard_all: list[Message] = []
         self.at_hosts: defaultdict[int, list[Message]] = defaultdict(list)
         self._stack = ExitStack()
-        self._selector = Selector()
-        self._stack.callback(self._selector.close)
+        self._poller = Poller()
+        self._stack.callback(self._poller.close)
         self._slot = os.memfd_create("test-slot", os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._slot)
         os.posix_fallocate(self._slot, 0, LAYOUT.slot_bytes)
-        self.daemon = GatewayChild(0, self._selector, ("tcp://127.0.0.1:0", "daemon.worker_address", ""), self)
+        self.daemon = GatewayChild(0, self._poller, ("tcp://127.0.0.1:0", "daemon.worker_address", ""), self)
         self.start_gateway()
 
     def start_gateway(self) -> None:
@@ -127,7 +127,7 @@ class Sides:
 
     def core_hears(self) -> None:
         """Read what has arrived at the daemon."""
-        self._selector.dispatch()
+        self._poller.dispatch()
 
     def gateway_reads(self) -> None:
         """Read what has arrived at the gateway, as its loop does."""

@@ -22,9 +22,9 @@ from batchd.pool.messages import GatewayLinks, GatewayReady, PoolRules
 from batchd.pool.remote import PATH_CHARACTERS_MAX, REMOTE, RemoteWorkers
 from batchd.pool.wanted import WantedCount
 from batchd.runtime.children import Child
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.failpoints import VARIABLE
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool
 from batchd.worker.messages import UseStorage
 from batchd_wire.codec import Message
@@ -40,12 +40,12 @@ class Pool:
     def __init__(self, gateways: int = 1, rules: PoolRules = RULES) -> None:
         self.events: deque[Event] = deque()
         self.decoders = ""
-        self.selector = Selector()
+        self.poller = Poller()
         endpoints = ["tcp://127.0.0.1:0"] * gateways
         wanted = WantedCount(0, ("", None))
         self.state = DaemonState([], 1, REMOTE, sample_timeout_s=rules.sample_timeout_s, chunk_rows_max=1)
         served = {}, SlotPool(), lambda: self.decoders
-        self.remote = RemoteWorkers(self.selector, self.events.append, endpoints, None, rules, wanted, *served)
+        self.remote = RemoteWorkers(self.poller, self.events.append, endpoints, None, rules, wanted, *served)
 
     def tick(self) -> None:
         """Half a second has passed."""
@@ -78,7 +78,7 @@ class Pool:
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Handle messages of the gateways until a condition holds."""
-        wait_until(lambda: self.selector.dispatch() or condition(), what)
+        wait_until(lambda: self.poller.dispatch() or condition(), what)
 
 
 def record(gateway: GatewayChild) -> list[Message]:
@@ -118,7 +118,7 @@ def opened(pool: Pool) -> Iterator[Pool]:
     """Close the pool at the end."""
     yield pool
     pool.remote.close()
-    pool.selector.close()
+    pool.poller.close()
 
 
 def test_a_gateway_that_answers_no_withdrawal_is_killed(pool) -> None:
@@ -358,15 +358,15 @@ def test_all_gateways_end_with_the_daemon(three) -> None:
 
 def test_a_port_that_is_taken_is_named_with_the_key_that_asks_for_it() -> None:
     """No process of the other gateways remains."""
-    selector = Selector()
+    poller = Poller()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoints = ["tcp://127.0.0.1:0", f"tcp://127.0.0.1:{taken.getsockname()[1]}"]
         served = {}, SlotPool(), str
-        remote = RemoteWorkers(selector, print, endpoints, None, RULES, WantedCount(0, ("", None)), *served)
+        remote = RemoteWorkers(poller, print, endpoints, None, RULES, WantedCount(0, ("", None)), *served)
         with pytest.raises(BatchdError, match=r"^daemon\.pool_gateways: tcp://127\.0\.0\.1:.* cannot be listened on"):
             remote.start()
     remote.close()
-    selector.close()
+    poller.close()
 
 
 def test_a_gateway_that_is_killed_while_the_daemon_starts_is_replaced(monkeypatch) -> None:
@@ -382,4 +382,4 @@ def test_a_gateway_that_is_killed_while_the_daemon_starts_is_replaced(monkeypatc
         assert pool.child().pid != first.pid
     finally:
         pool.remote.close()
-        pool.selector.close()
+        pool.poller.close()

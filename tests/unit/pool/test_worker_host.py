@@ -8,11 +8,10 @@ from hashlib import sha256
 import pytest
 
 from batchd.pool.messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
-from batchd.pool.worker_host import indexes, scratch, streams
+from batchd.pool.worker_host import indexes, scratch
 from batchd.pool.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
 from batchd.pool.worker_host.scratch import OrderMemory
-from batchd.pool.worker_host.streams import CacheBudget, OpenedStream, PathMap, StreamOpener
-from batchd.stream.cache_memory import CacheMemory, CacheSpec
+from batchd.pool.worker_host.streams import PathMap
 from batchd_wire.fields import Field, Rooms, Varying, place_fields
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -48,23 +47,6 @@ def test_the_whole_tree_may_be_elsewhere() -> None:
     """A container may have the host's files below a folder."""
     assert PathMap([("/", "/host")]).here("/data/x") == "/host/data/x"
     assert PathMap([("/host", "/")]).here(["/host/data", "/host"]) == ["/data", "/"]
-
-
-# --- caches ---------------------------------------------------------------------------------------
-
-
-def test_the_memory_that_is_left_is_not_read_in_each_round_of_the_loop(monkeypatch) -> None:
-    """The loop has a round for each order, and the kernel has that number in several files."""
-    readings = []
-    monkeypatch.setattr(streams, "available_bytes", lambda: readings.append(1) or 1 << 30)
-    cache = CacheMemory(CacheSpec("points", "key", 100, 1 << 20))
-    nothing = None, None, None, 0, []
-    opener, stream = StreamOpener(PathMap([]), CacheBudget()), OpenedStream(1, *nothing, cache, lacks_cache=False)
-    began_s = time.monotonic()
-    for _ in range(1_000):
-        opener.tick([stream])
-    assert 1 <= len(readings) <= 1 + (time.monotonic() - began_s) / streams.TICK_S
-    cache.close()
 
 
 # --- indexes --------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from batchd.daemon.doors import DaemonSide
 from batchd.daemon.local.sessions import LocalDoor
 from batchd.data.storage.access import Storage
 from batchd.runtime import slots as slot_memory
-from batchd.runtime.descriptors import Selector
 from batchd.runtime.limits import SessionLimits
+from batchd.runtime.poller import Poller
 from batchd.runtime.slots import MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS, BlankSlots, SlotPool
 from batchd.stream.rings import (
     OWN_DESCRIPTORS,
@@ -254,29 +254,29 @@ def test_a_limit_without_two_slots_for_each_stream_is_refused() -> None:
 
 def test_a_trainer_that_cannot_be_accepted_waits_and_does_not_keep_the_loop_awake(tmp_path: Path) -> None:
     """It is tried again with the next tick, and accepted when there are descriptors."""
-    selector = Selector()
+    poller = Poller()
     with ExitStack() as stack:
-        stack.callback(selector.close)
-        sessions = LocalDoor(DaemonSide(selector, print, SlotPool()), SessionLimits(4, 4))
+        stack.callback(poller.close)
+        sessions = LocalDoor(DaemonSide(poller, print, SlotPool()), SessionLimits(4, 4))
         stack.callback(sessions.close)
         sessions.bind(tmp_path / "l", tmp_path / "z")
         trainer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         with no_free_descriptors(), capture_logs() as lines:
             trainer.connect(str(tmp_path / "l"))
             for _ in range(3):
-                assert is_awake(selector)
-                selector.dispatch()
-                assert not is_awake(selector)
+                assert is_awake(poller)
+                poller.dispatch()
+                assert not is_awake(poller)
                 sessions.tick()
-        selector.dispatch()
+        poller.dispatch()
         assert len(sessions._by_number) == 1
         assert [line["event"] for line in lines] == ["cannot accept a trainer"]
 
 
-def is_awake(selector: Selector) -> bool:
+def is_awake(poller: Poller) -> bool:
     """Return whether the loop would run again at once."""
     poll = select.poll()
-    poll.register(selector.fileno(), select.POLLIN)
+    poll.register(poller.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from batchd.core.events import WorkerGone
 from batchd.runtime import children
-from batchd.runtime.descriptors import Selector
+from batchd.runtime.poller import Poller
 from batchd.worker import fork_server
 from batchd.worker.messages import TO_DAEMON_FROM_FORKSERVER, ForgetSlots, ForgetStream, Fork, NotForked, Quarantine
 from batchd.worker.supervisor import WorkerProcesses
@@ -60,9 +60,9 @@ class Workers:
     def __init__(self, monkeypatch, program):
         monkeypatch.setattr(children, "command", lambda _module, channel: [sys.executable, "-c", program, channel])
         self._others = children_of(os.getpid())
-        self.selector = Selector()
+        self.poller = Poller()
         self.events = []
-        self.workers = WorkerProcesses(self.selector, self.events.append)
+        self.workers = WorkerProcesses(self.poller, self.events.append)
 
     def fork_server(self):
         """Return the process id of the fork server."""
@@ -71,7 +71,7 @@ class Workers:
 
     def gone(self):
         def ends():
-            self.selector.dispatch()
+            self.poller.dispatch()
             return [
                 (event.worker, event.how.partition(":")[0]) for event in self.events if isinstance(event, WorkerGone)
             ]
@@ -82,14 +82,14 @@ class Workers:
         """Dispatch until it is known what became of the requested worker; no other is there."""
 
         def is_known():
-            self.selector.dispatch()
+            self.poller.dispatch()
             return self.workers.pids() != {1: 0}
 
         wait_until(is_known, "the fork server's answer has come")
 
     def close(self):
         self.workers.close(0.1)
-        self.selector.close()
+        self.poller.close()
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_worker_that_ends_with_its_fork_server_was_not_killed_for_memory(start
     """
     it = started(program)
     it.workers.spawn(1)
-    wait_until(lambda: it.selector.dispatch() or it.workers.pids()[1], "the worker is known")
+    wait_until(lambda: it.poller.dispatch() or it.workers.pids()[1], "the worker is known")
     counts = itertools.count(1 << 40)
     monkeypatch.setattr(it.workers._oom_kills, "_count", lambda: next(counts))
 
@@ -165,7 +165,7 @@ def test_requested_workers_are_accepted_when_all_descriptors_are_in_use(started,
     """The descriptors for the answer were reserved; the process has no other free one."""
     it = started(REAL)
     it.workers.spawn(1)
-    assert select.select([it.selector], [], [], PATIENCE_S)[0]
+    assert select.select([it.poller], [], [], PATIENCE_S)[0]
     descriptors_max(max(descriptors_of(os.getpid())) + 1)
     held = []
     with pytest.raises(OSError, match="Too many open files"):
@@ -182,7 +182,7 @@ def test_without_free_descriptors_workers_are_tried_again(started, descriptors_m
     """The lost answer is unknown, so all workers and the fork server are ended."""
     it = started(REAL)
     it.workers.spawn(1)
-    assert select.select([it.selector], [], [], PATIENCE_S)[0]
+    assert select.select([it.poller], [], [], PATIENCE_S)[0]
     descriptors_max(3)
     it.hear_the_answer()
     descriptors_max(1024)
@@ -207,7 +207,7 @@ def test_the_end_of_the_daemon_ends_a_stopped_fork_server(started):
     it.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    it.selector = Selector()  # for the fixture
+    it.poller = Poller()  # for the fixture
 
 
 def told_by(program, *arguments):
