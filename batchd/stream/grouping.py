@@ -20,7 +20,7 @@ from batchd.core.buckets import OverBudget, buckets_of
 from batchd.core.packs import Cuts, PackLimits, Packs
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import named_by_content
-from batchd.data.sources.scan import Extension
+from batchd.data.sources.scan import IndexExtension
 from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
 from batchd.stream.measuring import MeasureOptions, Size, measured
@@ -33,7 +33,7 @@ BALANCE_BUCKETS = 64
 """Buckets of packed rows by their cost: in each step, the most of 8 ranks is 3 % above the mean."""
 
 
-def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> Extension | None:
+def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> IndexExtension | None:
     """How the index of a stream is extended; None if no size of a sample counts."""
     config = plan.config
     if plan.pack is not None:
@@ -51,7 +51,7 @@ def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> Extension | None:
         made_of += [config.bucket and config.bucket.model_dump(mode="json"), _block(config)]
     if plan.pack is not None and plan.pack.method == "concat-split":
         made_of += [config.seed, config.is_shuffled]
-    return Extension(json.dumps(made_of, sort_keys=True), extend)
+    return IndexExtension(json.dumps(made_of, sort_keys=True), extend)
 
 
 def _block(config: StreamConfig) -> int:

@@ -26,7 +26,7 @@ from batchd.errors import SourceInvalid
 from batchd.runtime.children import PIPE, STDOUT, start_linked
 from batchd.stream.plan import StreamPlan
 from batchd.worker import messages as orders
-from batchd.worker.order_runner import DeathLimits, Order, OrderRunner, Work, WorkersEnd
+from batchd.worker.order_runner import DeathLimits, OrderProgress, OrderRunner, OrderToRun, WorkersEnd
 from batchd_wire.fields import ITEM_BYTES
 
 DEATHS_MAX = 8
@@ -103,7 +103,7 @@ class _Measuring:
         """Measure. Raises ``SourceInvalid``."""
         parts = range(0, len(self._samples), orders.SAMPLES_AT_ONCE)
         runs = [runs_of(self._samples[first : first + orders.SAMPLES_AT_ONCE]) for first in parts]
-        ordered = [Order(number, orders.MeasureSamples(number, part)) for number, part in enumerate(runs, 1)]
+        ordered = [OrderToRun(number, orders.MeasureSamples(number, part)) for number, part in enumerate(runs, 1)]
         with ExitStack() as opened:
             descriptor = self._index.to_memfd()
             opened.callback(os.close, descriptor)
@@ -118,7 +118,7 @@ class _Measuring:
             except WorkersEnd as how:
                 raise self._unmeasurable(self._last_line or f"its process ended with {how}") from None
 
-    def _heard(self, work: Work) -> None:
+    def _heard(self, work: OrderProgress) -> None:
         report = work.reports[-1]
         if isinstance(report, orders.SampleBad):
             self._bad = readable(f"{report.path}: {' '.join(report.reason.split())}".encode())

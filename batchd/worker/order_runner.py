@@ -48,7 +48,7 @@ class WorkersEnd(Exception):  # noqa: N818  what happens; each caller has its ow
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderToRun:
     """What one worker does in one go. ``number``: at least 1, as the worker's note has it.
 
     ``sample``: of the only row; ``rows``: an order for each row, if there are several.
@@ -57,14 +57,14 @@ class Order:
     number: int
     message: Message
     sample: int = 0
-    rows: Sequence["Order"] = ()
+    rows: Sequence["OrderToRun"] = ()
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class OrderProgress:
     """An order that a worker has, and what it has reported of it, the newest last."""
 
-    order: Order
+    order: OrderToRun
     reports: list[Message] = field(default_factory=list)
     samples_done: int = 0
     note: Note | None = None
@@ -104,7 +104,7 @@ class OrderRunner:
         self._numbers = count(1)
         self._living: set[int] = set()
         self._idle: set[int] = set()
-        self._busy: dict[int, Work] = {}
+        self._busy: dict[int, OrderProgress] = {}
         self._deaths: Counter[int] = Counter()
         self._deaths_without = 0
         self.killers: dict[int, str] = {}
@@ -116,7 +116,7 @@ class OrderRunner:
         return self._processes.decoders
 
     @property
-    def works(self) -> list[Work]:
+    def works(self) -> list[OrderProgress]:
         """The orders that workers have now."""
         return list(self._busy.values())
 
@@ -137,7 +137,10 @@ class OrderRunner:
         self._served = messages
 
     def run(
-        self, orders: Iterable[Order], heard: Callable[[Work], None], tick: Callable[[], None] = lambda: None
+        self,
+        orders: Iterable[OrderToRun],
+        heard: Callable[[OrderProgress], None],
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         """Carry out ``orders``. ``heard`` is called for each report, ``tick`` a few times a second.
 
@@ -172,8 +175,8 @@ class OrderRunner:
             self._processes.send(number, message, descriptor)
         self._processes.send_quarantined(number, STREAM, list(self.killers))
 
-    def _give(self, worker: int, order: Order) -> None:
-        self._busy[worker] = Work(order)
+    def _give(self, worker: int, order: OrderToRun) -> None:
+        self._busy[worker] = OrderProgress(order)
         self._processes.send(worker, order.message)
 
     def _wait(self) -> None:
@@ -184,7 +187,7 @@ class OrderRunner:
             if work.busy_for_s(self._processes.note(worker), now_s) > self._sample_timeout_s:
                 self._processes.kill(worker, "its sample takes too long")
 
-    def _reported(self, worker: int, report: Message) -> Work:
+    def _reported(self, worker: int, report: Message) -> OrderProgress:
         work = self._busy[worker]
         work.reports.append(report)
         if isinstance(report, ORDER_DONE):
@@ -192,7 +195,7 @@ class OrderRunner:
             self._idle.add(worker)
         return work
 
-    def _gone(self, gone: WorkerGone) -> Sequence[Order]:
+    def _gone(self, gone: WorkerGone) -> Sequence[OrderToRun]:
         """Count the death of a worker; the orders that have to be given again."""
         self._living.remove(gone.worker)
         if gone.note is None:

@@ -38,7 +38,7 @@ from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout
 from batchd.stream.served import ServedStream, open_stream
 from batchd.worker.messages import Chunk, ChunksFilled, DocumentMade, FillChunks, RowMade, UseSlot
-from batchd.worker.order_runner import STREAM, Order, OrderRunner, Work, WorkersEnd
+from batchd.worker.order_runner import STREAM, OrderProgress, OrderRunner, OrderToRun, WorkersEnd
 from batchd_wire.codec import Message
 from batchd_wire.fields import CHECKSUM, RAGGED, SlotLayout, Varying, sizes_field
 from batchd_wire.position import Position
@@ -341,7 +341,7 @@ class Replayer:
         """Fill these rows; ``planned``: the samples of all of them. Raises ``BatchdError``."""
         made: list[MadeRow] = []
 
-        def heard(work: Work) -> None:
+        def heard(work: OrderProgress) -> None:
             done = work.reports[-1]
             if isinstance(done, ChunksFilled):
                 if done.hopeless:
@@ -451,14 +451,14 @@ def share_at(stream: str, plan: Plan, position: Position, trainer: TrainerRank =
     return share
 
 
-def _orders(position: Position, rows: range, planned: Sequence[int]) -> Iterator[Order]:
+def _orders(position: Position, rows: range, planned: Sequence[int]) -> Iterator[OrderToRun]:
     """Orders of a few rows each. ``planned``: the sample of each row."""
     numbers = count(1)
 
-    def order(first: int, end: int) -> Order:
+    def order(first: int, end: int) -> OrderToRun:
         chunk = Chunk(next(numbers), SLOT, *position, [(rows[first], end - first)], [])
         single = [order(place, place + 1) for place in range(first, end)] if end - first > 1 else []
-        return Order(chunk.order, FillChunks(STREAM, [chunk], is_packed=False), planned[first], single)
+        return OrderToRun(chunk.order, FillChunks(STREAM, [chunk], is_packed=False), planned[first], single)
 
     for first in range(0, len(rows), CHUNK_ROWS):
         yield order(first, min(first + CHUNK_ROWS, len(rows)))

@@ -36,7 +36,7 @@ from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path
 from batchd.stream.plan import code_problems, plan_stream
 from batchd.worker.members import is_image, main_image
 from batchd.worker.messages import PrepareStream, SampleBad, ShardWritten, WriteShard
-from batchd.worker.order_runner import Order, OrderRunner, Work, WorkersEnd
+from batchd.worker.order_runner import OrderProgress, OrderRunner, OrderToRun, WorkersEnd
 from batchd_wire.wording import counted
 
 SEEN_MIN = 100
@@ -171,13 +171,13 @@ class _Run:
         missing = [shard for shard in self.shards if not self.folder.has(shard.name)]
         self.done = sum(shard.count for shard in self.shards) - sum(shard.count for shard in missing)
         try:
-            self.workers.run([Order(shard.order, shard) for shard in missing], self._heard, self._report)
+            self.workers.run([OrderToRun(shard.order, shard) for shard in missing], self._heard, self._report)
         except WorkersEnd as how:
             raise BatchdError(
                 f"the writing processes end before they write ({how}); what they say stands above"
             ) from None
 
-    def _heard(self, writing: Work) -> None:
+    def _heard(self, writing: OrderProgress) -> None:
         shard, last = self.shards[writing.order.number - 1], writing.reports[-1]
         if isinstance(last, SampleBad):
             self._check_bad(last, len(writing.reports), writing.samples_done)

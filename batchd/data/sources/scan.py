@@ -66,7 +66,7 @@ WORDS_BYTES_MAX = 200
 """Of the last line that a library wrote before it ended its process."""
 
 
-class Extension(NamedTuple):
+class IndexExtension(NamedTuple):
     """What a stream adds to the index of its source, and the ``key`` of it in the index cache.
 
     ``extend`` raises ``SourceInvalid``.
@@ -82,7 +82,7 @@ def scan_source(  # noqa: PLR0913, PLR0917  each is one thing that a scan needs
     cache: IndexCache,
     storage: Storage,
     python_path: Sequence[Path] = (),
-    extension: Extension | None = None,
+    extension: IndexExtension | None = None,
 ) -> SourceIndex:
     """Find all samples, or load an unchanged index. Raises ``SourceInvalid``."""
     storage.begin_scan()

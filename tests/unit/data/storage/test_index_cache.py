@@ -15,7 +15,7 @@ from batchd.data.sources.files.options import FolderSource, GlobSource, ListSour
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.kinds import source_to_plain
-from batchd.data.sources.scan import Extension, scan_source
+from batchd.data.sources.scan import IndexExtension, scan_source
 from batchd.data.sources.tokens.options import TokensSource
 from batchd.data.sources.webdataset.options import WebDatasetSource
 from batchd.data.storage import index_cache as cache_module
@@ -308,7 +308,7 @@ def test_what_a_stream_adds_to_an_index_is_kept_with_it(cache, scans, tmp_path):
             made.append(key)
             return SourceIndex.build(len(index), index.facts, {**index.arrays, "added": np.arange(2)}, index.place)
 
-        extension = None if key is None else Extension(key, extend)
+        extension = None if key is None else IndexExtension(key, extend)
         return scan_source(source, nothing, cache, Storage(), extension=extension)
 
     digests = [scanned(key).digest for key in ("a", "a", "b")]
