@@ -59,6 +59,8 @@ class Fill:
     """Rows at workers, by order."""
     doubted: list[tuple[Rows, int]] = field(default_factory=list)
     """Rows that only a local worker may fill, and the link that reported them bad, or 0."""
+    links: dict[int, int] = field(default_factory=dict)
+    """The orders that had doubted rows, and the link of ``doubted`` for each."""
     losses: int = 0
     """Orders that were lost with a remote worker."""
 
@@ -338,6 +340,7 @@ class Ring:
             whole, link = fill.doubted[0]
             rows, rest = whole[:rows_max], whole[rows_max:]
             fill.doubted[:1] = [(rest, link)] if rest else []
+            fill.links[order] = link
         else:
             number = fill.choose(share)
             whole, owner = fill.pending[number]
@@ -382,11 +385,17 @@ class Ring:
         return self._shares.get(slot.number, set())
 
     def put_back(self, slot: Slot, order: int, parts: list[Rows]) -> None:
-        """Have the rows of a failed order filled again, in these ``parts``, before any others."""
+        """Have the rows of a failed order filled again, in these ``parts``, before any others.
+
+        Doubted rows stay doubted: only a local worker decides about them.
+        """
         assert slot.fill is not None, f"slot {slot.number} is not being filled"
         whole = slot.fill.under_way.pop(order)
         assert sum(map(len, parts)) == len(whole), f"parts {parts} of {whole}"
-        slot.fill.pending[:0] = [Part(rows, ANY_SHARE) for rows in parts]
+        if order in slot.fill.links:
+            slot.fill.doubted[:0] = [(rows, slot.fill.links[order]) for rows in parts]
+        else:
+            slot.fill.pending[:0] = [Part(rows, ANY_SHARE) for rows in parts]
         self._sort_rows(slot)
 
     def doubt(self, slot: Slot, order: int, parts: list[Rows], link: int) -> None:

@@ -307,6 +307,35 @@ def test_what_a_worker_host_reports_bad_is_decided_by_a_local_worker() -> None:
     assert world.state.links.by_number[link].disagreements == 0
 
 
+@pytest.mark.parametrize("why", [{"from_outside": True}, {"out_of_memory": True}, {}], ids=str)
+def test_rows_that_are_to_be_decided_here_stay_here_if_their_worker_dies(why) -> None:
+    """No worker host gets them again, whatever ended the local worker that had them."""
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    order = world.workers[remote].orders[0]
+    row, sample = (order.position, order.rows[1]), world.samples(order)[1]
+    world.remote_fill(remote, bad=(sample,))
+    decided = 0
+    for _ in range(40):
+        world.pull(1)
+        world.now += 10.0
+        world.start_workers()
+        for number, worker in list(world.workers.items()):
+            if worker.link:
+                while worker.orders:
+                    assert row not in _rows(worker.orders[0])
+                    world.remote_fill(number)
+            elif worker.orders and row in _rows(worker.orders[0]):
+                decided += 1
+                world.kill(number, **why) if decided == 1 else world.fill(number, bad=(sample,))
+            elif worker.orders:
+                world.fill(number)
+    assert decided == 2
+    assert sample in world.state.streams[1].bad.listed
+
+
 def test_a_worker_host_that_finds_good_samples_bad_is_sent_away() -> None:
     world = pool_world()
     link = world.host_joins(1)
