@@ -6,6 +6,7 @@ tcp           a ROUTER socket for untrusted peers; keys: files with their keys
 slots         shared memory of slots; available, free_memory, sizes: how much there is
 limits        what one peer may have: sessions, handshakes, connections, log lines
 compiled      whether the extensions are those of the sources
+plain         records as JSON and msgpack carry them, and the way back
 mapped_files  unmaps what only loading libraries needed
 failpoints    named steps at which tests kill, stop or hang a process
 addresses, suggestions   what users write: addresses, "did you mean"

@@ -25,6 +25,7 @@ from batchd.data.storage.access import Storage
 from batchd.errors import ExitCode
 from batchd.runtime.available import RESERVE_BYTES
 from batchd.runtime.log_message import ChildLogged
+from batchd.stream.cache_memory import CacheSpec
 from batchd.stream.rings import plan_rings
 from batchd_wire.channel import ChannelClosed, receive_message
 from support.forked import Forked
@@ -115,7 +116,7 @@ def test_a_cache_counts_with_all_that_it_may_still_take(tmp_path, photos, has) -
     has(need_bytes)
     _messages, document = run(served.request())
     assert outcome(document) is ExitCode.FINE, document
-    (key,) = {stream["cache"]["key"] for stream in document["streams"].values()}
+    (key,) = {CacheSpec(*stream["cache"]).key for stream in document["streams"].values()}
     has(need_bytes - 1)
     _messages, document = run(served.request())
     assert outcome(document) is ExitCode.NOT_ENOUGH_MEMORY
