@@ -14,8 +14,8 @@ from batchd.cli.options import argument, completions
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client import errors
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status, asking
-from batchd_client.connection import first_line
 from batchd_client.lifeline import SessionLost
+from batchd_client.opening import first_line
 from batchd_client.session import Session
 from batchd_wire.runtime import ADDRESS_VARIABLE
 

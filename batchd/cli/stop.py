@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Stop the daemon of this host: it finishes work in progress, and ends.
 
-    Trainers wait for the next daemon, and continue where they were.
+    Trainers wait up to 4 hours for the next daemon, and continue where they were.
     """
     with running_daemon(address) as session:
         pid, found = ask_status(session).daemon.pid, session.address

@@ -45,6 +45,11 @@ def hold(configured: Path | None, *, is_private: bool = False) -> Iterator[Runti
         stack.callback(os.close, lock)
         _lock(names, lock)
         stack.callback(_clean_up, names, lock, is_private=is_private)
+        try:
+            if is_private:
+                names.one_script_path.touch()
+        except OSError as error:
+            raise unusable(names.path, error) from None
         yield names
 
 
@@ -85,6 +90,7 @@ def _clean_up(names: RuntimeDirectory, lock: int, *, is_private: bool) -> None:
     for path in (names.lifeline_path, names.zmq_path):
         path.unlink(missing_ok=True)
     if is_private:
+        names.one_script_path.unlink(missing_ok=True)
         names.lock_path.unlink(missing_ok=True)
         with suppress(OSError):  # not empty: another program's files stay
             names.path.rmdir()

@@ -22,16 +22,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 from weakref import WeakMethod, WeakValueDictionary
 
 import zmq
 
 from batchd_client import errors
-from batchd_client.hints import log_absence, log_return
+from batchd_client.hints import Absence
 from batchd_client.lifeline import DaemonBusy, SessionLost
-from batchd_client.opening import Target, open_session
+from batchd_client.opening import Target, open_session, reason_of
 from batchd_client.session import M, Session
 from batchd_wire.codec import Message
 from batchd_wire.record import frozen
@@ -92,7 +91,7 @@ class Connection:
         self._process = os.getpid()
         self._callbacks: list[WeakMethod[Callable[[], None]]] = []
         _connections[id(self)] = self
-        log_return(self.place.address)  # another connection may have missed it
+        Absence.returned(self.place.address)  # another connection may have missed it
 
     def run(self, operation: Callable[[Session], T]) -> T:
         """Run an operation on the session; repeat it on a new session if the daemon goes away.
@@ -228,17 +227,17 @@ class Connection:
         self._let_go(session)
         address = self.place.address
         since_s = self._lost_s = self._lost_s or time.monotonic()
-        missed = partial(log_absence, address, since_s, self.deadlines.reconnect_timeout_s)
+        limit_s = self.deadlines.reconnect_timeout_s
         try:
-            self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s, when_missed=missed)
+            with Absence(address, since_s, give_up, f"reconnect_timeout_s={limit_s:g}") as absence:
+                self._session = patiently_open(self._target, give_up, self.deadlines.connect_timeout_s, absence)
         except _WORTH_WAITING as error:
             raise errors.ReconnectTimeout(
-                f"the daemon at {address} went away and did not come back within "
-                f"{self.deadlines.reconnect_timeout_s:g} s; the last try ended with: {first_line(error)}"
+                f"the daemon at {address} went away and did not come back within {limit_s:g} s; the last try ended with: "
+                f"{reason_of(self.place, error)}"
             ) from error
         self.reconnects += 1
         self._lost_s = None
-        log_return(address)
         return self._session
 
     def _close(self, _: None) -> None:
@@ -255,20 +254,19 @@ def patiently_open(
     target: Target,
     give_up: float,
     attempt_s: float,
+    absence: Absence,
     may_pass: Callable[[Exception], bool] = lambda error: isinstance(error, _WORTH_WAITING),
-    when_missed: Callable[[], None] = lambda: None,
 ) -> Session:
     """Retry until a session opens or ``give_up`` (``time.monotonic``) is near.
 
-    Pauses grow, and are random. ``may_pass`` tells whether a retry may help after an error;
-    ``when_missed`` is called before each pause. Raises the error of the last try that ``give_up``
-    did not cut off.
+    Pauses grow, and are random. ``absence`` is logged meanwhile. ``may_pass`` tells whether a retry
+    may help after an error. Raises the error of the last try that ``give_up`` did not cut off.
     """
     began_s, pause = time.monotonic(), PAUSE_S
     reason: Exception | None = None
     while True:
         try:
-            return open_session(target, min(give_up, time.monotonic() + attempt_s))
+            session = open_session(target, min(give_up, time.monotonic() + attempt_s), absence.look)
         except (OSError, errors.BatchdClientError) as error:
             # A try that ``give_up`` cut off has the less helpful error, whatever it is over TCP.
             passes, now_s = may_pass(error), time.monotonic()
@@ -276,16 +274,15 @@ def patiently_open(
                 reason = error
             if not passes or now_s + pause >= give_up:
                 raise reason from reason.__cause__
+        else:
+            Absence.returned(target.place.address)
+            return session
         for found in _connections.valuerefs():
             if (connection := found()) is not None:
                 connection.drop_dead_session()
-        when_missed()
+        absence.reason = reason_of(target.place, reason)
+        absence.look()
         time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  so that a thousand trainers do not come back at once
         is_near = isinstance(target.place, RuntimeDirectory)
         longer = (time.monotonic() - began_s) / PAUSES_PER_WAIT if is_near else 2 * pause
         pause = min(max(PAUSE_S, longer), PAUSE_MAX_S)
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an error's message, to quote in another one."""
-    return (str(error) or type(error).__name__).partition("\n")[0]

@@ -13,7 +13,7 @@ from operator import index
 from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_connections, find_daemon, find_key, find_name
+from batchd_client.discovery import find_connections, find_daemon, find_key, find_name, find_reconnect_timeout
 from batchd_client.errors import BatchdClientError, NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
 from batchd_client.extensions import Extension
 from batchd_client.opening import Target
@@ -53,7 +53,7 @@ class Connecting(TypedDict, total=False):
     key: str | None
     connections: int | None
     connect_timeout_s: float
-    reconnect_timeout_s: float
+    reconnect_timeout_s: float | None
     batch_timeout_s: float
 
 
@@ -64,7 +64,7 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
     key: str | None = None,
     connections: int | None = None,
     connect_timeout_s: float = 10.0,
-    reconnect_timeout_s: float = 60.0,
+    reconnect_timeout_s: float | None = None,
     batch_timeout_s: float = 300.0,
     writable_slots: bool = False,
 ) -> "Daemon":
@@ -84,18 +84,18 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
     for it up to ``connect_timeout_s``. Without an address, this fails at once if no daemon answers.
 
     ``connect_timeout_s``: limit on connecting, and on every request. ``reconnect_timeout_s``: how
-    long a daemon may be away while loops wait. ``batch_timeout_s``: how long a running daemon may
-    take for one batch. All in seconds.
+    long a daemon may be away while loops wait; default: ``$BATCHD_RECONNECT_TIMEOUT``, else 4
+    hours, or 10 s for a daemon of `batchd.serve`. ``batch_timeout_s``: how long a running daemon
+    may take for one batch. All in seconds.
 
     ``writable_slots``: for adapters that register slots with a device that cannot read memory
     mapped read-only. Slots are then mapped writable, if the daemon's configuration allows it.
     Arrays stay read-only; never write into the mapping.
 
     Raises ``DaemonNotFound``, ``PermissionDenied``, ``DaemonFull``, ``ConnectTimeout``,
-    ``VersionMismatch``, ``AddressInvalid``, ``NameInvalid``, ``KeyInvalid``, ``ConnectionsInvalid``
-    or ``ProtocolError``.
+    ``VersionMismatch``, ``AddressInvalid``, ``NameInvalid``, ``KeyInvalid``,
+    ``ConnectionsInvalid``, ``TimeoutInvalid`` or ``ProtocolError``.
     """
-    deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, batch_timeout_s)
     count = find_connections(connections)
     sockets = Sockets(count)
     connection = None
@@ -103,7 +103,8 @@ def connect(  # noqa: PLR0913  options of a connection, each by name
         run, its_key = find_name(name, os.environ), find_key(key)
         target_at = partial(Target, sockets, run, key=its_key, connections=count, writable_slots=writable_slots)
         target, session = find_daemon(target_at, address, connect_timeout_s)
-        connection = Connection(target, session, deadlines)
+        reconnect_s = find_reconnect_timeout(reconnect_timeout_s, target.place)
+        connection = Connection(target, session, Deadlines(connect_timeout_s, reconnect_s, batch_timeout_s))
     finally:
         if connection is None:
             sockets.destroy()

@@ -5,7 +5,6 @@ runtime directory of ``batchd_wire.runtime.candidate_directories`` whose lifelin
 connection.
 """
 
-import grp
 import os
 import sys
 import time
@@ -14,18 +13,22 @@ from functools import partial
 from pathlib import Path
 
 from batchd_client import errors
-from batchd_client.connection import PAUSE_S, first_line, patiently_open
+from batchd_client.connection import PAUSE_S, patiently_open
+from batchd_client.hints import Absence
 from batchd_client.lifeline import DaemonBusy
-from batchd_client.opening import Place, Target
+from batchd_client.opening import Place, Target, first_line, reason_of
 from batchd_client.session import Session
 from batchd_wire import runtime
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, read_connection_key
 from batchd_wire.tcp import PARTS_MAX
 
 CONNECTIONS = 1
+RECONNECT_S = 4 * 3600.0
+"""Usual wait for a daemon that went away: its operator repairs it within a working day's half."""
+RECONNECT_TO_CHILD_S = 10.0
+"""The same for a daemon of one script, which nobody starts again."""
 NAME_CHARACTERS_MAX = 64
 """The daemon cuts longer names (``batchd.runtime.limits``)."""
-_ROOT = 0
 
 
 def find_daemon(
@@ -45,20 +48,22 @@ def find_daemon(
     ``DaemonNotFound``, ``PermissionDenied``, ``ConnectTimeout``, ``VersionMismatch`` or
     ``ProtocolError``.
     """
-    give_up = time.monotonic() + connect_timeout_s
+    began_s = time.monotonic()
+    give_up = began_s + connect_timeout_s
     reasons: list[str] = []  # not the errors, which would keep sockets alive
     is_denied = False
     places, is_named = _places(address, not_local)
     for place in places:
         try:
             target = target_at(place)
-            return target, patiently_open(
-                target, give_up, connect_timeout_s, partial(_may_pass, place, is_patient and is_named)
-            )
+            may_pass = partial(_may_pass, place, is_patient and is_named)
+            with Absence(place.address, began_s, give_up, f"connect_timeout_s={connect_timeout_s:g}") as absence:
+                return target, patiently_open(target, give_up, connect_timeout_s, absence, may_pass)
         except DaemonBusy as error:
             raise errors.ConnectTimeout(f"after {connect_timeout_s:g} s: {first_line(error)}") from error
         except OSError as error:
-            reasons.append(_reason(place, error))
+            where = place.address if isinstance(place, runtime.TcpAddress) else place.path
+            reasons.append(f"{where}: {reason_of(place, error)}")
             is_denied |= isinstance(error, PermissionError)
     waited_s = connect_timeout_s - (give_up - time.monotonic())
     waited = f" within {waited_s:.1f} s" if waited_s > PAUSE_S else ""
@@ -92,6 +97,26 @@ def find_connections(given: int | None) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= PARTS_MAX:
         raise errors.ConnectionsInvalid(f"{origin} is {text!r}, and has to be a number from 1 to {PARTS_MAX}")
     return int(text)
+
+
+def find_reconnect_timeout(given: float | None, place: Place) -> float:
+    """Seconds that loops wait for a daemon that went away: ``given``, or of the variable, or usual.
+
+    Raises ``TimeoutInvalid``.
+    """
+    origin, text = "connect(reconnect_timeout_s=)", str(given)
+    if given is None:
+        origin, text = f"${runtime.RECONNECT_VARIABLE}", os.environ.get(runtime.RECONNECT_VARIABLE) or ""
+    if not text:
+        is_of_one_script = isinstance(place, runtime.RuntimeDirectory) and place.one_script_path.exists()
+        return RECONNECT_TO_CHILD_S if is_of_one_script else RECONNECT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0.0:
+        raise errors.TimeoutInvalid(f"{origin} is {text!r}, and has to be a number of seconds, 0 or more")
+    return seconds
 
 
 def find_name(given: str | None, environment: Mapping[str, str]) -> str:
@@ -173,38 +198,3 @@ def _may_pass(place: Place, is_named: bool, error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) or (
         isinstance(error, ConnectionRefusedError) and place.lifeline_path.is_socket()
     )
-
-
-def _reason(place: Place, error: OSError) -> str:
-    if isinstance(place, runtime.TcpAddress):
-        return f"{place.address}: {first_line(error)}"
-    match error:
-        case PermissionError():
-            reason = f"permission denied{_group(place.path)}"
-        case ConnectionRefusedError() if not place.lifeline_path.is_socket():
-            reason = f"there is a {place.lifeline_path.name}, but it is no socket"
-        case ConnectionRefusedError():
-            reason = "there is a socket, but no process listens on it any more: the daemon has ended"
-        case FileNotFoundError() if place.path.is_dir():
-            reason = f"the directory exists, but has no {place.lifeline_path.name}: no daemon runs there"
-        case FileNotFoundError():
-            reason = "no such directory"
-        case _:
-            reason = first_line(error)
-    return f"{place.path}: {reason}"
-
-
-def _group(path: Path) -> str:
-    """Describe the directory's group, if visible. In a container its number may have no name."""
-    try:
-        number = path.stat().st_gid
-    except OSError:
-        return ""
-    if number == _ROOT:
-        return f" (its group is root, which is no group for trainers: chgrp GROUP {path})"
-    if number == runtime.unmapped_id("gid"):
-        return " (its group is one that is not mapped into this user namespace)"
-    try:
-        return f" (its group is {grp.getgrgid(number).gr_name!r}, gid {number})"
-    except KeyError:
-        return f" (its group has gid {number})"

@@ -13,7 +13,7 @@
     |   +-- DaemonFull           ThreadsExhausted
     +-- Misused                  the request is impossible: change the program or the configuration
     |   +-- AddressInvalid       NameInvalid           KeyInvalid            ConnectionsInvalid
-    |   +-- ForkedConnection      ReentrantCall         CopyRefused
+    |   +-- TimeoutInvalid       ForkedConnection      ReentrantCall         CopyRefused
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
     |   +-- TooFewBatches        RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
@@ -211,6 +211,13 @@ class ConnectionsInvalid(Misused):
     """Too many TCP connections requested.
 
     Leave ``connections=`` and ``BATCHD_CONNECTIONS`` out for one, or use a small number.
+    """
+
+
+class TimeoutInvalid(Misused):
+    """A time limit is no number of seconds.
+
+    Give 0 or more, as in ``connect(reconnect_timeout_s=600)`` or ``BATCHD_RECONNECT_TIMEOUT=600``.
     """
 
 

@@ -1,9 +1,13 @@
-"""Lines in the user's log, each once per program, or once per event. Runs in the trainer."""
+"""Lines in the user's log, each once per program, or once per event. Runs in the trainer.
+
+A program that has not set up logging gets what is a warning on standard error.
+"""
 
 import logging
 import os
 import time
 from functools import cache
+from typing import Self
 
 from batchd_wire.runtime import RuntimeDirectory, parse_address
 from batchd_wire.status import DaemonStatus
@@ -11,14 +15,13 @@ from batchd_wire.wording import counted
 
 ABSENCE_S = 2.0
 """A daemon that is away for less is not mentioned."""
+ABSENCE_AGAIN_S = 60.0
 
 _log = logging.getLogger("batchd_client")
-_away: dict[str, float] = {}
-"""Since when daemons are away whose absence has been logged, by address; ``time.monotonic``.
-
-All connections of the program share it, and any thread may use it: each line is written by the one
-that changes it, by one call.
-"""
+_away: dict[str, "Absence"] = {}
+"""Who logs each absence that has been logged, by the daemon's address: one for all connections."""
+_back_s: dict[str, float] = {}
+"""When daemons were back, by address; ``time.monotonic``."""
 
 
 @cache
@@ -27,19 +30,61 @@ def log_once(text: str, level: int = logging.INFO) -> None:
     _log.log(level, text)
 
 
-def log_absence(address: str, since_s: float, reconnect_timeout_s: float) -> None:
-    """Log that a daemon is away, once it has been for 2 s. Paired with ``log_return``."""
-    away_s = time.monotonic() - since_s
-    if away_s >= ABSENCE_S and address not in _away and _away.setdefault(address, since_s) is since_s:
-        text = "the daemon at %s has been away for %.0f s; waiting up to %g s for it"
-        _log.info(text, address, away_s, reconnect_timeout_s)
+class Absence:
+    """The wait for a daemon: logged after 2 s, then each minute, and when the daemon is back.
 
+    Connections that wait for the same daemon share the lines. A context manager for the wait.
+    """
 
-def log_return(address: str) -> None:
-    """Log that a daemon is back, if its absence was logged."""
-    since_s = _away.pop(address, None)
-    if since_s is not None:
-        _log.info("the daemon at %s is back after %.1f s", address, time.monotonic() - since_s)
+    def __init__(self, address: str, since_s: float, until_s: float, limit: str) -> None:
+        """Times are of ``time.monotonic``. ``limit``: the option that sets ``until_s``."""
+        self._address = address
+        self.since_s = since_s
+        self._until_s = until_s
+        self._limit = limit
+        self.due_s = since_s + ABSENCE_S
+        self.is_over = False
+        """True once this connection has stopped waiting."""
+        self.reason = "no answer yet"
+        """Result of the last try."""
+
+    def look(self) -> None:
+        """Log the absence if that is due; call it at least twice a second."""
+        now_s = time.monotonic()
+        speaker = _away.get(self._address, self)
+        if speaker is not self and not speaker.is_over:
+            return
+        self.since_s, self.due_s = speaker.since_s, speaker.due_s
+        if self.since_s < (back_s := _back_s.get(self._address, 0.0)):  # another connection found it first
+            self.since_s, self.due_s = back_s, back_s + ABSENCE_S
+        if now_s < self.due_s:
+            return
+        _away[self._address] = self
+        self.due_s = now_s + ABSENCE_AGAIN_S
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._until_s - now_s))
+        _log.warning(
+            "no daemon at %s for %.0f s: %s; waiting for it until %s (%s)",
+            self._address,
+            now_s - self.since_s,
+            self.reason,
+            until,
+            self._limit,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Leave the lines to other connections, and to the next wait."""
+        self.is_over = True
+
+    @staticmethod
+    def returned(address: str) -> None:
+        """Log that a daemon is back, if its absence was logged."""
+        absence = _away.pop(address, None)
+        if absence is not None:
+            _back_s[address] = now_s = time.monotonic()
+            _log.warning("the daemon at %s is back after %.0f s", address, now_s - absence.since_s)
 
 
 def shared_batches_hint(stream: str, ranks: int, batches: int, samples: int) -> str | None:

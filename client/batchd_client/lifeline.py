@@ -16,6 +16,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from weakref import finalize, ref
@@ -34,6 +35,8 @@ from batchd_wire.runtime import TcpAddress
 from batchd_wire.tcp import CONNECTING_OPTIONS, CURVE_BYTES, PIECE_BYTES, unpack_monitor_event
 
 SECRET_BYTES = 16
+LOOK_S = 0.5
+"""Interval at which a wait for the daemon's first answer is looked at, to report it."""
 PUT_OFF_STATUS = 500
 """Status of the daemon's authenticator if a retry may help (RFC 27)."""
 
@@ -104,7 +107,7 @@ class Lifeline:
                         f"on the lifeline: {type(message).__name__} with {len(descriptors)} descriptors"
                     )
 
-    def introduce(self, name: str, deadline: float) -> bytes:
+    def introduce(self, name: str, deadline: float, look: Callable[[], None] | None) -> bytes:
         """Send ``Hello`` and return the secret that opens the session.
 
         Raises ``DaemonBusy`` if a retry may help, ``ConnectTimeout`` for a silent daemon,
@@ -114,7 +117,10 @@ class Lifeline:
             # If the daemon has already refused us, its last message has the reason.
             with suppress(ChannelClosed):
                 send_message(self._socket, messages.Hello(PROTOCOL_VERSION, name, os.getpid()))
-            if not self.wait(deadline):
+            while not self.wait(min(deadline, time.monotonic() + LOOK_S)) and time.monotonic() < deadline:
+                if look is not None:
+                    look()
+            if not self.wait(0.0):
                 raise ConnectTimeout(f"{self.path} took the connection, but the daemon did not say a word")
             message, descriptors = receive_message(self._socket, messages.TO_TRAINER_LIFELINE)
         except ChannelClosed:
@@ -139,7 +145,14 @@ class Lifeline:
 
 
 def open_lifeline(  # noqa: PLR0913  facts of one session
-    path: Path, deadline: float, turn: Turn, *, name: str, writable_slots: bool, given: socket.socket | None
+    path: Path,
+    deadline: float,
+    look: Callable[[], None] | None,
+    turn: Turn,
+    *,
+    name: str,
+    writable_slots: bool,
+    given: socket.socket | None,
 ) -> tuple[Lifeline, bytes]:
     """Connect, or use the socket ``given`` by the daemon; return the lifeline and the secret.
 
@@ -154,7 +167,7 @@ def open_lifeline(  # noqa: PLR0913  facts of one session
     try:
         if given is None:
             connecting.connect(os.fspath(path))
-        secret = lifeline.introduce(name, deadline)
+        secret = lifeline.introduce(name, deadline, look)
         if writable_slots:
             send_message(connecting, messages.AskWritable())
     except BlockingIOError:

@@ -20,11 +20,14 @@ ends all retries, so it needs a second connection that agrees with the first; ev
 network may have caused is an ``OSError``.
 """
 
+import grp
 import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import zmq
@@ -36,7 +39,7 @@ from batchd_client.session import Session
 from batchd_client.sockets import Socket, Sockets
 from batchd_wire.codec import MESSAGE_BYTES_MAX
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey
-from batchd_wire.runtime import RuntimeDirectory, TcpAddress
+from batchd_wire.runtime import RuntimeDirectory, TcpAddress, unmapped_id
 
 RECONNECT_INTERVAL_MS = 20
 RECONNECT_INTERVAL_MAX_MS = 500
@@ -59,6 +62,7 @@ GREETING_BYTES = 64
 WELCOMED_BYTES = GREETING_BYTES + 170
 """Length of a greeting and a WELCOME command, including the two bytes that frame it."""
 _PART_BYTES = 4096
+_ROOT = 0
 
 Place = RuntimeDirectory | TcpAddress
 
@@ -81,22 +85,25 @@ class Target(NamedTuple):
     lifeline: socket.socket | None = None
 
 
-def open_session(target: Target, deadline: float) -> Session:
-    """Open a session before ``deadline`` (``time.monotonic``).
+def open_session(target: Target, deadline: float, look: Callable[[], None] | None = None) -> Session:
+    """Open a session before ``deadline`` (``time.monotonic``); ``look`` is called during waits.
 
     Raises ``DaemonBusy`` or ``OSError`` where a retry may help, and a ``BatchdClientError`` where
     none does.
     """
     target.sockets.close_all()
     if isinstance(target.place, TcpAddress):
-        return _open_remote(target, target.place, deadline)
-    return _open_local(target, target.place, deadline)
+        return _open_remote(target, target.place, deadline, look)
+    return _open_local(target, target.place, deadline, look)
 
 
-def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) -> Session:
+def _open_local(
+    target: Target, directory: RuntimeDirectory, deadline: float, look: Callable[[], None] | None
+) -> Session:
     lifeline, secret = open_lifeline(
         directory.lifeline_path,
         deadline,
+        look,
         target.sockets.turn,
         name=target.name,
         writable_slots=target.writable_slots,
@@ -112,21 +119,21 @@ def _open_local(target: Target, directory: RuntimeDirectory, deadline: float) ->
     with ExitStack() as on_failure:
         on_failure.callback(session.close)
         try:
-            session.open(secret, deadline)
+            session.open(secret, deadline, look)
         except SessionLost as lost:
             raise DaemonBusy(str(lost)) from None
         on_failure.pop_all()
     return session
 
 
-def _open_remote(target: Target, address: TcpAddress, deadline: float) -> Session:
+def _open_remote(target: Target, address: TcpAddress, deadline: float, look: Callable[[], None] | None) -> Session:
     dealer, link = _remote_connection(target, address)
     session = Session(dealer, link, address.endpoint)
     with ExitStack() as on_failure:
         on_failure.callback(session.close)
         try:
             dealer.connect(address.endpoint)
-            greeted = session.greet(target.name, deadline)
+            greeted = session.greet(target.name, deadline, look)
             for _ in range(target.connections - 1):
                 session.join(*_remote_connection(target, address), greeted.secret, deadline)
         except (SessionLost, ConnectTimeout, zmq.ZMQError) as failure:
@@ -286,3 +293,43 @@ def _pass_on(ours: socket.socket, daemon: socket.socket, deadline: float) -> _Cu
 
 def _left_s(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
+
+
+def reason_of(place: Place, error: Exception) -> str:
+    """Say why a try to reach the daemon at ``place`` failed, in one line."""
+    if isinstance(place, TcpAddress):
+        return first_line(error)
+    match error:
+        case PermissionError():
+            return f"permission denied{_group(place.path)}"
+        case ConnectionRefusedError() if not place.lifeline_path.is_socket():
+            return f"there is a {place.lifeline_path.name}, but it is no socket"
+        case ConnectionRefusedError():
+            return "there is a socket, but no process listens on it any more: the daemon has ended"
+        case FileNotFoundError() if place.path.is_dir():
+            return f"the directory exists, but has no {place.lifeline_path.name}: no daemon runs there"
+        case FileNotFoundError():
+            return "no such directory"
+        case _:
+            return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message, to quote in another one."""
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def _group(path: Path) -> str:
+    """Describe the directory's group, if visible. In a container its number may have no name."""
+    try:
+        number = path.stat().st_gid
+    except OSError:
+        return ""
+    if number == _ROOT:
+        return f" (its group is root, which is no group for trainers: chgrp GROUP {path})"
+    if number == unmapped_id("gid"):
+        return " (its group is one that is not mapped into this user namespace)"
+    try:
+        return f" (its group is {grp.getgrgid(number).gr_name!r}, gid {number})"
+    except KeyError:
+        return f" (its group has gid {number})"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from batchd_client.connection import Connection, Deadlines
-from batchd_client.discovery import find_daemon, find_name
+from batchd_client.discovery import find_daemon, find_name, find_reconnect_timeout
 from batchd_client.errors import (
     ConnectTimeout,
     NotCopyable,
@@ -76,7 +76,7 @@ def push(  # noqa: PLR0913  options of a connection, each by name
     address: str | None = None,
     *,
     connect_timeout_s: float = 10.0,
-    reconnect_timeout_s: float = 60.0,
+    reconnect_timeout_s: float | None = None,
     put_timeout_s: float = 300.0,
     name: str | None = None,
 ) -> "Producer":
@@ -84,17 +84,18 @@ def push(  # noqa: PLR0913  options of a connection, each by name
 
     ``address``: the daemon's runtime directory, as in ``ipc:///run/batchd``; default: as for
     ``connect``, which has ``name``, too. ``put_timeout_s``: how long ``put`` waits for room.
-    ``reconnect_timeout_s``: how long a daemon may be away meanwhile. All in seconds.
+    ``reconnect_timeout_s``: how long a daemon may be away meanwhile; default: as for ``connect``.
+    All in seconds.
 
     Raises ``StreamUnknown``, ``StreamNotLive``, ``PushNotLocal``, and what ``connect`` raises.
     """
-    deadlines = Deadlines(connect_timeout_s, reconnect_timeout_s, put_timeout_s)
     sockets = Sockets(1)
     connection = None
     try:
         target_at = partial(Target, sockets, find_name(name, os.environ))
         target, session = find_daemon(target_at, address, connect_timeout_s, not_local=PushNotLocal)
-        connection = Connection(target, session, deadlines)
+        reconnect_s = find_reconnect_timeout(reconnect_timeout_s, target.place)
+        connection = Connection(target, session, Deadlines(connect_timeout_s, reconnect_s, put_timeout_s))
     finally:
         if connection is None:
             sockets.destroy()

@@ -209,7 +209,7 @@ class StreamReader:
         """Make the next batch ready, or raise the reason."""
         connection, deadlines = self.connection, self.connection.deadlines
         self._began_s = time.monotonic()
-        self._reconnects_before = connection.reconnects
+        self._reconnects_before = reconnects = connection.reconnects
         self._has_waited = False
         self._pause_s = 0.0
         if len(self.subscription.lent) >= BATCHES_HELD_MAX and self.subscription.held >= BATCHES_HELD_MAX:
@@ -218,8 +218,9 @@ class StreamReader:
         give_up = self._began_s + deadlines.batch_timeout_s
         while not connection.run(self._attempt):
             # The daemon's absence has a deadline of its own.
-            if connection.reconnects != self._reconnects_before:
-                give_up = self._began_s + deadlines.batch_timeout_s + deadlines.reconnect_timeout_s
+            if connection.reconnects != reconnects:
+                reconnects = connection.reconnects
+                give_up = time.monotonic() + deadlines.batch_timeout_s
             seconds = give_up - time.monotonic()
             if seconds <= 0:
                 raise self._timeout()

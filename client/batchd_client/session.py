@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 import zmq
 
 from batchd_client.errors import ConnectTimeout, ProtocolError, error_for_code
-from batchd_client.lifeline import DaemonBusy, Lifeline, RemoteLink, SessionLost
+from batchd_client.lifeline import LOOK_S, DaemonBusy, Lifeline, RemoteLink, SessionLost
 from batchd_client.memory import Mailbox, SlotMemory
 from batchd_wire import PROTOCOL_VERSION, messages
 from batchd_wire.codec import MalformedMessage, Message
@@ -335,16 +335,15 @@ class Session:
                 self.check_link()
         return memory
 
-    def open(self, secret: bytes, deadline: float) -> None:
+    def open(self, secret: bytes, deadline: float, look: Callable[[], None] | None = None) -> None:
         """Tie the ZeroMQ connection to the lifeline: first exchange of a local session."""
-        self.daemon_version = self._exchange(
-            OPENING, messages.Open(PROTOCOL_VERSION, secret), messages.Opened, deadline
-        ).daemon
+        tie = messages.Open(PROTOCOL_VERSION, secret)
+        self.daemon_version = self._exchange(OPENING, tie, messages.Opened, deadline, look=look).daemon
 
-    def greet(self, name: str, deadline: float) -> messages.Greeted:
+    def greet(self, name: str, deadline: float, look: Callable[[], None] | None = None) -> messages.Greeted:
         """Begin a session over TCP, of the run called ``name``: its first exchange."""
         greet = messages.Greet(PROTOCOL_VERSION, name, os.getpid(), host_id())
-        greeted = self._exchange(OPENING, greet, messages.Greeted, deadline)
+        greeted = self._exchange(OPENING, greet, messages.Greeted, deadline, look=look)
         self.daemon_version = greeted.daemon
         return greeted
 
@@ -358,9 +357,17 @@ class Session:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _exchange(
-        self, number: int, message: Message, answer: type[M], deadline: float, over: zmq.Socket[bytes] | None = None
+    def _exchange(  # noqa: PLR0913  the facts of one exchange
+        self,
+        number: int,
+        message: Message,
+        answer: type[M],
+        deadline: float,
+        over: zmq.Socket[bytes] | None = None,
+        *,
+        look: Callable[[], None] | None = None,
     ) -> M:
+        """Send, and wait for the answer; ``look`` is called each half second meanwhile."""
         self._awaited = number
         self._answers.clear()
         sent = False
@@ -380,7 +387,9 @@ class Session:
                 )
             # before waiting, too: ZeroMQ's descriptors tell only what came after the last look
             self.check_link()
-            self.wait(min(seconds, WAIT_MAX_S))
+            self.wait(min(seconds, WAIT_MAX_S if look is None else LOOK_S))
+            if look is not None:
+                look()
             self.check_link()
         reply = _accepted(self._answers.pop())
         if not isinstance(reply, answer):

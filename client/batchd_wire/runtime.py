@@ -21,6 +21,7 @@ SYSTEM_DIRECTORY = Path("/run/batchd")
 ADDRESS_VARIABLE = "BATCHD_ADDRESS"
 CONNECTIONS_VARIABLE = "BATCHD_CONNECTIONS"
 NAME_VARIABLE = "BATCHD_NAME"
+RECONNECT_VARIABLE = "BATCHD_RECONNECT_TIMEOUT"
 PORTS = 1 << 16
 SOCKET_PATH_BYTES_MAX = 107
 """``sun_path`` of unix(7) holds 108 bytes with the closing zero."""
@@ -55,6 +56,11 @@ class RuntimeDirectory:
     def lock_path(self) -> Path:
         """The file that the living daemon holds locked."""
         return self.path / "lock"
+
+    @property
+    def one_script_path(self) -> Path:
+        """The file that marks a daemon of one script, which nobody starts again."""
+        return self.path / "of-one-script"
 
     @property
     def address(self) -> str:

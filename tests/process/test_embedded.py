@@ -16,6 +16,7 @@ import batchd_client
 from batchd.embedded import _address
 from batchd.errors import BatchdError
 from batchd.runtime.children import Child
+from batchd_client import discovery
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.expected import Expected
@@ -185,9 +186,10 @@ def test_ctrl_c_reaches_the_script_alone(script):
     assert process.stderr.read() == ""
 
 
-def test_a_killed_daemon_does_not_hang_the_script(config):
-    """The context exits normally when the daemon has already ended."""
-    with batchd.serve(config) as address, batchd_client.connect(address, reconnect_timeout_s=0.2) as connection:
+def test_a_killed_daemon_does_not_hang_the_script(config, monkeypatch):
+    """Nobody starts it again: the client waits seconds by default, not hours."""
+    monkeypatch.setattr(discovery, "RECONNECT_TO_CHILD_S", 0.2)
+    with batchd.serve(config) as address, batchd_client.connect(address) as connection:
         os.kill(connection.status()["daemon"]["pid"], signal.SIGKILL)
         with pytest.raises(batchd_client.errors.DaemonUnavailable):
             connection.stream("photos")

@@ -277,11 +277,11 @@ def test_connect_waits_for_a_daemon_that_restarts(tmp_path, left) -> None:
             pass
     tries = []
 
-    def note(target, deadline):
+    def note(target, *arguments):
         tries.append(target)
         if len(tries) == 2:
             fake.start()
-        return open_session(target, deadline)
+        return open_session(target, *arguments)
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(connection, "open_session", note)

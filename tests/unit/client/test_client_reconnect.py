@@ -1,6 +1,5 @@
 """The daemon disappears and returns: the loop only waits longer and gets each position once."""
 
-import logging
 import re
 import subprocess
 import sys
@@ -15,14 +14,24 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client import connection, hints
-from batchd_client.errors import BatchTimeout, DaemonNotFound, ReconnectTimeout, StreamChanged, VersionMismatch
+from batchd_client import connection, hints, lifeline
+from batchd_client.errors import (
+    BatchTimeout,
+    ConnectTimeout,
+    DaemonNotFound,
+    ReconnectTimeout,
+    StreamChanged,
+    TimeoutInvalid,
+    VersionMismatch,
+)
 from batchd_wire.channel import send_message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import AskStatus, Hello, Open, Pull, Refused, Subscribe
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
 from support.waiting import PATIENCE_S, wait_until
+
+ENDED = "there is a socket, but no process listens on it any more: the daemon has ended"
 
 
 @pytest.fixture
@@ -97,15 +106,14 @@ def test_stream_waits_for_a_daemon_that_returns_late(fake, daemon) -> None:
 
 def absences(caplog) -> list[str]:
     """The log lines about an absent daemon, without times."""
-    lines = [record.getMessage() for record in caplog.records if record.name == "batchd_client"]
-    return [re.sub(r"[0-9.]+ s", "N s", line) for line in lines if "the daemon at" in line]
+    lines = [record for record in caplog.records if "daemon at" in record.getMessage()]
+    assert {record.levelname for record in lines} <= {"WARNING"}
+    return [re.sub(r"[0-9.]+ s|[0-9]+:[0-9:]+", "N", record.getMessage()) for record in lines]
 
 
 @pytest.mark.parametrize("mentioned", [True, False])
 def test_an_absence_logs_one_line_and_the_return_another(tmp_path, caplog, monkeypatch, mentioned) -> None:
     """The line covers all streams and connections of the program; a short absence logs nothing."""
-    caplog.set_level(logging.INFO, "batchd_client")
-    monkeypatch.setattr(hints, "ABSENCE_S", 0.0 if mentioned else 3600.0)
     with (
         FakeDaemon(tmp_path / "run", FakeStream(slots=32)) as fake,  # enough for three loops
         batchd_client.connect(fake.address, reconnect_timeout_s=20, batch_timeout_s=20) as daemon,
@@ -114,6 +122,7 @@ def test_an_absence_logs_one_line_and_the_return_another(tmp_path, caplog, monke
         loops = [iter(one.stream("photos")) for one in (daemon, daemon, other)]
         for batches in loops:
             next(batches)
+        monkeypatch.setattr(hints, "ABSENCE_S", 0.05 if mentioned else 3600.0)
         fake.kill()
         timer = threading.Timer(0.3, fake.start)
         timer.start()
@@ -121,16 +130,15 @@ def test_an_absence_logs_one_line_and_the_return_another(tmp_path, caplog, monke
             assert list(threads.map(steps_of, loops)) == [[1, 2, 3, 4]] * 3
         timer.join()
 
-    away = f"the daemon at {fake.address}"
-    lines = [f"{away} has been away for N s; waiting up to N s for it", f"{away} is back after N s"]
+    lines = [f"no daemon at {fake.address} for N: {ENDED}; waiting for it until N (reconnect_timeout_s=20)"]
+    lines += [f"the daemon at {fake.address} is back after N"]
     assert absences(caplog) == (lines if mentioned else [])
 
 
 def test_an_absence_ends_with_a_new_connection_too(fake, caplog, monkeypatch) -> None:
     """A program may abandon the old connection; its repeated attempts log no further line."""
-    caplog.set_level(logging.INFO, "batchd_client")
-    monkeypatch.setattr(hints, "ABSENCE_S", 0.0)
     with batchd_client.connect(fake.address, reconnect_timeout_s=0.1) as daemon:
+        monkeypatch.setattr(hints, "ABSENCE_S", 0.0)
         fake.kill()
         for _attempt in range(2):
             with pytest.raises(ReconnectTimeout):
@@ -138,10 +146,59 @@ def test_an_absence_ends_with_a_new_connection_too(fake, caplog, monkeypatch) ->
     fake.start()
     batchd_client.connect(fake.address).close()
 
-    assert [line.partition(" s")[0].rpartition(" ")[0] for line in absences(caplog)] == [
-        f"the daemon at {fake.address} has been away for",
-        f"the daemon at {fake.address} is back after",
+    assert absences(caplog) == [
+        f"no daemon at {fake.address} for N: {ENDED}; waiting for it until N (reconnect_timeout_s=0.1)",
+        f"the daemon at {fake.address} is back after N",
     ]
+
+
+def test_a_long_absence_is_logged_again_with_the_result_of_the_last_try(fake, caplog, monkeypatch) -> None:
+    """Not at each try: a trainer may wait for hours."""
+    monkeypatch.setattr(hints, "ABSENCE_S", 0.0)
+    monkeypatch.setattr(hints, "ABSENCE_AGAIN_S", 0.3)
+    with batchd_client.connect(fake.address, reconnect_timeout_s=1.0) as daemon:
+        caplog.clear()
+        fake.kill()
+        fake.runtime.lifeline_path.unlink()
+        with pytest.raises(ReconnectTimeout, match=r"has no lifeline\.sock: no daemon runs there"):
+            daemon.status()
+
+    assert 3 <= len(absences(caplog)) <= 4
+    assert all("has no lifeline.sock" in line for line in absences(caplog)[1:])
+
+
+def test_a_daemon_that_does_not_answer_is_logged_during_the_try(fake, caplog, monkeypatch) -> None:
+    """It took the connection and is stopped; a try lasts as long as the whole wait."""
+    monkeypatch.setattr(hints, "ABSENCE_S", 0.1)
+    monkeypatch.setattr(lifeline, "LOOK_S", 0.05)
+    fake.answer = lambda _session, message: isinstance(message, Hello)
+
+    with pytest.raises(ConnectTimeout):
+        batchd_client.connect(fake.address, connect_timeout_s=0.5)
+
+    waiting = f"no daemon at {fake.address} for N: no answer yet; waiting for it until N (connect_timeout_s=0.5)"
+    assert absences(caplog) == [waiting]
+
+
+def test_the_wait_for_a_daemon_is_of_the_caller_the_environment_or_the_kind_of_daemon(fake, monkeypatch) -> None:
+    """Hours by default; a daemon of one script does not come back."""
+
+    def limit_s(given=None) -> float:
+        with batchd_client.connect(fake.address, reconnect_timeout_s=given) as daemon:
+            return daemon._connection.deadlines.reconnect_timeout_s
+
+    assert limit_s() == 4 * 3600
+    fake.runtime.one_script_path.touch()
+    assert limit_s() == 10
+    monkeypatch.setenv("BATCHD_RECONNECT_TIMEOUT", "90.5")
+    assert limit_s() == 90.5
+    assert limit_s(7) == 7
+    for wrong in ("soon", "-1", "nan"):
+        monkeypatch.setenv("BATCHD_RECONNECT_TIMEOUT", wrong)
+        with pytest.raises(TimeoutInvalid, match=rf"\$BATCHD_RECONNECT_TIMEOUT is '{wrong}', and has to be a number"):
+            limit_s()
+    with pytest.raises(TimeoutInvalid, match=r"connect\(reconnect_timeout_s=\) is '-2'"):
+        limit_s(-2)
 
 
 def test_held_batches_stay_readable_and_are_not_returned_to_the_new_daemon(fake, daemon) -> None:
