@@ -28,10 +28,14 @@ class OptionsInvalid(ValueError):  # noqa: N818  names what is wrong
 
 
 class Checks:
-    """The problems that a series of checks has found so far."""
+    """The problems that a series of checks has found so far.
 
-    def __init__(self) -> None:
-        self._found: dict[KeyPath, str] = {}
+    ``is_partial``: the table lacks its wrong keys, so a check that needs one of them is left out.
+    """
+
+    def __init__(self, *, is_partial: bool = False) -> None:
+        self._is_partial = is_partial
+        self.found: dict[KeyPath, str] = {}
 
     @contextmanager
     def at(self, *key: str | int) -> Iterator[None]:
@@ -43,15 +47,18 @@ class Checks:
                 self.say(text, *key, *inner)
         except ValueError as error:
             self.say(str(error), *key)
+        except AttributeError:
+            if not self._is_partial:
+                raise
 
     def say(self, text: str, *key: str | int) -> None:
         """Note a problem of this key."""
-        self._found[key] = f"{self._found[key]}; {text}" if key in self._found else text
+        self.found[key] = f"{self.found[key]}; {text}" if key in self.found else text
 
     def done(self) -> None:
         """Raise ``OptionsInvalid`` with all that was found, if anything was."""
-        if self._found:
-            raise OptionsInvalid(list(self._found.items()))
+        if self.found:
+            raise OptionsInvalid(list(self.found.items()))
 
 
 @frozen

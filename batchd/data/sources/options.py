@@ -76,6 +76,19 @@ class SourceOptions:
         """True if its samples are on a server; of a source with parts, ask these."""
         return any(isinstance(getattr(self, field.name), Url) for field in fields(self))
 
+    def __post_init__(self) -> None:
+        self.checked().done()
+
+    def checked(self, *, is_partial: bool = False) -> Checks:
+        """The problems of the options; ``is_partial``: required ones that are wrong are not set."""
+        checks = Checks(is_partial=is_partial)
+        with checks.at():
+            self._check(checks)
+        return checks
+
+    def _check(self, checks: Checks) -> None:
+        """Note all problems of the options; a kind that raises the first has ``__post_init__``."""
+
     def settle_paths(self) -> None:
         """Check all paths, and make ``Url`` of URLs; each source does. Raises ``ValueError``."""
         for field in fields(self):
@@ -146,14 +159,13 @@ class ShardOptions(DeclaredOptions, PatternOptions):
     root: Path
     shards: tuple[str, ...]
 
-    def check_shards(self, *key: str) -> Checks:
+    def check_shards(self, checks: Checks, *key: str) -> None:
         """Check the paths, whose problems are of the ``key``, and that there are shards."""
-        checks = Checks()
         with checks.at(*key):
             self.settle_paths()
-        if not self.shards or not all(self.shards):
-            checks.say("shards must not be empty", "shards")
-        return checks
+        with checks.at("shards"):
+            if not self.shards or not all(self.shards):
+                raise ValueError("shards must not be empty")
 
 
 class FilesOptions(PatternOptions):

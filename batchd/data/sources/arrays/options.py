@@ -117,8 +117,7 @@ class RawSource(FilesOptions):
     byte_order: Literal["little", "big"] = "little"
     """Whether the "little" or the "big" end of a number is its first byte in the file."""
 
-    def __post_init__(self) -> None:
-        checks = Checks()
+    def _check(self, checks: Checks) -> None:
         with checks.at():
             self.settle_paths()
             self.check_files()
@@ -130,7 +129,6 @@ class RawSource(FilesOptions):
                 checks.say(text, "record", column.name)
         if self.offset < 0:
             checks.say(f"offset must not be negative: {self.offset}", "offset")
-        checks.done()
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -52,9 +52,7 @@ class FunctionOptions(DeclaredOptions):
         """The arguments that the function is called with."""
         return CallArguments(options=self.options, offered=self.offered)
 
-    def check(self) -> Checks:
-        """Check what both kinds have in common: a function, fields with types, and options."""
-        checks = Checks()
+    def _check(self, checks: Checks) -> None:
         with checks.at("function"):
             parse_function(self.function)
         if not self.fields:
@@ -63,7 +61,8 @@ class FunctionOptions(DeclaredOptions):
         check_types(checks, "fields", self.fields or {})
         with checks.at("options"):
             check_options(self.options)
-        return checks
+        if self.offered and self.offered in self.options:
+            checks.say(f"options cannot have {self.offered}: each instance gets its own", "options", self.offered)
 
 
 @options
@@ -96,9 +95,6 @@ class PythonSource(FunctionOptions):
     length_timeout_s: Annotated[float, Range(0.1, LENGTH_TIMEOUT_MAX_S)] = 600.0
     """Maximum time to make the object once and to ask for its length when the daemon starts, in
     seconds."""
-
-    def __post_init__(self) -> None:
-        self.check().done()
 
 
 @options
@@ -141,12 +137,6 @@ class GeneratorSource(FunctionOptions):
     yields: Literal["sample", "batch"] = "sample"
     """Value of each `yield`: a sample, or a batch of any length, whose arrays have one more
     dimension in front, as Keras's generators do; batches are taken apart."""
-
-    def __post_init__(self) -> None:
-        checks = self.check()
-        if "rng" in self.options:
-            checks.say("options cannot have rng: each instance gets its own", "options", "rng")
-        checks.done()
 
     @property
     def unread(self) -> str:

@@ -92,8 +92,7 @@ class MixSource(SourceOptions):
     """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it
     out."""
 
-    def __post_init__(self) -> None:
-        checks = Checks()
+    def _check(self, checks: Checks) -> None:
         with checks.at():
             _check_parts(self.sources)
         if isinstance(self.weights, dict):
@@ -111,7 +110,6 @@ class MixSource(SourceOptions):
             )
         if self.samples is not None and not 1 <= self.samples <= NUMBER_MAX:
             checks.say("samples must be 1 or more", "samples")
-        checks.done()
 
     def _check_weights(self, checks: Checks, weights: tuple[float, ...], *key: str) -> None:
         """Check the weights, or with ``key`` those of a moment, when sources may be out of use."""

@@ -66,8 +66,7 @@ class CsvSource(DeclaredOptions, FilesOptions):
     """The names of the classes, if the cells of the field `label` are such names: each becomes its
     number, from 0. A cell with another text is a bad sample."""
 
-    def __post_init__(self) -> None:
-        checks = Checks()
+    def _check(self, checks: Checks) -> None:
         with checks.at():
             self.settle_paths()
             self.check_files()
@@ -93,4 +92,3 @@ class CsvSource(DeclaredOptions, FilesOptions):
                 checks.say(f"classes has {twice!r} twice" if twice else "classes has an empty name", "classes")
             if not re.fullmatch("u?int[0-9]+", self.fields.get(LABEL, "")):
                 checks.say('classes needs a whole number that they become: fields = { label = "int64" }', "classes")
-        checks.done()

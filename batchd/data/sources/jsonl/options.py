@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.samples.checks import Example
+from batchd.data.samples.checks import Checks, Example
 from batchd.data.samples.columns import Column, Default, check_declared, check_defaults, check_names
 from batchd.data.sources.options import ShardOptions
 from batchd_wire.record import options
@@ -53,8 +53,8 @@ class JsonlSource(ShardOptions):
     """The folder or URL that the paths of images are relative to; when not set, the folder of the
     file that names them."""
 
-    def __post_init__(self) -> None:
-        checks = self.check_shards()
+    def _check(self, checks: Checks) -> None:
+        self.check_shards(checks)
         check_names(checks, self.fields, self.names, defaults=self.defaults)
         columns = check_declared(checks, self.fields, with_shapes=True)
         check_defaults(checks, [column for column in columns if column.kind != "encoded"], self.defaults)
@@ -64,7 +64,6 @@ class JsonlSource(ShardOptions):
                 text = f"defaults: {column.name} is an image, so its default is the path of an image file"
                 checks.say(text, "defaults", column.name)
         self.check_joined(checks)
-        checks.done()
 
     @property
     def images(self) -> tuple[Column, ...]:

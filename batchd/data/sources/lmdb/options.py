@@ -51,15 +51,13 @@ class LmdbSource(DeclaredOptions):
     """Content of a record: "bytes", one field, whose numbers are little-endian; "text", the
     same, but a number is written in digits; "msgpack", a map of all fields."""
 
-    def __post_init__(self) -> None:
-        checks = Checks()
+    def _check(self, checks: Checks) -> None:
         with checks.at("path"):
             check_path("path", self.path, NO_URL)
         columns = check_declared(checks, self.fields)
         check_names(checks, self.fields, self.names)
         with checks.at():
             self._check_records(columns)
-        checks.done()
 
     def _check_records(self, columns: tuple[Column, ...]) -> None:
         if self.key.count(SAMPLE_MARK) != 1 or self.key.count(FIELD_MARK) > 1:

@@ -4,7 +4,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.samples.checks import Example
+from batchd.data.samples.checks import Checks, Example
 from batchd.data.samples.columns import check_declared, check_names
 from batchd.data.sources.options import ShardOptions
 from batchd_wire.record import options
@@ -48,11 +48,10 @@ class ParquetSource(ShardOptions):
     """Whether links may lead out of the root, and files may name images outside of it, by
     absolute paths, `..` or links."""
 
-    def __post_init__(self) -> None:
-        checks = self.check_shards("root")
+    def _check(self, checks: Checks) -> None:
+        self.check_shards(checks, "root")
         check_declared(checks, self.fields)
         check_names(checks, self.fields, self.names)
         self.check_joined(checks)
         if self.cache_bytes < 1:
             checks.say(f"cache_bytes must be 1 or more, not {self.cache_bytes}", "cache_bytes")
-        checks.done()

@@ -43,19 +43,18 @@ class PushSource(DeclaredOptions):
     "drop_oldest" drops the oldest waiting sample, "drop_newest" drops the new one. Dropped samples
     are counted."""
 
-    def __post_init__(self) -> None:
-        checks = Checks()
-        if not 1 <= len(self.fields) <= FIELDS_MAX:
-            checks.say(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}", "fields")
-        check_types(checks, "fields", self.fields)
+    def _check(self, checks: Checks) -> None:
+        with checks.at("fields"):
+            if not 1 <= len(self.fields) <= FIELDS_MAX:
+                raise ValueError(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}")
+            check_types(checks, "fields", self.fields)
         if not 1 <= self.capacity <= CAPACITY_MAX:
             checks.say(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}", "capacity")
         with checks.at("sample_bytes_max"):
             if not 1 <= parse_bytes(self.sample_bytes_max) <= MAILBOX_BYTES_MAX:
                 raise ValueError(f"sample_bytes_max must be from 1 byte to 1TiB, not {self.sample_bytes_max}")
-        checks.done()
-        if self.mailbox_bytes > MAILBOX_BYTES_MAX:
-            raise ValueError(f"{self.capacity} places of {self.layout.place_bytes} bytes are more than 1TiB")
+        if not checks.found and self.mailbox_bytes > MAILBOX_BYTES_MAX:
+            checks.say(f"{self.capacity} places of {self.layout.place_bytes} bytes are more than 1TiB")
 
     @property
     def unread(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from batchd.data.samples.checks import Example
+from batchd.data.samples.checks import Checks, Example
 from batchd.data.samples.columns import Default, check_defaults, check_names, check_types
 from batchd.data.sources.options import ShardOptions
 from batchd_wire.record import options
@@ -52,8 +52,8 @@ class TFRecordSource(ShardOptions):
     """Whether records are SequenceExamples, so that a field may be a feature list: "int64[?]" of
     one number in each step, "float32[?,8]" of eight."""
 
-    def __post_init__(self) -> None:
-        checks = self.check_shards()
+    def _check(self, checks: Checks) -> None:
+        self.check_shards(checks)
         if not self.fields:
             text = 'fields must say what a sample consists of, as in fields = { image = "image", label = "int64" }'
             checks.say(text, "fields")
@@ -65,4 +65,3 @@ class TFRecordSource(ShardOptions):
                 text = f'{column.name} = "{column.text}": one length may be ?, as a feature is a row of values'
                 checks.say(text, "fields", column.name)
         check_defaults(checks, rows, self.defaults)
-        checks.done()

@@ -58,8 +58,7 @@ class TokensSource(FilesOptions):
     field: str = "tokens"
     """Name of the tokens in a batch."""
 
-    def __post_init__(self) -> None:
-        checks = Checks()
+    def _check(self, checks: Checks) -> None:
         with checks.at():
             self.settle_paths()
             self.check_files()
@@ -77,7 +76,6 @@ class TokensSource(FilesOptions):
             checks.say(f"overlap must be 0 or more, and less than length, not {self.overlap}", "overlap")
         if self.offset < 0 or (self.offset and self.format == "megatron"):
             checks.say("offset is 0 or more, and counts only for flat files", "offset")
-        checks.done()
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -200,8 +200,8 @@ class WebDatasetSource(ShardOptions):
     as UTF-8 and zeros; 0 leaves the field out. With `fields` it is the name that all members of a
     sample have in common. `batchd_client.text(batch["path"])` gives strings."""
 
-    def __post_init__(self) -> None:
-        checks = self.check_shards()
+    def _check(self, checks: Checks) -> None:
+        self.check_shards(checks)
         with checks.at("path_bytes"):
             check_path_bytes(self.path_bytes)
         if not self.image or not all(self.image):
@@ -212,7 +212,6 @@ class WebDatasetSource(ShardOptions):
             self._check_fields(checks, self.fields)
         elif self.names or self.defaults:
             checks.say('names and defaults are of fields; say these too, as in fields = { image = "image" }')
-        checks.done()
 
     def _check_fields(self, checks: Checks, fields: dict[str, str]) -> None:
         if (self.image, self.label) != (IMAGE_ENDINGS, LABEL_ENDING):
