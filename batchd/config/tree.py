@@ -590,47 +590,57 @@ class StreamConfig(_Branch):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        """Refuse options that do not fit the source, and options without effect."""
-        checks = Checks()
-        if self.source.is_live and self.shuffle and "shuffle" in self.model_fields_set:
-            given = self.shuffle.text if isinstance(self.shuffle, BlockShuffle) else "true"
-            checks.say(
-                f'samples of type "{self.source.type}" come in their own order, so shuffle = {given} cannot be done; leave it '
-                "out, and have them made in random order",
-                "shuffle",
-            )
-        grouping = "bucket" if self.bucket is not None else '"pack"' if pack_of(self.pipeline) is not None else ""
-        if self.weights is not None and (self.source.is_live or grouping):
-            why = f"{grouping} needs each sample once" if grouping else "live samples come in their own order"
-            instead = " (a mix of sources can have fixed weights)" if grouping else ""
-            checks.say(f"{why}, so none can be drawn by weight; leave weights out{instead}", "weights")
-        if isinstance(self.source, MixSource) and self.source.changes:
-            self._check_changing_mix(checks, grouping)
-        if self.source.is_live and self.digest:
-            checks.say(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest', "digest")
-        if self.journal is not None and not isinstance(self.source, PushSource):
-            checks.say(
-                f'samples of type "{self.source.type}" need no journal: only those of "push" have one', "journal"
-            )
-        self._check_pack(checks)
-        self._check_buckets(checks)
-        if isinstance(self.source, PushSource):
-            self._check_push(checks, self.source)
-        elif "max_skew" in self.model_fields_set and self.lag != "lockstep":
-            checks.say('max_skew counts only with lag = "lockstep"', "max_skew")
-        self._check_cache(checks)
-        checks.done()
+        self.checked().done()
         return self
 
-    def _check_changing_mix(self, checks: Checks, grouping: str) -> None:
+    def checked(self, *, is_partial: bool = False) -> Checks:
+        """The problems between the options; ``is_partial``: those that are wrong are not set."""
+        checks = Checks(is_partial=is_partial)
+        rules = self._check_source, self._check_pack, self._check_buckets, self._check_push, self._check_cache
+        for rule in rules:
+            with checks.at():
+                rule(checks)
+        return checks
+
+    def _check_source(self, checks: Checks) -> None:
+        """Refuse options that do not fit the source."""
+        with checks.at("shuffle"):
+            if "shuffle" in self.model_fields_set and self.shuffle and self.source.is_live:
+                given = self.shuffle.text if isinstance(self.shuffle, BlockShuffle) else "true"
+                raise ValueError(
+                    f'samples of type "{self.source.type}" come in their own order, so shuffle = {given} cannot be done; '
+                    "leave it out, and have them made in random order"
+                )
+        with checks.at("weights"):
+            grouping = self._grouping
+            if self.weights is not None and (grouping or self.source.is_live):
+                why = f"{grouping} needs each sample once" if grouping else "live samples come in their own order"
+                instead = " (a mix of sources can have fixed weights)" if grouping else ""
+                raise ValueError(f"{why}, so none can be drawn by weight; leave weights out{instead}")
+        with checks.at():
+            if isinstance(self.source, MixSource) and self.source.changes:
+                self._check_changing_mix(checks)
+        with checks.at("digest"):
+            if self.digest and self.source.is_live:
+                raise ValueError(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest')
+        with checks.at("journal"):
+            if self.journal is not None and not isinstance(self.source, PushSource):
+                raise ValueError(f'samples of type "{self.source.type}" need no journal: only those of "push" have one')
+
+    @property
+    def _grouping(self) -> str:
+        """The key or step that orders samples by their sizes; "" for none."""
+        return "bucket" if self.bucket is not None else '"pack"' if pack_of(self.pipeline) is not None else ""
+
+    def _check_changing_mix(self, checks: Checks) -> None:
         """Refuse what puts samples of a changing mix into another order."""
         text = "has the order of its own rows, as its weights change with them"
         if self.weights is not None:
             checks.say(f"a mix whose weights change {text}; leave weights of the stream out", "weights")
         if isinstance(self.shuffle, BlockShuffle):
             checks.say(f"a mix whose weights change {text}; use shuffle = true", "shuffle")
-        if grouping:
-            text = f"{text}, and {grouping} orders samples by their sizes"
+        if self._grouping:
+            text = f"{text}, and {self._grouping} orders samples by their sizes"
             advice = "give the mix fixed weights, and each stage of the training a stream of its own"
             checks.say(f"a mix whose weights change {text}; {advice}", "source", "weights")
 
@@ -655,14 +665,14 @@ class StreamConfig(_Branch):
     def _check_buckets(self, checks: Checks) -> None:
         """Refuse buckets of samples that are not there yet, or that share rows or blocks."""
         for key in keys_marked(Mark.ORDERS, StreamConfig):
-            if getattr(self, key) is None:
-                continue
-            if self.source.is_live:
-                text = "are not there yet when the batches of an epoch are planned"
-                checks.say(f'samples of type "{self.source.type}" {text}; leave {key} out', key)
-            if isinstance(self.shuffle, BlockShuffle):
-                text = "puts samples together by their sizes, so neighbours in storage are in no order"
-                checks.say(f"{key} {text}; use shuffle = true", "shuffle")
+            with checks.at(key):
+                if getattr(self, key) is not None and self.source.is_live:
+                    text = "are not there yet when the batches of an epoch are planned"
+                    raise ValueError(f'samples of type "{self.source.type}" {text}; leave {key} out')
+            with checks.at("shuffle"):
+                if getattr(self, key) is not None and isinstance(self.shuffle, BlockShuffle):
+                    text = "puts samples together by their sizes, so neighbours in storage are in no order"
+                    raise ValueError(f"{key} {text}; use shuffle = true")
         if self.bucket is not None and pack_of(self.pipeline) is not None:
             text = 'rows of "pack" are full whatever the lengths in them are, so they need no buckets'
             checks.say(f"{text}; leave bucket out", "bucket")
@@ -760,8 +770,12 @@ class StreamConfig(_Branch):
         """Budget of the cache in bytes, in memory or on disk; None: its default."""
         return self.cache_memory if self.cache_dir is None else self.cache_size
 
-    def _check_push(self, checks: Checks, source: PushSource) -> None:
+    def _check_push(self, checks: Checks) -> None:
         """Set the defaults of a push stream, and refuse what needs a sample twice."""
+        if not isinstance(self.source, PushSource):
+            if "max_skew" in self.model_fields_set and self.lag != "lockstep":
+                checks.say('max_skew counts only with lag = "lockstep"', "max_skew")
+            return
         self.__dict__.update(
             (name, value) for name, value in PUSH_DEFAULTS.items() if name not in self.model_fields_set
         )
@@ -774,10 +788,10 @@ class StreamConfig(_Branch):
         if self.on_error == "substitute":
             text = 'on_error = "substitute" needs another sample: what is pushed comes once, to one batch; use "mask" or "fail"'
             checks.say(text, "on_error")
-        if source.capacity < self.batch_size:
+        if self.source.capacity < self.batch_size:
             checks.say(
-                f"a batch of {self.batch_size} samples never comes together in a mailbox of {source.capacity}: capacity "
-                "must be batch_size or more, and is better several times that",
+                f"a batch of {self.batch_size} samples never comes together in a mailbox of {self.source.capacity}: "
+                "capacity must be batch_size or more, and is better several times that",
                 "batch_size",
             )
 

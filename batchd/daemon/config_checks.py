@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchd.config.directories import choose_runtime_directory
-from batchd.config.draft import daemon_draft, hidden_problems, stream_drafts
+from batchd.config.draft import daemon_draft, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
@@ -136,10 +136,12 @@ def _problems_around(reading: LoadedConfig, storage: Storage) -> list[Problem]:
     daemon, wrong = daemon_draft(reading.data)
     problems = _daemon_problems(daemon, wrong)
     python_path = None if "python_path" in wrong else daemon.python_path or ()
-    for name, draft in stream_drafts(reading.data).items():
+    drafts = stream_drafts(reading.data)
+    for name, draft in drafts.items():
         problems += look_at_stream(name, draft, python_path, storage).problems
+    conflicts = [(("streams", name, *key), text) for name, draft in drafts.items() for key, text in draft.conflicts]
     known = {problem.path for problem in reading.problems}
-    for path, text in hidden_problems(reading.data):
+    for path, text in conflicts:
         if path_text(path) not in known:
             problems.append(problem_at(path, ProblemKind.WRONG_VALUE, text, reading.data))
     return problems

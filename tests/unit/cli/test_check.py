@@ -553,6 +553,29 @@ def test_nothing_is_reported_of_a_skew_whose_lag_could_not_be_read(check: Checke
     assert list(told) == ["streams.a.lag" if lag else "streams.a.source.type"]
 
 
+@pytest.mark.parametrize("kind", ['"psh"', '["push"]', '{ push = "push" }'])
+def test_nothing_is_reported_of_keys_whose_source_is_of_no_kind(check: Checker, kind: str) -> None:
+    """A source of another type may allow them, whatever stands in place of its name."""
+    keys = 'journal = "64MiB"\ncache = "encoded"\n'
+
+    told = check(f"[streams.a]\nsource = {{ type = {kind} }}\nbatch_size = 1\n{keys}")
+
+    assert list(told) == ["streams.a.source.type"]
+
+
+def test_the_steps_count_where_another_key_is_wrong(check: Checker) -> None:
+    """A pack has costs to balance, and needs no buckets; a wrong step may have been one."""
+    source = '{ type = "tokens", path = "a.bin", dtype = "uint16", length = 8 }'
+    text = f"[streams.a]\nsource = {source}\nbatch_size = 1\nsed = 1\nbalance = 8\n"
+    bucket = 'bucket = { field = "tokens" }\n'
+    pack = 'pipeline = [{ op = "pack", field = "tokens", length = 8 }]\n'
+
+    assert "streams.a.balance" in check(text)
+    assert "streams.a.balance" not in check(text + pack)
+    assert "streams.a.balance" not in check(text + pack.replace("length", "lenght"))
+    assert {"streams.a.sed", "streams.a.bucket"} <= set(check(text + pack + bucket))
+
+
 def test_an_unknown_key_of_a_source_hides_nothing_of_its_fields(check: Checker) -> None:
     """This holds for parts, too; fields that the unknown key may have decided are not reported."""
     part = '{ type = "lmdb", pth = "photos", fields = { a = "int46", b = "text" }, names = { c = "d" } }'
