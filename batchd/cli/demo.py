@@ -106,7 +106,7 @@ class Trainer:
 
     name: str
     process: subprocess.Popen[str]
-    told: dict[str, float] = field(default_factory=dict)
+    progress: dict[str, float] = field(default_factory=dict)
 
 
 @contextmanager
@@ -128,8 +128,8 @@ def watch(running: list[Trainer], console: Console) -> None:
     """Begin together, and show what the trainers tell until both are done."""
     for trainer in running:
         assert trainer.process.stdout is not None, "a pipe"
-        trainer.told = json.loads(trainer.process.stdout.readline() or "{}")
-        if not trainer.told:
+        trainer.progress = json.loads(trainer.process.stdout.readline() or "{}")
+        if not trainer.progress:
             raise BatchdError(f"{trainer.name} did not start; its message is above")
     for trainer in running:
         assert trainer.process.stdin is not None, "a pipe"
@@ -159,7 +159,7 @@ def lines(running: list[Trainer]) -> Iterator[None]:
                 if not line:
                     selector.unregister(key.fileobj)
                     continue
-                key.data.told = json.loads(line)
+                key.data.progress = json.loads(line)
                 yield
 
 
@@ -169,14 +169,14 @@ def table(running: list[Trainer]) -> Table:
     for index, column in enumerate(("", "batches", "images", "images/s", "waited")):
         drawn.add_column(column, justify="right" if index else "left", min_width=12)
     for trainer in running:
-        told = trainer.told
-        share = told["wait_s"] / told["seconds"] if told["seconds"] else 0.0
+        progress = trainer.progress
+        share = progress["wait_s"] / progress["seconds"] if progress["seconds"] else 0.0
         drawn.add_row(
             trainer.name,
-            f"{told['batches']:.0f} of {told['of']:.0f}",
-            f"{told['samples']:,.0f}",
-            f"{told['samples'] / told['seconds']:,.0f}" if told["seconds"] else "-",
-            f"{told['wait_s']:.1f} s ({share:.0%})",
+            f"{progress['batches']:.0f} of {progress['of']:.0f}",
+            f"{progress['samples']:,.0f}",
+            f"{progress['samples'] / progress['seconds']:,.0f}" if progress["seconds"] else "-",
+            f"{progress['wait_s']:.1f} s ({share:.0%})",
         )
     return drawn
 

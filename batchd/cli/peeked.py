@@ -95,8 +95,8 @@ def drawn_rows(batch: PeekedBatch, columns: int) -> list[str]:
     length = batch.arrays["segment_ids"].shape[1]
     lines = [f"the rows, {counted(length, 'element')} each: a letter for each document, a dot where there is none"]
     rows = [[one for one in lengths if one] for lengths in batch.arrays["lengths"][:ROWS_MAX].tolist()]
-    told = [f" {counted(len(row), 'document')}, {1 - sum(row) / length:.1%} empty" for row in rows]
-    width = max(10, columns - max(map(len, told)) - 5)
+    labels = [f" {counted(len(row), 'document')}, {1 - sum(row) / length:.1%} empty" for row in rows]
+    width = max(10, columns - max(map(len, labels)) - 5)
     for row, documents in enumerate(rows):
         ends = (np.cumsum([0, *documents]) * width // length).tolist()
         bar = [
@@ -104,7 +104,7 @@ def drawn_rows(batch: PeekedBatch, columns: int) -> list[str]:
             for number, (begin, end) in enumerate(pairwise(ends))
             if end > begin
         ]
-        lines.append(f"{row:3} {''.join(bar)}{'.' * (width - ends[-1])}{told[row]}")
+        lines.append(f"{row:3} {''.join(bar)}{'.' * (width - ends[-1])}{labels[row]}")
     return lines
 
 

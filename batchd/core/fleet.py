@@ -133,7 +133,7 @@ class Worker:
     unsettled: set[int] = field(default_factory=set)
     """Orders that were withdrawn, and that it may still work on."""
     is_late: bool = False
-    """An order was withdrawn from it, and it has not shown since that it works."""
+    """Set when an order is withdrawn; cleared by the worker's next result."""
 
     @property
     def load(self) -> int:

@@ -92,8 +92,8 @@ class Stream:
         self._count(rows, done)
         measured_s = done.work.busy_us / 1e6 / rows
         self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
-        for sample, path, told in done.bad:
-            reason = self.suspects.quarantined.get(sample, told)
+        for sample, path, message in done.bad:
+            reason = self.suspects.quarantined.get(sample, message)
             if self.bad.record(sample, path, reason):
                 actions.append(ReportBad(self.spec.number, sample, path, reason))
             if self.spec.on_error == "fail":

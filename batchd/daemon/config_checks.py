@@ -165,9 +165,9 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
             return [*problems, *error.problems]
         of_address = {"tcp": keys.trainers, "worker_address": keys.workers}
         for key, address in addresses:
-            lack = missing_keys(address, of_address[key])
-            if lack is not None:
-                problems.append(problem_at(("daemon", key), ProblemKind.MISSING_KEYS, lack))
+            missing = missing_keys(address, of_address[key])
+            if missing is not None:
+                problems.append(problem_at(("daemon", key), ProblemKind.MISSING_KEYS, missing))
     return problems
 
 

@@ -90,9 +90,9 @@ class SessionLog:
     def __init__(self) -> None:
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
         self._readers: dict[int, dict[int, tuple[Peer, str]]] = {}
-        """By session and subscription: the trainer and the stream's name."""
+        """Session → subscription → (peer, stream name)."""
         self._producers: dict[int, dict[int, tuple[Peer, str]]] = {}
-        """By session and stream: the same."""
+        """Session → stream → (peer, stream name)."""
 
     def subscribed(self, action: AdmitSubscription, stream: str, peer: Peer) -> None:
         """A trainer reads a stream from now on."""

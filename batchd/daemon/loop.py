@@ -91,7 +91,7 @@ batch, or a second later."""
 class Loop:
     """Handles the events of the queue, and has the clock. It opens and closes no part.
 
-    ``queue`` is made first: all other parts put events into it. ``lack``: why a slot found no
+    ``queue`` is made first: all other parts put events into it. ``slot_error``: why a slot found no
     memory, the last time.
     """
 
@@ -105,7 +105,7 @@ class Loop:
     observer: ObserverProcess
     reloader: Reloader
     started_s: float
-    lack: str | None = None
+    slot_error: str | None = None
     address: str = ""
     """Of the runtime directory, for trainers on this host."""
     log: KeptLog = field(default_factory=KeptLog)
@@ -472,7 +472,7 @@ class Loop:
             self.memory.create(action.slot, stream.layout.slot_bytes)
             failpoints.passing("daemon.slot.created")
         except (MemoryError, OSError) as error:
-            self.lack = f"no memory for a slot of stream {stream.name!r}: {error}"
+            self.slot_error = f"no memory for a slot of stream {stream.name!r}: {error}"
             if self._once_per_minute.allows("no memory", str(action.stream)):
                 advice = "the ring stays smaller; set memory = to less, or give the machine or the cgroup more"
                 _log.warning("no memory for a slot", stream=stream.name, reason=str(error), advice=advice)

@@ -284,9 +284,9 @@ def _tcp_doors(
     from batchd.runtime.tcp.router import check_context_threads  # noqa: PLC0415  the same
 
     keys = open_keys(daemon.keys_dir)
-    lack = missing_keys(daemon.tcp, keys.trainers)
-    if lack is not None:
-        raise ConfigInvalid([problem_at(("daemon", "tcp"), ProblemKind.MISSING_KEYS, lack)])
+    missing = missing_keys(daemon.tcp, keys.trainers)
+    if missing is not None:
+        raise ConfigInvalid([problem_at(("daemon", "tcp"), ProblemKind.MISSING_KEYS, missing)])
     check_context_threads()
     door = TcpDoor(side, limits, keys.trainers if keys.daemon_key() is not None else None)
     stack.callback(door.close)
@@ -303,9 +303,9 @@ def _remote_workers(daemon: DaemonConfig, poller: Poller, queue: Queue, local: L
     from batchd.pool.wanted import WantedCount, interface_of  # noqa: PLC0415  the same
     from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
 
-    lack = missing_keys(daemon.worker_address, open_keys(daemon.keys_dir).workers)
-    if lack is not None:
-        raise ConfigInvalid([problem_at(("daemon", "worker_address"), ProblemKind.MISSING_KEYS, lack)])
+    missing = missing_keys(daemon.worker_address, open_keys(daemon.keys_dir).workers)
+    if missing is not None:
+        raise ConfigInvalid([problem_at(("daemon", "worker_address"), ProblemKind.MISSING_KEYS, missing)])
     rules = PoolRules(daemon.sample_timeout_s, daemon.pool_hosts_max, daemon.pool_hosts_per_key)
     endpoints = [tcp_endpoint(daemon.worker_address, number) for number in range(daemon.pool_gateways)]
     wanted = WantedCount(daemon.pool_max, interface_of(parse_tcp(daemon.worker_address)[0]))
@@ -321,12 +321,12 @@ class Reservation:
         self._state = state
         self._enqueue = enqueue
 
-    def round_ended(self, lack: str | None, memory_bytes: int) -> None:
-        """Ask for the next slot. Raises ``MemoryTooSmall`` if a slot found no memory (``lack``)."""
+    def round_ended(self, slot_error: str | None, memory_bytes: int) -> None:
+        """Ask for the next slot. Raises ``MemoryTooSmall`` if there was no memory for one."""
         if self.is_complete or self._state.draining:
             return
-        if lack is not None:
-            raise MemoryTooSmall([problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, lack)])
+        if slot_error is not None:
+            raise MemoryTooSmall([problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, slot_error)])
         self.is_complete = self._state.has_all_slots
         if self.is_complete:
             _log.info("memory reserved", bytes=memory_bytes)
@@ -337,7 +337,7 @@ class Reservation:
 def _round_ended(loop: Loop, service: Service, reservation: Reservation) -> None:
     loop.reloader.round_ended()
     memory_bytes = loop.memory.total_bytes
-    reservation.round_ended(loop.lack, memory_bytes)
+    reservation.round_ended(loop.slot_error, memory_bytes)
     if not reservation.is_complete:
         service.reserved(memory_bytes)
     service.round_ended(loop.state, has_memory=reservation.is_complete)

@@ -43,7 +43,7 @@ SERVICE_MANAGER = dict.fromkeys(("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID
 """Variables of the service manager, which no child gets: only the daemon itself reports to it."""
 
 
-class How(TypedDict, total=False):
+class StartOptions(TypedDict, total=False):
     """Options of ``start``."""
 
     descriptors: Sequence[int]
@@ -227,22 +227,22 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
+def start(module: str, *arguments: str, **options: Unpack[StartOptions]) -> Child:
     """Run a module as a child. Raises ``OSError``, and then there is none."""
-    own_session = how.get("own_session", False)
-    environment = {**os.environ, **SERVICE_MANAGER, **how.get("environment", {})}
+    own_session = options.get("own_session", False)
+    environment = {**os.environ, **SERVICE_MANAGER, **options.get("environment", {})}
     with ExitStack() as until_started, ExitStack() as where_it_fails:
         stdin: int | IO[bytes] = subprocess.DEVNULL
-        if "given" in how:  # in memory: this process does not wait for the child to read it
+        if "given" in options:  # in memory: this process does not wait for the child to read it
             stdin = until_started.enter_context(os.fdopen(os.memfd_create("batchd-given", os.MFD_CLOEXEC), "w+b"))
-            stdin.write(how["given"])
+            stdin.write(options["given"])
             stdin.seek(0)
         popen = subprocess.Popen(
             command(module, *arguments),
-            pass_fds=how.get("descriptors", ()),
+            pass_fds=options.get("descriptors", ()),
             stdin=stdin,
-            stdout=how.get("stdout"),
-            stderr=how.get("stderr", _output[1] if _output else None),
+            stdout=options.get("stdout"),
+            stderr=options.get("stderr", _output[1] if _output else None),
             env={name: value for name, value in environment.items() if value is not None},
             process_group=None if own_session else 0,
             start_new_session=own_session,
@@ -251,9 +251,9 @@ def start(module: str, *arguments: str, **how: Unpack[How]) -> Child:
         where_it_fails.callback(popen.kill)
         child = Child(popen)
         where_it_fails.callback(child.close)
-        if "nicer_by" in how:
+        if "nicer_by" in options:
             with suppress(PermissionError):  # a sandbox may refuse it; it is a courtesy
-                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + how["nicer_by"])
+                os.setpriority(os.PRIO_PROCESS, popen.pid, os.getpriority(os.PRIO_PROCESS, 0) + options["nicer_by"])
         where_it_fails.pop_all()
     return child
 
@@ -283,14 +283,14 @@ def stop_collecting() -> None:
     _output = None
 
 
-def start_linked(module: str, *arguments: str, **how: Unpack[How]) -> Linked:
+def start_linked(module: str, *arguments: str, **options: Unpack[StartOptions]) -> Linked:
     """Run a module as a child whose last argument names its channel. Raises ``OSError``."""
     with ExitStack() as where_it_fails:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         where_it_fails.enter_context(ours)
         with theirs:
-            how["descriptors"] = (*how.get("descriptors", ()), theirs.fileno())
-            child = where_it_fails.enter_context(start(module, *arguments, str(theirs.fileno()), **how))
+            options["descriptors"] = (*options.get("descriptors", ()), theirs.fileno())
+            child = where_it_fails.enter_context(start(module, *arguments, str(theirs.fileno()), **options))
         where_it_fails.pop_all()
     return Linked(child, ours)
 

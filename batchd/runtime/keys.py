@@ -346,10 +346,10 @@ def missing_keys(address: str, keys: RoleKeys) -> str | None:
             owner = f"a {keys.role.holder}"
         else:
             return None
-        lack = f"{directory.path} has no key of {owner}; {directory.advice(keys.role)}"
+        reason = f"{directory.path} has no key of {owner}; {directory.advice(keys.role)}"
     except BatchdError as error:
-        lack = f"its keys cannot be used: {error}"
-    return f"{address} can be reached from other hosts, and {lack}"
+        reason = f"its keys cannot be used: {error}"
+    return f"{address} can be reached from other hosts, and {reason}"
 
 
 @contextmanager

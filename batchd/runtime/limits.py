@@ -170,17 +170,17 @@ class LinesPerMinute:
         self._lines_max = lines_max
         self._together_max = together_max
         self._warns = warns
-        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        self._by_subject: dict[tuple[str, str], tuple[float, int]] = {}
         """By kind and subject: when its minute began, and the lines since; the oldest is first."""
         self._together: dict[str, tuple[float, int]] = {}
         """By kind: the same, of all subjects."""
 
     def allows(self, kind: str, subject: str = "") -> bool:
         """True if another line of a kind may be logged in this minute. Kinds are few: our words."""
-        began_s, lines = self._minute(self._said.pop((kind, subject), None))
-        if len(self._said) >= SUBJECTS_MAX:
-            del self._said[next(iter(self._said))]
-        self._said[kind, subject] = began_s, lines + 1
+        began_s, lines = self._minute(self._by_subject.pop((kind, subject), None))
+        if len(self._by_subject) >= SUBJECTS_MAX:
+            del self._by_subject[next(iter(self._by_subject))]
+        self._by_subject[kind, subject] = began_s, lines + 1
         if lines >= self._lines_max:
             if lines == self._lines_max and self._warns:
                 self._warn(subject or kind, lines_per_minute=self._lines_max)

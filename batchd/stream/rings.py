@@ -201,7 +201,7 @@ def needed_bytes(config: Config, rings: Mapping[str, RingSize]) -> int:
 
 
 def memory_problem(config: Config, text: str | None) -> Problem | None:
-    """The problem of a configuration that is short of memory, as ``text`` says; None for None."""
+    """Wrap ``text`` as MEMORY_TOO_SMALL; None stays None."""
     if text is None:
         return None
     caches_bytes = budgets_bytes(config)

@@ -57,8 +57,7 @@ _log = structlog.get_logger()
 FINGERPRINT_DIGITS = 32
 REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
-"""Bytes of a stream that a remote trainer has waiting in its memory, or two batches, whatever its
-window."""
+"""Cap of a remote trainer's read-ahead, in bytes; never below two batches."""
 REPLAYED_KEYS = {"python_path", "worker_address", "pool_accept"}
 """The keys of [daemon] that have a say in what a stream's samples are."""
 PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}

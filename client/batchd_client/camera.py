@@ -61,8 +61,8 @@ def _run(producer: Producer, options: argparse.Namespace) -> int:
         pass
     finally:
         capture.close()
-    told = producer.statistics()
-    print(f"{counted(told.pushed, 'frame')} pushed, {told.dropped} dropped")  # noqa: T201  what the program did
+    statistics = producer.statistics()
+    print(f"{counted(statistics.pushed, 'frame')} pushed, {statistics.dropped} dropped")  # noqa: T201  what the program did
     return 0
 
 

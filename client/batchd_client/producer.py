@@ -195,16 +195,16 @@ class Producer(NotCopyable):
         if session is self._session and self._terms is not None:
             return self._terms
         deadline = self._connection.deadlines.request_deadline()
-        told = session.request(lambda request: Produce(request, self._name), Producing, deadline)
+        mailbox = session.request(lambda request: Produce(request, self._name), Producing, deadline)
         try:
-            layout = place_layout_from_wire(told.layout)
+            layout = place_layout_from_wire(mailbox.layout)
         except ValueError as error:
             raise ProtocolError(f"the daemon describes its mailbox wrongly: {error}") from None
         if self._terms is not None and layout != self._terms.layout:
             raise StreamChanged(f"the daemon has other fields for stream {self._name!r} now")
-        if session.mailbox(told.stream).mailbox_bytes != told.capacity * layout.place_bytes:
-            raise ProtocolError(f"the mailbox of stream {self._name!r} is not {told.capacity} places long")
-        self._terms = _MailboxTerms(told.stream, told.capacity, layout)
+        if session.mailbox(mailbox.stream).mailbox_bytes != mailbox.capacity * layout.place_bytes:
+            raise ProtocolError(f"the mailbox of stream {self._name!r} is not {mailbox.capacity} places long")
+        self._terms = _MailboxTerms(mailbox.stream, mailbox.capacity, layout)
         self._place = None  # the last session's place is void
         self._session = session
         return self._terms

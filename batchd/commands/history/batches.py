@@ -322,17 +322,17 @@ class Replayer:
         crcs = field_array(self._page, sums, layout.rows)[first : rows.stop].tolist()
         covered = [(field.offset, field.row_bytes) for field in layout.sample_fields]
         facts = zip(made, self._labels(rooms, count), crcs, strict=True)
-        told = tuple(self._row(one, label, crc) for one, label, crc in facts)
+        replayed = tuple(self._row(row, label, crc) for row, label, crc in facts)
         return Replayed(
             self._opened.name,
             position,
-            told,
+            replayed,
             {name: _as_trainers_have_it(room) for name, room in rooms.items()},
             rows_crc32(self._page, covered, rows),
             self.fingerprint,
             cards.versions_here(self._workers.decoders),
             self._opened.facts.classes,
-            tuple(dict.fromkeys([*self._changed_containers(), *_changed_names(told)])),
+            tuple(dict.fromkeys([*self._changed_containers(), *_changed_names(replayed)])),
             self._opened.spec.bgr_fields,
             rooms,
         )
@@ -359,9 +359,9 @@ class Replayer:
         is_number = room is not None and room.array.ndim == 1 and room.array.dtype.kind in "iu"
         return room.array.tolist() if room is not None and is_number else [None] * count
 
-    def _row(self, told: MadeRow, label: int | None, crc32: int) -> ReplayedRow:
-        made, classes = told.row, self._opened.facts.classes
-        documents = tuple(map(self._document, told.documents))
+    def _row(self, made_row: MadeRow, label: int | None, crc32: int) -> ReplayedRow:
+        made, classes = made_row.row, self._opened.facts.classes
+        documents = tuple(map(self._document, made_row.documents))
         return ReplayedRow(
             row=made.row,
             planned=-1 if self._is_packed else made.planned,

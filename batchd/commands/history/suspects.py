@@ -193,10 +193,10 @@ def _named(  # noqa: PLR0913, PLR0917  all that a row is found by
     row = int(rows[np.argmax(bad[rows])])
     report = int(report_of[row])
     batch = _made(replayer, losses.position(report), made)
-    told = batch.rows[int(losses.heads["first"][report]) + row - int(np.searchsorted(report_of, report))]
+    replayed = batch.rows[int(losses.heads["first"][report]) + row - int(np.searchsorted(report_of, report))]
     if one.kind == SAMPLE:
-        return one._replace(name=f"{told.name} (sample {one.name})")
-    return one._replace(name=f"{told.name.rpartition(': ')[0] or told.name} ({one.name})")
+        return one._replace(name=f"{replayed.name} (sample {one.name})")
+    return one._replace(name=f"{replayed.name.rpartition(': ')[0] or replayed.name} ({one.name})")
 
 
 def _made(replayer: Replayer, position: Position, made: dict[Position, Replayed]) -> Replayed:
@@ -236,9 +236,13 @@ def _worst(  # noqa: PLR0913, PLR0917  all that a row is found by
             break
         shown.add(position)
         at = row - int(first_rows[report])
-        told = _made(replayer, position, made).rows[int(losses.heads["first"][report]) + at]
+        replayed = _made(replayer, position, made).rows[int(losses.heads["first"][report]) + at]
         of_row = (float(losses.of(report)[at]), float(deviations[row])) if has_own[row] else (None, None)
-        found.append(SuspectRow(position, told.row, told.sample, told.name, told.label, told.class_name, *of_row))
+        found.append(
+            SuspectRow(
+                position, replayed.row, replayed.sample, replayed.name, replayed.label, replayed.class_name, *of_row
+            )
+        )
     return found
 
 

@@ -100,7 +100,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     plan = plan_stream(work.name, alone, columns, work.python_path)
     index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
     recipe = plan.recipe()
-    told = PrepareStream(
+    order = PrepareStream(
         recipe,
         work.storage.limits.to_wire(),
         work.storage.as_of_ns,
@@ -122,7 +122,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         descriptor = index.to_memfd()
         try:
             with OrderRunner(work.workers, work.sample_timeout_s) as workers:
-                workers.serve((told, descriptor))
+                workers.serve((order, descriptor))
                 _Run(work, folder, shards, workers, progress).run()
         finally:
             os.close(descriptor)

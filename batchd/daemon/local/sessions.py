@@ -339,7 +339,7 @@ class LocalDoor(Door):
             session.name, session.version = printable(message.name), message.version
             session.secret = token_bytes(SECRET_BYTES)
             self._by_secret[session.secret] = session
-            with suppress(ChannelClosed):  # its end of file is the next thing to hear
+            with suppress(ChannelClosed):  # its end of file is the next event
                 send_message(
                     session.lifeline, messages.Welcome(session.version, session.secret), version=session.version
                 )
@@ -369,7 +369,7 @@ class LocalDoor(Door):
         try:
             session.lifeline.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # its end of file is the next thing to hear
+            return  # its end of file is the next event
         self._daemon.enqueue(SessionCutOff(session.number))
 
     def _end(self, session: Session) -> None:
@@ -397,10 +397,10 @@ class LocalDoor(Door):
     ) -> bool:
         """Read what trainers say, a bounded portion at a time; true where there may be more."""
         for _ in range(MESSAGES_AT_ONCE):
-            heard = self._connections.hear()
-            if heard is None:
+            message = self._connections.next_message()
+            if message is None:
                 return False
-            self._take(*heard)
+            self._take(*message)
             if is_over():
                 break
         return True
@@ -411,9 +411,9 @@ class LocalDoor(Door):
             self._send_handles(session)
         self._connections.flush()
 
-    def _admit_connection(self, wire: socket.socket) -> None:
-        user = credentials_of(wire).user
-        self._pending_connections.add(self._connections.admit(wire), user)
+    def _admit_connection(self, accepted: socket.socket) -> None:
+        user = credentials_of(accepted).user
+        self._pending_connections.add(self._connections.admit(accepted), user)
         self._limit_pending()
 
     def _connection_gone(self, connection: ZmtpConnection) -> None:

@@ -64,18 +64,18 @@ GREETING = bytes((_SIGNATURE_START, *bytes(7), 1, _SIGNATURE_END, _MAJOR, _MINOR
 READY = _command(_READY + _property(b"Socket-Type", b"ROUTER") + _property(b"Identity", b""))
 
 
-class NotUnderstood(Exception):  # noqa: N818  it says what the peer is
+class ProtocolViolation(Exception):  # noqa: N818  it says what the peer does
     """The peer does not speak ZMTP 3 without encryption, or sends more at once than allowed."""
 
 
 class ZmtpConnection:
-    """One connection. ``heard`` is called for a possible message, and at its end (``is_over``)."""
+    """One connection. Calls ``on_readable`` at a possible message and at its end (``is_over``)."""
 
     def __init__(
         self,
         poller: Poller,
-        wire: socket.socket,
-        heard: Callable[["ZmtpConnection"], None],
+        accepted: socket.socket,
+        on_readable: Callable[["ZmtpConnection"], None],
         wants_flush: Callable[["ZmtpConnection"], None] | None = None,
         peers: PeerSockets | None = None,
     ) -> None:
@@ -85,11 +85,11 @@ class ZmtpConnection:
         """
         self.is_over = False
         self._poller = poller
-        self._wire = wire
-        self._heard = heard
+        self._socket = accepted
+        self._on_readable = on_readable
         self._wants_flush = wants_flush
         self._peers = peers or PeerSockets()
-        self._said = bytearray()
+        self._received = bytearray()
         self._frames: list[bytes] = []
         self._frames_bytes = 0
         self._commands = 0
@@ -99,20 +99,20 @@ class ZmtpConnection:
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._waits_to_write = False
-        poller.watch(wire.fileno(), self._attend)
+        poller.watch(accepted.fileno(), self._on_ready)
         self._write(GREETING + READY)
 
     @property
     def is_closed(self) -> bool:
         """True after ``close``."""
-        return self._wire.fileno() < 0
+        return self._socket.fileno() < 0
 
     def close(self) -> None:
         """Hang up."""
         if not self.is_closed:
             self.flush()
-            self._poller.unwatch(self._wire.fileno())
-            self._peers.close(self._wire)
+            self._poller.unwatch(self._socket.fileno())
+            self._peers.close(self._socket)
             self._forget_unsent()
 
     def send(self, message: bytes) -> bool:
@@ -124,7 +124,7 @@ class ZmtpConnection:
     def read(self) -> None:
         """Read one bounded portion; ``take`` every whole message before reading more."""
         try:
-            data = self._peers.receive(self._wire, READ_BYTES)
+            data = self._peers.receive(self._socket, READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -132,10 +132,10 @@ class ZmtpConnection:
             return
         self.is_over = not data
         self._commands = 0
-        self._said += data
+        self._received += data
 
     def take(self) -> list[bytes] | None:
-        """Frames of the next message; None if none is whole. Raises ``NotUnderstood``: close it."""
+        """Frames of the next message; None if none is whole. ``ProtocolViolation``: close it."""
         if not self._is_greeted and not self._take_greeting():
             return None
         while (frame := self._take_frame()) is not None:
@@ -143,62 +143,62 @@ class ZmtpConnection:
             if flags & COMMAND:
                 self._commands += 1
                 if self._commands > COMMANDS_MAX:
-                    raise NotUnderstood(f"more than {COMMANDS_MAX} commands at once")
-                self._obey(body)
+                    raise ProtocolViolation(f"more than {COMMANDS_MAX} commands at once")
+                self._handle_command(body)
             elif not self._is_ready:
-                raise NotUnderstood("a message before READY")
+                raise ProtocolViolation("a message before READY")
             else:
                 self._frames.append(body)
                 if len(self._frames) > FRAMES_MAX:
-                    raise NotUnderstood(f"a message of more than {FRAMES_MAX} frames")
+                    raise ProtocolViolation(f"a message of more than {FRAMES_MAX} frames")
                 if not flags & MORE:
                     frames, self._frames, self._frames_bytes = self._frames, [], 0
                     return frames
         return None
 
     def _take_greeting(self) -> bool:
-        said = self._said
-        if (said and said[0] != _SIGNATURE_START) or (
-            len(said) > _SIGNATURE_END_AT and not said[_SIGNATURE_END_AT] & 1
+        received = self._received
+        if (received and received[0] != _SIGNATURE_START) or (
+            len(received) > _SIGNATURE_END_AT and not received[_SIGNATURE_END_AT] & 1
         ):
-            raise NotUnderstood("no ZeroMQ, or of before version 3")
-        if len(said) > _MAJOR_AT and said[_MAJOR_AT] < _MAJOR:
-            raise NotUnderstood(f"version {said[_MAJOR_AT]} of ZMTP, not {_MAJOR}")
-        if len(said) < _GREETING_BYTES:
+            raise ProtocolViolation("no ZeroMQ, or of before version 3")
+        if len(received) > _MAJOR_AT and received[_MAJOR_AT] < _MAJOR:
+            raise ProtocolViolation(f"version {received[_MAJOR_AT]} of ZMTP, not {_MAJOR}")
+        if len(received) < _GREETING_BYTES:
             return False
-        if said[_MECHANISM] != _NULL:
-            raise NotUnderstood("another mechanism than NULL")
-        del said[:_GREETING_BYTES]
+        if received[_MECHANISM] != _NULL:
+            raise ProtocolViolation("another mechanism than NULL")
+        del received[:_GREETING_BYTES]
         self._is_greeted = True
         return True
 
     def _take_frame(self) -> tuple[int, bytes] | None:
-        said = self._said
-        if len(said) < _SHORT_HEADER_BYTES:
+        received = self._received
+        if len(received) < _SHORT_HEADER_BYTES:
             return None
-        flags, length, start = said[0], said[1], _SHORT_HEADER_BYTES
+        flags, length, start = received[0], received[1], _SHORT_HEADER_BYTES
         if flags & LONG:
-            if len(said) < _LONG_HEADER_BYTES:
+            if len(received) < _LONG_HEADER_BYTES:
                 return None
-            length, start = int.from_bytes(said[1:_LONG_HEADER_BYTES]), _LONG_HEADER_BYTES
+            length, start = int.from_bytes(received[1:_LONG_HEADER_BYTES]), _LONG_HEADER_BYTES
         if flags > MORE | LONG | COMMAND or (flags & COMMAND and flags & MORE):
-            raise NotUnderstood(f"a frame with flags {flags}")
+            raise ProtocolViolation(f"a frame with flags {flags}")
         if self._frames_bytes + start + length > MESSAGE_BYTES_MAX + _LONG_HEADER_BYTES:
-            raise NotUnderstood(f"a message of more than {MESSAGE_BYTES_MAX} bytes")
-        if len(said) < start + length:
+            raise ProtocolViolation(f"a message of more than {MESSAGE_BYTES_MAX} bytes")
+        if len(received) < start + length:
             return None
-        body = bytes(said[start : start + length])
-        del said[: start + length]
+        body = bytes(received[start : start + length])
+        del received[: start + length]
         self._frames_bytes += 0 if flags & COMMAND else start + length
         return flags, body
 
-    def _obey(self, command: bytes) -> None:
+    def _handle_command(self, command: bytes) -> None:
         if command.startswith(_READY):
             self._is_ready = True
         elif command.startswith(_PING) and self._is_ready:
             self._write(_command(_PONG + command[len(_PING) + _PING_TTL_BYTES :][:16]))
         elif not self._is_ready:
-            raise NotUnderstood("another command than READY")
+            raise ProtocolViolation("another command than READY")
 
     def _write(self, data: bytes) -> bool:
         if self.is_closed:
@@ -254,29 +254,29 @@ class ZmtpConnection:
         if wanted == self._waits_to_write:
             return
         try:
-            self._poller.wait_to_write(self._wire.fileno(), wanted=wanted)
+            self._poller.wait_to_write(self._socket.fileno(), wanted=wanted)
         except OSError:
             if wanted:
                 self._forget_unsent()
                 with suppress(OSError):  # the other side has hung up already
-                    # the end of file is the next thing to hear
-                    self._wire.shutdown(socket.SHUT_RDWR)
+                    # the end of file is the next event
+                    self._socket.shutdown(socket.SHUT_RDWR)
         else:
             self._waits_to_write = wanted
 
     def _write_some(self, data: bytes) -> int:
         """Send; return how many bytes the kernel took, or all if the peer is gone."""
         try:
-            return self._wire.send(data)
+            return self._socket.send(data)
         except BlockingIOError:
             return 0
         except OSError as error:
             return 0 if error.errno in _NO_MEMORY else len(data)
 
-    def _attend(self) -> None:
-        """There is something to read, or room to write what was left."""
+    def _on_ready(self) -> None:
+        """The socket can be read, or has room for unsent bytes."""
         self.flush()
-        self._heard(self)
+        self._on_readable(self)
 
 
 class LocalConnections:
@@ -294,21 +294,21 @@ class LocalConnections:
     def __len__(self) -> int:
         return len(self._all)
 
-    def admit(self, wire: socket.socket) -> ZmtpConnection:
-        """Serve the peer of ``wire``. Raises ``OSError`` if the socket cannot be watched."""
-        connection = ZmtpConnection(self._poller, wire, self._listen, self._flush_later, self._peers)
+    def admit(self, accepted: socket.socket) -> ZmtpConnection:
+        """Serve the peer of an accepted socket. Raises ``OSError`` if it cannot be watched."""
+        connection = ZmtpConnection(self._poller, accepted, self._read, self._flush_later, self._peers)
         self._all[connection] = None
         return connection
 
-    def hear(self) -> tuple[ZmtpConnection, list[bytes]] | None:
+    def next_message(self) -> tuple[ZmtpConnection, list[bytes]] | None:
         """The next message, and where it came from; None where none is whole."""
         while self._talking:
             connection = next(iter(self._talking))
             del self._talking[connection]
             try:
                 frames = connection.take()
-            except NotUnderstood as reason:
-                _log.debug("local peer not understood", reason=str(reason))
+            except ProtocolViolation as violation:
+                _log.debug("local peer not understood", reason=str(violation))
                 self.close(connection)
                 continue
             if frames is not None:
@@ -338,7 +338,7 @@ class LocalConnections:
     def _flush_later(self, connection: ZmtpConnection) -> None:
         self._to_flush[connection] = None
 
-    def _listen(self, connection: ZmtpConnection) -> None:
+    def _read(self, connection: ZmtpConnection) -> None:
         if connection in self._talking:
             return  # it has a turn; until then its data stays in the kernel
         connection.read()

@@ -96,8 +96,8 @@ class FoundSource(NamedTuple):
         by_reason: dict[str, list[bytes]] = {}
         by_ending = {ending: self._reason(ending) for ending in set(self.files.endings)}
         for name in self.left_out:
-            told = self.files.unusable.get(name) or self.recognised.left_out.get(name)
-            by_reason.setdefault(told or by_ending[ending_of(name)], []).append(name)
+            reason = self.files.unusable.get(name) or self.recognised.left_out.get(name)
+            by_reason.setdefault(reason or by_ending[ending_of(name)], []).append(name)
         return by_reason
 
     def _reason(self, ending: str) -> str:

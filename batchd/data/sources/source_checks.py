@@ -55,10 +55,10 @@ def check_source(source: SourceOptions, storage: Storage, *, thoroughly: bool = 
         kind = kind_of(source)
         if thoroughly:
             try:
-                told = kind.problems(source, storage)
+                reported = kind.problems(source, storage)
             except SourceInvalid as error:
-                told = [str(error)]
-            own = [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in told]
+                reported = [str(error)]
+            own = [SourceProblem(_key_of(source, one), one) if isinstance(one, str) else one for one in reported]
         checks = [check for _key, check in parts]
         columns = known_columns(checks, getattr(source, "source_field", "")) if parts else kind.columns(source, storage)
     except SourceInvalid as error:

@@ -42,8 +42,8 @@ INTERVAL_S = 1.0
 SPACING_S = 0.1
 OPENING_S = 3600.0
 """Timeout of the session. It may be long: the lifeline reports the daemon's end."""
-ASIDE_S = 5.0
-ASIDES_KEPT_MAX = 8
+SIDE_ANSWER_S = 5.0
+SIDE_ANSWERS_KEPT_MAX = 8
 REPORTS_SHOWN = 1_000
 """The last reports of a stream that are shown."""
 DEADLINE_S = 3.0
@@ -78,7 +78,7 @@ class Answer:
     received_s: float
 
 
-class Aside(NamedTuple):
+class SideQuery(NamedTuple):
     """A question beside the status: for bad samples, or for reports if ``of_reports``."""
 
     stream: str
@@ -96,10 +96,10 @@ class StatusClient:
 
     def __init__(self, on_status: Callable[[DaemonStatus], None] = lambda _status: None) -> None:
         self._on_status = on_status
-        self._asides_wanted: dict[Aside, float] = {}
-        self._asides: dict[Aside, tuple[float, Message]] = {}
+        self._side_queries_wanted: dict[SideQuery, float] = {}
+        self._side_answers: dict[SideQuery, tuple[float, Message]] = {}
         """When the last answer was asked for, and the answer."""
-        self._aside_asked: tuple[Aside, float] | None = None
+        self._side_query_asked: tuple[SideQuery, float] | None = None
         self._changed = Condition()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._latest: Answer | None = None
@@ -107,7 +107,7 @@ class StatusClient:
         """Time of the last question for the status."""
         self._last_s = -SPACING_S
         """Time of the last question of either kind."""
-        self._was_aside = False
+        self._was_side_query = False
         """True if that was not for the status."""
         self._wanted_s = 0.0
         self._pending_s: float | None = None
@@ -134,23 +134,23 @@ class StatusClient:
             return self._latest
 
     def bad(self, stream: str, within_s: float) -> BadSamples | None:
-        """Bad samples of an existing stream, at most ``ASIDE_S`` old if the daemon answers."""
-        found = self._aside(Aside(stream), within_s)
-        return found if isinstance(found, BadSamples) else None
+        """Bad samples of an existing stream; up to ``SIDE_ANSWER_S`` old if the daemon answers."""
+        answer = self._side_answer(SideQuery(stream), within_s)
+        return answer if isinstance(answer, BadSamples) else None
 
     def reports(self, stream: str, within_s: float) -> ReportPage | None:
         """The last reports about an existing stream, as ``bad``; None also if there are none."""
-        found = self._aside(Aside(stream, of_reports=True), within_s)
-        return read_status(found.status).reports if isinstance(found, Status) else None
+        answer = self._side_answer(SideQuery(stream, of_reports=True), within_s)
+        return read_status(answer.status).reports if isinstance(answer, Status) else None
 
-    def _aside(self, aside: Aside, within_s: float) -> Message | None:
-        oldest_s = monotonic() - ASIDE_S
+    def _side_answer(self, query: SideQuery, within_s: float) -> Message | None:
+        oldest_s = monotonic() - SIDE_ANSWER_S
         with self._changed:
-            if self._asides.get(aside, (-inf, None))[0] < oldest_s:
-                self._asides_wanted[aside] = monotonic()
+            if self._side_answers.get(query, (-inf, None))[0] < oldest_s:
+                self._side_queries_wanted[query] = monotonic()
                 os.eventfd_write(self._wake, 1)
-                self._changed.wait_for(lambda: self._asides.get(aside, (-inf, None))[0] >= oldest_s, within_s)
-            return self._asides[aside][1] if aside in self._asides else None
+                self._changed.wait_for(lambda: self._side_answers.get(query, (-inf, None))[0] >= oldest_s, within_s)
+            return self._side_answers[query][1] if query in self._side_answers else None
 
     def silent_s(self) -> float:
         """Seconds for which a question has been unanswered."""
@@ -185,7 +185,7 @@ class StatusClient:
         if self._pending_s is not None:
             return self._pending_s + DEADLINE_S
         spaced_s = self._last_s + SPACING_S
-        return spaced_s if self._asides_wanted else max(spaced_s, self._status_due_s())
+        return spaced_s if self._side_queries_wanted else max(spaced_s, self._status_due_s())
 
     def _status_due_s(self) -> float:
         return self._asked_s + (SPACING_S if self._wanted_s > self._asked_s else INTERVAL_S)
@@ -197,48 +197,50 @@ class StatusClient:
         self._waiting_since_s = self._waiting_since_s or now
         self._is_brief = is_late
         if is_late:
-            self._aside_asked = None
+            self._side_query_asked = None
             session.begin(lambda request: AskStatus(request, is_brief=True))
             return
-        self._was_aside = bool(self._asides_wanted) and (now < self._status_due_s() or not self._was_aside)
-        if self._was_aside:
+        self._was_side_query = bool(self._side_queries_wanted) and (
+            now < self._status_due_s() or not self._was_side_query
+        )
+        if self._was_side_query:
             with self._changed:
-                aside, _wanted_s = self._asides_wanted.popitem()
-            self._aside_asked = aside, now
-            session.begin(aside.ask)
+                query, _wanted_s = self._side_queries_wanted.popitem()
+            self._side_query_asked = query, now
+            session.begin(query.ask)
         else:
             self._asked_s = now
             session.begin(AskStatus)
 
     def _take(self, session: Session) -> None:
         """Take the answer, if it has arrived."""
-        aside_asked, self._aside_asked = self._aside_asked, None
+        side_query_asked, self._side_query_asked = self._side_query_asked, None
         try:
             reply = session.answer()
         except BatchdClientError:
-            if aside_asked is None:
+            if side_query_asked is None:
                 raise
             self._waiting_since_s = self._pending_s = None  # the stream has ended
             return
         if reply is None:
-            self._aside_asked = aside_asked
+            self._side_query_asked = side_query_asked
             return
         if self._is_brief and isinstance(reply, Status):
             self._waiting_since_s = self._pending_s = None
             return
         answer = None
-        if isinstance(reply, Status) and aside_asked is None:
+        if isinstance(reply, Status) and side_query_asked is None:
             answer = Answer(read_status(reply.status), reply.status, self._asked_s, monotonic())
             self._on_status(answer.status)
         with self._changed:
             if answer is not None:
                 self._latest = answer
-            elif isinstance(reply, BadSamples | Status) and aside_asked is not None:
-                aside, asked_s = aside_asked
-                self._asides.pop(aside, None)
-                self._asides[aside] = (asked_s, reply)
-                while len(self._asides) > ASIDES_KEPT_MAX:
-                    del self._asides[next(iter(self._asides))]
+            elif isinstance(reply, BadSamples | Status) and side_query_asked is not None:
+                query, asked_s = side_query_asked
+                self._side_answers.pop(query, None)
+                self._side_answers[query] = (asked_s, reply)
+                while len(self._side_answers) > SIDE_ANSWERS_KEPT_MAX:
+                    del self._side_answers[next(iter(self._side_answers))]
             else:
                 raise ProtocolError(f"the daemon answered AskStatus with {type(reply).__name__}")
             self._waiting_since_s = self._pending_s = None

@@ -54,7 +54,7 @@ def test_an_endless_number_of_keys_takes_limited_memory() -> None:
     for number in range(10 * SUBJECTS_MAX):
         limit.allows("kind", f"peer {number}")
 
-    assert len(limit._said) <= SUBJECTS_MAX
+    assert len(limit._by_subject) <= SUBJECTS_MAX
     assert not limit.allows("kind", f"peer {10 * SUBJECTS_MAX - 1}")
 
 

@@ -140,7 +140,7 @@ def test_peers_without_number_fill_neither_log_nor_memory(lines, log, clock):
         assert allowed == [number < 20 for number in range(10_000)]
         clock[0] += PERIOD_S
 
-    assert len(lines._said) <= limits.SUBJECTS_MAX
+    assert len(lines._by_subject) <= limits.SUBJECTS_MAX
     about = "refused, of all together"
     assert left_out(log) == [(about, 20), (about, 9_980), (about, 20), (about, 9_980), (about, 20)]
 

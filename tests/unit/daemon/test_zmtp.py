@@ -21,7 +21,7 @@ from batchd.daemon.local.zmtp import (
     READ_BYTES,
     READY,
     UNSENT_BYTES_MAX,
-    NotUnderstood,
+    ProtocolViolation,
     ZmtpConnection,
 )
 from batchd.runtime.limits import MESSAGE_BYTES_MAX, UNREAD_MAX
@@ -137,11 +137,11 @@ def test_messages_are_heard_however_they_are_cut(pair: Pair, size: int) -> None:
         "huge",
     ],
 )
-def test_what_is_not_zmtp_3_is_not_understood(pair: Pair, words: bytes) -> None:
+def test_what_is_not_zmtp_3_is_a_violation(pair: Pair, words: bytes) -> None:
     """The connection ends before it keeps much of them."""
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(ProtocolViolation):
         pair.say(words)
-    assert len(pair.connection._said) <= READ_BYTES + MESSAGE_BYTES_MAX
+    assert len(pair.connection._received) <= READ_BYTES + MESSAGE_BYTES_MAX
 
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from([GREETING, READY, frame(b"x"), b"\x02"]), max_size=8))
@@ -152,7 +152,7 @@ def test_no_bytes_meet_a_bug_of_ours(parts: list[bytes]) -> None:
         try:
             for part in parts:
                 pair.say(part)
-        except NotUnderstood:
+        except ProtocolViolation:
             return
 
 
@@ -271,9 +271,9 @@ def test_libzmq_understands_us(tmp_path) -> None:
         dealer = context.socket(zmq.DEALER)
         dealer.heartbeat_ivl = 50
         dealer.connect(f"ipc://{tmp_path / 'z'}")
-        wire, _ = listener.accept()
-        wire.setblocking(False)
-        connection = ZmtpConnection(poller, wire, ZmtpConnection.read)
+        accepted, _ = listener.accept()
+        accepted.setblocking(False)
+        connection = ZmtpConnection(poller, accepted, ZmtpConnection.read)
         stack.callback(connection.close)
         for size in (0, 255, 256, MESSAGE_BYTES_MAX):
             dealer.send(bytes(size))

@@ -465,10 +465,10 @@ let lostMs = null;
 
 async function look() {
   const askedMs = performance.now();
-  let response, told;
+  let response, answer;
   try {
     response = await get("/overview.json");
-    told = response.ok ? await response.json() : await response.text();
+    answer = response.ok ? await response.json() : await response.text();
   } catch {
     lostMs ??= askedMs;
     state(false, "gone");
@@ -476,9 +476,9 @@ async function look() {
     return;
   }
   lostMs = null;
-  if (response.ok) return show(told);
+  if (response.ok) return show(answer);
   state(false, "no answer");
-  notice(response.status === 503 ? "The daemon has not answered yet." : told);
+  notice(response.status === 503 ? "The daemon has not answered yet." : answer);
 }
 
 // --- the time range: what a user chose, else since the daemon's start, but 15 minutes at most
