@@ -144,7 +144,7 @@ def shown(blame: Blame) -> list[str]:
         lines += _more(blame.bad_batches - BATCHES_SHOWN)
     lines.append("")
     if blame.found:
-        lines += [line for one in blame.found[:GROUPS_SHOWN] for line in _group_lines(one)]
+        lines += [line for group in blame.found[:GROUPS_SHOWN] for line in _group_lines(group)]
         lines += _more(len(blame.found) - GROUPS_SHOWN)
         lines.append(f"(of {counted(blame.compared, 'comparison')}, for which the chances are corrected)")
     else:
@@ -152,32 +152,32 @@ def shown(blame: Blame) -> list[str]:
             f"nothing stands out: no group of {blame.compared:,} is there more or less often than chance explains"
         )
     if blame.worst:
-        lines += ["", "worst rows", *(line for one in blame.worst[:ROWS_SHOWN] for line in _row_lines(one))]
+        lines += ["", "worst rows", *(line for row in blame.worst[:ROWS_SHOWN] for line in _row_lines(row))]
     return lines
 
 
-def _batch_cells(one: BadBatch) -> tuple[str, str, str, str]:
-    epoch, step = one.position
-    rows = f" rows {one.first} to {one.first + one.rows - 1}" if one.first else ""
-    return f"{epoch}:{step}{rows}", f"{one.loss:.4g}", f"{one.usual:.4g}", _deviations(one.deviations)
+def _batch_cells(batch: BadBatch) -> tuple[str, str, str, str]:
+    epoch, step = batch.position
+    rows = f" rows {batch.first} to {batch.first + batch.rows - 1}" if batch.first else ""
+    return f"{epoch}:{step}{rows}", f"{batch.loss:.4g}", f"{batch.usual:.4g}", _deviations(batch.deviations)
 
 
 def _deviations(deviations: float) -> str:
     return "not a number" if isinf(deviations) else f"{deviations:.1f}"
 
 
-def _group_lines(one: Found) -> list[str]:
-    chance = f"1 in {1 / max(one.chance, CHANCE_MIN):,.0f}"
-    if one.way == "losses":
-        better, usual = (f"{100 * part / one.seen:.0f}" for part in (one.hits, one.expected))
+def _group_lines(group: Found) -> list[str]:
+    chance = f"1 in {1 / max(group.chance, CHANCE_MIN):,.0f}"
+    if group.way == "losses":
+        better, usual = (f"{100 * part / group.seen:.0f}" for part in (group.hits, group.expected))
         return [
-            f"{one.kind} {escaped(one.name)}: its batches have a higher loss than {better} of 100",
-            f"  over its {_count(one.seen)} rows, {usual} by chance; without a cause at most {chance}",
+            f"{group.kind} {escaped(group.name)}: its batches have a higher loss than {better} of 100",
+            f"  over its {_count(group.seen)} rows, {usual} by chance; without a cause at most {chance}",
         ]
-    hits, of = _WAYS[one.way]
-    found, rows, by_chance = map(_count, (one.hits, one.seen, one.expected))
+    hits, of = _WAYS[group.way]
+    found, rows, by_chance = map(_count, (group.hits, group.seen, group.expected))
     return [
-        f"{one.kind} {escaped(one.name)}: {one.times:.1f} times its share of the {hits}",
+        f"{group.kind} {escaped(group.name)}: {group.times:.1f} times its share of the {hits}",
         f"  {found} of its {rows} {of}, {by_chance} by chance; without a cause at most {chance}",
     ]
 
@@ -187,15 +187,15 @@ def _count(number: float) -> str:
     return f"{number:,.0f}" if number >= WHOLE_FROM or number == int(number) else f"{number:.2g}"
 
 
-def _row_lines(one: SuspectRow) -> list[str]:
-    epoch, step = one.position
+def _row_lines(row: SuspectRow) -> list[str]:
+    epoch, step = row.position
     label = (
         ""
-        if one.label is None
-        else f", label {one.label}" + (f" ({escaped(one.class_name)})" if one.class_name else "")
+        if row.label is None
+        else f", label {row.label}" + (f" ({escaped(row.class_name)})" if row.class_name else "")
     )
-    loss = "" if one.loss is None else f", loss {one.loss:.4g}"
-    return [f"  {epoch}:{step} row {one.row}: sample {one.sample}{label}{loss}", f"    {escaped(one.name)}"]
+    loss = "" if row.loss is None else f", loss {row.loss:.4g}"
+    return [f"  {epoch}:{step} row {row.row}: sample {row.sample}{label}{loss}", f"    {escaped(row.name)}"]
 
 
 def _more(count: int) -> list[str]:
@@ -218,7 +218,7 @@ def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[st
     if not blame.worst:
         raise BatchdError(f"stream {blame.stream!r} has no bad rows to draw in {output}")
     rooms = [
-        (blame.batches[one.position].rooms, one.row - blame.batches[one.position].rows[0].row) for one in blame.worst
+        (blame.batches[row.position].rooms, row.row - blame.batches[row.position].rows[0].row) for row in blame.worst
     ]
     arrays = {name: stacked([room[name].array[row] for room, row in rooms]) for name in rooms[0][0]}
     varying = {

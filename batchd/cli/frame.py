@@ -42,12 +42,12 @@ class TopView(NamedTuple):
 
     def streams(self, streams: Sequence[StreamView], trainers: Sequence[TrainerView]) -> list[StreamView]:
         """The streams that the filter names, and those of the ``trainers`` that it leaves."""
-        read = {one.stream for one in trainers}
-        return [one for one in streams if one.name in read or self._names(one.name)]
+        read = {trainer.stream for trainer in trainers}
+        return [stream for stream in streams if stream.name in read or self._names(stream.name)]
 
     def trainers(self, trainers: Sequence[TrainerView]) -> list[TrainerView]:
         """The trainers that the filter names, by their stream or host too, in the chosen order."""
-        left = [one for one in trainers if self._names(one.name, one.stream, one.trainer.host or one.trainer.transport)]
+        left = [row for row in trainers if self._names(row.name, row.stream, row.trainer.host or row.trainer.transport)]
         return sorted(left, key=_ORDERS[self.sort]) if self.sort else left
 
     def pressed(self, key: str) -> "TopView | None":
@@ -76,12 +76,12 @@ class TopView(NamedTuple):
             "paused" if self.is_paused else "",
         ]
         text = Text(KEY_LINE, "dim")
-        for one in filter(None, chosen):
-            text.append("  ").append(one, "not dim bold yellow")
+        for words in filter(None, chosen):
+            text.append("  ").append(words, "not dim bold yellow")
         return text
 
     def _names(self, *names: str) -> bool:
-        return any(self.text_filter.casefold() in one.casefold() for one in names)
+        return any(self.text_filter.casefold() in name.casefold() for name in names)
 
 
 EVERYTHING = TopView()
@@ -89,10 +89,10 @@ QUIT_KEYS = "qQ\x03\x04"
 """q, Ctrl-C as a character, and Ctrl-D."""
 ESCAPE, BACKSPACES = "\x1b", "\x7f\x08"
 _ORDERS: dict[str, Callable[[TrainerView], tuple[float, str, int]]] = {
-    "name": lambda one: (0.0, one.name.casefold(), one.claim.rank),
-    "waits": lambda one: (-(one.wait_share or 0.0), one.name, one.claim.rank),
-    "batches/s": lambda one: (-(one.batches_per_s or 0.0), one.name, one.claim.rank),
-    "ahead": lambda one: (one.ready_ahead / max(1, one.claim.window), one.name, one.claim.rank),
+    "name": lambda row: (0.0, row.name.casefold(), row.claim.rank),
+    "waits": lambda row: (-(row.wait_share or 0.0), row.name, row.claim.rank),
+    "batches/s": lambda row: (-(row.batches_per_s or 0.0), row.name, row.claim.rank),
+    "ahead": lambda row: (row.ready_ahead / max(1, row.claim.window), row.name, row.claim.rank),
 }
 
 
@@ -149,7 +149,7 @@ def _streams(streams: Sequence[StreamView], width: int) -> list[RenderableType]:
     legend = Text("  ring: ", "dim")
     for (character, style), meaning in ((LEASED, "leased"), (READY, "ready"), (FILLING, "filling"), (FREE, "free")):
         legend.append(character, f"not dim {style}").append(f" {meaning}  ")
-    return [observed(STREAMS, "top", streams, width), legend, *(line for one in streams for line in _about(one, width))]
+    return [observed(STREAMS, "top", streams, width), legend, *(line for row in streams for line in _about(row, width))]
 
 
 def _about(stream: StreamView, width: int) -> list[RenderableType]:
@@ -193,10 +193,10 @@ def _trainers(trainers: Sequence[TrainerView], width: int, rows_max: int | None)
 def _remedies(trainers: Sequence[TrainerView], width: int, lines_max: int | None) -> list[Text]:
     """Lines with the evidence and the remedy of each verdict; whole ones, within ``lines_max``."""
     texts = [
-        f"{name(one.name)}: {one.verdict.kind}: {escaped('; '.join(filter(None, said)))}"
-        for one in trainers
-        if one.verdict is not None and not one.verdict.is_healthy
-        for said in [(one.verdict.proof, one.verdict.remedy)]
+        f"{name(trainer.name)}: {trainer.verdict.kind}: {escaped('; '.join(filter(None, said)))}"
+        for trainer in trainers
+        if trainer.verdict is not None and not trainer.verdict.is_healthy
+        for said in [(trainer.verdict.proof, trainer.verdict.remedy)]
     ]
     lines: list[Text] = []
     for at, text in enumerate(texts):

@@ -111,7 +111,7 @@ class Claims:
         if not others:
             return True
         fair_slots = self.fair_slots
-        return subscription.usage < fair_slots or all(one.usage >= fair_slots for one in others.values())
+        return subscription.usage < fair_slots or all(other.usage >= fair_slots for other in others.values())
 
     # --- making claims and taking them back -------------------------------------------------------
 
@@ -181,8 +181,8 @@ class Claims:
     def make_room(self, slots: int) -> None:
         """Withdraw claims of those that use most, until the ring can promise ``slots`` more."""
         while not self.has_room(slots):
-            active = (one for one in self._subscriptions.values() if not one.ended)
-            richest = max((one for one in active if one.claims), key=lambda one: one.usage)
+            active = (claimant for claimant in self._subscriptions.values() if not claimant.ended)
+            richest = max((claimant for claimant in active if claimant.claims), key=lambda claimant: claimant.usage)
             assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
             self.withdraw(richest, len(richest.claims) - 1)
             self.block(richest, Blocked.NO_MEMORY)
@@ -196,10 +196,10 @@ class Claims:
         """
         if self.supply.has_room:
             return
-        active = [one for one in self._subscriptions.values() if not one.ended]
-        if not any(self.cause(one) is WaitCause.PRODUCERS for one in active if not one.is_spectator):
+        active = [reader for reader in self._subscriptions.values() if not reader.ended]
+        if not any(self.cause(reader) is WaitCause.PRODUCERS for reader in active if not reader.is_spectator):
             return
-        first_claims = [one.claims[0].slot for one in active if one.waiting and one.claims]
+        first_claims = [reader.claims[0].slot for reader in active if reader.waiting and reader.claims]
         awaited = {slot.number for slot in first_claims if slot is not None}
         while (slot := self.supply.reclaimable(awaited)) is not None:
             self.move(slot)
@@ -334,7 +334,7 @@ class Claims:
         for sequence, slot in subscription.unfilled(pending, is_every=is_every):
             waits = subscription.waiting and sequence == subscription.granted
             if waits and subscription.is_spectator:
-                waits = all(one.ended or one.is_spectator for one in self._subscriptions.values())
+                waits = all(reader.ended or reader.is_spectator for reader in self._subscriptions.values())
             if self.supply.may_fill(slot, waits=waits) and (waits or not self._overtakes(slot)):
                 return sequence, slot
         return None
@@ -346,11 +346,11 @@ class Claims:
         assert slot.position is not None
         spare = self.supply.mailbox.queued // self._spec.plan.batch_size - 1
         earlier = set()
-        for one in self._subscriptions.values():
-            if one.ended or one.is_spectator:
+        for reader in self._subscriptions.values():
+            if reader.ended or reader.is_spectator:
                 continue
-            for sequence in count(one.granted):
-                share = one.course.at(sequence)
+            for sequence in count(reader.granted):
+                share = reader.course.at(sequence)
                 if share is None or share.position >= slot.position:
                     break
                 found = self.ring.find(share.position)

@@ -66,9 +66,9 @@ class Delivery:
         Then no trainer will wait for a batch that takes longer.
         """
         return all(
-            one.granted + one.ready_claims > one.consumed and len(one.claims) - one.ready_claims <= 1
-            for one in self._active()
-            if not one.is_spectator
+            reader.granted + reader.ready_claims > reader.consumed and len(reader.claims) - reader.ready_claims <= 1
+            for reader in self._active()
+            if not reader.is_spectator
         )
 
     # --- what trainers do -------------------------------------------------------------------------
@@ -225,9 +225,9 @@ class Delivery:
         """Forget a slot without memory; return why the stream stops if too few are left."""
         if slot.position is not None:
             self.supply.mailbox.unbind(slot.position)
-        for one in (slot, *self.ring.unmade):
-            self.ring.drop(one)
-            self.claims.move(one)
+        for unmade in (slot, *self.ring.unmade):
+            self.ring.drop(unmade)
+            self.claims.move(unmade)
         self.ring.slots_max = len(self.ring.slots)  # there is no memory for more
         self.claims.pace.fit(self.ring.slots_max)
         needed = max(ENTITLEMENT_SLOTS, self.claims.promised)
@@ -240,8 +240,12 @@ class Delivery:
 
     def awaited_slots(self) -> list[int]:
         """Return the slots that trainers wait for while workers fill them."""
-        waiting = (one for one in self.subscriptions.values() if one.waits.cause is WaitCause.WORKERS and one.claims)
-        return [slot.number for one in waiting if (slot := one.claims[0].slot) is not None]
+        waiting = (
+            reader
+            for reader in self.subscriptions.values()
+            if reader.waits.cause is WaitCause.WORKERS and reader.claims
+        )
+        return [slot.number for reader in waiting if (slot := reader.claims[0].slot) is not None]
 
     # --- the life of the stream -------------------------------------------------------------------
 
@@ -267,18 +271,18 @@ class Delivery:
         claims.reclaim_samples()
         # Hundreds may be blocked, and one slot free: only those that can have it are advanced.
         short = blocked[Blocked.NO_SLOT] | (blocked[Blocked.NO_MEMORY] if claims.has_room(1) else {})
-        for one in self._in_turn(short):
-            if claims.has_room(1) or Blocked.NO_SLOT in one.blocked:
-                self._advance(one, actions)
+        for reader in self._in_turn(short):
+            if claims.has_room(1) or Blocked.NO_SLOT in reader.blocked:
+                self._advance(reader, actions)
         if claims.newcomers_find_room:
             reserved = blocked[Blocked.RESERVED].items()
-            readers = {number: one for number, one in reserved if claims.may_read_ahead(one)}
-            for one in self._in_turn(readers):
-                if claims.may_read_ahead(one):
-                    self._advance(one, actions)
+            readers = {number: reader for number, reader in reserved if claims.may_read_ahead(reader)}
+            for reader in self._in_turn(readers):
+                if claims.may_read_ahead(reader):
+                    self._advance(reader, actions)
         while claims.pace.has_moved() or self.supply.has_changed():
-            for one in self._in_turn(blocked[Blocked.AHEAD]):
-                self._advance(one, actions)
+            for reader in self._in_turn(blocked[Blocked.AHEAD]):
+                self._advance(reader, actions)
 
     # --- the steps --------------------------------------------------------------------------------
 
@@ -287,7 +291,7 @@ class Delivery:
         if len(subscriptions) < 2:  # noqa: PLR2004  the usual case
             return list(subscriptions.values())
         fair = self.claims.fair_slots
-        return sorted(subscriptions.values(), key=lambda one: (one.usage >= fair, one.served_s, one.number))
+        return sorted(subscriptions.values(), key=lambda reader: (reader.usage >= fair, reader.served_s, reader.number))
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what a trainer wants and may have, and hand out what is ready, in order."""
@@ -390,9 +394,9 @@ class Delivery:
                 return  # claims will be filled, batches will be sent, the course may be over
             slots, held = self.ring.slots_max, len(subscription.leases)
             others = sum(
-                len(one.leases) if one.ended else ENTITLEMENT_SLOTS
-                for one in self.subscriptions.values()
-                if one is not subscription
+                len(other.leases) if other.ended else ENTITLEMENT_SLOTS
+                for other in self.subscriptions.values()
+                if other is not subscription
             )
             if held + others < slots:
                 return
@@ -412,7 +416,7 @@ class Delivery:
             self.subscriptions.pop(subscription.number, None)
 
     def _active(self) -> list[Subscription]:
-        return [one for one in self.subscriptions.values() if not one.ended]
+        return [reader for reader in self.subscriptions.values() if not reader.ended]
 
 
 def _is_in_last_epoch(subscription: Subscription) -> bool:

@@ -147,7 +147,7 @@ class Stream:
         if not rows or self.shares is None or slot.position is None:
             return False
         samples = self.spec.plan.indices_of(slot.position, rows)
-        self.delivery.ring.divide(slot, [Part(*one) for one in self.shares.divide(samples, rows)])
+        self.delivery.ring.divide(slot, [Part(*part) for part in self.shares.divide(samples, rows)])
         return True
 
     def divide_blocks(self, slot: Slot, workers: int) -> None:
@@ -290,8 +290,8 @@ class Stream:
             bgr_fields=self.spec.bgr_fields,
             live=delivery.supply.statistics(),
             subscriptions=tuple(
-                _subscription_statistics(one, kept[one.number])
-                for one in islice(delivery.subscriptions.values(), subscriptions_max)
+                _subscription_statistics(subscription, kept[subscription.number])
+                for subscription in islice(delivery.subscriptions.values(), subscriptions_max)
             ),
             subscriptions_left_out=max(0, len(delivery.subscriptions) - subscriptions_max)
             if subscriptions_max is not None
@@ -319,27 +319,27 @@ class Stream:
             actions.append(Refuse(session, request, 0, *problem))
 
 
-def _subscription_statistics(one: Subscription, kept_slots: int) -> SubscriptionStatistics:
-    share = one.course.at(one.consumed)
-    last = one.course.at(one.consumed - 1) if one.consumed else None
+def _subscription_statistics(subscription: Subscription, kept_slots: int) -> SubscriptionStatistics:
+    share = subscription.course.at(subscription.consumed)
+    last = subscription.course.at(subscription.consumed - 1) if subscription.consumed else None
     return SubscriptionStatistics(
-        number=one.number,
-        session=one.session,
-        rank=one.course.rank,
-        world_size=one.course.world_size,
-        window=one.window,
+        number=subscription.number,
+        session=subscription.session,
+        rank=subscription.course.rank,
+        world_size=subscription.course.world_size,
+        window=subscription.window,
         epoch=share.position.epoch if share else None,
         step=share.position.step if share else None,
         last_epoch=last.position.epoch if last else None,
         last_step=last.position.step if last else None,
-        is_spectator=one.is_spectator,
-        consumed_batches=one.consumed,
-        delivered_samples=one.delivered_samples,
-        held_slots=len(one.leases),
-        ready_ahead=one.granted - one.consumed + one.ready_claims,
-        waiting=one.waits.cause is not None,
-        wait_s=one.wait_us / 1e6,
-        waits=one.waits.statistics(),
-        short_of_memory_s=one.short_of_memory.total_s,
+        is_spectator=subscription.is_spectator,
+        consumed_batches=subscription.consumed,
+        delivered_samples=subscription.delivered_samples,
+        held_slots=len(subscription.leases),
+        ready_ahead=subscription.granted - subscription.consumed + subscription.ready_claims,
+        waiting=subscription.waits.cause is not None,
+        wait_s=subscription.wait_us / 1e6,
+        waits=subscription.waits.statistics(),
+        short_of_memory_s=subscription.short_of_memory.total_s,
         kept_slots=kept_slots,
     )

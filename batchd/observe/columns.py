@@ -59,8 +59,8 @@ class StatusColumn(NamedTuple, Generic[Row]):
 
 def page_cells(columns: tuple[StatusColumn[Row], ...], row: Row) -> list[Cell]:
     """The cells of a row on the page."""
-    cells = (one.cell(row) for one in columns if one.page)
-    return [one if isinstance(one, Cell) else Cell(one) for one in cells if not isinstance(one, Bar)]
+    cells = (column.cell(row) for column in columns if column.page)
+    return [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells if not isinstance(cell, Bar)]
 
 
 # --- the words of cells ---------------------------------------------------------------------------
@@ -74,128 +74,128 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def _megabytes(one: TrainerView) -> str:
-    return "-" if one.trainer.sent_bytes_per_s is None else f"{one.trainer.sent_bytes_per_s / 1e6:.1f}"
+def _megabytes(row: TrainerView) -> str:
+    return "-" if row.trainer.sent_bytes_per_s is None else f"{row.trainer.sent_bytes_per_s / 1e6:.1f}"
 
 
-def _who(one: TrainerView) -> Cell:
-    pid = "" if one.trainer.pid is None else f"pid {one.trainer.pid}"
-    rank = f"rank {one.claim.rank} of {one.claim.world_size}" if one.claim.world_size > 1 else ""
-    return Cell(one.name, notes=(", ".join(filter(None, (pid, rank))),))
+def _who(row: TrainerView) -> Cell:
+    pid = "" if row.trainer.pid is None else f"pid {row.trainer.pid}"
+    rank = f"rank {row.claim.rank} of {row.claim.world_size}" if row.claim.world_size > 1 else ""
+    return Cell(row.name, notes=(", ".join(filter(None, (pid, rank))),))
 
 
-def _origin(one: TrainerView) -> str:
+def _origin(row: TrainerView) -> str:
     """Where a trainer runs, which decides how it gets batches, and the name of its key."""
-    if one.trainer.transport != "tcp":
-        return one.trainer.transport
-    several = f" x{one.trainer.connections}" if one.trainer.connections > 1 else ""
-    return f"tcp {one.trainer.host}{several}" + (f" ({one.trainer.key})" if one.trainer.key else "")
+    if row.trainer.transport != "tcp":
+        return row.trainer.transport
+    several = f" x{row.trainer.connections}" if row.trainer.connections > 1 else ""
+    return f"tcp {row.trainer.host}{several}" + (f" ({row.trainer.key})" if row.trainer.key else "")
 
 
-def _host(one: TrainerView) -> Cell:
-    rate = "" if one.trainer.sent_bytes_per_s is None else f"{_megabytes(one)} MB/s"
-    return Cell(one.trainer.host or one.trainer.transport, notes=(rate,))
+def _host(row: TrainerView) -> Cell:
+    rate = "" if row.trainer.sent_bytes_per_s is None else f"{_megabytes(row)} MB/s"
+    return Cell(row.trainer.host or row.trainer.transport, notes=(rate,))
 
 
-def _position(one: TrainerView, form: str) -> str:
-    return "at its end" if one.claim.epoch is None else form.format(one.claim.epoch, one.claim.step)
+def _position(row: TrainerView, form: str) -> str:
+    return "at its end" if row.claim.epoch is None else form.format(row.claim.epoch, row.claim.step)
 
 
-def _verdict(one: TrainerView) -> Cell:
+def _verdict(row: TrainerView) -> Cell:
     """On the page with the proof and what helps, last."""
-    found = one.verdict
-    if one.is_still:
-        text = f"{'waiting' if one.claim.waiting else 'stands still'} for {duration(one.still_s)}"
-        kind = [] if found is None or found.kind == Kind.STANDS_STILL.value else [found.kind]
-        return Cell(text, BAD, () if found is None else (*kind, found.proof, found.remedy))
-    if found is None:
-        return Cell("-" if one.claim.epoch is not None else "at its end", PLAIN)
-    return Cell(found.kind, GOOD if found.is_healthy else BAD, (found.proof, found.remedy))
+    verdict = row.verdict
+    if row.is_still:
+        text = f"{'waiting' if row.claim.waiting else 'stands still'} for {duration(row.still_s)}"
+        kind = [] if verdict is None or verdict.kind == Kind.STANDS_STILL.value else [verdict.kind]
+        return Cell(text, BAD, () if verdict is None else (*kind, verdict.proof, verdict.remedy))
+    if verdict is None:
+        return Cell("-" if row.claim.epoch is not None else "at its end", PLAIN)
+    return Cell(verdict.kind, GOOD if verdict.is_healthy else BAD, (verdict.proof, verdict.remedy))
 
 
-def _ring(one: StreamView) -> Bar:
-    return Bar((one.leased_slots, one.ready_slots, one.filling_slots), one.now.slots_max)
+def _ring(row: StreamView) -> Bar:
+    return Bar((row.leased_slots, row.ready_slots, row.filling_slots), row.now.slots_max)
 
 
-def _host_state(one: HostView) -> Cell:
-    return Cell(one.now.state, GOOD if one.now.state == "serving" and not one.note else BAD)
+def _host_state(row: HostView) -> Cell:
+    return Cell(row.now.state, GOOD if row.now.state == "serving" and not row.note else BAD)
 
 
 # --- the tables -----------------------------------------------------------------------------------
 
 STREAMS: tuple[StatusColumn[StreamView], ...] = (
-    StatusColumn("stream", lambda one: one.name, NAME, status=0, top=0, page="stream"),
-    StatusColumn("samples", lambda one: "live" if one.now.live else f"{one.now.samples:,}", status=50),
-    StatusColumn("batches", lambda one: f"{'' if one.now.live else f'{one.now.steps:,} '}x {one.now.batch_size}", status=60),
+    StatusColumn("stream", lambda row: row.name, NAME, status=0, top=0, page="stream"),
+    StatusColumn("samples", lambda row: "live" if row.now.live else f"{row.now.samples:,}", status=50),
+    StatusColumn("batches", lambda row: f"{'' if row.now.live else f'{row.now.steps:,} '}x {row.now.batch_size}", status=60),
     StatusColumn("ring", _ring, SHORT, top=0),
-    StatusColumn("leased", lambda one: str(one.leased_slots), status=MIDDLE, top=MIDDLE, page="slots leased"),
-    StatusColumn("ready", lambda one: str(one.ready_slots), status=MIDDLE, top=MIDDLE, page="ready"),
-    StatusColumn("filling", lambda one: str(one.filling_slots), top=WIDE, page="filling"),
-    StatusColumn("slots", lambda one: str(one.now.slots), status=100),
-    StatusColumn("max", lambda one: str(one.now.slots_max), status=MIDDLE),
-    StatusColumn("of", lambda one: str(one.now.slots_max), top=MIDDLE, page="of"),
-    StatusColumn("decoded", lambda one: f"{one.now.decoded_batches:,}", status=40),
-    StatusColumn("delivered", lambda one: f"{one.now.delivered_batches:,}", status=0),
-    StatusColumn("shared", lambda one: f"{one.now.shared_batches:,}", status=WIDE),
-    StatusColumn("decoded/s", lambda one: _number(one.decoded_per_s), top=0, page="decoded/s"),
-    StatusColumn("delivered/s", lambda one: _number(one.delivered_per_s), top=0, page="delivered/s"),
-    StatusColumn("bad", lambda one: f"{one.now.bad_samples:,}", status=30, top=MIDDLE, page="bad samples"),
-    StatusColumn("ms/sample", lambda one: f"{one.now.sample_s * 1000:.2f}", status=90),
+    StatusColumn("leased", lambda row: str(row.leased_slots), status=MIDDLE, top=MIDDLE, page="slots leased"),
+    StatusColumn("ready", lambda row: str(row.ready_slots), status=MIDDLE, top=MIDDLE, page="ready"),
+    StatusColumn("filling", lambda row: str(row.filling_slots), top=WIDE, page="filling"),
+    StatusColumn("slots", lambda row: str(row.now.slots), status=100),
+    StatusColumn("max", lambda row: str(row.now.slots_max), status=MIDDLE),
+    StatusColumn("of", lambda row: str(row.now.slots_max), top=MIDDLE, page="of"),
+    StatusColumn("decoded", lambda row: f"{row.now.decoded_batches:,}", status=40),
+    StatusColumn("delivered", lambda row: f"{row.now.delivered_batches:,}", status=0),
+    StatusColumn("shared", lambda row: f"{row.now.shared_batches:,}", status=WIDE),
+    StatusColumn("decoded/s", lambda row: _number(row.decoded_per_s), top=0, page="decoded/s"),
+    StatusColumn("delivered/s", lambda row: _number(row.delivered_per_s), top=0, page="delivered/s"),
+    StatusColumn("bad", lambda row: f"{row.now.bad_samples:,}", status=30, top=MIDDLE, page="bad samples"),
+    StatusColumn("ms/sample", lambda row: f"{row.now.sample_s * 1000:.2f}", status=90),
 )  # fmt: skip
 """The page shows a stream as a section; without scripts as a row."""
 
 TRAINERS: tuple[StatusColumn[TrainerView], ...] = (
     StatusColumn("trainer", _who, NAME, status=0, top=0, page="trainer"),
-    StatusColumn("pid", lambda one: "?" if one.trainer is GONE else str(one.trainer.pid or "-"), status=90),
+    StatusColumn("pid", lambda row: "?" if row.trainer is GONE else str(row.trainer.pid or "-"), status=90),
     StatusColumn("from", _origin, status=110),
-    StatusColumn("stream", lambda one: one.stream, STREAM, status=40, top=MIDDLE, page="stream"),
-    StatusColumn("rank", lambda one: f"{one.claim.rank} of {one.claim.world_size}", status=MIDDLE, top=WIDE),
-    StatusColumn("epoch:step", lambda one: _position(one, "{}:{:,}"), status=50, top=MIDDLE),
-    StatusColumn("position", lambda one: _position(one, "epoch {:,}, step {:,}"), SHORT, page="position"),
-    StatusColumn("held", lambda one: str(one.claim.held_slots), status=WIDE),
-    StatusColumn("waits", lambda one: _share(one.wait_share), top=0, page="waits"),
-    StatusColumn("ahead", lambda one: f"{one.ready_ahead} of {one.claim.window}", status=60, top=0, page="ready ahead"),
-    StatusColumn("batches/s", lambda one: _number(one.batches_per_s, ",.1f"), page="batches/s"),
-    StatusColumn("state", lambda one: "waiting" if one.claim.waiting else "busy", status=0),
-    StatusColumn("waited", lambda one: duration(one.claim.wait_s), status=30),
+    StatusColumn("stream", lambda row: row.stream, STREAM, status=40, top=MIDDLE, page="stream"),
+    StatusColumn("rank", lambda row: f"{row.claim.rank} of {row.claim.world_size}", status=MIDDLE, top=WIDE),
+    StatusColumn("epoch:step", lambda row: _position(row, "{}:{:,}"), status=50, top=MIDDLE),
+    StatusColumn("position", lambda row: _position(row, "epoch {:,}, step {:,}"), SHORT, page="position"),
+    StatusColumn("held", lambda row: str(row.claim.held_slots), status=WIDE),
+    StatusColumn("waits", lambda row: _share(row.wait_share), top=0, page="waits"),
+    StatusColumn("ahead", lambda row: f"{row.ready_ahead} of {row.claim.window}", status=60, top=0, page="ready ahead"),
+    StatusColumn("batches/s", lambda row: _number(row.batches_per_s, ",.1f"), page="batches/s"),
+    StatusColumn("state", lambda row: "waiting" if row.claim.waiting else "busy", status=0),
+    StatusColumn("waited", lambda row: duration(row.claim.wait_s), status=30),
     StatusColumn("from", _host, SHORT, top=WIDE, page="from"),
     StatusColumn("MB/s", _megabytes, status=WIDE, top=WIDE),
     StatusColumn("verdict", _verdict, VERDICT, top=0, page="verdict"),
 )
 
 WORKERS: tuple[StatusColumn[WorkerView], ...] = (
-    StatusColumn("worker", lambda one: str(one.now.number), SHORT, status=0),
-    StatusColumn("worker", lambda one: str(one.now.place), SHORT, top=0),
-    StatusColumn("worker", lambda one: f"worker {one.now.place}", NAME, page="worker"),
-    StatusColumn("pid", lambda one: str(one.now.pid or "-"), status=30, top=0, page="pid"),
+    StatusColumn("worker", lambda row: str(row.now.number), SHORT, status=0),
+    StatusColumn("worker", lambda row: str(row.now.place), SHORT, top=0),
+    StatusColumn("worker", lambda row: f"worker {row.now.place}", NAME, page="worker"),
+    StatusColumn("pid", lambda row: str(row.now.pid or "-"), status=30, top=0, page="pid"),
     StatusColumn(
-        "state", lambda one: Cell(one.now.state, "" if one.now.state == "ready" else BAD), SHORT, 0, 0, "state"
+        "state", lambda row: Cell(row.now.state, "" if row.now.state == "ready" else BAD), SHORT, 0, 0, "state"
     ),
-    StatusColumn("busy", lambda one: _share(one.busy_share), top=0, page="busy"),
-    StatusColumn("", lambda one: Bar((one.busy_share or 0.0,), 1.0, is_short=True), SHORT, top=MIDDLE),
-    StatusColumn("samples/s", lambda one: _number(one.samples_per_s), top=MIDDLE, page="samples/s"),
-    StatusColumn("ms/sample", lambda one: _number(one.sample_ms, ",.2f"), top=0, page="ms/sample"),
-    StatusColumn("orders", lambda one: str(one.now.orders), status=60, top=WIDE, page="orders"),
-    StatusColumn("chunks", lambda one: f"{one.now.chunks:,}", status=50),
-    StatusColumn("samples", lambda one: f"{one.now.samples:,}", status=40),
-    StatusColumn("busy", lambda one: duration(one.now.busy_s), status=0),
-    StatusColumn("replaced", lambda one: str(one.replaced), top=MIDDLE, page="replaced"),
+    StatusColumn("busy", lambda row: _share(row.busy_share), top=0, page="busy"),
+    StatusColumn("", lambda row: Bar((row.busy_share or 0.0,), 1.0, is_short=True), SHORT, top=MIDDLE),
+    StatusColumn("samples/s", lambda row: _number(row.samples_per_s), top=MIDDLE, page="samples/s"),
+    StatusColumn("ms/sample", lambda row: _number(row.sample_ms, ",.2f"), top=0, page="ms/sample"),
+    StatusColumn("orders", lambda row: str(row.now.orders), status=60, top=WIDE, page="orders"),
+    StatusColumn("chunks", lambda row: f"{row.now.chunks:,}", status=50),
+    StatusColumn("samples", lambda row: f"{row.now.samples:,}", status=40),
+    StatusColumn("busy", lambda row: duration(row.now.busy_s), status=0),
+    StatusColumn("replaced", lambda row: str(row.replaced), top=MIDDLE, page="replaced"),
 )
 
 HOSTS: tuple[StatusColumn[HostView], ...] = (
-    StatusColumn("worker host", lambda one: Cell(one.now.name, notes=(one.now.host,)), NAME, 0, 0, "worker host"),
-    StatusColumn("from", lambda one: one.now.host, SHORT, status=90, top=WIDE),
-    StatusColumn("key", lambda one: one.now.key or "-", status=110),
+    StatusColumn("worker host", lambda row: Cell(row.now.name, notes=(row.now.host,)), NAME, 0, 0, "worker host"),
+    StatusColumn("from", lambda row: row.now.host, SHORT, status=90, top=WIDE),
+    StatusColumn("key", lambda row: row.now.key or "-", status=110),
     StatusColumn("state", _host_state, SHORT, status=0, top=0, page="state"),
-    StatusColumn("workers", lambda one: f"{one.now.workers:,}", status=0, top=0, page="workers"),
-    StatusColumn("orders", lambda one: f"{one.now.orders:,}", status=100),
-    StatusColumn("samples", lambda one: f"{one.now.samples:,}", status=40),
-    StatusColumn("busy", lambda one: duration(one.now.busy_s), status=50),
-    StatusColumn("GB", lambda one: f"{one.now.received_bytes / 1e9:.1f}", status=60),
-    StatusColumn("busy", lambda one: _share(one.busy_share), top=MIDDLE, page="busy"),
-    StatusColumn("samples/s", lambda one: _number(one.samples_per_s), top=0, page="samples/s"),
-    StatusColumn("GB/s", lambda one: _number(one.bytes_per_s and one.bytes_per_s / 1e9, ".2f"), top=MIDDLE, page="GB/s"),
-    StatusColumn("withdrawn", lambda one: f"{one.now.withdrawn:,}", status=MIDDLE, top=MIDDLE, page="withdrawn"),
-    StatusColumn("late rows", lambda one: f"{one.now.late_rows:,}", status=WIDE, top=WIDE, page="late rows"),
-    StatusColumn("disagreed", lambda one: f"{one.now.disagreements:,}", status=80, top=WIDE, page="disagreements"),
+    StatusColumn("workers", lambda row: f"{row.now.workers:,}", status=0, top=0, page="workers"),
+    StatusColumn("orders", lambda row: f"{row.now.orders:,}", status=100),
+    StatusColumn("samples", lambda row: f"{row.now.samples:,}", status=40),
+    StatusColumn("busy", lambda row: duration(row.now.busy_s), status=50),
+    StatusColumn("GB", lambda row: f"{row.now.received_bytes / 1e9:.1f}", status=60),
+    StatusColumn("busy", lambda row: _share(row.busy_share), top=MIDDLE, page="busy"),
+    StatusColumn("samples/s", lambda row: _number(row.samples_per_s), top=0, page="samples/s"),
+    StatusColumn("GB/s", lambda row: _number(row.bytes_per_s and row.bytes_per_s / 1e9, ".2f"), top=MIDDLE, page="GB/s"),
+    StatusColumn("withdrawn", lambda row: f"{row.now.withdrawn:,}", status=MIDDLE, top=MIDDLE, page="withdrawn"),
+    StatusColumn("late rows", lambda row: f"{row.now.late_rows:,}", status=WIDE, top=WIDE, page="late rows"),
+    StatusColumn("disagreed", lambda row: f"{row.now.disagreements:,}", status=80, top=WIDE, page="disagreements"),
 )  # fmt: skip

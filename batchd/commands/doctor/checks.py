@@ -73,12 +73,12 @@ def check_memory(machine: Machine, need_bytes: int, running: Running = NOTHING_R
     held = running.memory_bytes if not limited or running.shares_groups(machine) else 0
     have = free + held
     of_these = f" ({round_bytes(held)} of it in slots of the running daemon)" if held else ""
-    found = f"{round_bytes(have, floor)} available{of_these}, {round_bytes(need_bytes)} needed for the rings"
+    reading = f"{round_bytes(have, floor)} available{of_these}, {round_bytes(need_bytes)} needed for the rings"
     where = " (a control group's limit)" if limited else ""
     if shortage(need_bytes, have) is None:
-        return ok("memory", found + where)
+        return ok("memory", reading + where)
     bigger = "raise MemoryMax= in the unit, --memory of docker, or the pod's memory limit" if limited else "add memory"
-    return problem("memory", found + where, f"reduce memory = in [daemon], or {bigger}")
+    return problem("memory", reading + where, f"reduce memory = in [daemon], or {bigger}")
 
 
 def check_locked_memory(machine: Machine, need_bytes: int) -> Finding:
@@ -86,12 +86,12 @@ def check_locked_memory(machine: Machine, need_bytes: int) -> Finding:
     limit = machine.limits["locked memory"]
     if limit in (UNLIMITED, -1):
         return ok("locked memory", "unlimited")
-    found = f"up to {round_bytes(limit, floor)}"
+    reading = f"up to {round_bytes(limit, floor)}"
     if limit >= need_bytes:
-        return ok("locked memory", found)
+        return ok("locked memory", reading)
     return note(
         "locked memory",
-        f"{found}, less than the rings",
+        f"{reading}, less than the rings",
         "trainers whose device reads the ring by itself (writable_slots) may need more: ulimit -l unlimited, "
         "LimitMEMLOCK=infinity in their unit, --ulimit memlock=-1 of docker",
     )
@@ -127,11 +127,11 @@ def check_swap(machine: Machine) -> Finding:
     total, free = facts.get("SwapTotal", 0), facts.get("SwapFree", 0)
     if not total:
         return ok("swap", "none")
-    found = f"{round_bytes(total - free)} of {round_bytes(total)} in use"
+    reading = f"{round_bytes(total - free)} of {round_bytes(total)} in use"
     if total - free > BUSY_SWAP * total:
         advice = "memory has been short, and swapped-out batches are slow: reduce memory = in [daemon]"
-        return warning("swap", found, f"{advice}, or set MemorySwapMax=0 in the unit")
-    return ok("swap", found)
+        return warning("swap", reading, f"{advice}, or set MemorySwapMax=0 in the unit")
+    return ok("swap", reading)
 
 
 def check_nodes(machine: Machine) -> Finding:
@@ -149,15 +149,15 @@ def check_count(machine: Machine, workers: int) -> Iterator[Finding]:
     there = sum(line.startswith("processor") for line in machine.read("/proc/cpuinfo").splitlines())
     quota = min(cpu_quotas(machine.root), default=None)
     usable = float(machine.affinity)
-    found = f"{usable:g} of {there} CPUs usable" if there > usable else counted(machine.affinity, "CPU")
+    reading = f"{usable:g} of {there} CPUs usable" if there > usable else counted(machine.affinity, "CPU")
     if quota is not None and quota < usable:
-        usable, found = quota, f"{found}, {quota:g} by the quota of the control group"
-    found = f"{found}; {counted(workers, 'worker')}"
+        usable, reading = quota, f"{reading}, {quota:g} by the quota of the control group"
+    reading = f"{reading}; {counted(workers, 'worker')}"
     if workers > usable + 1:
         advice = "more workers than CPUs help only if they wait for files (`batchd why`: storage-bound)"
-        yield note("processors", found, f'{advice}; otherwise set workers = "auto" in [daemon]')
+        yield note("processors", reading, f'{advice}; otherwise set workers = "auto" in [daemon]')
     else:
-        yield ok("processors", found)
+        yield ok("processors", reading)
     for group in control_groups("cpu", machine.root):
         facts = machine.table(group.folder / "cpu.stat")
         periods, throttled = facts.get("nr_periods", 0), facts.get("nr_throttled", 0)
@@ -183,10 +183,10 @@ def check_pool(config: Config, rings: Mapping[str, RingSize], cpus: int) -> Iter
         speed_bytes = bytes_per_s or GIGABIT_10_BYTES
         link = f"{interface or 'a network'} of {8 * speed_bytes / 1e9:g} Gbit/s"
         rows = f"{NETWORK_SHARE * speed_bytes / row_bytes:,.0f} of them a second"
-        found = f"rows of {round_bytes(round(row_bytes))}: {link} carries {rows}"
+        reading = f"rows of {round_bytes(round(row_bytes))}: {link} carries {rows}"
         advice = "; ".join(cheaper_than_hosts(config.daemon.worker_count(), cpus, stream))
         subject = f"worker hosts of {name}"
-        yield note(subject, found, f"try first: {advice}") if advice else ok(subject, found)
+        yield note(subject, reading, f"try first: {advice}") if advice else ok(subject, reading)
 
 
 def cheaper_than_hosts(workers: int, cpus: int, stream: StreamConfig) -> Iterator[str]:
@@ -229,14 +229,14 @@ def check_governor(machine: Machine) -> Finding:
 def check_files(machine: Machine, plan: DescriptorPlan | None, streams: int) -> Finding:
     """The hard limit against the plan of the configuration; ``plan`` is None without one."""
     limit = machine.limits["files"]
-    found = f"up to {limit:,}"
+    reading = f"up to {limit:,}"
     if plan is None:
-        return ok("open files", found) if limit >= USUAL_FILES else note("open files", found)
-    found += f", {plan.need:,} needed if all rings are full and all sessions are used"
+        return ok("open files", reading) if limit >= USUAL_FILES else note("open files", reading)
+    reading += f", {plan.need:,} needed if all rings are full and all sessions are used"
     refusal, shortage = plan.refusal(streams), plan.shortage()
     if refusal is not None:
-        return problem("open files", found, refusal.message)
-    return warning("open files", found, shortage) if shortage else ok("open files", found)
+        return problem("open files", reading, refusal.message)
+    return warning("open files", reading, shortage) if shortage else ok("open files", reading)
 
 
 def check_file_size(machine: Machine, rings: Mapping[str, RingSize]) -> Finding:
@@ -244,8 +244,8 @@ def check_file_size(machine: Machine, rings: Mapping[str, RingSize]) -> Finding:
     limit = machine.limits["file size"]
     if limit in (UNLIMITED, -1):
         return ok("file sizes", "unlimited")
-    refusal, found = file_size_refusal(rings, limit), f"up to {limit:,} bytes"
-    return ok("file sizes", found) if refusal is None else problem("file sizes", found, refusal.message)
+    refusal, reading = file_size_refusal(rings, limit), f"up to {limit:,} bytes"
+    return ok("file sizes", reading) if refusal is None else problem("file sizes", reading, refusal.message)
 
 
 def check_processes(machine: Machine, workers: int, running: Running = NOTHING_RUNS) -> Finding:
@@ -256,8 +256,8 @@ def check_processes(machine: Machine, workers: int, running: Running = NOTHING_R
     )
     if room >= UNLIMITED_ROOM:
         return ok("processes", "unlimited")
-    found = f"{room:,} more, {need} needed for {counted(workers, 'worker')}"
-    return ok("processes", found) if room >= need else problem("processes", found, f"raise the limit: {why}")
+    reading = f"{room:,} more, {need} needed for {counted(workers, 'worker')}"
+    return ok("processes", reading) if room >= need else problem("processes", reading, f"raise the limit: {why}")
 
 
 def _room_of_user(machine: Machine, running: Running) -> int:
@@ -341,8 +341,8 @@ def check_date(machine: Machine, now_s: float, installed_s: float) -> Iterator[F
     """The wall clock, in Unix time. One before the installation breaks certificates of https."""
     date = f"{datetime.fromtimestamp(now_s, UTC):%Y-%m-%d %H:%M} UTC"
     if now_s < installed_s:
-        found = f"{date}, before this batchd was installed"
-        yield warning("date", found, "set the clock: timedatectl set-ntp true")
+        reading = f"{date}, before this batchd was installed"
+        yield warning("date", reading, "set the clock: timedatectl set-ntp true")
     elif not (machine.root / TIMESYNC).is_dir():
         yield ok("date", date)
     elif (machine.root / TIMESYNC / "synchronized").exists():

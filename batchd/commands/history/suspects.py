@@ -89,9 +89,9 @@ class Blame:
             "rows": self.rows,
             "bad_rows": self.bad_rows,
             "compared": self.compared,
-            "bad": [_plain(one) for one in self.bad],
-            "found": [{**_plain(one), "times": one.times} for one in self.found],
-            "worst": [_plain(one) for one in self.worst],
+            "bad": [_plain(record) for record in self.bad],
+            "found": [{**_plain(record), "times": record.times} for record in self.found],
+            "worst": [_plain(record) for record in self.worst],
         }
 
 
@@ -107,12 +107,12 @@ def examine(replayer: Replayer, losses: Losses, rows_shown: int) -> Blame:
     outcome = stand_out(losses, badness, samples, groupings, is_shuffled=is_shuffled)
     report_of = np.repeat(np.arange(len(losses)), rows)
     made: dict[Position, Replayed] = {}
-    by_kind = {one.kind: one for one in groupings}
+    by_kind = {grouping.kind: grouping for grouping in groupings}
     found = [
-        _named(replayer, losses, one, by_kind, samples, report_of, badness.bad[report_of], made)
+        _named(replayer, losses, group, by_kind, samples, report_of, badness.bad[report_of], made)
         if number < NAMED_MAX
-        else one
-        for number, one in enumerate(outcome.found)
+        else group
+        for number, group in enumerate(outcome.found)
     ]
     order = np.argsort(-badness.deviations, kind="stable")[: int(badness.bad.sum())]
     bad_rows = badness.row_deviations > DEVIATIONS
@@ -170,15 +170,15 @@ def _bad_batch(losses: Losses, badness: Badness, report: int) -> BadBatch:
 def _members(found: Iterable[Found], groupings: Mapping[str, Grouping], samples: Numbers) -> Flags:
     """Which rows are in a group that stands out by being too frequent, bool ``[rows]``."""
     members = np.zeros(len(samples), np.bool_)
-    for one in (one for one in found if not one.is_rare):
-        members |= samples == int(one.name) if one.kind == SAMPLE else groupings[one.kind].of == one.group
+    for group in (group for group in found if not group.is_rare):
+        members |= samples == int(group.name) if group.kind == SAMPLE else groupings[group.kind].of == group.group
     return members
 
 
 def _named(  # noqa: PLR0913, PLR0917  all that a row is found by
     replayer: Replayer,
     losses: Losses,
-    one: Found,
+    group: Found,
     groupings: Mapping[str, Grouping],
     samples: Numbers,
     report_of: Numbers,
@@ -186,17 +186,17 @@ def _named(  # noqa: PLR0913, PLR0917  all that a row is found by
     made: dict[Position, Replayed],
 ) -> Found:
     """Name a sample, or a file of many samples, by making one of its rows again."""
-    if one.kind not in {SAMPLE, FILE}:
-        return one
-    is_member = samples == int(one.name) if one.kind == SAMPLE else groupings[FILE].of == one.group
+    if group.kind not in {SAMPLE, FILE}:
+        return group
+    is_member = samples == int(group.name) if group.kind == SAMPLE else groupings[FILE].of == group.group
     rows = np.flatnonzero(is_member)
     row = int(rows[np.argmax(bad[rows])])
     report = int(report_of[row])
     batch = _made(replayer, losses.position(report), made)
     replayed = batch.rows[int(losses.heads["first"][report]) + row - int(np.searchsorted(report_of, report))]
-    if one.kind == SAMPLE:
-        return one._replace(name=f"{replayed.name} (sample {one.name})")
-    return one._replace(name=f"{replayed.name.rpartition(': ')[0] or replayed.name} ({one.name})")
+    if group.kind == SAMPLE:
+        return group._replace(name=f"{replayed.name} (sample {group.name})")
+    return group._replace(name=f"{replayed.name.rpartition(': ')[0] or replayed.name} ({group.name})")
 
 
 def _made(replayer: Replayer, position: Position, made: dict[Position, Replayed]) -> Replayed:
@@ -246,10 +246,10 @@ def _worst(  # noqa: PLR0913, PLR0917  all that a row is found by
     return found
 
 
-def _plain(one: BadBatch | Found | SuspectRow) -> dict[str, object]:
+def _plain(record: BadBatch | Found | SuspectRow) -> dict[str, object]:
     """The fields as JSON has them: no position but its numbers, and no number that is none."""
     plain: dict[str, object] = {}
-    for name, value in one._asdict().items():
+    for name, value in record._asdict().items():
         if isinstance(value, Position):
             plain |= {"epoch": value.epoch, "step": value.step}
         elif name != "group":

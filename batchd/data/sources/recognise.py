@@ -132,9 +132,9 @@ def recognise_files(path: Path, files: FoundFiles, survey: Survey) -> FoundSourc
                 if not is_other:
                     refused.append((len(names), SourceInvalid(str(error))))
                     break
-    best = max(found, key=lambda one: len(one.names), default=None)
+    best = max(found, key=lambda source: len(source.names), default=None)
     if best is None:
-        raise max(refused, key=lambda one: one[0])[1] if refused else _unknown(path, files, survey)
+        raise max(refused, key=lambda refusal: refusal[0])[1] if refused else _unknown(path, files, survey)
     used = set(best.names)
     return FoundSource(best, files, [name for name in files.names if name not in used])
 
@@ -171,7 +171,7 @@ def _unknown(path: Path, files: FoundFiles, survey: Survey) -> SourceInvalid:
     if packed:
         each = """find {} -iname '*{}' -exec sh -c '{}' {{}} ';' &&"""
         commands = [PACKED[ending].format(file='"$0"', folder='"${0%.*}"') for ending in packed]
-        finds = [each.format(quote(str(files.root)), *one) for one in zip(packed, commands, strict=True)]
+        finds = [each.format(quote(str(files.root)), *pair) for pair in zip(packed, commands, strict=True)]
         lines += ["unpack them first:", *(f"  {find}" for find in finds), f"  batchd init {quote(str(files.root))}"]
     lines += ["batchd recognises", *(f"  {line}" for line in readable_endings())]
     lines.append(
@@ -296,7 +296,7 @@ def patterns_of(files: FoundFiles, names: Sequence[bytes]) -> tuple[str, ...]:
     end = f".{endings[0]}" if len(endings) == 1 else f".{{{','.join(endings)}}}" if endings else ""
     last_names = sorted(_NUMBERS.sub(b"-", name.rpartition(b"/")[2]) for name in names)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(last_names[0], last_names[-1], strict=False))
-    begin = readable(bytes(one for one, _other in same)).rstrip("0123456789")
+    begin = readable(bytes(byte for byte, _other in same)).rstrip("0123456789")
     inside = {readable(folder) + "/" if folder else "" for folder in folders}
     first = {f"{folder.partition(b'/')[0].decode(errors='replace')}/**/" for folder in folders if folder}
     for folder in [*(inside if len(inside) == 1 else ()), "**/", *(first if len(first) == 1 else ())]:
@@ -312,10 +312,10 @@ def patterns_of(files: FoundFiles, names: Sequence[bytes]) -> tuple[str, ...]:
 
 def _selects(text: str, names: Sequence[bytes], wanted: Sequence[bytes]) -> bool:
     try:
-        plain = [Pattern(one) for one in resolve_braces(text)]
+        plain = [Pattern(name) for name in resolve_braces(text)]
     except ValueError:
         return False
-    return [name for name in names if any(one.matches(name.split(b"/")) for one in plain)] == list(wanted)
+    return [name for name in names if any(pattern.matches(name.split(b"/")) for pattern in plain)] == list(wanted)
 
 
 def training_folder(names: Sequence[bytes]) -> tuple[bytes, str]:
@@ -408,10 +408,10 @@ def type_of(values: Sequence[object]) -> str | None:
     if kinds == {bool}:
         return "bool"
     if kinds and kinds <= {int, bool}:
-        return "int64" if all(isinstance(one, int) and -(1 << 63) <= one < 1 << 63 for one in values) else None
+        return "int64" if all(isinstance(value, int) and -(1 << 63) <= value < 1 << 63 for value in values) else None
     if kinds and kinds <= {int, float, bool}:
-        if kinds != {float} and all(isinstance(one, (int, float)) and float(one).is_integer() for one in values):
-            return type_of([int(one) for one in values if isinstance(one, (int, float))])
+        if kinds != {float} and all(isinstance(value, (int, float)) and float(value).is_integer() for value in values):
+            return type_of([int(value) for value in values if isinstance(value, (int, float))])
         return float_type([float(value) for value in values if isinstance(value, (int, float))])
     if kinds == {str}:
         return "text"
@@ -424,20 +424,20 @@ def type_of(values: Sequence[object]) -> str | None:
 
 def float_type(numbers: Iterable[float]) -> str:
     """The type of floats that keeps their whole parts: of large ones float32 does not."""
-    return "float64" if any(abs(one) >= FLOAT32_WHOLE and isfinite(one) for one in numbers) else "float32"
+    return "float64" if any(abs(value) >= FLOAT32_WHOLE and isfinite(value) for value in numbers) else "float32"
 
 
 def _type_of_lists(lists: Sequence[Sequence[object]]) -> str | None:
     """The type of lists of numbers, at any depth; None for others, and for ragged inner lists."""
-    lengths = {len(one) for one in lists}
+    lengths = {len(values) for values in lists}
     length = str(lengths.pop()) if len(lengths) == 1 and lengths != {0} else "?"
-    inner = [one for numbers in lists for one in numbers]
+    inner = [value for numbers in lists for value in numbers]
     if not inner:
         return None
     text = type_of(inner)
     number, bracket, shape = (text or "").partition("[")
     is_ragged = "?" in shape and any(
-        len({len(one) for one in numbers if isinstance(one, list)}) > 1 for numbers in lists
+        len({len(value) for value in numbers if isinstance(value, list)}) > 1 for numbers in lists
     )
     if number not in ("bool", "int64", "float32", "float64") or is_ragged:
         return None

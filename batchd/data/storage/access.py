@@ -242,7 +242,7 @@ class LocalFiles:
 
     def first_changed(self, witnesses: Sequence[values.Witness]) -> str:
         """The first path that has changed; "" if none has. Raises ``OSError``."""
-        return next((one.path for one in witnesses if not self._is_unchanged(one)), "")
+        return next((witness.path for witness in witnesses if not self._is_unchanged(witness)), "")
 
     def _is_unchanged(self, seen: values.Witness) -> bool:
         """True if a file is as it was, or a folder has the same names that a scan would take."""
@@ -329,12 +329,14 @@ class RemoteFiles:
 
     def first_changed(self, witnesses: Sequence[values.Witness]) -> str:
         """See ``LocalFiles``."""
-        objects = [one for one in witnesses if not one.is_listing]
-        versions = self._storage.client.heads([one.path for one in objects]) if witnesses else []
-        for one, version in zip(objects, versions, strict=True):
-            if isinstance(version, values.ObjectUnreadable) or values.object_witness(one.path, version) != one:
-                return one.path
-        return next((one.path for one in witnesses if one.is_listing and not self._is_same_listing(one)), "")
+        objects = [witness for witness in witnesses if not witness.is_listing]
+        versions = self._storage.client.heads([witness.path for witness in objects]) if witnesses else []
+        for witness, version in zip(objects, versions, strict=True):
+            if isinstance(version, values.ObjectUnreadable) or values.object_witness(witness.path, version) != witness:
+                return witness.path
+        return next(
+            (witness.path for witness in witnesses if witness.is_listing and not self._is_same_listing(witness)), ""
+        )
 
     def look_at_each(self, urls: Sequence[str], survey: Witnesses) -> None:
         """Check that objects exist. Raises ``SourceInvalid`` for the first that does not."""
@@ -343,12 +345,12 @@ class RemoteFiles:
                 raise _unreadable(url, version)
             survey.add(values.object_witness(url, version))
 
-    def _is_same_listing(self, one: values.Witness) -> bool:
-        if not one.names:
+    def _is_same_listing(self, witness: values.Witness) -> bool:
+        if not witness.names:
             return False
-        url, rule = one.path.removesuffix("/"), rule_of(json.loads(one.names))
+        url, rule = witness.path.removesuffix("/"), rule_of(json.loads(witness.names))
         try:
-            return _listed(url, _taken(self._storage.client.list_folder(url), rule), rule) == one
+            return _listed(url, _taken(self._storage.client.list_folder(url), rule), rule) == witness
         except values.ObjectUnreadable:
             return False
 
@@ -389,8 +391,8 @@ def _taken(found: values.Listing, rule: NameRule) -> values.Listing:
 def _listed(url: str, found: values.Listing, rule: NameRule) -> values.Witness:
     files: list[tuple[str, values.Version]] = sorted(found.files, key=lambda file: file[0])
     digest = sha256()
-    for one in [*sorted(found.folders), None, *files]:
-        digest.update(repr(one).encode("utf-8", "backslashreplace") + b"\0")
+    for entry in [*sorted(found.folders), None, *files]:
+        digest.update(repr(entry).encode("utf-8", "backslashreplace") + b"\0")
     return values.listing_witness(url, digest.hexdigest(), json.dumps(rule))
 
 
@@ -458,7 +460,7 @@ class ObjectStream(RawIOBase):
         room = memoryview(buffer).cast("B")
         if self._place >= self._size or not room:
             return 0
-        block = next((one for one in self._blocks if one.start <= self._place < one.end), None)
+        block = next((block for block in self._blocks if block.start <= self._place < block.end), None)
         block = block or self._next_block(len(room))
         start = self._place - block.start
         count = min(len(room), len(block.data) - start)
@@ -476,11 +478,11 @@ class ObjectStream(RawIOBase):
 
     def _next_block(self, need: int) -> _Block:
         """Fetch the block that begins here, longer than the one that it continues."""
-        before = next((one for one in self._blocks if 0 <= self._place - one.end <= GAP_BYTES_MAX), None)
+        before = next((block for block in self._blocks if 0 <= self._place - block.end <= GAP_BYTES_MAX), None)
         length = FIRST_BYTES if before is None else max(FIRST_BYTES, min(len(before.data) * GROWTH, LENGTH_MAX))
         end = self._until + FIRST_BYTES if self._place < self._until else self._size
         size = min(max(length, min(need, LENGTH_MAX)), min(end, self._size) - self._place)
-        kept_bytes = [*accumulate(len(one.data) for one in self._blocks)]
+        kept_bytes = [*accumulate(len(block.data) for block in self._blocks)]
         self._blocks = self._blocks[: min(BLOCKS_MAX - 1, bisect_right(kept_bytes, self._kept_bytes))]
         try:
             data = self._read(self._place, size)

@@ -138,12 +138,14 @@ class RemoteBytes:
             return
         requested = self._storage.requested
         wanted = set(extents)
-        short = [one for one in wanted if one.size is None or one.size <= WHOLE_BYTES_MAX]
+        short = [extent for extent in wanted if extent.size is None or extent.size <= WHOLE_BYTES_MAX]
         if len(short) < len(wanted):
             requested.refuse()
-        used = {self._fetched[one] for one in short if one in self._fetched}
-        absent = (one for one in short if one not in self._fetched)
-        begun = [_Request(*one) for one in _joined(sorted(absent, key=lambda one: (one.path, one.start)))]
+        used = {self._fetched[extent] for extent in short if extent in self._fetched}
+        absent = (extent for extent in short if extent not in self._fetched)
+        begun = [
+            _Request(*extent) for extent in _joined(sorted(absent, key=lambda extent: (extent.path, extent.start)))
+        ]
         begun = [request for request in begun if requested.take(request.around.size)]
         for request in (*used, *begun):
             request.users += 1
@@ -165,8 +167,8 @@ class RemoteBytes:
         for request in requests:
             request.users -= 1
             if not request.users:
-                for one in request.extents:
-                    del self._fetched[one]
+                for extent in request.extents:
+                    del self._fetched[extent]
 
     def _read(self, extent: Extent, bytes_max: int) -> memoryview:
         deadline_s = self._storage.sample_s
@@ -183,19 +185,19 @@ class RemoteBytes:
 
 def _joined(extents: Iterable[Extent]) -> Iterator[tuple[Extent, list[Extent]]]:
     """The extents of each request, sorted, behind the extent around them."""
-    for path, those in groupby(extents, key=lambda one: one.path):
+    for path, those in groupby(extents, key=lambda extent: extent.path):
         group: list[Extent] = []
         end = 0
-        for one in those:
-            is_apart = one.size is None or one.start - end > GAP_BYTES_MAX
-            if group and (is_apart or one.start + (one.size or 0) - group[0].start > JOINED_BYTES_MAX):
+        for extent in those:
+            is_apart = extent.size is None or extent.start - end > GAP_BYTES_MAX
+            if group and (is_apart or extent.start + (extent.size or 0) - group[0].start > JOINED_BYTES_MAX):
                 yield Extent(path, group[0].start, end - group[0].start), group
                 group = []
-            if one.size is None:
-                yield one, [one]
+            if extent.size is None:
+                yield extent, [extent]
                 continue
-            end = max(end, one.start + one.size) if group else one.start + one.size
-            group.append(one)
+            end = max(end, extent.start + extent.size) if group else extent.start + extent.size
+            group.append(extent)
         if group:
             yield Extent(path, group[0].start, end - group[0].start), group
 
@@ -281,11 +283,13 @@ class BytesReader:
         """
         if not self.reads_ahead and self._slow_chunks:
             self._slow_chunks -= 1
-            for one in extents:
-                self._announce(one)
+            for extent in extents:
+                self._announce(extent)
             return
         self._remote.fetch(
-            one for one in extents if is_url(one.path) and (one.size is None or 0 < one.size <= self._max_bytes)
+            extent
+            for extent in extents
+            if is_url(extent.path) and (extent.size is None or 0 < extent.size <= self._max_bytes)
         )
 
     def _announce(self, extent: Extent) -> None:

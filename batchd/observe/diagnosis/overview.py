@@ -139,8 +139,8 @@ class _Changes:
         now_s = status.daemon.uptime_s
         since: dict[SubscriptionKey, tuple[tuple[int, bool], float]] = {}
         for stream in status.streams:
-            for one in stream.subscriptions:
-                key, state = (stream.name, one.number), (one.consumed_batches, one.waiting)
+            for subscription in stream.subscriptions:
+                key, state = (stream.name, subscription.number), (subscription.consumed_batches, subscription.waiting)
                 known = self.since_s.get(key)
                 since[key] = known if known is not None and known[0] == state else (state, now_s)
         self.since_s = since
@@ -179,9 +179,9 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     changes = changes or _Changes()
     reading = compare(before, after)
     daemon = after.daemon
-    readings = {one.name: one for one in reading.streams} if reading else {}
-    known = {one.number for one in before.workers}
-    changed = {one.number: one for one in reading.change.workers if one.number in known} if reading else {}
+    readings = {stream.name: stream for stream in reading.streams} if reading else {}
+    known = {worker.number for worker in before.workers}
+    changed = {worker.number: worker for worker in reading.change.workers if worker.number in known} if reading else {}
     seconds = reading.seconds if reading else 0.0
     claims = tuple(_claims(after, reading, changes))
     return Overview(
@@ -194,12 +194,12 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
         worker_deaths=daemon.worker_deaths,
         seconds=reading.seconds if reading else None,
         busy_share=reading.utilisation if reading and reading.workers else None,
-        streams=tuple(_stream(one, readings.get(one.name), seconds) for one in after.streams),
-        trainers=tuple(one for one in claims if one.trainer is not GONE),
+        streams=tuple(_stream(stream, readings.get(stream.name), seconds) for stream in after.streams),
+        trainers=tuple(claim for claim in claims if claim.trainer is not GONE),
         claims=claims,
         workers=tuple(
-            _worker(one, changed.get(one.number), seconds, changes.replaced.get(one.place, (0, 0))[1])
-            for one in sorted(after.workers, key=lambda one: one.place)
+            _worker(worker, changed.get(worker.number), seconds, changes.replaced.get(worker.place, (0, 0))[1])
+            for worker in sorted(after.workers, key=lambda worker: worker.place)
         ),
         pool=pool_view(after.pool, reading.pool if reading else None) if after.pool is not None else None,
         host=daemon.host,
@@ -208,14 +208,14 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
     )
 
 
-def _stream(one: StreamStatus, reading: StreamReading | None, seconds: float) -> StreamView:
+def _stream(now: StreamStatus, reading: StreamReading | None, seconds: float) -> StreamView:
     work = reading.work if reading else None
     return StreamView(
-        name=one.name,
-        now=one,
-        leased_slots=one.leased_slots,
-        ready_slots=max(0, one.ready_slots - one.leased_slots),
-        filling_slots=max(0, one.slots - one.ready_slots) if one.filling_slots is None else one.filling_slots,
+        name=now.name,
+        now=now,
+        leased_slots=now.leased_slots,
+        ready_slots=max(0, now.ready_slots - now.leased_slots),
+        filling_slots=max(0, now.slots - now.ready_slots) if now.filling_slots is None else now.filling_slots,
         decoded_per_s=work.samples / seconds if work is not None else None,
         delivered_per_s=reading.change.delivered_samples / seconds if reading else None,
         sample_ms=1000 * work.total_s / work.samples if work is not None and work.samples else None,
@@ -242,22 +242,24 @@ def parts_of_sample(work: WorkReading) -> tuple[tuple[str, float], ...]:
 
 
 def _claims(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> Iterator[TrainerView]:
-    trainers = {one.session: one for one in after.trainers}
+    trainers = {trainer.session: trainer for trainer in after.trainers}
     now_s = after.daemon.uptime_s
     judged = (
-        {(one.stream.name, one.now.number): (one, found) for one, found in judge_trainers(reading)} if reading else {}
+        {(read.stream.name, read.now.number): (read, found) for read, found in judge_trainers(reading)}
+        if reading
+        else {}
     )
     for stream in after.streams:
-        for one in stream.subscriptions:
-            trainer = trainers.get(one.session, GONE)
-            key = (stream.name, one.number)
+        for claim in stream.subscriptions:
+            trainer = trainers.get(claim.session, GONE)
+            key = (stream.name, claim.number)
             read, verdict = judged.get(key, (None, None))
             yield TrainerView(
                 name=trainer.name,
                 stream=stream.name,
-                claim=one,
+                claim=claim,
                 trainer=trainer,
-                ready_ahead=read.ready_ahead if read else one.ready_ahead,
+                ready_ahead=read.ready_ahead if read else claim.ready_ahead,
                 still_s=now_s - changes.since_s[key][1] if key in changes.since_s else 0.0,
                 wait_share=read.wait_share if read else None,
                 batches_per_s=read.batches / read.seconds if read else None,
@@ -267,9 +269,9 @@ def _claims(after: DaemonStatus, reading: Reading | None, changes: _Changes) -> 
             )
 
 
-def _worker(one: WorkerStatistics, change: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
+def _worker(worker: WorkerStatistics, change: WorkerStatistics | None, seconds: float, replaced: int) -> WorkerView:
     return WorkerView(
-        now=one,
+        now=worker,
         replaced=replaced,
         samples_per_s=change.samples / seconds if change else None,
         sample_ms=1000 * change.busy_s / change.samples if change and change.samples else None,

@@ -126,7 +126,7 @@ def judge(reading: Reading) -> list[Verdict]:
 
 def judge_trainers(reading: Reading) -> list[tuple[TrainerReading, Verdict]]:
     """The same, each with its trainer."""
-    trainers = sorted(reading.trainers, key=lambda one: -one.wait_share)
+    trainers = sorted(reading.trainers, key=lambda trainer: -trainer.wait_share)
     findings = [(trainer, *_finding(trainer, reading)) for trainer in trainers]
     short = [trainer for trainer, _, _, remedy in findings if remedy is MORE_CORES]
     judged = []
@@ -163,9 +163,12 @@ def _far_behind(trainer: TrainerReading, reading: Reading) -> str:
     """What the slowest mirror trainer of a stream costs the others, or ""."""
     stream = trainer.stream
     mirrors = {
-        one.now.epoch * stream.now.steps + (one.now.step or 0): one
-        for one in reading.trainers
-        if one.stream is stream and one.now.world_size == 1 and not one.now.is_spectator and one.now.epoch is not None
+        mirror.now.epoch * stream.now.steps + (mirror.now.step or 0): mirror
+        for mirror in reading.trainers
+        if mirror.stream is stream
+        and mirror.now.world_size == 1
+        and not mirror.now.is_spectator
+        and mirror.now.epoch is not None
     }
     if not mirrors or not stream.work.samples:
         return ""
@@ -173,7 +176,7 @@ def _far_behind(trainer: TrainerReading, reading: Reading) -> str:
     if batches <= last.now.kept_slots + last.ready_ahead + last.now.window:
         return ""
     # what one trainer reads is decoded at least; where epochs repeat, the ring may have it all
-    most = max(one.batches for one in mirrors.values())
+    most = max(mirror.batches for mirror in mirrors.values())
     again = min(last.batches, stream.work.samples / stream.now.batch_size - most) * stream.now.batch_size
     costs = []
     if again >= AGAIN_SHARE_MIN * stream.work.samples:
@@ -202,7 +205,7 @@ def _not_waiting(trainer: TrainerReading, reading: Reading) -> Finding:
     step_ms = 1000 * (trainer.seconds - trainer.wait_s) / trainer.batches
     waits = f"it waits {trainer.wait_share:.1%} of the time"
     stream = trainer.stream
-    readers = sum(one.stream is stream for one in reading.trainers)
+    readers = sum(other.stream is stream for other in reading.trainers)
     most = min(trainer.now.window, stream.now.slots_max - 1, stream.now.slots_max // readers)
     # the last one of the window is always being filled
     has_all = trainer.ready_ahead >= max(1, most - 1)
@@ -227,8 +230,8 @@ def _network(trainer: TrainerReading, _reading: Reading) -> Finding:
 
 
 def _lockstep(trainer: TrainerReading, reading: Reading) -> Finding:
-    others = [one for one in reading.trainers if one.stream is trainer.stream and one is not trainer]
-    slowest = min(others, key=lambda one: one.wait_share, default=None)
+    others = [other for other in reading.trainers if other.stream is trainer.stream and other is not trainer]
+    slowest = min(others, key=lambda other: other.wait_share, default=None)
     who = f"; {slowest.name} waits least ({slowest.wait_share:.0%})" if slowest else ""
     proof = f"{_waits(trainer)} for the other trainers of the stream{who}"
     return Kind.LOCKSTEP, proof, 'a larger max_skew, or lag = "independent", lets it run ahead'
@@ -391,7 +394,7 @@ def _unused_hosts(trainer: TrainerReading, reading: Reading) -> Finding | None:
 
 def _why_unused(link: LinkStatistics, stream: str) -> str:
     """Why a worker host does not fill a stream, or "" if it is not known to be a problem."""
-    refused = [one.removeprefix(f"{stream}: ") for one in link.refused if one.startswith(f"{stream}: ")]
+    refused = [reason.removeprefix(f"{stream}: ") for reason in link.refused if reason.startswith(f"{stream}: ")]
     if refused:
         return refused[0]
     if link.state == "proving" and link.since_s > OPENING_S:
@@ -432,22 +435,22 @@ def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
 def _decoded_by_others(stream: StreamReading, reading: Reading) -> str:
     """Which streams make the same, and what one decoding for all would save, or ""."""
     source, content = stream.now.source, stream.now.fingerprint
-    group = [one for one in reading.streams if one.now.source == source and one.work.samples]
-    others = [one for one in group if one is not stream]
+    group = [other for other in reading.streams if other.now.source == source and other.work.samples]
+    others = [other for other in group if other is not stream]
     if not source or not others:
         return ""
-    same = [one for one in others if one.now.fingerprint == content]
+    same = [other for other in others if other.now.fingerprint == content]
     if same:
-        work_s = stream.work.total_s + sum(one.work.total_s for one in same)
-        names = f"{', '.join(one.name for one in same)} {'has' if len(same) == 1 else 'have'}"
-        saved = 1 - max(stream.work.total_s, *(one.work.total_s for one in same)) / (work_s or 1.0)
+        work_s = stream.work.total_s + sum(other.work.total_s for other in same)
+        names = f"{', '.join(other.name for other in same)} {'has' if len(same) == 1 else 'have'}"
+        saved = 1 - max(stream.work.total_s, *(other.work.total_s for other in same)) / (work_s or 1.0)
         return (
             f"; {names} the same batches: one stream for all their trainers would save up to {saved:.0%} of this work"
         )
-    decode_s = sum(spent_s for one in group for name, spent_s in one.work.parts if name.startswith("decode"))
-    if any(one.samples_cache and one.samples_cache.kind in KEEP_PIXELS for one in group) or not decode_s:
+    decode_s = sum(spent_s for other in group for name, spent_s in other.work.parts if name.startswith("decode"))
+    if any(other.samples_cache and other.samples_cache.kind in KEEP_PIXELS for other in group) or not decode_s:
         return ""
-    names = ", ".join(one.name for one in others)
+    names = ", ".join(other.name for other in others)
     return (
         f"; {names} {'reads' if len(others) == 1 else 'read'} the same samples: decoding them for each stream takes "
         f"{decode_s / (reading.work_s or 1.0):.0%} of the workers' time, which the same cache_memory in all of them "
@@ -474,8 +477,8 @@ _INSIDE: tuple[Callable[[TrainerReading, Reading], Finding | None], ...] = (
 def _cores(trainer: TrainerReading, short: Sequence[TrainerReading], reading: Reading) -> str:
     """Number of cores with which no trainer of ``short`` would wait, and where to get them."""
     # of each stream the trainer that waits most
-    streams = {one.stream.name: one for one in sorted(short, key=lambda one: one.wait_share)}
-    greedy = [one for one in streams.values() if one.wait_share > ENDLESS_SHARE]
+    streams = {waiter.stream.name: waiter for waiter in sorted(short, key=lambda waiter: waiter.wait_share)}
+    greedy = [waiter for waiter in streams.values() if waiter.wait_share > ENDLESS_SHARE]
     if greedy:
         work = trainer.stream.work
         each = f"each further core adds {work.samples / work.total_s:.0f} samples/s"
@@ -492,9 +495,9 @@ def _loads(reading: Reading) -> Iterator[StreamLoad]:
     """All streams, as ``needed_workers`` takes them."""
     for stream in reading.streams:
         trainers = [
-            (one.batches, min(1.0, one.waits_s["workers"] / one.seconds))
-            for one in reading.trainers
-            if one.stream is stream
+            (reader.batches, min(1.0, reader.waits_s["workers"] / reader.seconds))
+            for reader in reading.trainers
+            if reader.stream is stream
         ]
         yield StreamLoad(stream.name, stream.work.total_s / reading.seconds, trainers)
 

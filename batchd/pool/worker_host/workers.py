@@ -141,11 +141,11 @@ class HostWorkers:
 
     def withdraw(self, worker: int, order: int) -> None:
         """Drop an order that waits, and do not send the rows of one that was begun."""
-        for one in self._in_hand.values():
-            if (one.fill.link, one.fill.worker, one.fill.order) == (self._link, worker, order):
-                one.is_withdrawn = True
-        for one in [one for one in self._waiting.get(worker, ()) if one.fill.order == order]:
-            self._drop(worker, one)
+        for begun in self._in_hand.values():
+            if (begun.fill.link, begun.fill.worker, begun.fill.order) == (self._link, worker, order):
+                begun.is_withdrawn = True
+        for waiting in [waiting for waiting in self._waiting.get(worker, ()) if waiting.fill.order == order]:
+            self._drop(worker, waiting)
 
     def quarantine(self, stream: OpenedStream, samples: Sequence[int]) -> None:
         """Treat further samples of a stream as bad."""
@@ -166,14 +166,14 @@ class HostWorkers:
 
     def forget(self, stream: OpenedStream) -> None:
         """Close a stream. Workers first finish its orders that they have begun."""
-        for one in self._in_hand.values():
-            one.is_withdrawn |= one.stream is stream
+        for begun in self._in_hand.values():
+            begun.is_withdrawn |= begun.stream is stream
         for worker, waiting in self._waiting.items():
-            for one in [one for one in waiting if one.stream is stream]:
-                self._drop(worker, one)
+            for order in [order for order in waiting if order.stream is stream]:
+                self._drop(worker, order)
         keys = [key for key in self._scratches if key[1] == stream.number]
-        scratches = [one for key in keys for one in self._scratches.pop(key)]
-        self._processes.forget_slots([one.number for one in scratches])
+        scratches = [scratch for key in keys for scratch in self._scratches.pop(key)]
+        self._processes.forget_slots([scratch.number for scratch in scratches])
         self._processes.forget_stream(stream.number)
         for scratch in scratches:
             scratch.close()
@@ -183,7 +183,7 @@ class HostWorkers:
     @property
     def is_idle(self) -> bool:
         """True if no order of the link is left, and all rows were sent."""
-        has_any = any(self._waiting.values()) or any(one.fill.link == self._link for one in self._in_hand.values())
+        has_any = any(self._waiting.values()) or any(begun.fill.link == self._link for begun in self._in_hand.values())
         return not has_any and not len(self._sent)
 
     @property
@@ -214,8 +214,8 @@ class HostWorkers:
         self._processes.close(wait_s)
         self._sent.close()
         for scratches in self._scratches.values():
-            for one in scratches:
-                one.close()
+            for scratch in scratches:
+                scratch.close()
         self._scratches.clear()
 
     def _pass_time(self) -> None:
@@ -230,8 +230,8 @@ class HostWorkers:
             self._fleet.observe(worker, self._processes.note(worker), actions)
         self._perform(actions)
         for scratches in self._scratches.values():
-            for one in scratches:
-                one.rest()
+            for scratch in scratches:
+                scratch.rest()
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -274,7 +274,7 @@ class HostWorkers:
     def _take_scratch(self, worker: int, order: _HostOrder) -> OrderMemory | None:
         """Free memory of a worker for a stream; None if all is in use. Raises ``OSError``."""
         scratches = self._scratches[worker, order.stream.number]
-        scratch = next((one for one in scratches if one.is_free), None)
+        scratch = next((scratch for scratch in scratches if scratch.is_free), None)
         if scratch is None and len(scratches) < SCRATCH_MAX:
             self._last_scratch += 1
             scratch = OrderMemory(self._last_scratch, order.stream.layout)

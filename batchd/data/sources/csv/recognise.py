@@ -56,14 +56,14 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     if image is not None:
         image_root = root_of_images(files, path, records[0][titles.index(image)], survey)
         image = None if image_root is None else image
-    found, reasons = _columns(titles, records, image)
-    label = recognise.label_in({title: one.text for title, one in found.items()})
+    columns, reasons = _columns(titles, records, image)
+    label = recognise.label_in({title: cells.text for title, cells in columns.items()})
     classes: tuple[str, ...] = ()
-    if label is None and (label := _class_column(found)) is not None:
-        classes = tuple(sorted(found[label].values))
-        found[label] = found[label]._replace(text="int64")
-    types = {title: one.text for title, one in found.items()}
-    exact = {title for title, one in found.items() if one.is_exact}
+    if label is None and (label := _class_column(columns)) is not None:
+        classes = tuple(sorted(columns[label].values))
+        columns[label] = columns[label]._replace(text="int64")
+    types = {title: cells.text for title, cells in columns.items()}
+    exact = {title for title, cells in columns.items() if cells.is_exact}
     chosen = recognise.choose_fields(
         {**types, **({IMAGE: "image"} if image is not None else {})}, reasons, exact, label
     )
@@ -116,7 +116,7 @@ def _columns(
     titles: Sequence[str], records: Sequence[Sequence[str]], image: str | None
 ) -> tuple[dict[str, _Cells], dict[str, str]]:
     """The columns by title, and why others are left out."""
-    found: dict[str, _Cells] = {}
+    columns: dict[str, _Cells] = {}
     reasons: dict[str, str] = {}
     for number, title in enumerate(titles):
         if title == image:
@@ -130,18 +130,18 @@ def _columns(
         elif empty:
             reasons[title] = f"empty in {empty:,} of {counted(len(cells), 'record')}"
         else:
-            found[title] = _type(cells)
-    return found, reasons
+            columns[title] = _type(cells)
+    return columns, reasons
 
 
-def _class_column(found: Mapping[str, _Cells]) -> str | None:
+def _class_column(columns: Mapping[str, _Cells]) -> str | None:
     """The column whose texts are probably the names of classes; None if there is none.
 
     Its title says so, or it is the only one of texts, and they are short and come back.
     """
-    texts = [title for title, one in found.items() if one.text == "text"]
-    named = [title for title in texts if found[title].values and recognise.is_label(title)]
-    alone = [title for title in texts if len(texts) == 1 and found[title].come_back]
+    texts = [title for title, cells in columns.items() if cells.text == "text"]
+    named = [title for title in texts if columns[title].values and recognise.is_label(title)]
+    alone = [title for title in texts if len(texts) == 1 and columns[title].come_back]
     return next(iter([*named, *alone]), None)
 
 
@@ -153,16 +153,16 @@ def _first_line(path: Path, survey: Survey) -> str:
 def _has_text_quotes(path: Path, delimiter: str, survey: Survey) -> bool:
     """True if the quotes of a table cannot, or hardly, stand around values. Reads all of it."""
     separator = delimiter.encode()
-    wanted, found = 0, set[int]()
+    wanted, counts = 0, set[int]()
     try:
         with survey.open(path) as stream:
             for run in RecordFinder(path, delimiter, "double").pieces(stream):
                 wanted = wanted or run.record(0).count(separator)
                 broken = map(run.record, run.broken.tolist())
-                found |= {line.count(separator) for record in broken for line in record.split(b"\n") if line.strip()}
+                counts |= {line.count(separator) for record in broken for line in record.split(b"\n") if line.strip()}
     except QuotesMisplaced:
         return True
-    return wanted > 0 and found == {wanted}
+    return wanted > 0 and counts == {wanted}
 
 
 def _records(path: Path, delimiter: str, quoting: str, survey: Survey) -> tuple[list[str], list[list[str]], bool]:

@@ -346,13 +346,13 @@ class ArrowFile:
         for buffer in buffers:
             if buffer is None or not buffer.size:
                 continue
-            place = column.place(buffer)
-            room = memoryview(column.memory)[place - column.start :][: buffer.size]
-            self._stream.seek(place)  # type: ignore[attr-defined, unused-ignore]
+            offset = column.place(buffer)
+            room = memoryview(column.memory)[offset - column.start :][: buffer.size]
+            self._stream.seek(offset)  # type: ignore[attr-defined, unused-ignore]
             while room and (count := self._stream.readinto(room)):  # type: ignore[attr-defined]
                 room = room[count:]
             if room:
-                raise Unreadable(f"is cut: it ends within the buffer at byte {place}")
+                raise Unreadable(f"is cut: it ends within the buffer at byte {offset}")
 
 
 TableFile: TypeAlias = ParquetFile | ArrowFile
@@ -397,10 +397,10 @@ class _FlatTable:
     pyarrow gives neither the bytes of a body nor the rows without the body.
     """
 
-    def __init__(self, data: bytes, place: int) -> None:
+    def __init__(self, data: bytes, offset: int) -> None:
         self._data = data
-        self._place = place
-        self._fields = place - self._at("<i", place)
+        self._start = offset
+        self._fields = offset - self._at("<i", offset)
 
     @classmethod
     def root(cls, data: bytes) -> "_FlatTable":
@@ -414,30 +414,30 @@ class _FlatTable:
     def number(self, field: int, form: str) -> int:
         """A field that is a number; 0 if it is not set."""
         offset = self._offset(field)
-        return self._at(form, self._place + offset) if offset else 0
+        return self._at(form, self._start + offset) if offset else 0
 
     def below(self, field: int) -> "_FlatTable":
         """A field that is a table."""
-        place = self._place + self._offset(field)
-        return _FlatTable(self._data, place + self._at("<I", place))
+        offset = self._start + self._offset(field)
+        return _FlatTable(self._data, offset + self._at("<I", offset))
 
     def items(self, field: int, form: struct.Struct) -> list[tuple[int, ...]]:
         """A field that is a list of structures; empty if it is not set."""
         if not self.has(field):
             return []
-        place = self._place + self._offset(field)
-        place += self._at("<I", place)
-        end = place + 4 + self._at("<I", place) * form.size
+        offset = self._start + self._offset(field)
+        offset += self._at("<I", offset)
+        end = offset + 4 + self._at("<I", offset) * form.size
         if end > len(self._data):
             raise ValueError("behind the last byte")
-        return list(form.iter_unpack(self._data[place + 4 : end]))
+        return list(form.iter_unpack(self._data[offset + 4 : end]))
 
     def _offset(self, field: int) -> int:
-        place = 4 + 2 * field
-        return self._at("<H", self._fields + place) if place < self._at("<H", self._fields) else 0
+        offset = 4 + 2 * field
+        return self._at("<H", self._fields + offset) if offset < self._at("<H", self._fields) else 0
 
-    def _at(self, form: str, place: int) -> int:
-        if place < 0:
+    def _at(self, form: str, offset: int) -> int:
+        if offset < 0:
             raise ValueError("before the first byte")
-        (number,) = struct.unpack_from(form, self._data, place)
+        (number,) = struct.unpack_from(form, self._data, offset)
         return int(number)

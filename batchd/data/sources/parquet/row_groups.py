@@ -91,67 +91,67 @@ def _header_at(stream: BinaryIO, start: int, end: int) -> tuple[Header, int]:
                 raise ValueError(f"the header of a page at byte {start} is damaged") from None
 
 
-def _struct(data: bytes, place: int) -> tuple[Header, int]:
+def _struct(data: bytes, offset: int) -> tuple[Header, int]:
     """The fields of a struct, and the byte behind it. Raises ``IndexError`` at the end of data."""
     found: Header = {}
     number = 0
-    while head := data[place]:
-        place += 1
+    while head := data[offset]:
+        offset += 1
         kind = head & 15
         if head >> 4:
             number += head >> 4
         else:
-            number, place = _signed(data, place)
-        found[number], place = _value(data, place, kind)
-    return found, place + 1
+            number, offset = _signed(data, offset)
+        found[number], offset = _value(data, offset, kind)
+    return found, offset + 1
 
 
-def _value(data: bytes, place: int, kind: int) -> tuple[object, int]:
+def _value(data: bytes, offset: int, kind: int) -> tuple[object, int]:
     if kind in (_TRUE, _FALSE):
-        return kind == _TRUE, place
+        return kind == _TRUE, offset
     if kind == _BYTE:
-        return data[place], place + 1
+        return data[offset], offset + 1
     if _BYTE < kind <= _I64:
-        return _signed(data, place)
+        return _signed(data, offset)
     if kind == _DOUBLE:
-        return None, place + 8
+        return None, offset + 8
     if kind == _BINARY:
-        length, place = _unsigned(data, place)
-        return None, place + length
+        length, offset = _unsigned(data, offset)
+        return None, offset + length
     if kind in (_LIST, _SET):
-        return None, _behind_list(data, place)
+        return None, _behind_list(data, offset)
     if kind == _STRUCT:
-        return _struct(data, place)
+        return _struct(data, offset)
     raise ValueError(f"a page has a field of the unknown type {kind}")
 
 
-def _behind_list(data: bytes, place: int) -> int:
-    count, kind = data[place] >> 4, data[place] & 15
-    place += 1
+def _behind_list(data: bytes, offset: int) -> int:
+    count, kind = data[offset] >> 4, data[offset] & 15
+    offset += 1
     if count == _LONG:
-        count, place = _unsigned(data, place)
+        count, offset = _unsigned(data, offset)
     for _element in range(count):
-        _, place = _value(data, place, _BYTE if kind in (_TRUE, _FALSE) else kind)
-        data[place - 1]  # elements end with the data
-    return place
+        _, offset = _value(data, offset, _BYTE if kind in (_TRUE, _FALSE) else kind)
+        data[offset - 1]  # elements end with the data
+    return offset
 
 
-def _unsigned(data: bytes, place: int) -> tuple[int, int]:
+def _unsigned(data: bytes, offset: int) -> tuple[int, int]:
     number = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[offset]
+        offset += 1
         number |= (byte & 127) << shift
         if byte < 128:  # noqa: PLR2004  the highest bit says that another byte follows
-            return number, place
+            return number, offset
         shift += 7
         if shift > _SHIFT_MAX:
             raise ValueError("a page has a number of more than 64 bits")
 
 
-def _signed(data: bytes, place: int) -> tuple[int, int]:
-    number, place = _unsigned(data, place)
-    return number >> 1 ^ -(number & 1), place
+def _signed(data: bytes, offset: int) -> tuple[int, int]:
+    number, offset = _unsigned(data, offset)
+    return number >> 1 ^ -(number & 1), offset
 
 
 BYTES, PATH = "bytes", "path"

@@ -162,8 +162,8 @@ class MembersReader:
         """See ``interface.ReadsParts``."""
         return self._read(sample, self._found(sample, (first, end)))
 
-    def _read(self, sample: int, found: list[_Found | None]) -> Mapping[str, Value]:
-        return {**self._values(found, self._contents(found), self._parts), **self.known(sample)}
+    def _read(self, sample: int, members: list[_Found | None]) -> Mapping[str, Value]:
+        return {**self._values(members, self._contents(members), self._parts), **self.known(sample)}
 
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
         """See ``interface.ReadsLengths``: of an array, by its header; other members are read."""
@@ -176,7 +176,7 @@ class MembersReader:
         arrays = [members[part.slot] for members in found]
         for members, array in zip(found, arrays, strict=True):
             members[part.slot] = None if array is None else array.head
-        self._bytes.prefetch(one.extent for members in found for one in members if one is not None)
+        self._bytes.prefetch(member.extent for members in found for member in members if member is not None)
         for place, (members, array) in enumerate(zip(found, arrays, strict=True)):
             with suppress(SampleUnreadable, SourceInvalid):
                 contents = self._contents(members)
@@ -187,25 +187,25 @@ class MembersReader:
                     lengths[place] = length
         return lengths
 
-    def _contents(self, found: list[_Found | None]) -> list[memoryview | None]:
-        contents = [self._content(one, is_last=one is found[-1]) for one in found]
+    def _contents(self, members: list[_Found | None]) -> list[memoryview | None]:
+        contents = [self._content(member, is_last=member is members[-1]) for member in members]
         self.points = {}
-        for slot, (one, content) in enumerate(zip(found, contents, strict=True)):
-            if one is not None and one.points is not None and content is not None:
-                size, first, end = one.points
+        for slot, (member, content) in enumerate(zip(members, contents, strict=True)):
+            if member is not None and member.points is not None and content is not None:
+                size, first, end = member.points
                 names = (part.column.name for part in self._parts if part.slot == slot)
                 self.points |= dict.fromkeys(names, content[first:end])
                 contents[slot] = content[:size]
         return contents
 
     def _values(
-        self, found: list[_Found | None], contents: list[memoryview | None], parts: Iterable[MemberField]
+        self, members: list[_Found | None], contents: list[memoryview | None], parts: Iterable[MemberField]
     ) -> dict[str, Value]:
         """The values of some fields. Raises ``SampleUnreadable``."""
         objects: dict[int, Mapping[str, object]] = {}
         values: dict[str, Value] = {}
         for part in parts:
-            member, content = found[part.slot], contents[part.slot]
+            member, content = members[part.slot], contents[part.slot]
             if member is None or content is None:
                 values[part.column.name] = self._default(part, f"there is no member {part.members}")
                 continue
@@ -226,8 +226,8 @@ class MembersReader:
 
     def prefetch_with(self, samples: Sequence[int], parts: Mapping[int, tuple[int, int]]) -> None:
         """See ``interface.ReadsParts``."""
-        found = (one for sample in samples for one in self._found(sample, parts.get(sample)))
-        self._bytes.prefetch(one.extent for one in found if one is not None)
+        wanted = (member for sample in samples for member in self._found(sample, parts.get(sample)))
+        self._bytes.prefetch(member.extent for member in wanted if member is not None)
 
     def known(self, sample: int) -> Mapping[str, Value]:
         """The key, as ``path``; the index has no other values."""
@@ -249,35 +249,35 @@ class MembersReader:
     def _found(self, sample: int, part: tuple[int, int] | None = None) -> list[_Found | None]:
         """The wanted members of a sample; None for an absent one. ``part``: bytes of its image."""
         file, start = self.file(sample), int(self._starts[sample])
-        found = [
+        members = [
             None if number == MISSING else _Found(endings[number], Extent(file, start + blocks * BLOCKSIZE, size))
             for endings, number, (blocks, size) in zip(
                 self._wanted, self._endings[sample].tolist(), self._extents[sample].tolist(), strict=True
             )
         ]
         if self._points_at is not None:
-            found = [
-                self._with_points(one, *points)
-                for one, points in zip(found, self._points_at[sample].tolist(), strict=True)
+            members = [
+                self._with_points(member, *points)
+                for member, points in zip(members, self._points_at[sample].tolist(), strict=True)
             ]
-        if part is not None and self._image is not None and (image := found[self._image]) is not None:
+        if part is not None and self._image is not None and (image := members[self._image]) is not None:
             extent = Extent(file, image.extent.start + part[0], part[1] - part[0])
-            found[self._image] = image._replace(extent=extent, points=None)
-        return found
+            members[self._image] = image._replace(extent=extent, points=None)
+        return members
 
-    def _with_points(self, found: _Found | None, first: int, count: int) -> _Found | None:
+    def _with_points(self, member: _Found | None, first: int, count: int) -> _Found | None:
         """The member with the access points behind it, if it has some."""
-        if found is None or not count or first + count > self._max_bytes:
-            return found
-        size = found.extent.size or 0
-        extent = found.extent._replace(size=first + count)
-        return found._replace(extent=extent, points=(size, first, first + count))
+        if member is None or not count or first + count > self._max_bytes:
+            return member
+        size = member.extent.size or 0
+        extent = member.extent._replace(size=first + count)
+        return member._replace(extent=extent, points=(size, first, first + count))
 
-    def _content(self, found: _Found | None, *, is_last: bool) -> memoryview | None:
+    def _content(self, member: _Found | None, *, is_last: bool) -> memoryview | None:
         """The bytes of a member. All but the last are copied: the next read reuses the buffer."""
-        if found is None:
+        if member is None:
             return None
-        path, start, size = found.extent
+        path, start, size = member.extent
         if not size:
             return memoryview(b"")
         try:
@@ -286,7 +286,7 @@ class MembersReader:
             assert size is not None, "the index has it"
             content = self._bytes.read_extent(path, start, size)
         except SampleUnreadable as error:
-            raise SampleUnreadable(f"{found.ending}: {error}") from None
+            raise SampleUnreadable(f"{member.ending}: {error}") from None
         return content if is_last else memoryview(bytes(content))
 
     def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, object]]) -> Value:
