@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchd.errors import BatchdError
 from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
@@ -125,7 +125,7 @@ def _loaded_at_first_call(name: str) -> ModuleType:
     """Return a module whose functions are those of the module called ``name``, which they load."""
     module = ModuleType(name)
 
-    def function(of_module: str) -> Callable[..., Any]:
+    def function(of_module: str) -> Callable[..., object]:
         if of_module.startswith("__"):
             raise AttributeError(of_module)
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from batchd.core.rows import Rows
 from batchd_wire.position import Position
+from batchd_wire.views import Array
 
 ROUNDS = 8
 """Even, so that both halves come back to their places."""
@@ -45,7 +46,8 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 
 Indices = NDArray[np.uint64]
-Table = NDArray[Any]
+_RoundKey = np.uint64 | Indices
+Table = Array
 """Numbers of any type, as the index of a stream has them for all processes."""
 Tables = Mapping[str, Table]
 Facts = Mapping[str, Any]
@@ -139,9 +141,9 @@ def _columns_for(length: int) -> int:
     return min(range(root, max(0, root - WIDTHS_TRIED, root // 2), -1), key=lambda width: -length % width)
 
 
-def _round_keys(key: tuple[int | NDArray[np.int64], ...], rounds: int) -> list[tuple[Any, Any]]:
+def _round_keys(key: tuple[int | NDArray[np.int64], ...], rounds: int) -> list[tuple[_RoundKey, _RoundKey]]:
     """Return the keys of each round: uint64, and arrays of them if the key has arrays."""
-    keys: list[Any] = []
+    keys: list[_RoundKey] = []
     if any(isinstance(word, np.ndarray) for word in key):
         states = mixed_each(key)
         for _ in range(rounds):

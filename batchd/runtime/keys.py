@@ -39,7 +39,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
-from typing import Any
 
 import structlog
 import zmq
@@ -432,7 +431,7 @@ def _stamp(about: os.stat_result) -> tuple[int, ...]:
     return (about.st_dev, about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
 
 
-def _accepted_key(table: dict[str, Any], path: Path, file: str, role: wire.Role) -> AcceptedKey:
+def _accepted_key(table: dict[str, object], path: Path, file: str, role: wire.Role) -> AcceptedKey:
     wire.check_names(table, path, ("name", "public"), (wire.ROLE, "streams"))
     name = wire.key_name(table["name"], path)
     if f"{name}{FILE_ENDING}" != file:

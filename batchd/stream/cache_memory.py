@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
@@ -156,7 +156,7 @@ def identity(config: StreamConfig) -> str:
     """Text that differs for two streams whose cached samples differ, known before any scan."""
     kind = config.cache_kind
     plan = plan_pipeline(config.pipeline, kind, config.cache_short_side)
-    facts: list[Any] = [kind, source_to_plain(config.source), plan.record_bytes_max]
+    facts: list[object] = [kind, source_to_plain(config.source), plan.record_bytes_max]
     if kind == "pixels":
         facts += [decoded_files(plan.steps), POINTS_VERSION, PIXELS_VERSION]
     elif plan.cropped:
@@ -183,7 +183,7 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
             f"{len(index):,} samples; set more than {least}, at best the size of all samples"
         )
     modules = plan.code.digests if plan.runs_own_code else {}
-    facts: list[Any] = [identity(config), index.digest, index.place, modules]
+    facts: list[object] = [identity(config), index.digest, index.place, modules]
     if config.cache_dir is None:  # a file may grow: its budget is not part of its name
         facts.append(config.cache_memory)
     if kind in {"pixels", "decoded"}:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.worker.messages import AFTER_STEPS, SampleRecipe
 from batchd_wire.fields import RAGGED
 from batchd_wire.record import frozen
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 IMAGE_AXES = 2
@@ -232,7 +233,7 @@ def planned_index(plan: StreamPlan, index: SourceIndex) -> SourceIndex:
     """
     config = plan.config
     facts: dict[str, object] = {}
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     if isinstance(config.shuffle, BlockShuffle):
         facts["open_blocks"] = config.shuffle.blocks
         arrays[STARTS] = _blocks_of(f"streams.{plan.name}.shuffle", config.shuffle, config.source, index)

@@ -294,7 +294,7 @@ def specs_for(
     return specs
 
 
-def dtype_in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def dtype_in_jax(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """JAX's dtype for ``dtype``: at most 32 bits unless ``jax_enable_x64`` is set."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 

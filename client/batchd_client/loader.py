@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 from weakref import finalize
 
 import numpy as np
@@ -249,7 +249,7 @@ class Loader(ABC, Generic[T]):
         self._check_open()
         return self._open().take(epoch)
 
-    def report(self, values: Any, at: tuple[int, int] | None = None) -> None:
+    def report(self, values: object, at: tuple[int, int] | None = None) -> None:
         """Report one number for a batch, such as its loss, or one for each of its rows.
 
         ``at``: the (epoch, step) of the batch; default: the last one that the loop received. See

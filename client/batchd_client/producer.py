@@ -320,7 +320,7 @@ def _bytes_of(column: MailColumn, value: object) -> Array:
     return np.asarray(array, order="C")
 
 
-def _array_of(column: MailColumn, value: object, dtype: np.dtype[Any]) -> Array:
+def _array_of(column: MailColumn, value: object, dtype: np.dtype[np.generic]) -> Array:
     """Convert numbers or lists to ``dtype`` if it holds them exactly; ints may become floats."""
     try:
         made = np.asarray(value)

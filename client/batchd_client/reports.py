@@ -70,7 +70,7 @@ class Reports:
         """A batch has been taken."""
         self._received.append(taken)
 
-    def add(self, values: Any, rows: BatchRows | None) -> None:
+    def add(self, values: object, rows: BatchRows | None) -> None:
         """Keep what was reported of ``rows`` until the next pull. Raises ``ReportInvalid``."""
         if rows is None:
             raise ReportInvalid(
@@ -181,7 +181,7 @@ def _check_size(size: int, rows: BatchRows) -> None:
         raise ReportInvalid(f"{size} values for the {rows.rows} rows of epoch {rows.epoch}, step {rows.step}")
 
 
-def _array(values: Any) -> Values:
+def _array(values: object) -> Values:
     """Numbers as a new array float32 ``[values]``. Raises ``ReportInvalid``."""
     try:
         found = np.asarray(values)

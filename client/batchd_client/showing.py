@@ -26,7 +26,7 @@ TEXT_CHARACTERS_MAX = 40
 Picture = npt.NDArray[np.uint8]
 
 
-def is_image(dtype: np.dtype[Any], shape: Sequence[int]) -> bool:
+def is_image(dtype: np.dtype[np.generic], shape: Sequence[int]) -> bool:
     """True if samples of this ``dtype`` and ``shape`` are images."""
     match tuple(shape):
         case (_, _):

@@ -347,7 +347,7 @@ class Stream(NotCopyable):
         finally:
             reader.close()
 
-    def report(self, values: Any, at: "Batch | tuple[int, int] | None" = None) -> None:
+    def report(self, values: object, at: "Batch | tuple[int, int] | None" = None) -> None:
         """Report one number for a batch, such as its loss, or one for each of its rows.
 
         ``values``: a number, or numbers ``[1]`` or ``[rows]`` as a list, a numpy array or a tensor.
@@ -364,7 +364,7 @@ class Stream(NotCopyable):
         reports = self._reader.reports
         reports.add(values, reports.last if at is None else reports.rows_at(at))
 
-    def report_of(self, values: Any, rows: BatchRows | None) -> None:
+    def report_of(self, values: object, rows: BatchRows | None) -> None:
         """As ``report``, of rows that a loader handed to its loop."""
         self._check_open()
         self._reader.reports.add(values, rows)

@@ -129,7 +129,7 @@ def state_after(stream: Stream, batches: int) -> StreamState:
     return EpochPasses(stream).state_dict(batches)
 
 
-def report(stream: Stream, batches: int, values: Any) -> None:
+def report(stream: Stream, batches: int, values: object) -> None:
     """Report one number for a batch, or one for each of its rows; see ``Stream.report``.
 
     ``batches``: its number in the dataset's present iteration, from 1: ``for done, batch in

@@ -92,7 +92,7 @@ def _values(value: _Value) -> tuple[object, ...]:
     return tuple([getattr(value, name) for name in value.field_names])
 
 
-def _equals(self: _Value, other: Any) -> bool:
+def _equals(self: _Value, other: object) -> bool:
     return type(self) is type(other) and _values(self) == _values(other)
 
 

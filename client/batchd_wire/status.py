@@ -638,14 +638,18 @@ def _change(before: Any, after: Any, is_counter: bool) -> Any:
     return difference(before, after) if before is not None and is_dataclass(after) else after
 
 
-def _pairs(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _pairs(before: Sequence[T], after: Sequence[T]) -> Iterator[tuple[T | None, T]]:
     """Each record of ``after`` with the former one; of several with one key, in their order."""
-    former: dict[object, list[Any]] = {}
+    former: dict[object, list[T]] = {}
     for one in before:
-        former.setdefault(getattr(one, one.field_names[0]), []).append(one)
+        former.setdefault(_key(one), []).append(one)
     for one in after:
-        found = former.get(getattr(one, one.field_names[0]))
+        found = former.get(_key(one))
         yield found.pop(0) if found else None, one
+
+
+def _key(record: Any) -> object:
+    return getattr(record, record.field_names[0])
 
 
 def read_status(plain: Mapping[str, object]) -> DaemonStatus:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from batchd.commands.history import cards
 from batchd.config.draft import whole_draft
@@ -83,7 +83,7 @@ class Draw(NamedTuple):
 
     op: str
     field: str
-    drew: Mapping[str, Any]
+    drew: Mapping[str, object]
 
 
 class ReplayedDocument(NamedTuple):

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -172,7 +172,7 @@ def read_state(file: Path) -> tuple[TrainerState, float]:
     return run.state, run.time_s
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, object]:
     try:
         with file.open("rb") as stream:
             text = stream.read(FILE_BYTES_MAX + 1)

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +134,7 @@ def _read_line(where: str, line: str, plan: Plan) -> tuple[tuple[int, ...], NDAr
     return (epoch, step, first, rows, values.size, 0, rank, world_size), values
 
 
-def _number(where: str, facts: Mapping[str, Any], name: str, otherwise: int = 0) -> int:
+def _number(where: str, facts: Mapping[str, object], name: str, otherwise: int = 0) -> int:
     if name not in facts and name in {"epoch", "step"}:
         raise BatchdError(f'{where}: has no "{name}"')
     value = facts.get(name, otherwise)

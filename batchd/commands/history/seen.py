@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -269,7 +269,7 @@ class SampleLookup:
                 "sample by --index"
             )
         classes = self.index.class_names
-        label: Any = classes.index(text) if text in classes else None
+        label: int | str | None = classes.index(text) if text in classes else None
         if label is None and text.removeprefix("-").isdecimal():
             label = int(text)
         found = np.flatnonzero(labels == label) if label is not None else np.zeros(0, np.int64)

@@ -33,16 +33,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from batchd.data.functions.find import CallArguments, ModuleNotFound, call_problem, find_module, parse_function
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import OUR_OWN_FAULTS
 from batchd.data.samples.values import Value
 from batchd.runtime.suggestions import pip_command
+from batchd_wire.views import Array
 
 _expected: dict[str, str] = {}
 
@@ -64,7 +64,7 @@ def expect(python_path: Sequence[str], digests: Mapping[str, str]) -> None:
     _expected.update(digests)
 
 
-def load(text: str) -> Callable[..., Any]:
+def load(text: str) -> Callable[..., object]:
     """Import a function. Raises ``FunctionUnusable`` with the reason."""
     name = parse_function(text)
     try:
@@ -79,7 +79,7 @@ def load(text: str) -> Callable[..., Any]:
     return found
 
 
-def load_for(text: str, arguments: CallArguments) -> Callable[..., Any]:
+def load_for(text: str, arguments: CallArguments) -> Callable[..., object]:
     """Import a function to call it with ``arguments``. Raises ``FunctionUnusable``."""
     function = load(text)
     if hasattr(function, "__signature__"):  # its author wrote it
@@ -201,7 +201,7 @@ def checked_value(column: Column, value: object) -> Value:
     return array if array.flags.c_contiguous else array.copy()
 
 
-def _array(column: Column, value: object) -> npt.NDArray[Any]:
+def _array(column: Column, value: object) -> Array:
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     if isinstance(value, (bool, int, float, list, tuple)):
@@ -214,9 +214,9 @@ def _array(column: Column, value: object) -> npt.NDArray[Any]:
     return call(np.asarray, value)
 
 
-def _of_python(column: Column, value: object) -> npt.NDArray[Any]:
+def _of_python(column: Column, value: object) -> Array:
     """Numbers that have no dtype get the column's, where it has room for them."""
-    array: npt.NDArray[Any] = call(np.asarray, value)
+    array: Array = call(np.asarray, value)
     target = np.dtype(column.dtype)
     if target.kind not in _PYTHON_KINDS.get(array.dtype.kind, "") or (isinstance(value, (list, tuple)) and not value):
         return array

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from itertools import takewhile
-from typing import Any
 
 from batchd.data.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.data.pipeline.options import StepOptions
@@ -100,7 +99,7 @@ def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
     return found
 
 
-def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[Any]]:
+def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[object]]:
     """The fields that only ``decode`` reads, and the options that decide pixels and bad files."""
     return {
         step.field: [step.color, step.max_bytes, step.max_pixels]

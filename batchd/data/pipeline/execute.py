@@ -25,11 +25,12 @@ from batchd.data.pipeline.kinds import import_families
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
-from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
+from batchd.data.pipeline.stages import Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
 from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.samples.kept_files import KeptFiles, KnownFile
 from batchd.data.samples.values import Value, array_of
+from batchd_wire.views import Array
 
 import_families("effects")
 import_families("stages")
@@ -118,7 +119,7 @@ class Pipeline:
         it raises, and ``SampleUndecodable``.
         """
         assert self._storing is not None, "a pipeline with rows"
-        made: list[dict[str, Numbers]] = [{} for _chunk in chunks]
+        made: list[dict[str, Array]] = [{} for _chunk in chunks]
         for values, rows in zip(made, chunks, strict=True):
             count = len(next(iter(rows.values())))
             for column in self._read:

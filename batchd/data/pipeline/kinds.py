@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.samples.kinds import Kinds
@@ -46,7 +46,7 @@ def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
     if plain.keys() != names:
         raise ValueError(f"the step {plain['op']!r} has the options {sorted(names)}, not {sorted(plain)}")
     types = get_type_hints(kind)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
     }
     paths = {name: Path(value) for name, value in options.items() if types[name] is Path and isinstance(value, str)}

@@ -21,7 +21,7 @@ class StepOptions:
     """Base of the steps: a key that is no option is refused."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid"}
     __dataclass_fields__: ClassVar[dict[str, Any]]
     """Every step is a dataclass."""
 

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping
 from functools import singledispatch
 from time import perf_counter_ns
-from typing import Any, TypeAlias
-
-from numpy.typing import NDArray
+from typing import TypeAlias
 
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.image.opencv import Image
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.samples.values import Value
+from batchd_wire.views import Array
 
-Numbers: TypeAlias = NDArray[Any]
 Row: TypeAlias = Mapping[str, Image]
 """One row of a batch: the memory of each field, by name."""
 Stage: TypeAlias = Callable[[dict[str, Value], SampleRandom, Row], None]
@@ -32,7 +30,7 @@ def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
     raise NotImplementedError(f"the step {step.op} has no stage")
 
 
-RowsStage: TypeAlias = Callable[[dict[str, Numbers], Row], None]
+RowsStage: TypeAlias = Callable[[dict[str, Array], Row], None]
 """Does to the numbers of several samples, ``[samples, *shape]``, what a stage does to one's.
 
 Raises ``SampleUndecodable`` if one of them is bad: the stage says which, and why."""

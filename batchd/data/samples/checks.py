@@ -13,7 +13,6 @@ module needs only the standard library.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from batchd.errors import KeyPath
 from batchd_wire.record import frozen
@@ -68,7 +67,9 @@ class Range:
     minimum: float
     maximum: float
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: Callable[[object], dict[str, object]]
+    ) -> dict[str, object]:
         """Tell pydantic, where it is there, in its own plain words."""
         return {**handler(source), "ge": self.minimum, "le": self.maximum}
 

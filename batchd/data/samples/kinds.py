@@ -93,7 +93,7 @@ class OneOf:
     kinds: Kinds[Any]
     key: str
 
-    def __get_pydantic_core_schema__(self, _source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+    def __get_pydantic_core_schema__(self, _source: object, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         """Tell pydantic how such a field is validated."""
         from pydantic_core import core_schema  # noqa: PLC0415  workers have no pydantic
 
@@ -102,7 +102,7 @@ class OneOf:
         choices = {name: handler.generate_schema(kind) for name, kind in self.kinds.items()}
         return core_schema.tagged_union_schema(choices, self.key)
 
-    def _validated(self, value: Any) -> Any:
+    def _validated(self, value: object) -> object:
         """The table as an instance of its kind. Raises the errors that pydantic expects."""
         from pydantic_core import PydanticKnownError  # noqa: PLC0415  workers have no pydantic
 
@@ -124,8 +124,8 @@ class OneOf:
 
 
 @cache
-def _reader(kind: type) -> Callable[..., Any]:
+def _reader(kind: type) -> Callable[..., object]:
     """Parses a table of one kind from JSON: strict mode takes no other table for a dataclass."""
     from pydantic import TypeAdapter  # noqa: PLC0415  workers have no pydantic
 
-    return TypeAdapter[Any](kind).validate_json
+    return TypeAdapter[object](kind).validate_json

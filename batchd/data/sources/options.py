@@ -34,7 +34,7 @@ class SourceOptions:
     """Base of the sources, each a dataclass. Unknown keys are refused."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"extra": "forbid"}
     __dataclass_fields__: ClassVar[dict[str, Any]]
     is_live: ClassVar[bool] = False
     """True if samples arrive while they are read: a number is a place in the stream, and reading it

@@ -36,6 +36,8 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from batchd_wire.views import Array
+
 MAGIC = b"BATCHIX3"
 """Names the format and its version; another layout gets another magic."""
 MEMORY_NAME = "batchd-index"
@@ -47,7 +49,7 @@ _PREFIX = Struct("<8sQ32s")
 assert _PREFIX.size == 48  # noqa: PLR2004  as drawn above
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, Array]
 
 
 class IndexMalformed(ValueError):  # noqa: N818  names what is wrong
@@ -199,9 +201,9 @@ def blob(names: list[bytes] | tuple[bytes, ...]) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(name + b"\0" for name in names), np.uint8)
 
 
-def number_array(grown: ArrayLike) -> NDArray[Any]:
+def number_array(grown: ArrayLike) -> Array:
     """A complete growing array as an array of an index: same shape, little-endian, not copied."""
-    numbers: NDArray[Any] = np.asarray(grown)
+    numbers: Array = np.asarray(grown)
     return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
 
 
@@ -237,7 +239,7 @@ def write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _bytes_of(array: NDArray[Any]) -> memoryview:
+def _bytes_of(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 

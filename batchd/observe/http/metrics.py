@@ -23,7 +23,7 @@ from functools import partial
 from itertools import accumulate
 from threading import Lock
 from time import monotonic
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -180,7 +180,7 @@ _LABELS = {"streams[]": "name", "workers[]": "place", "parts[]": "name"}
 """Lists without a limit of their own, and what of an item is its label."""
 
 
-def _rows(where: str, value: Any, labels: Labels = ()) -> Iterator[Row]:
+def _rows(where: str, value: object, labels: Labels = ()) -> Iterator[Row]:
     """The rows at a place below ``value``; an item of a list has one label more."""
     name, _dot, rest = where.partition(".")
     found = getattr(value, name.removesuffix("[]"))

@@ -13,10 +13,9 @@ passed, so their sums fit into every message.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from batchd.core.events import OrderFilled
 from batchd.core.rows import Rows
@@ -24,7 +23,7 @@ from batchd.core.work import Work
 from batchd.pool.messages import ROW_FRAME_BYTES
 from batchd_wire.fields import HEADER_BYTES, Field, PlacedField, SlotLayout, Varying, sizes_field
 from batchd_wire.tcp import Piece
-from batchd_wire.views import checked_sizes
+from batchd_wire.views import Array, checked_sizes
 
 Frames = Sequence[memoryview | bytes]
 """Frames as ``batchd_wire.tcp.pieces`` cuts them, each of bytes."""
@@ -175,6 +174,6 @@ def _sizes(
             yield field, field.varying, sizes, number
 
 
-def _values(dtype: str, count: int, parts: Frames) -> npt.NDArray[Any]:
+def _values(dtype: str, count: int, parts: Frames) -> Array:
     """The values of a field's rows, of type ``dtype``: ``[count, values of a row]``."""
     return np.frombuffer(b"".join(parts), dtype=dtype).reshape(count, -1)

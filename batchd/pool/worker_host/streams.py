@@ -82,7 +82,7 @@ class PathMap:
         """``pairs``: absolute paths (there, here). The longest one that matches is used."""
         self._pairs = sorted(((_bare(there), _bare(here)) for there, here in pairs), key=lambda pair: -len(pair[0]))
 
-    def here(self, value: Any) -> Any:
+    def here(self, value: object) -> Any:
         """A value as in JSON, with every path in it replaced by that of this host."""
         if isinstance(value, str):
             return self._path(value)

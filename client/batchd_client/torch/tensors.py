@@ -14,7 +14,7 @@ as soon as its tensors are made, also after an error.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -285,7 +285,7 @@ def _moved(varying: Varying | None, dimensions: int) -> Varying | None:
     return Varying(varying.kind, tuple(sorted(moved.get(axis, axis) for axis in varying.axes)))
 
 
-def _torch_dtype(name: str, dtype: np.dtype[Any]) -> torch.dtype:
+def _torch_dtype(name: str, dtype: np.dtype[np.generic]) -> torch.dtype:
     found = getattr(torch, dtype.name, None)
     if not isinstance(found, torch.dtype):
         raise TensorsInvalid(f"field {name!r} is {dtype.name}, which this version of torch does not have")

@@ -14,7 +14,6 @@ from sys import getrefcount
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from batchd.data.functions.load import FunctionFailed, NotAsDeclared, call, checked_value, load_for
 from batchd.data.pipeline.call.effects import ARGUMENTS
@@ -24,6 +23,7 @@ from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, make_stage
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
+from batchd_wire.views import Array
 
 _KNOWN_REFERENCES = 3
 """The table's, the variable's and the argument's; a view refers to the owner of its memory."""
@@ -42,7 +42,7 @@ class CallStage:
         self._required = frozenset(step.outputs)
         self._of_same_type = {name for name in before if before[name].text == after[name].text}
         self._followed = [name for name in self._changing if name in before and before[name].followers]
-        self._copies: dict[str, npt.NDArray[Any]] = {}
+        self._copies: dict[str, Array] = {}
         """Memory for copies, reused unless the function keeps it: new memory costs more."""
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
@@ -65,7 +65,7 @@ class CallStage:
                     f"{self._name} changed the size of {name!r}, but the mask, boxes or points that follow it would not move"
                 )
 
-    def _given(self, name: str, value: Value) -> Any:
+    def _given(self, name: str, value: Value) -> object:
         """Return what the function gets of a field, which the next sample does not overwrite."""
         if isinstance(value, memoryview):
             return bytes(value)
@@ -76,7 +76,7 @@ class CallStage:
             given.flags.writeable = False
         return given
 
-    def _copied(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _copied(self, name: str, value: Array) -> Array:
         """Copy an array; a function that keeps the copy, or any view of it, keeps its memory."""
         owner = self._copies.get(name)
         if (

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from batchd.data.pipeline.effects import FLOAT_MAX, WHOLE, Columns
 from batchd.data.pipeline.fields.options import Cast, Clip, Drop, NumberStep, OneHot, Rename, Scale
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Stage, make_rows_stage, make_stage
+from batchd.data.pipeline.stages import Row, RowsStage, Stage, make_rows_stage, make_stage
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value, array_of
+from batchd_wire.views import Array
 
 V = TypeVar("V")
 
@@ -64,14 +65,14 @@ def _on_numbers(step: NumberStep, before: Columns, _after: Columns) -> Stage:
 def _on_rows(step: NumberStep) -> RowsStage:
     change = changed.dispatch(type(step))
 
-    def run(made: dict[str, Numbers], _rows: Row) -> None:
+    def run(made: dict[str, Array], _rows: Row) -> None:
         made[step.field] = change(step, made[step.field])
 
     return run
 
 
 @singledispatch
-def changed(step: NumberStep, _numbers: Numbers) -> Numbers:
+def changed(step: NumberStep, _numbers: Array) -> Array:
     """Return the numbers, of any shape, after a step.
 
     Raises ``SampleUndecodable``, which names the first bad number.
@@ -80,7 +81,7 @@ def changed(step: NumberStep, _numbers: Numbers) -> Numbers:
 
 
 @changed.register
-def one_hot(step: OneHot, labels: Numbers) -> Numbers:
+def one_hot(step: OneHot, labels: Array) -> Array:
     """Zeros with a one in the place of each label, ``[..., classes]`` of ``step.dtype``.
 
     Raises ``SampleUndecodable`` for a label that is not a class.
@@ -94,7 +95,7 @@ def one_hot(step: OneHot, labels: Numbers) -> Numbers:
 
 
 @changed.register
-def cast(step: Cast, numbers: Numbers) -> Numbers:
+def cast(step: Cast, numbers: Array) -> Array:
     """The numbers as ``step.dtype``, in the same shape.
 
     Raises ``SampleUndecodable`` for a number that the type cannot hold.
@@ -104,7 +105,7 @@ def cast(step: Cast, numbers: Numbers) -> Numbers:
         if numbers.dtype.kind == "f":
             numbers = numbers.astype(np.float64)  # holds each number of the narrower types exactly
             _refuse(numbers, ~np.isfinite(numbers), f"is not a number of {step.dtype}")
-            cut: Numbers = np.trunc(numbers)
+            cut: Array = np.trunc(numbers)
             if not step.truncate:
                 why = f"has a fractional part, which {step.dtype} has not; truncate = true cuts it off"
                 _refuse(numbers, cut != numbers, why)
@@ -112,7 +113,7 @@ def cast(step: Cast, numbers: Numbers) -> Numbers:
         _refuse(numbers, _outside(numbers, low, high), f"is not from {low} to {high}, as {step.dtype} is")
         return numbers.astype(step.dtype)
     with np.errstate(over="ignore"):
-        made: Numbers = numbers.astype(step.dtype)
+        made: Array = numbers.astype(step.dtype)
     _refuse(numbers, np.isinf(made) & np.isfinite(numbers), f"is too large for {step.dtype}")
     if numbers.dtype.kind in "iu" and not step.truncate:
         _refuse(numbers, ~_same(numbers, made), f"is a whole number that {step.dtype} cannot hold exactly")
@@ -120,7 +121,7 @@ def cast(step: Cast, numbers: Numbers) -> Numbers:
 
 
 @changed.register
-def clip(step: Clip, numbers: Numbers) -> Numbers:
+def clip(step: Clip, numbers: Array) -> Array:
     """The numbers limited to the bounds, of the same shape and dtype; NaN is unchanged."""
     for bound, beyond in ((step.min, np.less), (step.max, np.greater)):
         if bound is None:
@@ -132,15 +133,15 @@ def clip(step: Clip, numbers: Numbers) -> Numbers:
 
 
 @changed.register
-def scale(step: Scale, numbers: Numbers) -> Numbers:
+def scale(step: Scale, numbers: Array) -> Array:
     """``number * factor + offset`` in float64, then rounded. Raises ``SampleUndecodable``."""
     with np.errstate(over="ignore", invalid="ignore"):
-        made: Numbers = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
+        made: Array = (numbers.astype(np.float64) * step.factor + step.offset).astype(step.dtype)
     _refuse(numbers, ~np.isfinite(made) & np.isfinite(numbers), f'becomes too large for {step.dtype} by "scale"')
     return made
 
 
-def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
+def _outside(numbers: Array, low: int, high: int) -> NDArray[np.bool_]:
     """Mask of the numbers out of range; ``high`` + 1 is a power of two, so exact in float64."""
     if numbers.dtype.kind == "f":
         return np.asarray((numbers < float(low)) | (numbers >= float(high + 1)))
@@ -152,7 +153,7 @@ def _outside(numbers: Numbers, low: int, high: int) -> NDArray[np.bool_]:
     return np.broadcast_to(below | above, numbers.shape)
 
 
-def _same(numbers: Numbers, made: Numbers) -> NDArray[np.bool_]:
+def _same(numbers: Array, made: Array) -> NDArray[np.bool_]:
     """Mask of the whole numbers that are exact in floating point."""
     low, high = WHOLE[numbers.dtype.name]
     wide = made.astype(np.float64)
@@ -168,7 +169,7 @@ def _bound(bound: float, dtype: str) -> Any:
     return np.dtype(dtype).type(bound) if abs(bound) <= FLOAT_MAX[dtype] else None
 
 
-def _refuse(numbers: Numbers, bad: NDArray[np.bool_], why: str) -> None:
+def _refuse(numbers: Array, bad: NDArray[np.bool_], why: str) -> None:
     """Raise ``SampleUndecodable`` with the first bad number and its place."""
     if not bad.any():
         return

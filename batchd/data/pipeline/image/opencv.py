@@ -15,7 +15,7 @@ content of an earlier image, so the caller overwrites all of it.
 import os
 from collections.abc import Hashable
 from math import prod
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,15 @@ os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 
 import cv2
 
+from batchd_wire.views import Array
+
 cv2.setNumThreads(0)
 
 __all__ = ["Image", "LibraryOutput", "Pixels", "Scratch", "cv2", "decode_file", "written"]
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """8 bits per channel, [height, width, channels]."""
-Image: TypeAlias = npt.NDArray[Any]
+Image: TypeAlias = Array
 """One row of an image field: uint8, float32 or float16, channels last or first."""
 
 

@@ -15,7 +15,7 @@ Invariant: each draws the same number of random numbers for every image, whateve
 from collections.abc import Callable
 from functools import partial, singledispatch
 from itertools import permutations
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -181,7 +181,7 @@ def _shifted(pixels: Pixels, shift: int) -> npt.NDArray[np.int32]:
     return made
 
 
-def _look_up(pixels: Pixels, levels: npt.NDArray[np.floating[Any]]) -> None:
+def _look_up(pixels: Pixels, levels: npt.NDArray[np.floating]) -> None:
     """Replace each pixel by what ``levels`` has for it, rounded."""
     table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
     written(cv2.LUT(pixels, table, dst=pixels), pixels)

@@ -29,7 +29,7 @@ kept, less where the second side's weights need them.
 import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ import numpy.typing as npt
 from batchd.data.pipeline.image import geometry
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.data.pipeline.options import Interpolation
+from batchd_wire.views import Array
 
 try:
     from batchd.data.pipeline import _pixels
@@ -332,7 +333,7 @@ def _resample(pixels: Pixels, into: Pixels, down: Taps, across: Taps, kept_bits:
         np.clip(made.transpose(1, 0, 2), 0, 255, out=into[start : start + step], casting="unsafe")
 
 
-def _weighted(values: npt.NDArray[Any], taps: Taps, shift: int) -> npt.NDArray[np.int32]:
+def _weighted(values: Array, taps: Taps, shift: int) -> npt.NDArray[np.int32]:
     """The weighted sums of rows, divided by ``1 << shift`` and rounded."""
     sums = np.full((len(taps.first), *values.shape[1:]), 1 << shift >> 1, np.int32)
     for tap in range(taps.weights.shape[1]):

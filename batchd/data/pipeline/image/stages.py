@@ -27,7 +27,7 @@ the decoders' versions.
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,13 +43,14 @@ from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
 from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.stages import Numbers, Row, RowsStage, Timings
+from batchd.data.pipeline.stages import Row, RowsStage, Timings
 from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
 from batchd.data.samples.values import Value
 from batchd.runtime import failpoints
+from batchd_wire.views import Array
 
 _GRAY_DIMENSIONS = 2
 Levels: TypeAlias = npt.NDArray[np.float64]
@@ -306,7 +307,7 @@ class ImageStage:
             np.copyto(out, pixels)
         return out
 
-    def _convert_rows(self, made: dict[str, Numbers], rows: Row) -> None:
+    def _convert_rows(self, made: dict[str, Array], rows: Row) -> None:
         if self._writes_pixels:
             return
         images = made[self.field]
@@ -371,7 +372,7 @@ def _to(step: To, levels: Levels) -> tuple[Levels, str] | None:
     return levels / 255 if step.scale else levels, step.dtype
 
 
-def _tables(step: ImageStep, channels: int) -> npt.NDArray[np.floating[Any]] | None:
+def _tables(step: ImageStep, channels: int) -> npt.NDArray[np.floating] | None:
     """Compute every result of a step that makes floating-point numbers, each rounded once."""
     levels = np.broadcast_to(np.arange(256, dtype=np.float64)[np.newaxis, :, np.newaxis], (1, 256, channels))
     made = conversion(step, levels)

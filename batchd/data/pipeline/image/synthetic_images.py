@@ -11,12 +11,13 @@ count adds to them.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.image.opencv import Pixels, cv2
+from batchd_wire.views import Array
 
 SIZES = ((375, 500), (375, 500), (500, 375), (333, 500))
 """Height and width, in pixels; drawn with equal probability for each entry."""
@@ -109,7 +110,7 @@ def _wave(phase: _Floats) -> _Floats:
     return _floats(0.5 + 0.5 * np.sin(phase))
 
 
-def _floats(values: npt.NDArray[Any]) -> _Floats:
+def _floats(values: Array) -> _Floats:
     return values.astype(np.float32, copy=False)
 
 

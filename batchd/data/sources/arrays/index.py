@@ -25,7 +25,7 @@ from hashlib import sha256
 from math import prod
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from tokenize import TokenError
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 from warnings import catch_warnings
 
 import numpy as np
@@ -36,6 +36,7 @@ from batchd.data.samples.errors import SampleUnreadable
 from batchd.errors import SourceInvalid
 from batchd_wire.fields import ITEM_BYTES
 from batchd_wire.record import frozen
+from batchd_wire.views import Array
 
 PROBES = 64
 PROBE_BYTES = 1 << 20
@@ -68,7 +69,7 @@ class StoredArray:
     """An array. ``first`` is its first byte. In a file, ``shape[0]`` counts the samples."""
 
     first: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     fortran: bool
 
@@ -84,7 +85,7 @@ class StoredArray:
             what = "is cut" if size < need else "has something behind its array"
             raise SourceInvalid(f"{where} {what}: it has {size} bytes, and its header says {need}")
 
-    def numbers(self, name: str, data: memoryview) -> NDArray[Any]:
+    def numbers(self, name: str, data: memoryview) -> Array:
         """The array in ``data``: of this ``shape``, and ``dtype`` in this machine's byte order.
 
         Raises ``SampleUnreadable``, with its name, for a bool that is neither 0 nor 1.
@@ -95,7 +96,7 @@ class StoredArray:
         numbers = numbers.reshape(self.shape, order="F" if self.fortran else "C")
         return numbers if self.dtype.isnative else numbers.astype(self.dtype.newbyteorder("="))
 
-    def rows(self, name: str, data: NDArray[np.uint8]) -> NDArray[Any]:
+    def rows(self, name: str, data: NDArray[np.uint8]) -> Array:
         """As ``numbers``, for several samples: ``[samples, *shape]``.
 
         ``data``: a row of bytes for each sample, uint8 ``[samples, bytes]``. Raises the same.
@@ -106,7 +107,7 @@ class StoredArray:
         return mine.view(self.dtype).reshape(len(data), *self.shape)
 
 
-def check_dtype(where: str, dtype: "np.dtype[Any]") -> None:
+def check_dtype(where: str, dtype: "np.dtype[np.generic]") -> None:
     """Raise ``SourceInvalid`` for a type that a batch cannot hold; ``where`` names the array."""
     if dtype.fields is not None:
         raise SourceInvalid(

@@ -99,15 +99,17 @@ def with_heads(record: Record, heads: Mapping[str, FileHead]) -> Record:
     )
 
 
-def with_headers(record: Record, headers: Mapping[str, tuple[Any, ...]]) -> Record:
+def with_headers(record: Record, headers: Mapping[str, tuple[object, ...]]) -> Record:
     """The record with these headers of its files."""
     facts = facts_of(record.facts) + [(name, _HEADER, header) for name, header in headers.items()]
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), record.values)
 
 
-def header_and_points(facts: memoryview, parts: memoryview, field: str) -> tuple[list[Any] | None, memoryview | None]:
+def header_and_points(
+    facts: memoryview, parts: memoryview, field: str
+) -> tuple[list[object] | None, memoryview | None]:
     """The header of a field's file, None if the record has none, and its access points."""
-    header: list[Any] | None = None
+    header: list[object] | None = None
     points: memoryview | None = None
     start = 0
     for name, kind, *rest in facts_of(facts):

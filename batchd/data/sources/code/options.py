@@ -17,7 +17,7 @@ SAMPLES_MAX = 1 << 40
 """Samples of an epoch without an end: at a million a second it takes twelve days."""
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: dict[str, object]) -> None:
     """Raise ``ValueError`` if they do not fit into a message to a worker."""
     characters = len(json.dumps(options))
     if characters > OPTIONS_CHARACTERS_MAX:
@@ -40,7 +40,7 @@ class FunctionOptions(DeclaredOptions):
     offered: ClassVar[str] = ""
     """An argument that the function gets besides its options if it takes one of this name."""
     function: str
-    options: dict[str, Any]
+    options: dict[str, object]
 
     @property
     def place(self) -> str:
@@ -84,7 +84,7 @@ class PythonSource(FunctionOptions):
     tuple has this order, a dict has these names, and a single field may be the value itself.
     "image" is the bytes of an image file."""
 
-    options: Annotated[dict[str, Any], Example({"split": "train"})] = field(default_factory=dict)
+    options: Annotated[dict[str, object], Example({"split": "train"})] = field(default_factory=dict)
     """Keyword arguments of the class or the function. Relative paths under keys such as `path` and
     `root` are relative to the file, as everywhere; all other values are passed unchanged."""
 
@@ -121,7 +121,7 @@ class GeneratorSource(FunctionOptions):
     has this order, a dict has these names, and a single field may be the value itself. "image" is
     the bytes of an image file."""
 
-    options: Annotated[dict[str, Any], Example({"level": 3})] = field(default_factory=dict)
+    options: Annotated[dict[str, object], Example({"level": 3})] = field(default_factory=dict)
     """Keyword arguments of the function. Relative paths under keys such as `path` and `root` are
     relative to the file, as everywhere; all other values are passed unchanged."""
 
@@ -154,7 +154,7 @@ class PluginSource(SourceOptions):
     name: Annotated[str, Example("zip")]
     """Name of the entry point."""
 
-    options: Annotated[dict[str, Any], Example({"path": "/data/photos.zip"})] = field(default_factory=dict)
+    options: Annotated[dict[str, object], Example({"path": "/data/photos.zip"})] = field(default_factory=dict)
     """The options of the package; see its documentation. Relative paths under keys such as `path`
     and `root` are relative to the file, as everywhere."""
 

@@ -146,7 +146,7 @@ class GeneratorReader(PlainReader):
         return call(iter, call(self._function, **self._options, **random))
 
 
-def _takes_rng(function: Callable[..., Any]) -> bool:
+def _takes_rng(function: Callable[..., object]) -> bool:
     try:
         parameters = call(inspect.signature, function).parameters
     except FunctionFailed:  # written in C

@@ -11,7 +11,6 @@ source file, options and length, and the text that users change with their data.
 import json
 import os
 import sys
-from typing import Any
 
 from batchd.data.functions.find import ModuleNotFound, find_module, parse_function
 from batchd.data.sources.code.options import SAMPLES_MAX, GeneratorSource, PluginSource, PythonSource
@@ -43,7 +42,7 @@ def _scan_object(source: PythonSource, survey: Survey) -> SourceIndex:
     return SourceIndex.build(length, {**facts, "digest": source.digest}, {}, {})
 
 
-def _facts(source: PythonSource | GeneratorSource, survey: Survey) -> dict[str, Any]:
+def _facts(source: PythonSource | GeneratorSource, survey: Survey) -> dict[str, object]:
     """Facts about a function. Raises ``SourceInvalid`` if its module is absent."""
     try:
         digest = find_module(parse_function(source.function).module, survey.python_path).digest

@@ -19,7 +19,7 @@ DIGITS_MAX = 18
 class AnySource:
     """Marks a field that is a source of any kind: not all are defined yet."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> object:
         """The validator, for pydantic."""
         from batchd.data.samples.kinds import OneOf  # noqa: PLC0415  workers have no pydantic
         from batchd.data.sources.kinds import SOURCE_KINDS  # noqa: PLC0415  it knows this module

@@ -222,7 +222,7 @@ def _read_indices(file: Path, samples: int | None, survey: Survey) -> NDArray[np
     return numbers.astype(NUMBER)
 
 
-def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
     stored = read_array(str(file), BytesIO(content))
     if len(content) < stored.first + stored.size:
         raise SourceInvalid(f"{file} is cut: it ends at byte {len(content)}, within its numbers; copy it again")
@@ -232,7 +232,7 @@ def _read_array(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], N
     return found, np.arange(len(found), dtype=NUMBER)
 
 
-def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+def _read_lines(file: Path, content: bytes) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
     numbers, lines = array("q"), array("q")
     for line_number, line in enumerate(BytesIO(content.removeprefix(BYTE_ORDER_MARK)), 1):
         text = line.strip()

@@ -9,14 +9,14 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Value, real_number, whole_number
 from batchd.runtime.suggestions import nearest
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 IMAGE = "image"
@@ -82,7 +82,7 @@ def class_reader(column: Column, classes: Sequence[str]) -> ReadCell:
     return read
 
 
-def plain_numbers(texts: Sequence[str], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+def plain_numbers(texts: Sequence[str], dtype: np.dtype[np.generic]) -> Array | None:
     """The numbers of many cells, faster than one by one; None where a cell is not a plain one."""
     if dtype.kind not in "iuf" or not _PLAIN.fullmatch(",".join(texts)):
         return None
@@ -102,7 +102,7 @@ def shown(text: str) -> str:
     return repr(short)
 
 
-def _array(column: Column, numbers: NDArray[Any]) -> Value:
+def _array(column: Column, numbers: Array) -> Value:
     known = math.prod(length for length in column.shape if length is not None)
     if column.is_fixed and len(numbers) != known:
         raise ValueError(f"has {counted(len(numbers), 'number')}, and {column.text} has {known}")
@@ -111,15 +111,15 @@ def _array(column: Column, numbers: NDArray[Any]) -> Value:
     return numbers.reshape([len(numbers) // known if length is None else length for length in column.shape])
 
 
-def _number_reader(dtype: np.dtype[Any]) -> Callable[[str], _Number]:
+def _number_reader(dtype: np.dtype[np.generic]) -> Callable[[str], _Number]:
     """The function that reads one number of a type; it raises ``ValueError``."""
     name = dtype.name  # numpy works it out each time
     if dtype.kind == "b":
         return _truth
     if dtype.kind == "f":
-        largest = float(np.finfo(dtype).max)
+        largest = float(np.finfo(name).max)
         return lambda text: _real(text, name, largest)
-    limits = np.iinfo(dtype)
+    limits = np.iinfo(name)
     lowest, highest = int(limits.min), int(limits.max)
     return lambda text: _integer(text, name, lowest, highest)
 

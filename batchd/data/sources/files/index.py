@@ -21,7 +21,6 @@ from array import array
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +31,7 @@ from batchd.data.sources.neighbours import Neighbours, in_files, in_order
 from batchd.data.storage.index import IndexMalformed, SourceIndex, blob, number_array, readable
 from batchd.data.storage.survey import ReportProgress, Survey
 from batchd.errors import SourceInvalid
+from batchd_wire.views import Array
 
 PROGRESS_EVERY = 4096
 """Samples between two reports of progress."""
@@ -154,7 +154,7 @@ class GrowingIndex:
     ) -> SourceIndex:
         """Make the index; nothing may be added afterwards."""
         self._progress(len(self._labels))
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, Array] = {
             "offsets": number_array(self._offsets),
             "labels": number_array(self._labels),
             "paths": np.frombuffer(self._paths, np.uint8),

@@ -12,14 +12,13 @@ Invariant: a value has the dtype and shape of its column; nothing is cut, stretc
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value, from_plain, shaped
+from batchd_wire.views import Array
 
 LENGTH = "#"
 """In a path of keys: the length of a list."""
@@ -73,7 +72,7 @@ def value_in_json(column: Column, value: object) -> Value:
     return fitting(column, numbers)
 
 
-def fitting(column: Column, numbers: NDArray[Any]) -> NDArray[Any]:
+def fitting(column: Column, numbers: Array) -> Array:
     """``numbers``, C-contiguous, if they have the column's shape. Raises ``SampleUnreadable``."""
     lengths = zip(column.shape, numbers.shape, strict=False)
     if numbers.ndim != len(column.shape) or any(length not in (None, there) for length, there in lengths):

@@ -16,11 +16,9 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from struct import Struct
-from typing import Any
 
 import lmdb
 import numpy as np
-from numpy.typing import NDArray
 
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.finding import find_in_runs
@@ -31,6 +29,7 @@ from batchd.data.sources.scan import answer, isolated_scan
 from batchd.data.storage.index import SourceIndex, number_array, readable
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
+from batchd_wire.views import Array
 
 MODULE = "batchd.data.sources.lmdb.scan"
 PROGRESS_EVERY = 4096
@@ -100,7 +99,7 @@ def _index(source: LmdbSource, environment: Environment, survey: Survey) -> Sour
         "format": source.format,
         "lengths": lengths.hexdigest(),
     }
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, Array] = {
         "offsets": number_array(offsets),
         "keys": np.frombuffer(keys, np.uint8),
     }

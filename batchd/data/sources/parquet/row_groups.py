@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -526,7 +526,7 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def dtype_of(number: pa.DataType) -> np.dtype[Any]:
+def dtype_of(number: pa.DataType) -> np.dtype[np.generic]:
     """Return numpy's dtype; ``to_pandas_dtype`` wants pandas in many versions of pyarrow."""
     return np.dtype(_FLOATING.get(str(number), str(number)))
 

@@ -37,7 +37,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ from batchd.data.storage.survey import Survey, quick_look
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
 from batchd.runtime.suggestions import suggestion
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 MODULE = "batchd.data.sources.parquet.scan"
@@ -179,7 +180,7 @@ class _Scan:
         """Make the index."""
         if not self._samples:
             raise SourceInvalid(f"the files of {self._source.place} hold no row")
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, Array] = {
             "shards": blob(tuple(shards)),
             "files": number_array(self._files).reshape(-1, 2),
             "groups": number_array(self._groups).reshape(-1, 3),
@@ -280,7 +281,7 @@ class _Where(NamedTuple):
         raise SourceInvalid(f"{self.path}: {place}, column {title!r}: {reason}")
 
 
-def _read_numbers(file: TableFile, where: _Where, column: Column, title: str) -> NDArray[Any]:
+def _read_numbers(file: TableFile, where: _Where, column: Column, title: str) -> Array:
     values = file.read(where.group, title, NUMBERS_BYTES_MAX)
     if values.null_count:
         row = int(values.is_null().to_numpy().argmax())
@@ -356,7 +357,7 @@ def _next_place(stream: BinaryIO, behind: int, end: int, value: memoryview) -> i
     return None if offset < 0 else behind + offset
 
 
-def _stored(column: Column) -> np.dtype[Any]:
+def _stored(column: Column) -> np.dtype[np.generic]:
     return np.dtype(column.dtype).newbyteorder("<")
 
 

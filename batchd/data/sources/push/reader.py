@@ -11,7 +11,6 @@ Invariant: ``read`` returns memory of this process, with the types and shapes of
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from batchd.data.samples.values import Value
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.push.options import PushSource
 from batchd_wire.mailbox import MailColumn, ValueExtent
+from batchd_wire.views import Array
 
 
 class PushReader(PlainReader):
@@ -76,7 +76,7 @@ class PushReader(PlainReader):
             first += os.preadv(self._descriptor, [self._buffer.data[first:end]], start + first)
 
     def _value(self, column: MailColumn, extent: ValueExtent) -> Value:
-        value: npt.NDArray[Any] = self._buffer[extent.start : extent.start + extent.size]
+        value: Array = self._buffer[extent.start : extent.start + extent.size]
         if column.kind == "text":
             return _text(column.name, value)
         if column.kind == "image":
@@ -84,7 +84,7 @@ class PushReader(PlainReader):
             return memoryview(value.data)
         if column.kind == "bool":
             value = value != 0  # a byte that is neither 0 nor 1 is no bool
-        typed: npt.NDArray[Any] = value.view(np.dtype(column.kind))
+        typed: Array = value.view(np.dtype(column.kind))
         return typed.reshape(extent.shape)
 
 

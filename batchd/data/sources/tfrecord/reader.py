@@ -24,7 +24,6 @@ from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
@@ -40,6 +39,7 @@ from batchd.data.sources.tfrecord.options import TFRecordSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.data.storage.reader import BytesReader, Extent, RemoteBytes
+from batchd_wire.views import Array
 
 _PACKAGE = "tensorflow"
 _MESSAGES = {
@@ -140,7 +140,7 @@ def value_of_steps(column: Column, steps: Sequence[Feature]) -> Value:
     return np.stack(rows)
 
 
-def _flat(dtype: str, feature: Feature) -> npt.NDArray[Any]:
+def _flat(dtype: str, feature: Feature) -> Array:
     kind = feature.WhichOneof("kind")
     if kind == "int64_list" and dtype not in _FLOATS:
         whole = np.asarray(feature.int64_list.value, np.int64)
@@ -162,7 +162,7 @@ def _flat(dtype: str, feature: Feature) -> npt.NDArray[Any]:
     raise FeatureMisfits(_described(feature))
 
 
-def _shaped(values: npt.NDArray[Any], shape: tuple[int | None, ...]) -> npt.NDArray[Any]:
+def _shaped(values: Array, shape: tuple[int | None, ...]) -> Array:
     """Values in a shape in which at most one length is unknown. Raises ``FeatureMisfits``."""
     known = prod(length for length in shape if length is not None)
     rest = values.size % known if None in shape else values.size - known

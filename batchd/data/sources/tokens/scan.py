@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ from batchd.data.storage.paths import size_of
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
 from batchd_wire.fields import ITEM_BYTES
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
@@ -184,7 +185,7 @@ def _counts(source: TokensSource, where: Path, stream: BinaryIO) -> tuple[int, i
     return sequences, documents
 
 
-def _numbers(where: Path, stream: BinaryIO, dtype: np.dtype[Any], count: int, survey: Survey) -> NDArray[Any]:
+def _numbers(where: Path, stream: BinaryIO, dtype: np.dtype[np.generic], count: int, survey: Survey) -> Array:
     """The next numbers of an index. Raises ``SourceInvalid`` if the file ends before."""
     data, size = bytearray(), count * dtype.itemsize
     while len(data) < size:

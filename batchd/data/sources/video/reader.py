@@ -31,6 +31,7 @@ from batchd.data.sources.video.files import NO_KEY, VideoPacket, VideoUnreadable
 from batchd.data.sources.video.options import SAMPLE_BYTES_MAX, VideoSource
 from batchd.data.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.data.storage.paths import blaming_the_sample, bound_of, open_within
+from batchd_wire.views import Array
 
 _CHANGED = "the file has changed since the source was scanned, or is damaged"
 
@@ -328,7 +329,7 @@ class Pixels:
             )
         except av.FFmpegError as error:
             raise SampleUnreadable(f"its colours cannot be made: {reason_of(error)}") from None
-        pixels: NDArray[Any] = made.to_ndarray()
+        pixels: Array = made.to_ndarray()
         return turn.of(pixels.reshape(height, width, self._source.channels))
 
     def _turn(self, frame: av.VideoFrame) -> "Rotation":
@@ -368,7 +369,7 @@ class VideoIndex:
     def __init__(self, source: VideoSource, index: SourceIndex) -> None:
         self._source = source
         self._index = index
-        self._arrays: dict[str, NDArray[Any]] = dict(index.arrays)
+        self._arrays: dict[str, Array] = dict(index.arrays)
         self._files: NDArray[np.int64] = self._arrays["files"]
         self._samples = self._files[SAMPLES]
         self._root = os.fsencode(index.place["root"])

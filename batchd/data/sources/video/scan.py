@@ -59,6 +59,7 @@ from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
+from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 MODULE = "batchd.data.sources.video.scan"
@@ -133,7 +134,7 @@ class _GrowingIndex:
 
     def finish(self, class_names: list[bytes], survey: Survey) -> SourceIndex:
         """Make the index; nothing may be added afterwards."""
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, Array] = {
             "names": np.frombuffer(self._names, np.uint8),
             "files": number_array(self._files).reshape(-1, 4).T,
             "units": number_array(self._units).reshape(-1, 2),
@@ -185,7 +186,7 @@ def _read_packets(path: Path, container: InputContainer, stream: VideoStream, pr
     return found
 
 
-def _in_order(path: Path, found: _Packets) -> tuple[NDArray[Any], NDArray[Any]]:
+def _in_order(path: Path, found: _Packets) -> tuple[Array, Array]:
     """The packets of the frames in display order, and where the decoding of each begins."""
     times = np.frombuffer(found.times, np.int64)
     flags = np.frombuffer(found.flags, np.uint8)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import lru_cache
 from io import BytesIO
 from tarfile import BLOCKSIZE
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -42,6 +42,7 @@ from batchd.data.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.data.storage.paths import bound_of
 from batchd.data.storage.reader import BytesReader, Extent, RemoteBytes
 from batchd.errors import SourceInvalid
+from batchd_wire.views import Array
 
 _MAGIC = npy_format.magic(1, 0)
 """The first bytes of an array; behind them, two bytes have the length of its header."""
@@ -63,7 +64,7 @@ def value_of(column: Column, coding: Coding, content: memoryview, max_bytes: int
         raise SampleUnreadable(f"{column.name} {error}") from None
 
 
-def _array(column: Column, content: memoryview) -> NDArray[Any]:
+def _array(column: Column, content: memoryview) -> Array:
     try:
         stored = _header(column.name, content)
         stored.check_end(column.name, len(content))

@@ -38,7 +38,7 @@ from hashlib import sha256
 from itertools import chain, groupby
 from pathlib import Path
 from tarfile import BLOCKSIZE
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 from zlib import adler32
 
 import numpy as np
@@ -466,9 +466,9 @@ class _FoundMembers:
                 content = content_of(stream, member)
                 self._content.update(b"%d:%b" % (len(content), content))
 
-    def _fact(self, part: MemberField) -> list[Any]:
+    def _fact(self, part: MemberField) -> list[object]:
         """The facts that decide the bytes of a field, in a normal form."""
-        default: Any = self._source.defaults.get(part.column.name)
+        default = self._source.defaults.get(part.column.name)
         if default is not None and not isinstance(default, str):
             default = np.asarray(default_value(part.column, default)).tobytes().hex()
         return [part.column.text, part.member.text, default]
