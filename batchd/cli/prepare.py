@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, ConfigFile, Overrides, argument, as_command, completions, option
-from batchd.commands.prepare.run import Output, Prepared, PrepareJob, prepare, source_table
+from batchd.commands.prepare import Output, Prepared, PrepareJob, prepare, source_table
 from batchd.config.load import load_config, read_config
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache

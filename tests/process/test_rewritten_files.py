@@ -9,7 +9,7 @@ import pytest
 import batchd_client
 from batchd.commands.bench.dataloader import COUNTER_BYTES, Samples
 from batchd.commands.history.batches import Replayer
-from batchd.commands.prepare.run import Output, PrepareJob, prepare
+from batchd.commands.prepare import Output, PrepareJob, prepare
 from batchd.config.load import load_config
 from batchd.daemon.config_checks import preview_streams
 from batchd.data.samples.errors import SampleUnreadable

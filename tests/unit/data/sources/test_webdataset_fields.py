@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.commands.prepare.run import source_table
+from batchd.commands.prepare import source_table
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import Reader, open_reader

@@ -1,25 +1,35 @@
-"""Has workers write the missing shards, and handles their results. In ``batchd prepare``.
+"""``batchd prepare``: run a pipeline once over all samples of a stream, into shards.
 
     samples   0 ............ k-1 | k ............ 2k-1 | ...
               NAME-000000.tar    | NAME-000001.tar     | ...    an order for one worker each
 
+    prepare.json         what is prepared here; a command for anything else is refused
+    NAME-000000.tar ...  shards, whole
+    *.unfinished         left by a killed process; removed
+    sizes.tsv            name and bytes of each finished shard, written before it is renamed
+    bad.tsv              shard, sample, path and reason of each sample that is in no shard
+
 A sample that killed two workers counts as bad. Bad samples are left out. The command fails above
 the stream's ``max_bad_fraction``, and at the first bad sample with ``on_error = "fail"``.
 
-Invariant: a worker counts as ended when its pidfd is readable, so a shard that another one starts
+Invariants: a shard with its final name and its recorded size is whole: after any interruption, the
+same command writes the missing shards. ``bad.tsv`` has one line for each bad sample of the finished
+shards. A worker counts as ended when its pidfd is readable, so a shard that another one starts
 again has no second writer.
 """
 
+import fcntl
+import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 
-from batchd.commands.prepare.folder import ShardFolder, UnpreparedSample
 from batchd.config.schema import toml_value
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.effects import StepInvalid
@@ -31,6 +41,7 @@ from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import scan_source
 from batchd.data.sources.webdataset import options as webdataset
 from batchd.data.storage.access import Storage
+from batchd.data.storage.index import readable
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
 from batchd.stream.plan import code_problems, plan_stream
@@ -38,6 +49,146 @@ from batchd.worker.members import is_image, main_image
 from batchd.worker.messages import PrepareStream, SampleBad, ShardWritten, WriteShard
 from batchd.worker.order_runner import OrderProgress, OrderRunner, OrderToRun, WorkersEnd
 from batchd_wire.wording import counted
+
+ABOUT = "prepare.json"
+SIZES = "sizes.tsv"
+BAD = "bad.tsv"
+UNFINISHED = ".unfinished"
+DIGESTS = {
+    "source": "the source's files have changed, or its options",
+    "steps": "the pipeline, the seed, or what a step reads or calls has changed",
+}
+"""The facts that have changed if one of these digests differs."""
+
+
+class UnpreparedSample(NamedTuple):
+    """A bad sample, which is in no shard."""
+
+    shard: str
+    sample: int
+    path: str
+    reason: str
+
+
+class ShardFolder:
+    """Locks the folder while shards are written. A context manager.
+
+    Raises ``BatchdError``: it is not writable, in use, or has something else.
+    """
+
+    def __init__(self, path: Path, about: dict[str, object]) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BatchdError(f"{path} cannot be used: {error.strerror}") from None
+        with ExitStack() as where_it_fails:
+            where_it_fails.callback(os.close, self._descriptor)
+            try:
+                self._begin(about)
+            except BlockingIOError:
+                raise BatchdError(f"another batchd prepare is at work in {path}") from None
+            except OSError as error:
+                raise BatchdError(f"{error.filename or path} cannot be used: {error.strerror}") from None
+            where_it_fails.pop_all()
+
+    def _begin(self, about: dict[str, object]) -> None:
+        """Lock the folder, remove unfinished files, and read the records of earlier runs."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._claim(about)
+        for left in self.path.glob(f"*{UNFINISHED}"):
+            left.unlink()
+        there = {file.name: file.stat().st_size for file in self.path.iterdir() if file.is_file()}
+        self._sizes = {shard: size for shard, size in self._read_sizes() if there.get(shard) == size}
+        _write(self.path / SIZES, "".join(f"{shard}\t{size}\n" for shard, size in self._sizes.items()))
+        self.left_out = [one for one in self._read_bad() if self.has(one.shard)]
+        """The bad samples of the finished shards."""
+        self._write_bad()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for left in self.path.glob(f"*{UNFINISHED}"):
+            left.unlink()
+        os.close(self._descriptor)
+
+    def has(self, shard: str) -> bool:
+        """True if this shard is finished."""
+        return shard in self._sizes
+
+    def finish(self, shard: str, size: int, left_out: Iterable[UnpreparedSample]) -> None:
+        """Rename a shard of ``size`` bytes after its size and its bad samples are on the disk."""
+        self.left_out += left_out
+        try:
+            self._write_bad()
+            with (self.path / SIZES).open("a") as stream:
+                stream.write(f"{shard}\t{size}\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            self._sizes[shard] = size
+            (self.path / f"{shard}{UNFINISHED}").rename(self.path / shard)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise BatchdError(f"{self.path / shard} cannot be written: {error.strerror}") from None
+
+    def _claim(self, about: dict[str, object]) -> None:
+        """Record what is prepared here, or compare it with the record."""
+        file = self.path / ABOUT
+        if not file.exists():
+            others = sorted(entry.name for entry in self.path.iterdir())
+            if others:
+                raise BatchdError(f"{self.path} is not empty ({others[0]}): name a new folder")
+            _write(file, json.dumps(about, indent=2) + "\n")
+            return
+        try:
+            there = json.loads(file.read_text())
+        except ValueError:
+            there = None
+        if not isinstance(there, dict):
+            raise BatchdError(f"{file} is damaged: name a new folder, or remove this one")
+        for name, value in about.items():
+            if there.get(name) != value:
+                why = DIGESTS.get(name, f"{name} was {there.get(name)!r}, and is {value!r} now")
+                raise BatchdError(
+                    f"something else was prepared in {self.path}: {why}; name a new folder, or remove this one"
+                )
+
+    def _read_sizes(self) -> Iterator[tuple[str, int]]:
+        """Shard and bytes of each complete line of ``sizes.tsv``."""
+        file = self.path / SIZES
+        for line in file.read_text(errors="surrogateescape").splitlines(keepends=True) if file.exists() else []:
+            shard, _, size = line.partition("\t")
+            if line.endswith("\n") and size.strip().isdecimal() and "/" not in shard:
+                yield shard, int(size)
+
+    def _read_bad(self) -> list[UnpreparedSample]:
+        file = self.path / BAD
+        lines = file.read_text(errors="surrogateescape").splitlines()[1:] if file.exists() else []
+        parts = (line.split("\t") for line in lines)
+        return [
+            UnpreparedSample(shard, int(sample), path, reason)
+            for shard, sample, path, reason in (cells for cells in parts if len(cells) == len(UnpreparedSample._fields))
+        ]
+
+    def _write_bad(self) -> None:
+        def cell(value: object) -> str:
+            return readable(str(value).encode("utf-8", "surrogateescape"))
+
+        rows = [("shard", "sample", "path", "reason"), *sorted(set(self.left_out))]
+        _write(self.path / BAD, "".join("\t".join(map(cell, row)) + "\n" for row in rows))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file under another name, flush it, and rename it."""
+    unfinished = file.with_name(f".{file.name}")
+    with unfinished.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.rename(file)
+
 
 SEEN_MIN = 100
 """Samples before their bad fraction counts."""
