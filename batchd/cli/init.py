@@ -33,9 +33,8 @@ from batchd.data.storage.index import SourceIndex, readable
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.survey import ReportProgress, Survey
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
-from batchd.runtime.available import shortage
+from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.directories import default_cache_dir
-from batchd.runtime.free_memory import available_bytes
 from batchd.stream.rings import memory_problem, needed_bytes, plan_rings
 
 STANDARD_OUTPUT = Path("-")

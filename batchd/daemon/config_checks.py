@@ -32,8 +32,8 @@ from batchd.config.draft import daemon_draft, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
+from batchd.daemon.observer import open_http
 from batchd.daemon.runtime import directory_problem, has_daemon
-from batchd.daemon.service.observer import open_http
 from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.image.options import Follow
@@ -47,9 +47,8 @@ from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind, SourceInvalid, path_text
 from batchd.runtime.addresses import tcp_endpoint
-from batchd.runtime.available import shortage
+from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.directories import default_cache_dir
-from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import format_bytes
 from batchd.stream.cache_file import file_problem
 from batchd.stream.cache_memory import cache_spec

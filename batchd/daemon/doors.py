@@ -1,7 +1,7 @@
 """The ways in for trainers, one ``Door`` each, and the log of sessions. DAEMON process.
 
     ``local.sessions``: sockets of the runtime directory; batches stay in shared memory
-    ``tcp.sessions``:   TCP, for other hosts; batches are sent as bytes
+    ``tcp``:            TCP, for other hosts; batches are sent as bytes
 
 A door puts one item for each message of an open session into the daemon's queue: an event for the
 core, or a ``Query``. It does not call the rest of the daemon, so doors are made before everything

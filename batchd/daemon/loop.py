@@ -43,14 +43,14 @@ from batchd.core.suspicion import ListedBadSample
 from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
+from batchd.daemon.observer import ObserverProcess
 from batchd.daemon.reload.requests import Reloader
 from batchd.daemon.reports import StreamReports, granted_part
-from batchd.daemon.service.observer import ObserverProcess
 from batchd.daemon.side_work import QUESTIONS_WAITING_MAX, GrantedReports, SideWork
 from batchd.daemon.workers import AllWorkers
 from batchd.runtime import __version__, failpoints
+from batchd.runtime.available import available_bytes
 from batchd.runtime.cpus import available_cpus
-from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.limits import QUESTIONS_PER_TICK, LinesPerMinute, OncePerMinute
 from batchd.runtime.mapped_files import unmap_loaded_pages
 from batchd.runtime.poller import Poller, Timer

@@ -39,11 +39,11 @@ from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop
+from batchd.daemon.manager import Notifier, Service
+from batchd.daemon.observer import ObserverProcess, open_http
 from batchd.daemon.reload.apply import ReloadApplier, code_in
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.daemon.runtime import hold
-from batchd.daemon.service.manager import Notifier, Service
-from batchd.daemon.service.observer import ObserverProcess, open_http
 from batchd.daemon.workers import AllWorkers, LocalWorkers
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
@@ -279,7 +279,7 @@ def _tcp_doors(
     """Bind the door for other hosts, if any. With keys, each trainer needs one, on loopback too."""
     if daemon.tcp is None:
         return []
-    from batchd.daemon.tcp.sessions import TcpDoor  # noqa: PLC0415  the same
+    from batchd.daemon.tcp import TcpDoor  # noqa: PLC0415  the same
     from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  most configurations need no TCP
     from batchd.runtime.tcp.router import check_context_threads  # noqa: PLC0415  the same
 

@@ -22,9 +22,8 @@ from batchd.core.actions import WithdrawOrder
 from batchd.errors import BatchdError, why_no_process
 from batchd.pool import messages
 from batchd.pool.together import Outbox, messages_in
-from batchd.runtime.child_log import write_line
+from batchd.runtime.child_log import ChildLogged, write_line
 from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
-from batchd.runtime.log_message import ChildLogged
 from batchd.runtime.poller import Poller
 from batchd.worker.interface import SentBefore
 from batchd_wire.channel import SEND_BUFFER_BYTES, ChannelClosed, receive_message, send_encoded

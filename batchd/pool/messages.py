@@ -79,7 +79,7 @@ from batchd.core.events import (
     WorkerUp,
 )
 from batchd.pool.together import Together
-from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.child_log import ChildLogged
 from batchd.worker import messages as orders
 from batchd_wire.codec import Message, Vocabulary, message
 

@@ -9,6 +9,7 @@ that was (unix(7), SCM_CREDENTIALS). A thread reads it, so that a child never wa
 which may be busy, or not there yet. The loop reads what is left before it logs a worker's death.
 
 Invariant: a child writes no line itself, since only the daemon knows the log's form and level.
+Numbers of messages are never reused.
 """
 
 import os
@@ -27,8 +28,8 @@ import structlog
 
 from batchd.errors import BatchdError
 from batchd.runtime.limits import LINES_TOGETHER, LinesPerMinute, OncePerMinute
-from batchd.runtime.log_message import ChildLogged
 from batchd_wire.channel import ChannelClosed
+from batchd_wire.codec import Message, message
 from batchd_wire.threads import MORE_THREADS
 
 if TYPE_CHECKING:  # a worker needs no ZeroMQ
@@ -47,6 +48,15 @@ READS_AT_AN_END = 64
 _CREDENTIALS = struct.Struct("iII")
 
 _log = structlog.get_logger()
+
+
+@message(56)
+class ChildLogged(Message):
+    """A line for the daemon's log: structlog's ``level``, the ``event``, and ``facts`` by name."""
+
+    level: str
+    event: str
+    facts: dict[str, object]
 
 
 class ChildOutput:

@@ -39,8 +39,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import NamedTuple, Self
 
 from batchd.errors import DESCRIPTORS_ADVICE, MemoryTooSmall, Problem, ProblemKind
-from batchd.runtime.available import MEMORY_NAME, shortage
-from batchd.runtime.free_memory import UNLIMITED_BYTES, available_bytes
+from batchd.runtime.available import MEMORY_NAME, UNLIMITED_BYTES, available_bytes, shortage
 from batchd_wire.slot import UNFINISHED_MARK, SlotHeader
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

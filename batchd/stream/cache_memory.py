@@ -30,8 +30,7 @@ from batchd.data.sources.kinds import source_to_plain
 from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
 from batchd.runtime import __version__
-from batchd.runtime.available import RESERVE_BYTES
-from batchd.runtime.free_memory import limit_bytes
+from batchd.runtime.available import RESERVE_BYTES, limit_bytes
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.slots import SEALS
 from batchd.stream.plan import StreamPlan

@@ -36,9 +36,9 @@ from batchd.pool.messages import (
     SlotOrder,
 )
 from batchd.pool.together import Together, messages_in
+from batchd.runtime.child_log import ChildLogged
 from batchd.runtime.children import start_linked
 from batchd.runtime.failpoints import VARIABLE
-from batchd.runtime.log_message import ChildLogged
 from batchd.worker.messages import SampleRecipe, ServeStream, UseSlot
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message

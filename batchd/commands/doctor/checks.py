@@ -29,9 +29,8 @@ from batchd.data.pipeline.image.options import Normalize
 from batchd.observe.diagnosis.demand import NETWORK_SHARE
 from batchd.pool.wanted import interface_of
 from batchd.runtime.addresses import parse_tcp
-from batchd.runtime.available import shortage
+from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.cpus import control_groups, cpu_quotas
-from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.slots import MADV_POPULATE_WRITE
 from batchd.stream.rings import DescriptorPlan, RingSize, file_size_refusal

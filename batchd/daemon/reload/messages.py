@@ -11,7 +11,7 @@ from dataclasses import field
 
 from batchd.data.storage.values import USUAL_LIMITS, StorageLimits
 from batchd.errors import ExitCode
-from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.child_log import ChildLogged
 from batchd_wire.codec import Message, Vocabulary, message
 from batchd_wire.record import frozen
 

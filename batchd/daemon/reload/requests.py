@@ -24,6 +24,7 @@ from time import monotonic, time
 
 import structlog
 
+from batchd.daemon.manager import Service
 from batchd.daemon.reload.apply import Descriptors, ReloadApplier
 from batchd.daemon.reload.messages import (
     SILENCE_MAX_S,
@@ -33,12 +34,10 @@ from batchd.daemon.reload.messages import (
     ScanProgressed,
     StreamScanned,
 )
-from batchd.daemon.service.manager import Service
 from batchd.errors import ExitCode
 from batchd.runtime import __version__, failpoints
-from batchd.runtime.child_log import write_line
+from batchd.runtime.child_log import ChildLogged, write_line
 from batchd.runtime.children import Child, start_linked
-from batchd.runtime.log_message import ChildLogged
 from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.poller import Poller
 from batchd.runtime.slots import ADVICE

@@ -43,10 +43,9 @@ from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall, ProblemKind
 from batchd.runtime import __version__, failpoints
-from batchd.runtime.available import shortage
+from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.child_log import log_over
 from batchd.runtime.directories import default_cache_dir
-from batchd.runtime.free_memory import available_bytes
 from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.rings import RingSize, plan_descriptors

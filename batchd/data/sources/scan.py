@@ -50,8 +50,8 @@ from batchd.data.storage.survey import ReportProgress, Survey
 from batchd.data.storage.values import StorageLimits, Witness
 from batchd.errors import SourceInvalid
 from batchd.runtime import children, failpoints
+from batchd.runtime.available import available_bytes, numbers_in
 from batchd.runtime.children import PIPE, Child, describe
-from batchd.runtime.free_memory import available_bytes, numbers_in
 from batchd.runtime.sizes import round_bytes
 from batchd_wire.wording import counted
 

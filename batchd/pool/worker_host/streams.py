@@ -38,8 +38,7 @@ from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import version_of, versions_in
 from batchd.errors import SourceInvalid
 from batchd.pool.messages import HostServe
-from batchd.runtime.available import RESERVE_BYTES
-from batchd.runtime.free_memory import available_bytes
+from batchd.runtime.available import RESERVE_BYTES, available_bytes
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.cache_file import CacheOnDisk
 from batchd.stream.cache_memory import (

@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from batchd.config.tree import DaemonConfig
-from batchd.daemon.service import observer
-from batchd.daemon.service.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
+from batchd.daemon import observer
+from batchd.daemon.observer import PAUSE_FIRST_S, PAUSE_MAX_S, HttpSocket, ObserverProcess, open_http
 from batchd.errors import ConfigInvalid
 from batchd.runtime.addresses import parse_http
 from batchd.runtime.children import Linked

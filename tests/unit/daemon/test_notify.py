@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchd.core import events as ev
-from batchd.daemon.service.manager import FEEDINGS, STATUS_EVERY_S, Notifier, Service, status_line
+from batchd.daemon.manager import FEEDINGS, STATUS_EVERY_S, Notifier, Service, status_line
 from support.core_invariants import CheckedWorld
 from support.core_world import make_spec
 from support.notify_socket import NotifySocket

@@ -17,8 +17,8 @@ from batchd.daemon.reload import requests as reload
 from batchd.daemon.reload.messages import ConfigRead, ReloadDocument, ReloadRequest, ScanProgressed, StreamScanned
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.errors import ExitCode
+from batchd.runtime.child_log import ChildLogged
 from batchd.runtime.children import Child
-from batchd.runtime.log_message import ChildLogged
 from batchd.runtime.poller import Poller
 from batchd_wire.channel import send_message
 from support.waiting import wait_until

@@ -16,7 +16,7 @@ from batchd.core.actions import GrantLease
 from batchd.core.events import BatchSent, Event, SessionCutOff
 from batchd.daemon.doors import DaemonSide, Doors, Queue
 from batchd.daemon.loop import Loop
-from batchd.daemon.tcp.sessions import TcpDoor
+from batchd.daemon.tcp import TcpDoor
 from batchd.runtime.limits import SUBJECTS_MAX, SessionLimits
 from batchd.runtime.poller import Poller
 from batchd.runtime.slots import SlotPool

@@ -24,7 +24,7 @@ from batchd.daemon.reload.rescan import LOOK_MAX_S
 from batchd.data.storage.access import Storage
 from batchd.errors import ExitCode
 from batchd.runtime.available import RESERVE_BYTES
-from batchd.runtime.log_message import ChildLogged
+from batchd.runtime.child_log import ChildLogged
 from batchd.stream.cache_memory import CacheSpec
 from batchd.stream.rings import plan_rings
 from batchd_wire.channel import ChannelClosed, receive_message

@@ -17,8 +17,17 @@ from structlog.testing import capture_logs
 
 from batchd.runtime import available
 from batchd.runtime import slots as slot_memory
-from batchd.runtime.available import OOM_KILL_S, RESERVE_BYTES, OomKills, holders, shortage, wait_for_memory
-from batchd.runtime.free_memory import UNLIMITED_BYTES, available_bytes, limit_bytes
+from batchd.runtime.available import (
+    OOM_KILL_S,
+    RESERVE_BYTES,
+    UNLIMITED_BYTES,
+    OomKills,
+    available_bytes,
+    holders,
+    limit_bytes,
+    shortage,
+    wait_for_memory,
+)
 from batchd.runtime.slots import HUGE_PAGE_BYTES, MADV_POPULATE_WRITE, SEALS, SLOT_DESCRIPTORS, SlotPool
 from batchd_wire.slot import UNFINISHED, SlotHeader, holds_generation, unpack_header
 from support.kernel import descriptors_of

@@ -232,7 +232,7 @@ def test_the_daemon_imports_nothing_that_its_first_batch_can_do_without():
     assert not set(imported) & {
         "batchd.daemon.config_checks",
         "batchd.daemon.reload.rescan",
-        "batchd.daemon.tcp.sessions",
+        "batchd.daemon.tcp",
         "batchd.pool.remote",
         "batchd.observe.http",
     }

@@ -1,1 +1,0 @@
-"""The daemon as a service: systemd's notifications, and the observer's process. DAEMON process."""

@@ -1,1 +1,0 @@
-"""Trainers on other hosts. DAEMON process."""
