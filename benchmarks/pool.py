@@ -44,7 +44,7 @@ from scaling_daemon import DECISIONS
 import batchd_client
 from batchd.pool.gateway_child import ALLOCATOR
 from batchd.pool.messages import ROW_FRAME_BYTES
-from batchd.pool.worker_host.scratch import SCRATCH_MAX
+from batchd.pool.worker_host.workers import SCRATCH_MAX
 from batchd_wire.wording import counted
 
 ROW_BYTES = 224 * 224 * 3

@@ -2,8 +2,7 @@
 
 host        the program: one loop round everything below
 connection  the DEALER to a gateway: pauses, keys, and the ends of connections
-workers     worker processes and their orders, as the daemon has them
-scratch     the memory into which workers fill rows, and from which ZeroMQ sends them
+workers     worker processes, their orders, and the memory that rows are filled into and sent from
 streams     the daemon's streams, with the paths and the caches of this host
 indexes     indexes of sources, received once and kept by digest
 """

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from batchd.pool.gateway.placement import ARRIVAL_S, HERE, GatewayChoice
+from batchd.pool.gateway.links import ARRIVAL_S, HERE, GatewayChoice
 
 
 def test_a_single_gateway_sends_no_host_away() -> None:

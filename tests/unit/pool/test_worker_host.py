@@ -8,10 +8,10 @@ from hashlib import sha256
 import pytest
 
 from batchd.pool.messages import INDEX_PART_BYTES, INDEX_PARTS_AHEAD
-from batchd.pool.worker_host import indexes, scratch
+from batchd.pool.worker_host import indexes, workers
 from batchd.pool.worker_host.indexes import UNUSED_S, IndexDamaged, IndexFolder, ReceivedIndex
-from batchd.pool.worker_host.scratch import OrderMemory
 from batchd.pool.worker_host.streams import PathMap
+from batchd.pool.worker_host.workers import OrderMemory
 from batchd_wire.fields import Field, Rooms, Varying, place_fields
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_an_order_has_the_layout_of_its_bucket() -> None:
 
 def test_an_idle_memory_gives_its_pages_back(memory, monkeypatch) -> None:
     """The pages are zeros afterwards; memory in use keeps its pages."""
-    monkeypatch.setattr(scratch, "KEPT_IDLE_S", -1.0)
+    monkeypatch.setattr(workers, "KEPT_IDLE_S", -1.0)
     memory.take(64)
     os.pwrite(memory.descriptor, b"former", memory.layout.fields[0].offset)
     memory.rest()
@@ -218,7 +218,7 @@ def test_no_memory_is_an_error_before_the_worker_touches_it(memory, monkeypatch)
     def refuse(*_arguments):
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr(scratch.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(workers.os, "posix_fallocate", refuse)
 
     with pytest.raises(OSError, match="memory"):
         memory.take(1)
