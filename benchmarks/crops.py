@@ -27,9 +27,8 @@ from batchd.data.pipeline.image.jpeg_box import found_points
 from batchd.data.pipeline.image.options import CenterCrop, Decode, RandomFlip, RandomResizedCrop
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.options import StepOptions
-from batchd.data.samples.access_points import has_points
 from batchd.data.samples.columns import Column
-from batchd.data.samples.kept_files import KeptFiles
+from batchd.data.samples.kept_files import KeptFiles, has_points
 
 SIZE = (224, 224)
 STEPS: dict[str, list[StepOptions]] = {

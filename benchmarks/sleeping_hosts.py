@@ -22,8 +22,16 @@ from batchd.core.events import OrderFilled, StreamOpened, WorkerUp
 from batchd.core.rows import rows_of
 from batchd.core.work import NO_WORK
 from batchd.data.pipeline.kinds import CONTENT_VERSION
-from batchd.pool.messages import LINK_VERSION, ROW_FRAME_BYTES, TO_HOST, Admitted, FillRows, HostServe, Register
-from batchd.pool.together import messages_in
+from batchd.pool.messages import (
+    LINK_VERSION,
+    ROW_FRAME_BYTES,
+    TO_HOST,
+    Admitted,
+    FillRows,
+    HostServe,
+    Register,
+    messages_in,
+)
 from batchd.worker.messages import CHUNK_ROWS_MAX, ServeStream
 from batchd_wire.codec import Message, Vocabulary
 from batchd_wire.fields import SlotLayout, layout_from_wire, place_fields

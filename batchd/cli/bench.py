@@ -35,8 +35,8 @@ from batchd.daemon.config_checks import check_reading
 from batchd.data.pipeline.cache_split import cropped_files
 from batchd.data.pipeline.image.jpeg_box import IS_BUILT, PIXELS_MIN, found_points
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import has_points
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.kept_files import has_points
 from batchd.data.sources.interface import open_reader
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage

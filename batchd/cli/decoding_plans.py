@@ -31,8 +31,8 @@ from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import LAST_STEPS
-from batchd.data.samples.access_points import has_points
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.kept_files import has_points
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache.memory import CacheForm
 from batchd.data.sources.cache.record import pack
@@ -46,8 +46,7 @@ from batchd.observe.diagnosis.verdicts import CACHE_MARGIN
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.cache_memory import points_budget
-from batchd.stream.grouping import grouping_of, unit_of
-from batchd.stream.measuring import MeasureOptions
+from batchd.stream.grouping import MeasureOptions, grouping_of, unit_of
 from batchd.stream.plan import StreamPlan, epoch_plan, planned_index
 from batchd.stream.rings import MEBIBYTE, bucket_layout, slot_layout
 from batchd_wire.fields import place_fields

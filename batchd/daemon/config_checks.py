@@ -52,7 +52,7 @@ from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import format_bytes
 from batchd.stream.cache_file import file_problem
 from batchd.stream.cache_memory import cache_spec
-from batchd.stream.measuring import MeasureOptions, bad_ones
+from batchd.stream.grouping import MeasureOptions, bad_ones
 from batchd.stream.plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
 from batchd.stream.rings import (
     MEBIBYTE,

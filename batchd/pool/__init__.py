@@ -20,5 +20,5 @@ worker_host    `batchd worker`: the program on another machine
 ray            worker hosts on a Ray cluster
 remote         remote workers, as the daemon has them; gateway_child: the gateways' processes
 wanted         how many remote workers the trainers need
-messages       between worker host, gateway and daemon; together: several in one
+messages       between worker host, gateway and daemon, also several in one
 """

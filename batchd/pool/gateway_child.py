@@ -21,7 +21,7 @@ import structlog
 from batchd.core.actions import WithdrawOrder
 from batchd.errors import BatchdError, why_no_process
 from batchd.pool import messages
-from batchd.pool.together import Outbox, messages_in
+from batchd.pool.messages import Outbox, messages_in
 from batchd.runtime.child_log import ChildLogged, write_line
 from batchd.runtime.children import PAUSE_FIRST_S, PAUSE_MAX_S, Child, describe, start_linked
 from batchd.runtime.poller import Poller

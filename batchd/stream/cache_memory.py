@@ -24,7 +24,7 @@ from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.data.pipeline.kinds import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
-from batchd.data.samples.access_points import POINTS_VERSION
+from batchd.data.samples.kept_files import POINTS_VERSION
 from batchd.data.sources.cache.memory import CacheForm, CacheHeader
 from batchd.data.sources.kinds import source_to_plain
 from batchd.data.storage.index import SourceIndex

@@ -1,15 +1,26 @@
-"""Which samples share a batch, if their sizes decide it, for the index of a stream. Daemon.
+"""Which samples share a batch, if their sizes decide it: measured, then grouped. Daemon.
 
-    index --> stream.measuring --> sizes --> core.packs    --> index with packs.*    "pack"
-                                         --> core.packs    --> index with cuts.*     concat-split
-                                         --> core.buckets  --> index with buckets.*  bucket, balance
+    index of the source --> worker processes (worker.tasks) make each sample once --> sizes
+          |                                                                             ^
+          +-- a length that the index tells, and that no step changes ------------------+
+
+    sizes --> core.packs    --> index with packs.*    "pack"
+          --> core.packs    --> index with cuts.*     concat-split
+          --> core.buckets  --> index with buckets.*  bucket, balance
 
 The result is kept by the index cache, like a scan, while no file of the source has changed. The
 digest of an index covers its arrays, so a stream's fingerprint covers its packs and buckets.
+
+Invariant: the processes are gone when ``measured`` returns or raises.
 """
 
 import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -18,19 +29,177 @@ from numpy.typing import NDArray
 from batchd.config.tree import Bucket, StreamConfig
 from batchd.core.buckets import OverBudget, buckets_of
 from batchd.core.packs import Cuts, PackLimits, Packs
-from batchd.data.pipeline.shapes.options import Pack
+from batchd.core.rows import runs_of
+from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import named_by_content
+from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import IndexExtension
-from batchd.data.storage.index import SourceIndex
+from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex, readable
+from batchd.data.storage.survey import ReportProgress
 from batchd.errors import SourceInvalid
-from batchd.stream.measuring import MeasureOptions, Size, measured
+from batchd.runtime.children import PIPE, STDOUT, start_linked
 from batchd.stream.plan import StreamPlan
+from batchd.worker import messages as orders
 from batchd.worker.messages import ASPECT_UNIT
+from batchd.worker.order_runner import DeathLimits, OrderProgress, OrderRunner, OrderToRun, WorkersEnd
+from batchd_wire.fields import ITEM_BYTES
 from batchd_wire.wording import counted
 
 _log = structlog.get_logger()
+
 BALANCE_BUCKETS = 64
 """Buckets of packed rows by their cost: in each step, the most of 8 ranks is 3 % above the mean."""
+DEATHS_MAX = 8
+"""Deaths of processes in one pass; then something else than a sample is wrong."""
+PRINTED_BYTES_MAX = 2000
+
+
+class Size(NamedTuple):
+    """What the size of a sample is: see ``config.tree.Bucket``."""
+
+    field: str
+    by: str
+
+
+class MeasureOptions(NamedTuple):
+    """How all samples are measured: by so many ``workers``, each sample in so many seconds.
+
+    ``progress`` is called with the number of samples that have been measured.
+    """
+
+    workers: int
+    sample_timeout_s: float
+    storage: Storage
+    progress: ReportProgress
+
+
+def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArray[np.int64] | None:
+    """The elements of a field in each sample, int64 ``[samples]``; 0 for a record that is too long.
+
+    None if the index of the source does not tell, or if a step may change the lengths.
+    """
+    steps = [step for step in plan.pipeline.steps if not isinstance(step, LAST_STEPS)]
+    if not all(step.keeps_length or field not in (step.changes or {field}) for step in steps):
+        return None
+    lengths = kind_of(plan.config.source).lengths(plan.config.source, index, field)
+    if lengths is not None:
+        lengths[lengths > plan.pipeline.record_bytes_max // _element_bytes(plan, field)] = 0
+    return lengths
+
+
+def _element_bytes(plan: StreamPlan, field: str) -> int:
+    """The bytes of an element of a field of the source."""
+    column = next(column for column in plan.columns if column.name == field)
+    return ITEM_BYTES[column.dtype] * prod(length or 1 for length in column.shape)
+
+
+class _Measuring:
+    """One pass over ``samples``."""
+
+    def __init__(
+        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions, samples: Sequence[int]
+    ) -> None:
+        recipe, storage = plan.recipe()._replace(cut=0), pass_.storage
+        if size.by:
+            last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
+            made = [step for step in recipe.steps if step["op"] not in last] if size.by in orders.AFTER_STEPS else []
+            recipe = recipe._replace(steps=made)
+        self._message = orders.MeasureStream(recipe, storage.limits.to_wire(), storage.as_of_ns, size.field, size.by)
+        self._index = index
+        self._pass = pass_
+        self._samples = samples
+        self._done = self._told = 0
+        self._printed = b""
+        self._bad = ""
+        self.sizes = np.zeros(len(samples), np.int64)
+
+    @property
+    def example(self) -> str:
+        """One bad sample, and why it is bad."""
+        killed = list(self._workers.killers.items())[-1:]
+        return "".join(f"sample {sample}: it ended its process by {how}" for sample, how in killed) or self._bad
+
+    def run(self) -> None:
+        """Measure. Raises ``SourceInvalid``."""
+        parts = range(0, len(self._samples), orders.SAMPLES_AT_ONCE)
+        runs = [runs_of(self._samples[first : first + orders.SAMPLES_AT_ONCE]) for first in parts]
+        ordered = [OrderToRun(number, orders.MeasureSamples(number, part)) for number, part in enumerate(runs, 1)]
+        with ExitStack() as opened:
+            descriptor = self._index.to_memfd()
+            opened.callback(os.close, descriptor)
+            launched = start_linked("batchd.worker", stdout=PIPE, stderr=STDOUT)
+            self._output = launched.child.output.fileno()
+            os.set_blocking(self._output, False)
+            limits = self._pass.workers, self._pass.sample_timeout_s
+            self._workers = opened.enter_context(OrderRunner(*limits, launched, DeathLimits(1, 1)))
+            self._workers.serve((self._message, descriptor))
+            try:
+                self._workers.run(ordered, self._heard, self._tick)
+            except WorkersEnd as how:
+                raise self._unmeasurable(self._last_line or f"its process ended with {how}") from None
+
+    def _heard(self, work: OrderProgress) -> None:
+        report = work.reports[-1]
+        if isinstance(report, orders.SampleBad):
+            self._bad = readable(f"{report.path}: {' '.join(report.reason.split())}".encode())
+            return
+        assert isinstance(report, orders.SamplesMeasured)
+        if report.hopeless:
+            raise self._unmeasurable(readable(" ".join(report.hopeless.split()).encode()))
+        first = (work.order.number - 1) * orders.SAMPLES_AT_ONCE
+        self.sizes[first : first + len(report.sizes)] = report.sizes
+        self._done += len(report.sizes)
+
+    def _tick(self) -> None:
+        """Keep the end of what the processes print, and tell how many samples are measured."""
+        with suppress(BlockingIOError):
+            while data := os.read(self._output, PRINTED_BYTES_MAX):
+                self._printed = (self._printed + data)[-PRINTED_BYTES_MAX:]
+        if len(self._workers.killers) > DEATHS_MAX:
+            how = list(self._workers.killers.values())[-1]
+            raise self._unmeasurable(self._last_line or f"its process ended with {how}")
+        done = self._done + sum(work.samples_done for work in self._workers.works)
+        self._told = max(self._told, done)  # an order that has killed a worker begins again
+        self._pass.progress(self._told)
+
+    @property
+    def _last_line(self) -> str:
+        """The last line that was printed; "" without one."""
+        lines = self._printed.decode("utf-8", "backslashreplace").strip().splitlines()
+        return readable(lines[-1].encode()) if lines else ""
+
+    def _unmeasurable(self, why: str) -> SourceInvalid:
+        return SourceInvalid(f"the sizes of samples cannot be measured: {why}" if self._message.by else why)
+
+
+def measured(plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions) -> tuple[NDArray[np.int64], str]:
+    """The size of each sample, int64 ``[samples]``, 0 for a bad one; one bad one, and its reason.
+
+    Raises ``SourceInvalid``.
+    """
+    if size.by == "length":
+        known = lengths_in_index(plan, index, size.field)
+        if known is not None:
+            return known, ""
+    if size.by == "bytes":
+        known = kind_of(plan.config.source).lengths(plan.config.source, index, size.field)
+        if known is not None:
+            return known * _element_bytes(plan, size.field), ""
+    measuring = _Measuring(plan, size, index, pass_, range(len(index)))
+    measuring.run()
+    return measuring.sizes, measuring.example
+
+
+def bad_ones(plan: StreamPlan, index: SourceIndex, pass_: MeasureOptions, samples: tuple[int, ...]) -> tuple[int, str]:
+    """Make a few samples in processes of their own: how many are bad, and the reason of one.
+
+    Raises ``SourceInvalid`` if no sample of the stream can be made, as the user's function or a
+    step's file cannot be used.
+    """
+    trying = _Measuring(plan, Size("", ""), index, pass_, samples)
+    trying.run()
+    return int((trying.sizes <= 0).sum()), trying.example
 
 
 def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> IndexExtension | None:

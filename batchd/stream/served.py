@@ -39,9 +39,8 @@ from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.slots import MailboxMemory
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable
 from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
-from batchd.stream.grouping import grouping_of
+from batchd.stream.grouping import MeasureOptions, grouping_of
 from batchd.stream.journal import Journal, JournalSpec, journal_spec
-from batchd.stream.measuring import MeasureOptions
 from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_index
 from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
 from batchd.worker.messages import ServeStream

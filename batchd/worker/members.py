@@ -23,9 +23,9 @@ from batchd.data.pipeline.image.jpeg_box import found_points, in_one_scan
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import has_points
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.kept_files import has_points
 from batchd.data.samples.values import Value
 from batchd.data.sources.webdataset import options as webdataset
 

@@ -8,7 +8,7 @@ import pytest
 
 import batchd_client
 from batchd.errors import SourceInvalid
-from batchd.stream import measuring
+from batchd.stream import grouping
 from batchd_wire.position import Position
 from support.expected import Expected
 from support.images import jpeg, jpeg_with_exif, photo
@@ -288,7 +288,7 @@ def test_files_are_sorted_by_their_bytes(start_daemon, tmp_path, pictures):
 
 def test_bytes_that_an_index_tells_are_not_measured(tmp_path, texts, monkeypatch):
     """Two bytes for each token, so buckets and budget are those of the lengths."""
-    monkeypatch.setattr(measuring, "_Measuring", None)
+    monkeypatch.setattr(grouping, "_Measuring", None)
     batches = []
     for by, unit in (("length", 1), ("bytes", 2)):
         bucket = {"field": "t", "by": by, "bounds": [unit * 15, unit * 45], "budget": unit * 122}

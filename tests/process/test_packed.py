@@ -30,9 +30,8 @@ from batchd.data.sources.webdataset.reader import HEAD_BYTES
 from batchd.data.storage.access import Storage
 from batchd.data.storage.reader import BytesReader
 from batchd.runtime import children
-from batchd.stream import measuring
-from batchd.stream.grouping import grouping_of
-from batchd.stream.measuring import MeasureOptions, Size, lengths_in_index, measured
+from batchd.stream import grouping
+from batchd.stream.grouping import MeasureOptions, Size, grouping_of, lengths_in_index, measured
 from batchd.stream.plan import plan_stream
 from batchd_wire.position import Position
 from support.commands import batchd
@@ -159,7 +158,7 @@ def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_p
     index = scan(config.source)
     extension = grouping_of(plan, MeasureOptions(2, 30.0, Storage(), lambda _found: None))
     assert extension is not None
-    monkeypatch.setattr(measuring, "lengths_in_index", lambda *_what: None)
+    monkeypatch.setattr(grouping, "lengths_in_index", lambda *_what: None)
     measured = extension.extend(index)
     monkeypatch.undo()
     monkeypatch.setattr(children, "start", lambda *_what, **_options: pytest.fail("it starts a process"))

@@ -19,8 +19,7 @@ from batchd.data.sources.interface import kind_of, open_reader
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
-from batchd.stream.grouping import grouping_of
-from batchd.stream.measuring import MeasureOptions
+from batchd.stream.grouping import MeasureOptions, grouping_of
 from batchd.stream.plan import epoch_plan, plan_stream, planned_index
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of

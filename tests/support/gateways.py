@@ -34,8 +34,9 @@ from batchd.pool.messages import (
     PoolRules,
     Register,
     SlotOrder,
+    Together,
+    messages_in,
 )
-from batchd.pool.together import Together, messages_in
 from batchd.runtime.child_log import ChildLogged
 from batchd.runtime.children import start_linked
 from batchd.runtime.failpoints import VARIABLE

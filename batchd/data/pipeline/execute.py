@@ -26,9 +26,8 @@ from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.stages import Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
-from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
-from batchd.data.samples.kept_files import KeptFiles, KnownFile
+from batchd.data.samples.kept_files import FileHead, KeptFiles, KnownFile
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
 

@@ -28,8 +28,7 @@ from batchd.core.events import LinkClosed
 from batchd.core.work import HOST_WORKERS_MAX
 from batchd.data.pipeline.kinds import CONTENT_VERSION
 from batchd.pool import messages
-from batchd.pool.messages import PoolRules
-from batchd.pool.together import Outbox
+from batchd.pool.messages import Outbox, PoolRules
 from batchd.runtime import failpoints
 from batchd.runtime.keys import AcceptedKey, RoleKeys
 from batchd.runtime.limits import PENDING_MIN, HandshakeRate, peer_network, peer_site, printable

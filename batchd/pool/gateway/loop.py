@@ -30,7 +30,7 @@ from batchd.pool.gateway.links import REASON_CHARACTERS_MAX, Frames, Link, Worke
 from batchd.pool.gateway.orders import OrderTable, RemoteOrder
 from batchd.pool.gateway.rows import RowsInvalid, begin, check_report, check_rows, copy, difference, places_of, write
 from batchd.pool.gateway.streams import HostStream, HostStreams, map_memory
-from batchd.pool.together import Outbox, messages_in
+from batchd.pool.messages import Outbox, messages_in
 from batchd.runtime import failpoints
 from batchd.runtime.keys import RoleKeys
 from batchd.runtime.limits import printable

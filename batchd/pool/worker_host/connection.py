@@ -29,8 +29,7 @@ import zmq
 
 from batchd.core.events import LinkClosed
 from batchd.errors import BatchdError, DaemonUnreachable, KeysInvalid
-from batchd.pool.messages import INDEX_PART_BYTES, TO_HOST, Admitted, Moved, Register, Rejected
-from batchd.pool.together import messages_in
+from batchd.pool.messages import INDEX_PART_BYTES, TO_HOST, Admitted, Moved, Register, Rejected, messages_in
 from batchd.runtime.poller import Poller
 from batchd_wire.codec import MESSAGE_BYTES_MAX, MalformedMessage, Message
 from batchd_wire.codes import ErrorCode

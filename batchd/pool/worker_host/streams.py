@@ -28,7 +28,7 @@ from batchd.core.work import Work
 from batchd.data.functions.find import ModuleNotFound, find_module
 from batchd.data.pipeline.cache_split import decoded_files, has_crop_decoder
 from batchd.data.pipeline.kinds import step_from_plain
-from batchd.data.samples.access_points import POINTS_VERSION
+from batchd.data.samples.kept_files import POINTS_VERSION
 from batchd.data.samples.location import is_url
 from batchd.data.sources.cache.memory import CacheForm
 from batchd.data.sources.composed.options import sources_in

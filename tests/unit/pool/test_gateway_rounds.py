@@ -31,8 +31,17 @@ from batchd.pool import gateway_child
 from batchd.pool.gateway.links import Link
 from batchd.pool.gateway.loop import Gateway
 from batchd.pool.gateway_child import GatewayChild
-from batchd.pool.messages import LINK_VERSION, ROW_FRAME_BYTES, TO_GATEWAY, TO_HOST, FillRows, LinkTraffic, Register
-from batchd.pool.together import Together, messages_in
+from batchd.pool.messages import (
+    LINK_VERSION,
+    ROW_FRAME_BYTES,
+    TO_GATEWAY,
+    TO_HOST,
+    FillRows,
+    LinkTraffic,
+    Register,
+    Together,
+    messages_in,
+)
 from batchd.runtime.poller import Poller
 from batchd.runtime.tcp.connections import Connection
 from batchd.worker.messages import UseSlot

@@ -7,8 +7,16 @@ from hypothesis import strategies as st
 
 from batchd.core.events import OrderFilled, OrderWithdrawn
 from batchd.core.work import NO_WORK
-from batchd.pool.messages import TO_DAEMON_FROM_GATEWAY, TO_GATEWAY, FillRows, SlotOrder
-from batchd.pool.together import TOGETHER_MAX, Outbox, Together, messages_in
+from batchd.pool.messages import (
+    TO_DAEMON_FROM_GATEWAY,
+    TO_GATEWAY,
+    TOGETHER_MAX,
+    FillRows,
+    Outbox,
+    SlotOrder,
+    Together,
+    messages_in,
+)
 from batchd.worker.messages import CHUNK_ROWS_MAX
 from batchd_wire.channel import DATAGRAM_BYTES_MAX, receive_message, send_encoded
 from batchd_wire.codec import NUMBER_MAX, Message

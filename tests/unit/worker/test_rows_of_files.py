@@ -9,7 +9,7 @@ import pytest
 
 from batchd.core.work import Work
 from batchd.data.pipeline.image import jpeg_box
-from batchd.data.samples.access_points import has_points
+from batchd.data.samples.kept_files import has_points
 from batchd.data.sources.cache.record import NO_VALUES, has_values, header_and_points, unpack, with_headers, with_points
 from batchd.worker import filling, stopwatch
 from batchd.worker.messages import NOTE, Chunk, FillChunks

@@ -22,9 +22,8 @@ from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.image.probe import ImageHeader, probe_image
 from batchd.data.pipeline.image.resample import Scaling
-from batchd.data.samples.access_points import AccessPoints, FileHead, has_points, without_points
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.data.samples.kept_files import FilePart, PartUnfit
+from batchd.data.samples.kept_files import AccessPoints, FileHead, FilePart, PartUnfit, has_points, without_points
 from batchd.data.storage import rows
 
 try:

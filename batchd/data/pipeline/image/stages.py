@@ -44,10 +44,9 @@ from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scalin
 from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, RowsStage, Timings
-from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.data.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
+from batchd.data.samples.kept_files import DecodedFile, FileHead, FilePart, KeptFiles, KnownFile
 from batchd.data.samples.values import Value
 from batchd.runtime import failpoints
 from batchd_wire.views import Array

@@ -15,9 +15,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.samples.access_points import FileHead, has_points
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.kept_files import FilePart, KeptFiles, KnownFile
+from batchd.data.samples.kept_files import FileHead, FilePart, KeptFiles, KnownFile, has_points
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache import record as records
 from batchd.data.sources.cache.disk import DiskCache

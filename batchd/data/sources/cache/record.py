@@ -25,10 +25,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.kept_files import DecodedFile
+from batchd.data.samples.kept_files import DecodedFile, FileHead
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
 

@@ -11,7 +11,7 @@ Each field is read from a member of a sample in a shard:
     NAME = "float32[4]", several          NAME.npy
 
 This is where ``batchd prepare`` puts them. Behind KEY.jpg it writes KEY.jpg.points, with the access
-points of that file (``data.samples.access_points``).
+points of that file (``data.samples.kept_files``).
 
 Invariant: all members that may hold a field are read in the same way.
 """

@@ -14,9 +14,8 @@ from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import AccessPoints, has_points
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.data.samples.kept_files import KeptFiles
+from batchd.data.samples.kept_files import AccessPoints, KeptFiles, has_points
 from support.images import (
     JPEG_END,
     arithmetic_jpeg,

@@ -13,8 +13,8 @@ from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.jpeg_box import found_points
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.access_points import FileHead
 from batchd.data.samples.columns import Column
+from batchd.data.samples.kept_files import FileHead
 from batchd.data.sources.cache.record import FILE_WITH_PARTS_BYTES_MIN
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import scan_source
