@@ -21,7 +21,7 @@ from batchd.core.actions import WithdrawOrder
 from batchd.core.events import OrderFilled, StreamOpened, WorkerUp
 from batchd.core.rows import rows_of
 from batchd.core.work import NO_WORK
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool.messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,

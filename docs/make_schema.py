@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.samples import kinds
 from batchd.data.sources.options import SourceOptions
 

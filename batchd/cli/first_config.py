@@ -31,8 +31,7 @@ from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.interface import kind_of, open_reader
-from batchd.data.sources.kinds import source_to_plain
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.sources.recognise import FoundSource, endings_text
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex

@@ -20,11 +20,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.samples.kinds import OneOf
-from batchd.data.sources.kinds import SOURCE_KINDS
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SOURCE_KINDS, SourceOptions
 from batchd.errors import KeyPath
 from batchd.runtime.suggestions import nearest
 

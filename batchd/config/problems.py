@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from batchd.config.schema import example_text, item_at, kinds_at, known_keys, problem_at
 from batchd.config.synonyms import key_meant, kind_meant
-from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.samples.checks import OptionsInvalid
 from batchd.errors import KeyPath, Problem, ProblemKind, path_text
 from batchd.runtime.suggestions import known_here, nearest, probably_meant, suggestion

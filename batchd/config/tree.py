@@ -30,15 +30,13 @@ from pydantic import (
 )
 
 from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
-from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.sample_fields import pack_of
 from batchd.data.samples.checks import Checks, Example, OptionsInvalid
 from batchd.data.samples.kinds import IS_WHOLE, OneOf
 from batchd.data.samples.location import check_local
 from batchd.data.sources.composed.options import MixSource, sources_in
-from batchd.data.sources.kinds import SOURCE_KINDS
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SOURCE_KINDS, SourceOptions
 from batchd.data.sources.push.options import PushSource
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp

@@ -39,8 +39,7 @@ from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.image.options import Follow
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.sources.composed.options import parts_of, sources_in
-from batchd.data.sources.kinds import source_to_plain
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.sources.source_checks import SAMPLES_MAX, Trial, try_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex

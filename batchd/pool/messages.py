@@ -109,7 +109,7 @@ class Register(Message):
     """First message of a worker host.
 
     ``version`` is ``LINK_VERSION``, ``batchd`` the version of the program, ``content_version`` that
-    of the pixels (``data.pipeline.kinds``). ``name`` and ``host`` are for people, ``machine`` is
+    of the pixels (``data.pipeline.options``). ``name`` and ``host`` are for people, ``machine`` is
     the processor's architecture. ``not_at``: gateways that it was sent to and that did not admit
     it.
     """

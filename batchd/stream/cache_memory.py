@@ -22,11 +22,11 @@ from typing import NamedTuple, TypeVar
 
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
-from batchd.data.pipeline.kinds import CONTENT_VERSION, step_to_plain
+from batchd.data.pipeline.options import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.samples.kept_files import POINTS_VERSION
 from batchd.data.sources.cache.memory import CacheForm, CacheHeader
-from batchd.data.sources.kinds import source_to_plain
+from batchd.data.sources.options import source_to_plain
 from batchd.data.storage.index import SourceIndex
 from batchd.errors import SourceInvalid
 from batchd.runtime import __version__

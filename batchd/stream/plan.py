@@ -38,8 +38,7 @@ from batchd.data.functions.find import CallArguments, ModuleNotFound, find_modul
 from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.kinds import step_to_plain
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import StepOptions, step_to_plain
 from batchd.data.pipeline.sample_fields import StepCheck, columns_after, drawing_step, pack_of, reserved_names
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import Digests, StepFileInvalid, digests_of
@@ -48,9 +47,8 @@ from batchd.data.sources.arrays.index import read_array
 from batchd.data.sources.code.options import FunctionOptions
 from batchd.data.sources.composed.options import MixSource, moment_of, sources_in
 from batchd.data.sources.interface import kind_of
-from batchd.data.sources.kinds import source_to_plain
 from batchd.data.sources.neighbours import blocks_of_bytes, blocks_of_samples
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.sources.push.options import PushSource
 from batchd.data.sources.source_checks import check_source, known_columns
 from batchd.data.storage.access import Storage

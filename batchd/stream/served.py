@@ -24,8 +24,7 @@ from batchd.core.epochs import planned
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.core.spec import StreamSpec
-from batchd.data.pipeline.kinds import CONTENT_VERSION, step_to_plain
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import CONTENT_VERSION, StepOptions, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.composed.options import sources_in

@@ -36,7 +36,7 @@ def start_early() -> Linked | None:
     import batchd.data.pipeline.sample_fields  # noqa: PLC0415
     import batchd.data.sources.cache.disk  # noqa: PLC0415
     import batchd.data.sources.interface  # noqa: PLC0415
-    import batchd.data.sources.kinds  # noqa: PLC0415
+    import batchd.data.sources.options  # noqa: PLC0415
     import batchd.data.sources.push.options  # noqa: PLC0415
     import batchd.worker.fork_server  # noqa: F401, PLC0415
     import batchd_wire.slot  # noqa: F401, PLC0415

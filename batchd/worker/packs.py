@@ -21,7 +21,7 @@ from batchd.core.packs import packed_in
 from batchd.core.plan import Plan, Tables
 from batchd.core.rows import Rows
 from batchd.data.pipeline.effects import INDEX
-from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.options import step_from_plain
 from batchd.data.pipeline.shapes.effects import LENGTHS, PLACES, SEGMENTS, is_packed
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.stages import Row

@@ -26,7 +26,7 @@ from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.stages import ImagePlan
-from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.options import step_from_plain
 from batchd.data.pipeline.stages import Row
 from batchd.data.pipeline.step_files import changed_file
 from batchd.data.samples.columns import parse_column
@@ -44,7 +44,7 @@ from batchd.data.sources.interface import (
     open_reader,
     read_ahead,
 )
-from batchd.data.sources.kinds import source_from_plain
+from batchd.data.sources.options import source_from_plain
 from batchd.data.sources.push.reader import PushReader
 from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Requested

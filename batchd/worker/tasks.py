@@ -30,8 +30,7 @@ from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.stages import can_join
-from batchd.data.pipeline.kinds import step_from_plain
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import StepOptions, step_from_plain
 from batchd.data.pipeline.shapes.options import Patches
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable

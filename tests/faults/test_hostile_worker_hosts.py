@@ -34,7 +34,7 @@ from batchd.core.events import (
 )
 from batchd.core.fleet import REMOTE_NUMBERS
 from batchd.core.work import NO_WORK
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool.gateway.links import LINK_NUMBER_BITS
 from batchd.pool.messages import (
     INDEX_PART_BYTES,

@@ -24,7 +24,7 @@ from batchd.core.events import (
     WorkerUp,
 )
 from batchd.core.work import HOST_WORKERS_MAX, NO_WORK
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,

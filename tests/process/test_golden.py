@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
+from batchd.data.sources.options import SOURCE_KINDS
 from golden.data import write_data
 from golden.digests import FILE, digests
 from golden.streams import golden_streams

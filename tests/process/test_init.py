@@ -24,7 +24,7 @@ import pytest
 from batchd.cli import init
 from batchd.config.load import parse_config
 from batchd.data.sources import interface
-from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.sources.options import SOURCE_KINDS
 from support.commands import batchd
 from support.daemon_process import clean_environment
 from support.http_files import serving

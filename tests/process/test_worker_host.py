@@ -13,7 +13,7 @@ from batchd import __version__
 from batchd.core.actions import WithdrawOrder
 from batchd.core.events import HostLeaves, OrderFilled, StreamOpened, StreamRefused, WorkerDown, WorkerUp
 from batchd.core.rows import rows_of
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool.messages import (
     INDEX_PART_BYTES,
     INDEX_PARTS_AHEAD,

@@ -21,7 +21,7 @@ import zmq
 
 from batchd.core.events import LinkBegun, OrderFilled, WorkerUp
 from batchd.core.work import NO_WORK
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool.messages import (
     LINK_VERSION,
     ROW_FRAME_BYTES,

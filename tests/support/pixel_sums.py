@@ -33,8 +33,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Value
 

@@ -12,8 +12,7 @@ import pytest
 
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import Reader, ReadsRows, open_reader, read_ahead
-from batchd.data.sources.kinds import source_from_plain, source_to_plain
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SourceOptions, source_from_plain, source_to_plain
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex

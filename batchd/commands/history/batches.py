@@ -26,7 +26,7 @@ from batchd.config.load import load_config
 from batchd.config.tree import Config
 from batchd.core.course import Course, Share
 from batchd.core.plan import Plan
-from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.options import step_from_plain
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache

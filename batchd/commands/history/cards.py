@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from batchd.config.tree import Config
 from batchd.core.digests import RowsDigest, joined
 from batchd.core.plan import Facts
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.errors import BatchdError
 from batchd.runtime import __version__
 from batchd.stream.served import PART_NAMES, content_from

@@ -1,6 +1,6 @@
 """From the values of a source to one row of a batch. Workers run all of it; the daemon the effects.
 
-options        what all steps have in common; ``kinds`` finds the steps of all families
+options        what all steps have in common, and the steps of all families
 effects        what a step makes of the columns of a sample, on paper
 sample_fields  the fields of a batch, and the mistakes in a list of steps
 step_files     the files that steps read

@@ -11,8 +11,7 @@ from functools import singledispatch
 from math import inf
 from typing import TypeAlias
 
-from batchd.data.pipeline.kinds import import_family
-from batchd.data.pipeline.options import FieldStep, StepOptions
+from batchd.data.pipeline.options import FieldStep, StepOptions, import_family
 from batchd.data.samples.columns import Column
 from batchd.errors import KeyPath
 from batchd.runtime.suggestions import nearest

@@ -21,8 +21,7 @@ from batchd.data.pipeline.effects import Columns, effect
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.options import ImageStep
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
-from batchd.data.pipeline.kinds import import_families
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import StepOptions, import_families
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.stages import Row, RowsStage, Stage, Timings, make_rows_stage, make_stage

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from batchd.data.pipeline.effects import StepInvalid
-from batchd.data.pipeline.kinds import step_to_plain
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import StepOptions, step_to_plain
 from batchd.errors import KeyPath
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"

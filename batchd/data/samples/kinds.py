@@ -56,7 +56,6 @@ class Kinds(Mapping[str, type[T]]):
         self._unread = [
             f"{package}.{folder}.options" for folder in sorted(folders, key=lambda name: (name != first, name))
         ]
-        self._read_next()  # in the fork server, so that no worker has to
 
     def __getitem__(self, name: str) -> type[T]:
         while name not in self._known and self._unread:

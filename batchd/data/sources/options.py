@@ -1,21 +1,25 @@
-"""The bases of all options of sources. Daemon, workers and CLI; standard library only.
+"""The bases of all options of sources, all kinds, and sources in messages. Standard library only.
 
 Workers import this, so it does not import pydantic: ``__pydantic_config__`` is plain data, which
 ``config.tree`` reads. The string under a field of a source is its documentation everywhere: in
 error messages, ``batchd config``, the JSON Schema and the manual.
+
+Invariant: ``source_from_plain(source_to_plain(source)) == source``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from batchd.data.samples.checks import Checks
 from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.kinds import Kinds
 from batchd.data.samples.location import Url, as_location, check_written
 from batchd.data.storage.patterns import resolve_braces
+from batchd.runtime.plain import Readers, from_plain, to_plain
 from batchd_wire.wording import counted
 
 PATH_BYTES_MAX = 4096
@@ -187,3 +191,27 @@ def check_path_bytes(count: int) -> None:
     """Raise ``ValueError`` if no field can be so long."""
     if not 0 <= count <= PATH_BYTES_MAX:
         raise ValueError(f"path_bytes must be from 0 to {PATH_BYTES_MAX}, not {count}")
+
+
+SOURCE_KINDS = Kinds("batchd.data.sources", SourceOptions, "type", first="files")
+"""The options class of each kind, by its ``type``."""
+
+
+def source_to_plain(source: SourceOptions) -> dict[str, object]:
+    """The source as strings, numbers, booleans, lists, tables and None, for a message."""
+    return {field.name: to_plain(getattr(source, field.name)) for field in fields(SOURCE_KINDS[source.type])}
+
+
+def source_from_plain(plain: Mapping[str, object]) -> SourceOptions:
+    """Read what ``source_to_plain`` wrote. Raises ``ValueError`` or ``TypeError``."""
+    kind = SOURCE_KINDS.get(str(plain.get("type")))
+    if kind is None:
+        raise ValueError(f"the source {plain.get('type')!r} is not one of {', '.join(SOURCE_KINDS)}")
+    hints = get_type_hints(kind)
+    names = {field.name for field in fields(kind)}
+    if plain.keys() != names:
+        raise ValueError(f"the source {plain['type']!r} has the options {sorted(names)}, not {sorted(plain)}")
+    return kind(**{name: from_plain(hints[name], value, _READERS) for name, value in plain.items()})
+
+
+_READERS: Readers = {SourceOptions: source_from_plain}

@@ -29,8 +29,7 @@ from batchd.data.samples.columns import MAGIC_BYTES, image_format
 from batchd.data.samples.location import Url
 from batchd.data.sources.files.walk import below, matching, walk
 from batchd.data.sources.interface import FoundFiles, Recognised, recogniser_of
-from batchd.data.sources.kinds import SOURCE_KINDS
-from batchd.data.sources.options import Patterns, ShardOptions, SourceOptions
+from batchd.data.sources.options import SOURCE_KINDS, Patterns, ShardOptions, SourceOptions
 from batchd.data.storage.access import WantedNames
 from batchd.data.storage.index import readable
 from batchd.data.storage.paths import absent, unreachable

@@ -41,8 +41,7 @@ from time import monotonic
 from typing import IO, Any, NamedTuple
 
 from batchd.data.sources.interface import kind_of
-from batchd.data.sources.kinds import source_from_plain, source_to_plain
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SourceOptions, source_from_plain, source_to_plain
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, readable, write_all
 from batchd.data.storage.index_cache import IndexCache

@@ -26,7 +26,7 @@ import zmq
 
 from batchd.core.events import LinkClosed
 from batchd.core.work import HOST_WORKERS_MAX
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool import messages
 from batchd.pool.messages import Outbox, PoolRules
 from batchd.runtime import failpoints

@@ -28,7 +28,7 @@ import structlog
 from batchd.core.actions import WithdrawOrder
 from batchd.core.events import HostLeaves, StreamOpened, StreamRefused
 from batchd.core.state import TICK_S
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.errors import BatchdError
 from batchd.pool import messages
 from batchd.pool.worker_host.connection import GatewayAddress, GatewayConnection

@@ -27,13 +27,13 @@ import structlog
 from batchd.core.work import Work
 from batchd.data.functions.find import ModuleNotFound, find_module
 from batchd.data.pipeline.cache_split import decoded_files, has_crop_decoder
-from batchd.data.pipeline.kinds import step_from_plain
+from batchd.data.pipeline.options import step_from_plain
 from batchd.data.samples.kept_files import POINTS_VERSION
 from batchd.data.samples.location import is_url
 from batchd.data.sources.cache.memory import CacheForm
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.sources.interface import check_installed
-from batchd.data.sources.kinds import source_from_plain
+from batchd.data.sources.options import source_from_plain
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import version_of, versions_in
 from batchd.errors import SourceInvalid

@@ -17,15 +17,14 @@ from batchd.config.load import load_config
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.data.pipeline.cache_split import has_crop_decoder, plan_pipeline
 from batchd.data.pipeline.image.options import Decode, RandomFlip, RandomResizedCrop, Resize
-from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.data.sources.code.options import GeneratorSource, PluginSource, PythonSource
 from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.data.sources.kinds import SOURCE_KINDS, source_from_plain, source_to_plain
 from batchd.data.sources.lmdb.options import LmdbSource
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SOURCE_KINDS, SourceOptions, source_from_plain, source_to_plain
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.push.options import PushSource
 from batchd.data.sources.tfrecord.options import TFRecordSource

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from batchd.core.events import LinkClosed
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool.gateway.links import CONNECTION_ENDED, UNREAD_MAX, Link, WorkerHosts, mismatch
 from batchd.pool.messages import LINK_VERSION, TO_HOST, Admitted, Moved, Register, Rejected
 from batchd.runtime.limits import HandshakeRate

@@ -26,7 +26,7 @@ from batchd.core import events as ev
 from batchd.core.actions import WithdrawOrder
 from batchd.core.events import OrderFilled, WorkerDown, WorkerUp
 from batchd.core.work import NO_WORK
-from batchd.data.pipeline.kinds import CONTENT_VERSION
+from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.pool import gateway_child
 from batchd.pool.gateway.links import Link
 from batchd.pool.gateway.loop import Gateway

@@ -19,7 +19,7 @@ import pytest
 from batchd.cli.main import cli
 from batchd.config import schema
 from batchd.config.load import read_config
-from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.sources.options import SOURCE_KINDS
 from batchd.errors import EXIT_CODE_MEANINGS
 from batchd.observe.diagnosis import verdicts
 from batchd_client import errors

@@ -64,7 +64,7 @@ ALLOWED = {
     ): "it imports the scan or reader of a source kind, beside the class of its options",
     ("batchd.data.sources.interface", "importlib.util.find_spec"): "it looks for a library that a kind of source needs",
     (
-        "batchd.data.pipeline.kinds",
+        "batchd.data.pipeline.options",
         "importlib.import_module",
     ): "it imports the effects and stages of each family of steps",
     (

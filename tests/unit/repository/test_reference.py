@@ -7,8 +7,8 @@ from pathlib import Path
 from batchd.cli.config import annotated_toml, reference_markdown
 from batchd.config.schema import json_schema, toml_default, toml_example
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.data.pipeline.kinds import STEP_KINDS
-from batchd.data.sources.kinds import SOURCE_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
+from batchd.data.sources.options import SOURCE_KINDS
 from batchd.data.storage.access import Storage
 from batchd.stream.rings import plan_rings
 from support.configs import WHOLE, load

@@ -10,11 +10,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from batchd.config.tree import DaemonConfig, StreamConfig
-from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.sources.files.options import ListSource
 from batchd.data.sources.interface import kind_of
-from batchd.data.sources.kinds import SOURCE_KINDS
 from batchd.data.sources.lmdb.options import LmdbSource
+from batchd.data.sources.options import SOURCE_KINDS
 from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
 from support.s3_server import CREDENTIALS

@@ -31,7 +31,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.sources.files.options import FolderSource

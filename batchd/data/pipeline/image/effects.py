@@ -21,7 +21,7 @@ from batchd.data.pipeline.effects import (
     first_step_on,
 )
 from batchd.data.pipeline.image import options
-from batchd.data.pipeline.kinds import STEP_KINDS
+from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.samples.columns import Column
 from batchd_wire.wording import counted
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from batchd.data.samples.checks import Checks, Example
-from batchd.data.sources.options import SourceOptions
+from batchd.data.samples.kinds import OneOf
+from batchd.data.sources.options import SOURCE_KINDS, SourceOptions
 from batchd.errors import KeyPath
-from batchd_wire.record import frozen, options
+from batchd_wire.record import options
 from batchd_wire.wording import counted
 
 PARTS_MAX = 256
@@ -15,19 +16,7 @@ NUMBER_MAX = (1 << 63) - 1
 DIGITS_MAX = 18
 
 
-@frozen
-class AnySource:
-    """Marks a field that is a source of any kind: not all are defined yet."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> object:
-        """The validator, for pydantic."""
-        from batchd.data.samples.kinds import OneOf  # noqa: PLC0415  workers have no pydantic
-        from batchd.data.sources.kinds import SOURCE_KINDS  # noqa: PLC0415  it knows this module
-
-        return OneOf(SOURCE_KINDS, "type").__get_pydantic_core_schema__(source, handler)
-
-
-Part: TypeAlias = Annotated[SourceOptions, AnySource()]
+Part: TypeAlias = Annotated[SourceOptions, OneOf(SOURCE_KINDS, "type")]
 _TWO_FOLDERS = [{"type": "folder", "path": "/data/photos"}, {"type": "folder", "path": "/data/more"}]
 
 

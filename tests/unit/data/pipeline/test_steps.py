@@ -34,8 +34,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.kinds import STEP_KINDS, step_from_plain, step_to_plain
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.stages import Stage, make_stage
@@ -201,7 +200,7 @@ def test_every_option_is_described_in_the_schema():
 def test_steps_and_fields_load_without_pydantic_and_without_decoders():
     """A worker has no pydantic, and the daemon has no cv2."""
     code = (
-        "import sys, batchd.data.pipeline.kinds, batchd.data.pipeline.sample_fields;"
+        "import sys, batchd.data.pipeline.options, batchd.data.pipeline.sample_fields;"
         "print(*sorted({'pydantic', 'cv2', 'simplejpeg', 'numpy'} & sys.modules.keys()))"
     )
 
@@ -214,7 +213,7 @@ def test_a_daemon_loads_only_the_families_of_its_steps():
     """A step of another family is found when it is used first."""
     code = (
         "import sys\nfrom batchd.data.pipeline.effects import effect\n"
-        "from batchd.data.pipeline.kinds import STEP_KINDS\n"
+        "from batchd.data.pipeline.options import STEP_KINDS\n"
         "import batchd.data.pipeline.sample_fields\n"
         "families = lambda: [name for name in ('image', 'text') if f'batchd.data.pipeline.{name}.effects' in sys.modules]\n"
         "print(families())\n"

@@ -11,7 +11,7 @@ from batchd.data.samples.location import Url
 from batchd.data.sources.arrays.options import NpySource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.options import FolderSource, ListSource
-from batchd.data.sources.kinds import source_from_plain, source_to_plain
+from batchd.data.sources.options import source_from_plain, source_to_plain
 from batchd.data.sources.webdataset.options import WebDatasetSource
 from batchd.errors import ConfigInvalid
 

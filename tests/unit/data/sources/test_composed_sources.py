@@ -14,8 +14,7 @@ from batchd.data.sources.composed.options import ConcatSource, MixSource, Subset
 from batchd.data.sources.composed.scan import mixed_counts, mixed_order, shuffled
 from batchd.data.sources.files.options import FolderSource, ListSource
 from batchd.data.sources.interface import Reader, kind_of, open_reader
-from batchd.data.sources.kinds import source_from_plain, source_to_plain
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SourceOptions, source_from_plain, source_to_plain
 from batchd.data.sources.scan import scan_source
 from batchd.data.sources.source_checks import check_source
 from batchd.data.sources.webdataset.options import WebDatasetSource

@@ -17,8 +17,7 @@ from batchd.data.sources.files.index import FilesIndex
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.files.reader import FilesReader, SampleReader
 from batchd.data.sources.interface import BuiltInKind, PlainReader, kind_of, open_reader
-from batchd.data.sources.kinds import SOURCE_KINDS
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import SOURCE_KINDS, SourceOptions
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import PREFIX_BYTES, IndexMalformed, SourceIndex, blob, readable
@@ -499,7 +498,7 @@ def test_a_worker_imports_sources_without_what_only_the_daemon_needs() -> None:
     """Modules such as pydantic and click would cost each worker memory and start time."""
     code = (
         "import sys, batchd.data.sources.interface, batchd.data.sources.files.reader, batchd.data.sources.webdataset.reader\n"
-        "import batchd.data.pipeline.kinds\n"
+        "import batchd.data.pipeline.options\n"
         "print(*sorted({'pydantic', 'click', 'structlog', 'rich', 'zmq'} & sys.modules.keys()))"
     )
 

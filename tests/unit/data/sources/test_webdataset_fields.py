@@ -18,7 +18,7 @@ from batchd.commands.prepare import source_table
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import Reader, open_reader
-from batchd.data.sources.kinds import source_from_plain, source_to_plain
+from batchd.data.sources.options import source_from_plain, source_to_plain
 from batchd.data.sources.webdataset.options import Member, WebDatasetSource, usual_member
 from batchd.data.sources.webdataset.scan import KINDS
 from batchd.data.storage.access import Storage

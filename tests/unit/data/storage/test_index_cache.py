@@ -14,7 +14,7 @@ from batchd.data.sources.files.index import FilesIndex
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.jsonl.options import JsonlSource
-from batchd.data.sources.kinds import source_to_plain
+from batchd.data.sources.options import source_to_plain
 from batchd.data.sources.scan import IndexExtension, scan_source
 from batchd.data.sources.tokens.options import TokensSource
 from batchd.data.sources.webdataset.options import WebDatasetSource
