@@ -25,10 +25,10 @@ from typing import Any
 
 from batchd.core import actions as act
 from batchd.core import events as ev
+from batchd.core.events import StreamSpec
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind, remote_number
 from batchd.core.links import LinkRules
 from batchd.core.plan import Plan
-from batchd.core.spec import StreamSpec
 from batchd.core.state import TICK_S, DaemonState
 from batchd.core.work import NO_WORK
 from batchd.pool.remote import REMOTE

@@ -13,7 +13,6 @@ suspicion     bad samples, and which sample kills workers
 fleet         workers, their orders, their restarts
 state         the whole: one event, the time, a list of actions
 measure       where the workers' time and the trainers' waiting went
-spec          the facts of a stream that never change
 admission     why a trainer cannot have what it asks for
-events, actions   the core's input and its decisions
+events, actions   the core's input, with the facts of its streams, and its decisions
 """

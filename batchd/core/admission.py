@@ -7,8 +7,7 @@ back whole.
 from collections.abc import Iterable
 
 from batchd.core.course import Course
-from batchd.core.events import SubscriptionAsked
-from batchd.core.spec import StreamSpec
+from batchd.core.events import StreamSpec, SubscriptionAsked
 from batchd.core.subscription import ENTITLEMENT_SLOTS
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted

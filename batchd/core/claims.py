@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from batchd.core.actions import Action, CreateSlot, ReserveSlot
 from batchd.core.course import Readers
+from batchd.core.events import StreamSpec
 from batchd.core.measure import WaitCause
 from batchd.core.ring import Ring, Slot
 from batchd.core.rows import Rows
-from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from batchd.core.supply import LiveSupply, Pace, Supply
 from batchd_wire.position import Position

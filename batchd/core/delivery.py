@@ -21,11 +21,10 @@ from batchd.core.actions import Action, AdmitSubscription, CommitSlot, GrantLeas
 from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.claims import Claims
 from batchd.core.course import Course
-from batchd.core.events import BatchMismatched, BatchSent, Pulled, SubscriptionAsked
+from batchd.core.events import BatchMismatched, BatchSent, Pulled, StreamSpec, SubscriptionAsked
 from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.ring import Slot
 from batchd.core.rows import Rows
-from batchd.core.spec import StreamSpec
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted

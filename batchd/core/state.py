@@ -23,12 +23,12 @@ from batchd.core.actions import (
 from batchd.core.admission import SUBSCRIPTIONS_MAX, Refusal, not_live, too_many_subscriptions, unknown_stream
 from batchd.core.course import Course
 from batchd.core.delivery import Delivery
+from batchd.core.events import StreamSpec
 from batchd.core.fleet import REMOTE_NUMBERS, SMOOTHING, Fleet, Order, Worker, WorkerKind, remote_number
 from batchd.core.links import Link, LinkRules, Links
 from batchd.core.measure import Moment
 from batchd.core.ordering import Ordering
 from batchd.core.ring import Slot
-from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
 from batchd_wire.codes import ErrorCode
 from batchd_wire.status import DaemonStatistics

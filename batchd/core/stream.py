@@ -9,12 +9,11 @@ from batchd.core.actions import Action, EndStream, FreeSlots, QuarantineSample, 
 from batchd.core.admission import Refusal
 from batchd.core.blocks import BlockOrder
 from batchd.core.delivery import Delivery
-from batchd.core.events import ChunkDone, Note, OrderFilled, WorkerGone
+from batchd.core.events import ChunkDone, Note, OrderFilled, StreamSpec, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
 from batchd.core.shares import Shares
-from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSampleList, Suspects, split
 from batchd_wire.codes import ErrorCode

@@ -16,10 +16,9 @@ begins behind all lost positions, near enough to the others.
 
 from batchd.core.actions import Action, RecordBatch
 from batchd.core.course import Course, Readers
-from batchd.core.events import SubscriptionAsked
+from batchd.core.events import StreamSpec, SubscriptionAsked
 from batchd.core.mailbox import LiveSpec, MailboxPlaces
 from batchd.core.ring import Ring, Slot
-from batchd.core.spec import StreamSpec
 from batchd.core.subscription import Subscription
 from batchd_wire.position import Position
 from batchd_wire.status import LiveStatistics

@@ -21,9 +21,9 @@ import structlog
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
 from batchd.core.digests import EpochDigests
 from batchd.core.epochs import planned
+from batchd.core.events import StreamSpec
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
-from batchd.core.spec import StreamSpec
 from batchd.data.pipeline.options import CONTENT_VERSION, StepOptions, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.step_files import named_by_content

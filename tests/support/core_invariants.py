@@ -5,12 +5,11 @@ from math import isclose
 
 from batchd.core.actions import Action
 from batchd.core.delivery import Delivery
-from batchd.core.events import Event
+from batchd.core.events import Event, StreamSpec
 from batchd.core.fleet import SMALL_ORDERS_S, Worker, WorkerKind, WorkerState
 from batchd.core.ordering import FEW_ORDERS
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
 from batchd.core.shares import Shares
-from batchd.core.spec import StreamSpec
 from batchd.core.stream import Stream
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from support.core_eviction import check_choice

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from batchd.core import actions as act
 from batchd.core import events as ev
+from batchd.core.events import StreamSpec
 from batchd.core.mailbox import LiveSpec, WhenFull
-from batchd.core.spec import StreamSpec
 from batchd_wire.codes import ErrorCode
 from batchd_wire.position import Position
 from support.core_invariants import CheckedWorld

@@ -22,10 +22,10 @@ from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import buckets_of
 from batchd.core.course import Share
 from batchd.core.epochs import planned
+from batchd.core.events import StreamSpec
 from batchd.core.fleet import REMOTE_NUMBERS, WorkerKind, remote_number
 from batchd.core.links import PROOF_ROWS, LinkRules
 from batchd.core.plan import Plan
-from batchd.core.spec import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.core.work import NO_WORK, Work
 from batchd_wire.codes import ErrorCode

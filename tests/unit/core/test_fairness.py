@@ -9,7 +9,7 @@ import pytest
 
 from batchd.core import actions as act
 from batchd.core import events as ev
-from batchd.core.spec import StreamSpec
+from batchd.core.events import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
 from support.core_world import WORKERS, make_spec, pick, work
