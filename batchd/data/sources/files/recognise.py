@@ -11,21 +11,10 @@ import os
 from collections.abc import Sequence
 from itertools import islice
 
+from batchd.data.sources import recognise
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.files.scan import lines_of, read_line
 from batchd.data.sources.interface import FoundFiles, Recognised
-from batchd.data.sources.recognise import (
-    LOOKED_AT,
-    OTHER_PART,
-    Annotations,
-    advice_on,
-    annotations_of,
-    ending_of,
-    of_kind,
-    patterns_of,
-    training_folder,
-    training_part,
-)
 from batchd.data.storage.index import readable
 from batchd.data.storage.paths import may_lead_out
 from batchd.data.storage.survey import Survey
@@ -34,16 +23,16 @@ from batchd_wire.wording import counted
 
 
 def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
-    names = of_kind(files, FolderSource)
+    names = recognise.of_kind(files, FolderSource)
     if files.patterns:
-        return Recognised(GlobSource(root=files.root, patterns=patterns_of(files, names)), names)
-    found = annotations_of(files, names, survey)
+        return Recognised(GlobSource(root=files.root, patterns=recognise.patterns_of(files, names)), names)
+    found = recognise.annotations_of(files, names, survey)
     if found is not None:
         return _with_annotations(files, names, found)
-    part, note = training_folder(names)
+    part, note = recognise.training_folder(names)
     notes = [f'{note}, with classes = "STREAM", the name of this one, so that labels are the same'] if note else []
     root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
-    left_out = dict.fromkeys(names, OTHER_PART)
+    left_out = dict.fromkeys(names, recognise.OTHER_PART)
     names = [name for name in names if name.startswith(before)]
     deep = [name for name in names if b"/" in name[len(before) :]]
     flat = [name for name in names if b"/" not in name[len(before) :]]
@@ -62,28 +51,30 @@ def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
     return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, tuple(notes), left_out)
 
 
-def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: Annotations) -> Recognised:
+def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: recognise.Annotations) -> Recognised:
     """The images of the training part; folders such as train and images are no classes."""
-    names, notes = training_part(images)
+    names, notes = recognise.training_part(images)
     try:
-        patterns = patterns_of(files, names)
+        patterns = recognise.patterns_of(files, names)
     except SourceInvalid:
-        names, patterns = list(images), patterns_of(files, images)
-    left_out = dict.fromkeys(images, OTHER_PART)
+        names, patterns = list(images), recognise.patterns_of(files, images)
+    left_out = dict.fromkeys(images, recognise.OTHER_PART)
     left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}, which no source reads")
-    return Recognised(GlobSource(root=files.root, patterns=patterns), names, (*notes, advice_on(found.form)), left_out)
+    return Recognised(
+        GlobSource(root=files.root, patterns=patterns), names, (*notes, recognise.advice_on(found.form)), left_out
+    )
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
-    texts = sorted(of_kind(files, ListSource), key=lambda name: name.count(b"/"))
-    lists = [name for name in texts[:LOOKED_AT] if _is_list(files, name, survey)]
+    texts = sorted(recognise.of_kind(files, ListSource), key=lambda name: name.count(b"/"))
+    lists = [name for name in texts[: recognise.LOOKED_AT] if _is_list(files, name, survey)]
     if len(lists) != 1:
         many = f": {', '.join(map(readable, lists[:3]))}; name one of them" if lists else ""
         raise SourceInvalid(f"{files.root} has {counted(len(lists), 'list')} of images{many}")
     path = files.root / os.fsdecode(lists[0])
-    lines = [line for _number, line in islice(lines_of(path, survey), LOOKED_AT)]
+    lines = [line for _number, line in islice(lines_of(path, survey), recognise.LOOKED_AT)]
     is_outside = any(may_lead_out(read_line(line, allow_outside_root=True)[0]) for line in lines)
-    images = [name for name in files.names if ending_of(name) in FolderSource.endings]
+    images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings]
     return Recognised(ListSource(path=path, allow_outside_root=is_outside), [*lists, *images])
 
 

@@ -14,20 +14,11 @@ import lmdb
 
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.location import check_local
+from batchd.data.sources import recognise
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.sources.lmdb.environment import Environment
 from batchd.data.sources.lmdb.options import LmdbSource
 from batchd.data.sources.lmdb.reader import unpacked
-from batchd.data.sources.recognise import (
-    LOOKED_AT,
-    choose_fields,
-    common_fields,
-    left_out_notes,
-    named_fields,
-    of_kind,
-    type_of,
-    values_by_name,
-)
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
@@ -39,7 +30,7 @@ FIRST_MAX = 512
 
 
 def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
-    names = of_kind(files, LmdbSource)
+    names = recognise.of_kind(files, LmdbSource)
     data = [name for name in names if name.rpartition(b"/")[2] != _LOCK_FILE]
     if len(data) != 1:
         raise SourceInvalid(f"{files.root} has {len(data)} databases; name one of them")
@@ -64,9 +55,9 @@ def _first_records(path: Path) -> dict[bytes, bytes]:
             records[key] = bytes(cursor.value())
             begun = _KEY.fullmatch(key)
             named = [one for one in records if begun is not None and one.startswith(begun[1] + begun[2])]
-            if begun is not None and len(named) >= LOOKED_AT:  # skip to the next name
+            if begun is not None and len(named) >= recognise.LOOKED_AT:  # skip to the next name
                 more = cursor.set_range(begun[1] + bytes([begun[2][0] + 1]))
-            elif begun is None and len(records) >= LOOKED_AT:
+            elif begun is None and len(records) >= recognise.LOOKED_AT:
                 break
             else:
                 more = cursor.next()
@@ -82,12 +73,12 @@ def _first_records(path: Path) -> dict[bytes, bytes]:
 def _of_records(path: Path, records: Mapping[bytes, bytes]) -> Recognised:
     maps = [fields for value in records.values() if (fields := _map(value)) is not None]
     if len(maps) == len(records):
-        values = values_by_name(fields.items() for fields in maps)
-        found = common_fields({key: values[key] for key in maps[0]}, len(maps))
-        named = named_fields(choose_fields(found.types, found.reasons).types)
+        values = recognise.values_by_name(fields.items() for fields in maps)
+        found = recognise.common_fields({key: values[key] for key in maps[0]}, len(maps))
+        named = recognise.named_fields(recognise.choose_fields(found.types, found.reasons).types)
         if found.types:
             source = LmdbSource(path=path, fields=named.fields, names=named.names, format="msgpack")
-            return Recognised(source, (), left_out_notes("field", found.reasons))
+            return Recognised(source, (), recognise.left_out_notes("field", found.reasons))
     parts = [found for found in map(_KEY.fullmatch, records) if found is not None]
     names = list(dict.fromkeys(part[1] for part in parts))
     if parts and len({part[2] for part in parts}) == 1 and len(names) > 1:
@@ -96,7 +87,7 @@ def _of_records(path: Path, records: Mapping[bytes, bytes]) -> Recognised:
             parts[0][2].decode(),
             {readable(name): [records[part[0]] for part in parts if part[1] == name] for name in names},
         )
-    text = type_of(list(records.values()))
+    text = recognise.type_of(list(records.values()))
     if text in ("image", "text"):
         return Recognised(LmdbSource(path=path, fields={text: text}), ())
     raise _unknown(path, records)
@@ -104,9 +95,11 @@ def _of_records(path: Path, records: Mapping[bytes, bytes]) -> Recognised:
 
 def _of_several(path: Path, separator: str, values: Mapping[str, list[bytes]]) -> Recognised:
     digits = {name for name, those in values.items() if all(value.strip().lstrip(b"-").isdigit() for value in those)}
-    types = {name: "int64" if name in digits else type_of(those) or "uint8[?]" for name, those in values.items()}
+    types = {
+        name: "int64" if name in digits else recognise.type_of(those) or "uint8[?]" for name, those in values.items()
+    }
     odd = [name for name, text in types.items() if digits and text == "uint8[?]"]
-    fields = named_fields({name: text for name, text in types.items() if name not in odd})
+    fields = recognise.named_fields({name: text for name, text in types.items() if name not in odd})
     source = LmdbSource(
         path=path,
         fields=fields.fields,
@@ -114,7 +107,9 @@ def _of_several(path: Path, separator: str, values: Mapping[str, list[bytes]]) -
         key=f"{{field}}{separator}*",
         format="text" if digits else "bytes",
     )
-    return Recognised(source, (), left_out_notes("field", dict.fromkeys(odd, "bytes that are no image and no text")))
+    return Recognised(
+        source, (), recognise.left_out_notes("field", dict.fromkeys(odd, "bytes that are no image and no text"))
+    )
 
 
 def _map(value: bytes) -> Mapping[str, object] | None:

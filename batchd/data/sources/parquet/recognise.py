@@ -10,19 +10,12 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from batchd.data.samples.columns import parse_column
+from batchd.data.sources import recognise
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.sources.parquet import row_groups
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.record_batches import TableFile, open_table
 from batchd.data.sources.parquet.scan import NUMBERS_BYTES_MAX
-from batchd.data.sources.recognise import (
-    FLOAT32_WHOLE,
-    FoundFields,
-    label_in,
-    recognise_records,
-    training_files,
-    type_of,
-)
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
 from batchd_wire.wording import counted
@@ -33,7 +26,7 @@ _WHOLE = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, _notes, path = training_files(files, ParquetSource)
+    names, _notes, path = recognise.training_files(files, ParquetSource)
     with survey.open(path) as stream:
         try:
             file = open_table(stream)
@@ -57,11 +50,13 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         ):
             reasons[title] = f"null in {nulls:,} of {counted(values.rows, 'row')}"
             del types[title]
-    exact = {title for title, largest in values.largest.items() if largest <= FLOAT32_WHOLE}
-    label = label if label in types else label_in(types)
+    exact = {title for title, largest in values.largest.items() if largest <= recognise.FLOAT32_WHOLE}
+    label = label if label in types else recognise.label_in(types)
     if label is not None:
         types[label] = "int64"
-    return recognise_records(ParquetSource, files, FoundFields(types, reasons, exact, label), "column")
+    return recognise.recognise_records(
+        ParquetSource, files, recognise.FoundFields(types, reasons, exact, label), "column"
+    )
 
 
 class _Values:
@@ -101,7 +96,9 @@ def _type(file: TableFile, field: pa.Field) -> str | None:
     """The type of a column, as users write it; None if none reads it."""
     kind, wanted = field.type, ["image", "text"]
     if row_groups.is_bytes(kind):
-        wanted = [type_of([value for value in _first_values(file, field.name) if value is not None]) or "uint8[?]"]
+        wanted = [
+            recognise.type_of([value for value in _first_values(file, field.name) if value is not None]) or "uint8[?]"
+        ]
         wanted = [text if text != "text" else "uint8[?]" for text in wanted]
     if row_groups.is_number(kind):
         wanted.append(str(row_groups.dtype_of(kind)))

@@ -10,18 +10,9 @@ from itertools import islice
 from typing import BinaryIO
 
 from batchd.data.samples.columns import parse_column
+from batchd.data.sources import recognise
 from batchd.data.sources.arrays.index import read_header
 from batchd.data.sources.interface import FoundFiles, Recognised
-from batchd.data.sources.recognise import (
-    LOOKED_AT,
-    choose_fields,
-    common_fields,
-    field_name,
-    left_out_notes,
-    patterns_of,
-    training_files,
-    values_by_name,
-)
 from batchd.data.sources.webdataset import options
 from batchd.data.sources.webdataset.scan import LABEL_BYTES_MAX, TarMember, TarSample, content_of, samples_in
 from batchd.data.storage.survey import Survey
@@ -29,14 +20,14 @@ from batchd.errors import SourceInvalid
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, path = training_files(files, options.WebDatasetSource)
+    names, notes, path = recognise.training_files(files, options.WebDatasetSource)
     with survey.open(path) as stream:
-        samples = list(islice(samples_in(path, stream, survey), LOOKED_AT))
+        samples = list(islice(samples_in(path, stream, survey), recognise.LOOKED_AT))
         if not samples:
             raise SourceInvalid(f"{path} has no samples")
         found, reasons = _members(samples, stream)
-    shards = patterns_of(files, names)
-    types = choose_fields({name: text for name, (text, _member) in found.items()}, reasons).types
+    shards = recognise.patterns_of(files, names)
+    types = recognise.choose_fields({name: text for name, (text, _member) in found.items()}, reasons).types
     found = {name: found[name] for name in types}
     if not types:
         raise SourceInvalid(f"{path}: the first samples have no member in common that batchd reads")
@@ -47,7 +38,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         source = options.WebDatasetSource(root=files.root, shards=shards)
     elif not members and list(types) == ["image"]:
         source = options.WebDatasetSource(root=files.root, shards=shards, label="")
-    return Recognised(source, names, (*notes, *left_out_notes("member", reasons)))
+    return Recognised(source, names, (*notes, *recognise.left_out_notes("member", reasons)))
 
 
 def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
@@ -81,18 +72,23 @@ def _fields(
     """
     name, _dot, last = ending.rpartition(".")
     if last in options.IMAGE_ENDINGS:
-        return {field_name(name or last): ("image", ending)}
+        return {recognise.field_name(name or last): ("image", ending)}
     contents = [content_of(stream, member) for member in members]
     try:
         if last == options.JSON_ENDING:
             return _json_fields(ending, [json.loads(content) for content in contents], reasons)
         if last == options.LABEL_ENDING and all(content.strip().lstrip(b"-").isdigit() for content in contents):
-            return {options.LABEL if not name else field_name(name): ("int64", ending)}
+            return {options.LABEL if not name else recognise.field_name(name): ("int64", ending)}
         if last in (options.LABEL_ENDING, options.TEXT_ENDING):
             all(content.decode() for content in contents)
-            return {field_name(name or ("text" if last == options.TEXT_ENDING else options.LABEL)): ("text", ending)}
+            return {
+                recognise.field_name(name or ("text" if last == options.TEXT_ENDING else options.LABEL)): (
+                    "text",
+                    ending,
+                )
+            }
         if last == options.ARRAY_ENDING:
-            return {field_name(name or "array"): (_array_type(ending, contents), ending)}
+            return {recognise.field_name(name or "array"): (_array_type(ending, contents), ending)}
     except (ValueError, RecursionError, SourceInvalid):
         pass
     return {}
@@ -111,9 +107,9 @@ def _json_fields(ending: str, objects: list[object], reasons: dict[str, str]) ->
     tables = [one for one in objects if isinstance(one, dict)]
     if len(tables) < len(objects):
         return {}
-    found = common_fields(values_by_name(table.items() for table in tables), len(tables))
+    found = recognise.common_fields(recognise.values_by_name(table.items() for table in tables), len(tables))
     reasons |= {f".{ending}:{key}": reason for key, reason in found.reasons.items()}
-    return {field_name(key): (text, f"{ending}:{key}") for key, text in found.types.items()}
+    return {recognise.field_name(key): (text, f"{ending}:{key}") for key, text in found.types.items()}
 
 
 RECOGNISE = {options.WebDatasetSource: _recognise}
