@@ -105,7 +105,11 @@ def look_at(
     """
     columns = kind_of(source).columns(source, storage)
     longest: dict[str, tuple[int, ...]] = {}
-    of_boxes = [one.name for one in columns if one.name != BOXES and one.kind == "array" and one.shape[:1] == (None,)]
+    of_boxes = [
+        column.name
+        for column in columns
+        if column.name != BOXES and column.kind == "array" and column.shape[:1] == (None,)
+    ]
     unreadable: list[str] = []
     images: dict[str, list[tuple[str, int, int]]] = {}
     read = bad = 0
@@ -113,8 +117,8 @@ def look_at(
     few = [number * len(index) // count for number in range(count)]
     end_s = clock() + LOOK_S
     has_images, varies = (
-        any(one.kind == "encoded" for one in columns),
-        any(one.kind != "encoded" and not one.is_fixed for one in columns),
+        any(column.kind == "encoded" for column in columns),
+        any(column.kind != "encoded" and not column.is_fixed for column in columns),
     )
     reads_more = not source.reads_urls and (varies or not has_images)
     with closing(open_reader(source, index, RECORD_BYTES_MAX, storage)) as reader:
@@ -243,7 +247,9 @@ def steps_for(facts: Facts) -> list[dict[str, object]]:
 def name_of_boxes(facts: Facts) -> str | None:
     """The field of boxes that the only image of a sample has; None if there is none."""
     images = [column for column in facts.columns if column.kind == "encoded"]
-    has_boxes = any((one.name, one.dtype, one.shape) == (BOXES, "float32", (None, 4)) for one in facts.columns)
+    has_boxes = any(
+        (column.name, column.dtype, column.shape) == (BOXES, "float32", (None, 4)) for column in facts.columns
+    )
     return BOXES if has_boxes and len(images) == 1 else None
 
 
@@ -297,7 +303,7 @@ def comments_on(found: FoundSource, facts: Facts) -> list[str]:
         larger = "" if facts.read == facts.samples else "; what is larger than its room is a bad sample"
         lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}{larger}")
     if any(column.kind == "encoded" for column in facts.columns):
-        places = [one.name for one in facts.columns if one.shape in ((None, 4), (None, 2), (4,))]
+        places = [column.name for column in facts.columns if column.shape in ((None, 4), (None, 2), (4,))]
         lines += [_places_text(name, is_followed=name == name_of_boxes(facts)) for name in places]
     lines += [*found.recognised.notes, *facts.notes]
     for reason, names in found.left_out_by_reason().items():

@@ -202,7 +202,7 @@ def ask_card(stream: str, address: str | None) -> RunCard:
         status: DaemonStatus = typed_status(answer.status)
         if status.card is None or not status.card.configuration:
             answer = session.request(AskStatus, Status, deadline)
-            names = [one.name for one in typed_status(answer.status).streams]
+            names = [stream.name for stream in typed_status(answer.status).streams]
             if stream not in names:
                 raise BatchdError(f"the daemon has no stream {stream!r}; {suggestion(stream, names)}")
             raise BatchdError(f"the daemon has no card of stream {stream!r}: it is an older one; upgrade batchd there")
@@ -278,7 +278,7 @@ def _document(one: history.ReplayedDocument) -> str:
 
 def _others(row: history.ReplayedRow) -> list[str]:
     """What happened to the sample of the plan, and to its file."""
-    others = [f"bad: sample {one.sample}, {one.name}: {one.reason}" for one in row.tried]
+    others = [f"bad: sample {tried.sample}, {tried.name}: {tried.reason}" for tried in row.tried]
     if row.sample != row.planned:
         others.append(f"stands in for sample {row.planned}, which the plan names")
     if not row.is_good:

@@ -114,9 +114,9 @@ def command(
     FIELD=NUMBER, such as key=1200, and --index the number of a push.
     """
     set_up_logs("warning")
-    if sum(one is not None for one in (file, label, index)) != 1:
+    if sum(given is not None for given in (file, label, index)) != 1:
         raise click.UsageError("name the samples by one of FILE, --label and --index")
-    if sum(one is not None for one in (state_file, epochs, until)) > 1:
+    if sum(given is not None for given in (state_file, epochs, until)) > 1:
         raise click.UsageError("--state, --epochs and --until are several ends of the run; give one")
     card = read_card(card_file) if card_file is not None else None
     state: TrainerState | None = None
@@ -193,7 +193,7 @@ class _Bad:
                 plain = [json.loads(line) for line in text.splitlines()]
             total = int(plain["total"]) if "total" in plain else None
             of_file = plain.get("samples", [plain]) if isinstance(plain, dict) else plain
-            samples = tuple(int(one["sample"]) for one in of_file)
+            samples = tuple(int(entry["sample"]) for entry in of_file)
         except OSError as error:
             raise BatchdError(f"{file} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, KeyError):
@@ -286,13 +286,15 @@ def _row_texts(place: SeenPlace, made: ReplayedRow | None) -> list[str]:
     parts: list[ReplayedRow | ReplayedDocument] = [made]
     if made.documents:
         wanted = place.sample, place.element
-        parts = [one for one in made.documents if (one.sample, one.first) == wanted]
+        parts = [document for document in made.documents if (document.sample, document.first) == wanted]
     texts = []
     for part in parts:
         if isinstance(part, ReplayedDocument):
             texts.append(part.reason or f"elements {part.offset} to {part.offset + part.length - 1} of the row")
         elif part.sample != place.sample or not part.is_good:
-            reason = next((one.reason for one in part.tried if one.sample == place.sample), "it is not in this row")
+            reason = next(
+                (tried.reason for tried in part.tried if tried.sample == place.sample), "it is not in this row"
+            )
             texts.append(f"not seen: {reason}")
         texts += map(drawn_text, part.draws)
     return [f"  {text}" for text in texts]

@@ -69,9 +69,9 @@ def observed(
     """A table of the columns that `batchd status` or `batchd top` has."""
     return table(
         [
-            TableColumn(one.title, from_width, partial(_drawn, one, width), is_text=one.kind != NUMBER)
-            for one in columns
-            if (from_width := getattr(one, where)) is not None
+            TableColumn(column.title, from_width, partial(_drawn, column, width), is_text=column.kind != NUMBER)
+            for column in columns
+            if (from_width := getattr(column, where)) is not None
         ],
         rows,
         width,
@@ -121,10 +121,10 @@ def name(text: str, width: int = MIDDLE) -> str:
 
 def facts(rows: Sequence[tuple[str, str]], width: int, indent: int = 2) -> Iterator[str]:
     """Lines of names and texts; a long text continues below its beginning."""
-    room = max(TEXT_COLUMNS_MIN, width - indent - GAP - max((len(one) for one, _text in rows), default=0))
+    room = max(TEXT_COLUMNS_MIN, width - indent - GAP - max((len(head) for head, _text in rows), default=0))
     broken = [
-        (one if at == 0 else "", part)
-        for one, text in rows
+        (head if at == 0 else "", part)
+        for head, text in rows
         for at, part in enumerate(textwrap.wrap(text, room, break_on_hyphens=False) or [""])
     ]
     return (" " * indent + line for line in aligned(broken))

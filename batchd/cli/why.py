@@ -41,17 +41,17 @@ def command(
             click.echo(f"looking for {seconds:g} s", err=True)
         time.sleep(seconds)
         after = ask_status(session)
-    names = [one.name for one in after.streams]
+    names = [stream.name for stream in after.streams]
     if stream is not None and stream not in names:
         raise stream_unknown(stream, names)
     reading = compare(before, after)
     if reading is None:
         raise BatchdError("the daemon restarted in between, so its numbers cannot be compared: try again")
-    verdicts = [one for one in judge(reading) if stream in (None, one.stream)]
+    verdicts = [verdict for verdict in judge(reading) if stream in (None, verdict.stream)]
     if as_json:
-        click.echo(json.dumps([asdict(one) | {"kind": one.kind.value} for one in verdicts], indent=2))
+        click.echo(json.dumps([asdict(verdict) | {"kind": verdict.kind.value} for verdict in verdicts], indent=2))
         return
-    read = [one.name for one in after.streams if one.subscriptions and stream in (None, one.name)]
+    read = [status.name for status in after.streams if status.subscriptions and stream in (None, status.name)]
     if verdicts:
         echo_verdicts(verdicts)
     elif read:
@@ -66,11 +66,11 @@ def command(
 def echo_verdicts(verdicts: Sequence[Verdict]) -> None:
     """Print one line for each, for programs; on a terminal, paragraphs that fit it."""
     console = own_console()
-    for one in verdicts:
+    for verdict in verdicts:
         if console.is_terminal:
-            console.print(in_columns(one, console.width))
+            console.print(in_columns(verdict, console.width))
         else:
-            click.echo(str(one))
+            click.echo(str(verdict))
 
 
 def in_columns(verdict: Verdict, width: int) -> Text:

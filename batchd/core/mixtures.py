@@ -44,7 +44,7 @@ def rows_of_parts(shares: Sequence[float], rows: int) -> list[int]:
     total = sum(share / largest for share in shares)
     exact = [rows * (share / largest / total) for share in shares]
     least = 1 if rows >= sum(share > 0 for share in shares) else 0
-    counts = [max(int(one), least if share > 0 else 0) for one, share in zip(exact, shares, strict=True)]
+    counts = [max(int(count), least if share > 0 else 0) for count, share in zip(exact, shares, strict=True)]
     order = sorted(range(len(shares)), key=lambda part: (counts[part] - exact[part], part))
     while sum(counts) < rows:
         counts[order[0]] += 1
@@ -83,7 +83,7 @@ class Mixture:
         """``sizes``: samples of each part. ``segments``: from row 0 on. ``rows``: of an epoch."""
         self.samples = sum(sizes)
         self.sizes = tuple(sizes)
-        self.changes = [one.first for one in segments]
+        self.changes = [segment.first for segment in segments]
         self._sizes = np.asarray(sizes, np.int64)
         self._firsts = np.cumsum([0, *sizes])[:-1]
         self._segments = segments
@@ -91,14 +91,14 @@ class Mixture:
         self._seed = seed
         self._shuffle = shuffle
         self._stretches = list(self._make_stretches())
-        self._stretch_firsts = np.asarray([one.first for one in self._stretches], np.int64)
+        self._stretch_firsts = np.asarray([stretch.first for stretch in self._stretches], np.int64)
 
     @property
     def digest(self) -> str:
         """See ``EpochOrder``."""
         said = (
             self._sizes.tolist(),
-            [(one.first, list(one.shares)) for one in self._segments],
+            [(segment.first, list(segment.shares)) for segment in self._segments],
             self._rows,
             self._shuffle,
         )
@@ -149,7 +149,7 @@ class Mixture:
 
     def _make_stretches(self) -> Iterator[_Stretch]:
         before = np.zeros(len(self._sizes), np.int64)
-        ends = [*(one.first for one in self._segments[1:]), None]
+        ends = [*(segment.first for segment in self._segments[1:]), None]
         for (first, shares), end in zip(self._segments, ends, strict=True):
             whole = None if end is None else (end - first) // BLOCK * BLOCK
             if whole != 0:
@@ -164,7 +164,7 @@ class Mixture:
     def places_of(self, epoch: int, samples: Numbers) -> Numbers:
         """See ``EpochOrder``."""
         first = (self.occurrences(epoch, sample)[:1] for sample in samples.tolist())
-        return np.asarray([int(one[0]) if len(one) else -1 for one in first], np.int64)
+        return np.asarray([int(found[0]) if len(found) else -1 for found in first], np.int64)
 
     def occurrences(self, epoch: int, sample: int) -> Numbers:
         """See ``EpochOrder``."""

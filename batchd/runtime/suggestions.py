@@ -33,7 +33,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of the ``known`` names that was probably meant; None if it is none of them."""
     from difflib import get_close_matches  # noqa: PLC0415  only messages need it
 
-    by_lower = {one.lower(): one for one in known}
+    by_lower = {word.lower(): word for word in known}
     found = get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[found[0]] if found else None
 
@@ -41,8 +41,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def nearly(name: str, known: Iterable[str]) -> str | None:
     """The one of very many ``known`` names with a typo or two behind the first letter."""
     slips = min(SLIPS_MAX, max(1, len(name) // LETTERS_PER_SLIP))
-    near = {one: _slips(name.lower(), one.lower()) for one in known if one[:1].lower() == name[:1].lower()}
-    return min((one for one in near if near[one] <= slips), key=lambda one: near[one], default=None)
+    near = {word: _slips(name.lower(), word.lower()) for word in known if word[:1].lower() == name[:1].lower()}
+    return min((word for word in near if near[word] <= slips), key=lambda word: near[word], default=None)
 
 
 def _slips(one: str, other: str) -> int:
@@ -69,7 +69,7 @@ def suggestion(name: str, known: Sequence[str]) -> str:
 
 def probably_meant(name: str, known: Sequence[str]) -> str | None:
     """A similar ``known`` name, or the only one that begins with it; None if there is none."""
-    begun = [one for one in known if name and one.isidentifier() and one.lower().startswith(name.lower())]
+    begun = [word for word in known if name and word.isidentifier() and word.lower().startswith(name.lower())]
     return nearest(name, known) or (begun[0] if len(begun) == 1 else None)
 
 

@@ -187,7 +187,7 @@ def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | Non
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     """Find the modules of a stream. Raises ``SourceInvalid`` if one is missing."""
     named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
-    functions = [one.function for one in named if isinstance(one, (FunctionOptions, Call))]
+    functions = [step.function for step in named if isinstance(step, (FunctionOptions, Call))]
     if not functions:
         return StreamCode()
     try:
@@ -313,9 +313,9 @@ def look_at_stream(
     """
     looks = [(key, check_source(source, storage, thoroughly=thoroughly)) for key, source in draft.sources]
     found: list[tuple[ProblemKind, KeyPath, str]] = [
-        (ProblemKind.UNUSABLE_SOURCE, ("source", *key, *one.key), one.text)
+        (ProblemKind.UNUSABLE_SOURCE, ("source", *key, *problem.key), problem.text)
         for key, look in looks
-        for one in look.problems
+        for problem in look.problems
     ]
     try:
         columns = known_columns([look for _key, look in looks])
@@ -326,7 +326,9 @@ def look_at_stream(
     wrong_names = reserved_names(columns or ())
     found += [(ProblemKind.UNUSABLE_SOURCE, ("source",), text) for text in wrong_names]
     if python_path is not None:
-        found += [(ProblemKind.OWN_FUNCTION, *one) for one in code_problems(draft.sources, draft.steps, python_path)]
+        found += [
+            (ProblemKind.OWN_FUNCTION, *problem) for problem in code_problems(draft.sources, draft.steps, python_path)
+        ]
     check = StepCheck(columns)
     for place in range(len(draft.steps) + len(draft.gaps)):
         if place in draft.steps:
@@ -334,7 +336,7 @@ def look_at_stream(
         else:
             check.skip_step(place, *draft.gaps[place])
     wrong_steps = check.finish()
-    found += [(ProblemKind.STEP_MISFIT, ("pipeline", *one.key), one.text) for one in wrong_steps]
+    found += [(ProblemKind.STEP_MISFIT, ("pipeline", *problem.key), problem.text) for problem in wrong_steps]
     data = {"streams": {name: draft.data}}
     problems = [problem_at(("streams", name, *key), kind, text, data) for kind, key, text in found]
     return Findings(None if wrong_names or wrong_steps else columns, problems)
@@ -420,7 +422,7 @@ def segments_of(source: MixSource, batch_size: int, rows: int, *, drop_last: boo
         number, counts_epochs = moment
         epoch, step = (number, 0) if counts_epochs else divmod(number, steps)
         found[text] = Segment(epoch * rows + min(step * batch_size, rows), weights)
-    ordered = sorted(found.items(), key=lambda one: one[1].first)
+    ordered = sorted(found.items(), key=lambda entry: entry[1].first)
     for (before, one), (behind, other) in pairwise(ordered):
         if one.first == other.first:
             raise SourceInvalid(

@@ -149,14 +149,14 @@ class ServedStream:
     def dated_card(self) -> StreamCard:
         """The card, with the digests of what was delivered up to now."""
         digests = [] if self.digests is None else list(self.digests)
-        return replace(self.facts.card, digests=tuple(DeliveredRows(*one) for one in digests))
+        return replace(self.facts.card, digests=tuple(DeliveredRows(*rows) for rows in digests))
 
     def provide_cache(self, others: Iterable["ServedStream"]) -> None:
         """Join the cache of one of the ``others``, or make one, if wanted. Raises ``OSError``."""
         spec = self.facts.cache
         if spec is None:
             return
-        present = [one.cache for one in others if one.cache is not None]
+        present = [other.cache for other in others if other.cache is not None]
         same = (cache for cache in present if (cache.spec.key, cache.spec.folder) == (spec.key, spec.folder))
         try:
             cache = next(same, None) or (CacheOnDisk(spec) if spec.folder else CacheMemory(spec))
@@ -172,7 +172,7 @@ class ServedStream:
         spec = self.facts.journal
         if spec is None:
             return
-        before = next((one for one in others if one.journal and one.journal.spec.path == spec.path), None)
+        before = next((other for other in others if other.journal and other.journal.spec.path == spec.path), None)
         journal = None if before is None else before.journal
         try:
             self.journal = Journal(spec, self.layout, self.spec.fingerprint, journal)
@@ -242,7 +242,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         live=LiveSpec(source.capacity, source.when_full, config.journal is not None)
         if isinstance(source, PushSource)
         else None,
-        groups_neighbours=epochs.order is not None and any(one.reads_urls for _key, one in sources_in(source)),
+        groups_neighbours=epochs.order is not None and any(part.reads_urls for _key, part in sources_in(source)),
         own_source=plan.runs_own_code,
         report_memory=config.report_memory,
         source="" if source.is_live else source_digest(index),
@@ -342,7 +342,7 @@ def _few(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _cut(text: str) -> str:
-    plain = "".join(one if one.isprintable() else "?" for one in text)
+    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
     return plain if len(plain) <= TEXT_CHARACTERS_MAX else f"{plain[: TEXT_CHARACTERS_MAX - 1]}…"
 
 
@@ -440,7 +440,7 @@ def content_from(parts: Mapping[str, Any]) -> dict[str, object]:
     """The content that the ``parts`` of a card describe: the way back from ``card_of``."""
     keys = {shown: key for key, shown in PART_NAMES.items()}
     content: dict[str, object] = {"steps": [step for name, step in parts.items() if name.startswith("pipeline[")]}
-    modules = {name.removeprefix("module "): one for name, one in parts.items() if name.startswith("module ")}
+    modules = {name.removeprefix("module "): digest for name, digest in parts.items() if name.startswith("module ")}
     for name, value in parts.items():
         if name == "columns":
             content[name] = list(value.items())

@@ -184,16 +184,18 @@ class SlotLayout:
     def field_texts(self) -> tuple[str, ...]:
         """The fields of a batch as people read them: ``image uint8[64, 224, 224, 3]``."""
         return tuple(
-            f"{one.name} {one.dtype}[{', '.join([str(self.rows), *length_texts(one.shape, one.varying)])}]"
-            + (f" {one.varying.kind}" if one.varying else "")
-            for one in self.sample_fields
+            f"{field.name} {field.dtype}[{', '.join([str(self.rows), *length_texts(field.shape, field.varying)])}]"
+            + (f" {field.varying.kind}" if field.varying else "")
+            for field in self.sample_fields
         )
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row in all fields together; with buckets, the mean of a batch of each."""
         if self.buckets:
-            return sum(one.rows * one.row_bytes for one in self.buckets) // sum(one.rows for one in self.buckets)
+            return sum(bucket.rows * bucket.row_bytes for bucket in self.buckets) // sum(
+                bucket.rows for bucket in self.buckets
+            )
         return sum(field.row_bytes for field in self.fields)
 
     def to_wire(self) -> list[object]:
@@ -215,7 +217,7 @@ def place_fields(fields: Iterable[Field], rows: int, rooms: Rooms | None = None)
         place_fields([field.within(size) if field.name == rooms.field else field for field in placed], rows_of_bucket)
         for rows_of_bucket, size in rooms.of_buckets
     )
-    return SlotLayout(tuple(placed), rows, max(one.slot_bytes for one in buckets), rooms, buckets)
+    return SlotLayout(tuple(placed), rows, max(bucket.slot_bytes for bucket in buckets), rooms, buckets)
 
 
 def layout_from_wire(value: object) -> SlotLayout:

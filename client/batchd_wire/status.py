@@ -564,7 +564,7 @@ def _plain(value: Any) -> Any:
     """
     kind = type(value)
     if kind is tuple:
-        return tuple([_plain(one) for one in value])
+        return tuple([_plain(item) for item in value])
     names = getattr(kind, "field_names", None)
     return value if names is None else {name: _plain(getattr(value, name)) for name in names}
 
@@ -634,18 +634,18 @@ def _change(before: Any, after: Any, is_counter: bool) -> Any:
     if is_counter:
         return after if after is None else after - (before or 0)
     if isinstance(after, tuple) and after and is_dataclass(after[0]):
-        return tuple(one if old is None else difference(old, one) for old, one in _pairs(before, after))
+        return tuple(new if old is None else difference(old, new) for old, new in _pairs(before, after))
     return difference(before, after) if before is not None and is_dataclass(after) else after
 
 
 def _pairs(before: Sequence[T], after: Sequence[T]) -> Iterator[tuple[T | None, T]]:
     """Each record of ``after`` with the former one; of several with one key, in their order."""
     former: dict[object, list[T]] = {}
-    for one in before:
-        former.setdefault(_key(one), []).append(one)
-    for one in after:
-        found = former.get(_key(one))
-        yield found.pop(0) if found else None, one
+    for old in before:
+        former.setdefault(_key(old), []).append(old)
+    for new in after:
+        same = former.get(_key(new))
+        yield same.pop(0) if same else None, new
 
 
 def _key(record: Any) -> object:
@@ -682,7 +682,7 @@ def plain_card(card: StreamCard, versions: Mapping[str, str], time_s: float) -> 
         "versions": dict(versions),
         "configuration": json.loads("".join(card.configuration)),
         "time_s": time_s,
-        "digests": [asdict(one) for one in card.digests],
+        "digests": [asdict(delivered) for delivered in card.digests],
     }
 
 
@@ -696,8 +696,8 @@ def _fields(kind: type) -> list[tuple[str, Callable[[object], object], object]]:
     assert is_dataclass(kind)
     readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
     return [
-        (one.name, readers[one.name], readers[one.name](None) if one.default is MISSING else one.default)
-        for one in fields(kind)
+        (entry.name, readers[entry.name], readers[entry.name](None) if entry.default is MISSING else entry.default)
+        for entry in fields(kind)
     ]
 
 
@@ -707,7 +707,7 @@ def _reader(hint: object) -> Callable[[object], object]:
         read_item = _reader(get_args(hint)[0])
         return lambda value: tuple(map(read_item, value)) if isinstance(value, (list, tuple)) else ()
     if isinstance(hint, UnionType):
-        (inner,) = (one for one in get_args(hint) if one is not type(None))
+        (inner,) = (part for part in get_args(hint) if part is not type(None))
         read = _reader(inner)
         return lambda value: read(value) if _fits(value, inner) else None
     assert isinstance(hint, type)

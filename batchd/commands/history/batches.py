@@ -132,10 +132,10 @@ class ReplayedRow:
     def to_plain(self) -> dict[str, object]:
         """The facts as JSON."""
         plain: dict[str, object] = {name: getattr(self, name) for name in ReplayedRow.__slots__}
-        plain["tried"] = [one._asdict() for one in self.tried]
-        plain["draws"] = [one._asdict() for one in self.draws]
+        plain["tried"] = [tried._asdict() for tried in self.tried]
+        plain["draws"] = [draw._asdict() for draw in self.draws]
         plain["documents"] = [
-            {**one._asdict(), "draws": [draw._asdict() for draw in one.draws]} for one in self.documents
+            {**document._asdict(), "draws": [draw._asdict() for draw in document.draws]} for document in self.documents
         ]
         return {**plain, "crc32": crc_text(self.crc32)}
 
@@ -352,7 +352,7 @@ class Replayer:
             self._workers.run(_orders(position, rows, planned), heard)
         except WorkersEnd as how:
             raise BatchdError(f"the workers end before they make a sample ({how}); their output is above") from None
-        return sorted(made, key=lambda one: one.row.row)
+        return sorted(made, key=lambda made_row: made_row.row.row)
 
     def _labels(self, rooms: Mapping[str, ReplayedField], count: int) -> list[int | None]:
         room = rooms.get("label")
@@ -368,12 +368,12 @@ class Replayer:
             sample=-1 if self._is_packed else made.sample,
             name=made.name,
             is_good=made.is_good,
-            tried=tuple(Tried(*one) for one in made.tried),
+            tried=tuple(Tried(*tried) for tried in made.tried),
             draws=self._drawn(made.draws),
             label=label,
             class_name=classes[label] if label is not None and 0 <= label < len(classes) else "",
             crc32=crc32,
-            is_changed=self._is_changed(made.modified_ns) or any(one.is_changed for one in documents),
+            is_changed=self._is_changed(made.modified_ns) or any(document.is_changed for document in documents),
             documents=documents,
         )
 
@@ -500,8 +500,8 @@ def _modified_in(place: object) -> list[tuple[str, int]]:
         versions = place.get("versions")
         named = versions.items() if isinstance(versions, Mapping) else ()
         own = [(str(path), int(version[2])) for path, version in named]
-        return own + [one for key, part in place.items() if key != "versions" for one in _modified_in(part)]
-    return [one for part in place for one in _modified_in(part)] if isinstance(place, list) else []
+        return own + [time_ns for key, part in place.items() if key != "versions" for time_ns in _modified_in(part)]
+    return [time_ns for part in place for time_ns in _modified_in(part)] if isinstance(place, list) else []
 
 
 def replay(  # noqa: PLR0913  most have defaults

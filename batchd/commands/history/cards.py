@@ -103,7 +103,7 @@ class RunCard:
     def to_json(self) -> str:
         """The text of a file."""
         state = self.state.to_plain() if self.state else None
-        plain = {**asdict(self), "state": state, "digests": [one._asdict() for one in self.digests]}
+        plain = {**asdict(self), "state": state, "digests": [delivered._asdict() for delivered in self.digests]}
         return json.dumps({"card": CARD_VERSION, **plain}, indent=2) + "\n"
 
 
@@ -143,8 +143,8 @@ def _card_of(plain: Mapping[str, object], file: str | Path) -> RunCard:
 
 def _digests_of(plain: object, file: str | Path) -> tuple[RowsDigest, ...]:
     found = []
-    for one in plain if isinstance(plain, list) else [plain]:
-        match one:
+    for entry in plain if isinstance(plain, list) else [plain]:
+        match entry:
             case {"epoch": int(epoch), "rows": int(rows), "rows_max": int(rows_max), "digest": str(digest)} if (
                 _DIGEST.fullmatch(digest)
             ):
@@ -224,7 +224,7 @@ def _cpu_features() -> str:
     found = next(
         (line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))), []
     )
-    return " ".join(one for one in DECODING_FEATURES if one in found)
+    return " ".join(feature for feature in DECODING_FEATURES if feature in found)
 
 
 def joined_card(card: RunCard, others: Sequence[tuple[Path, RunCard]]) -> RunCard:
@@ -232,21 +232,21 @@ def joined_card(card: RunCard, others: Sequence[tuple[Path, RunCard]]) -> RunCar
 
     Raises ``BatchdError``, naming the file, for another run, or if rows were delivered twice.
     """
-    digests = {one.epoch: one for one in card.digests}
+    digests = {delivered.epoch: delivered for delivered in card.digests}
     for file, other in others:
         if (other.stream, other.fingerprint) != (card.stream, card.fingerprint):
             raise BatchdError(
                 f"{file} is the card of stream {other.stream!r} with the fingerprint {other.fingerprint}, not of "
                 f"{card.stream!r} with {card.fingerprint}; join cards of one run"
             )
-        for one in other.digests:
-            both = joined(digests[one.epoch], one) if one.epoch in digests else one
+        for delivered in other.digests:
+            both = joined(digests[delivered.epoch], delivered) if delivered.epoch in digests else delivered
             if both.rows > both.rows_max:
                 raise BatchdError(
-                    f"{file}: epoch {one.epoch} has {one.rows_max:,} rows, and both cards together {both.rows:,}, so the "
-                    "hosts delivered the same rows; join cards of hosts that shared the ranks of one run"
+                    f"{file}: epoch {delivered.epoch} has {delivered.rows_max:,} rows, and both cards together {both.rows:,}, so "
+                    "the hosts delivered the same rows; join cards of hosts that shared the ranks of one run"
                 )
-            digests[one.epoch] = both
+            digests[delivered.epoch] = both
     return replace(card, digests=tuple(digests[epoch] for epoch in sorted(digests)))
 
 

@@ -91,20 +91,20 @@ def difference(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder
 
 def _delivered(before: RunCard, after: RunCard) -> tuple[list[str], bool]:
     """Compare the digests of epochs that both cards have; True if the rows of one differ."""
-    known = {one.epoch: one for one in after.digests}
-    pairs = [(one, known[one.epoch]) for one in before.digests if one.epoch in known]
+    known = {old.epoch: old for old in after.digests}
+    pairs = [(old, known[old.epoch]) for old in before.digests if old.epoch in known]
     lines, same, has_other_rows = [], 0, False
-    for one, other in pairs:
-        if one == other:
-            same += one.rows
-        elif (one.rows, one.rows_max) == (other.rows, other.rows_max) and one.rows == one.rows_max:
+    for old, new in pairs:
+        if old == new:
+            same += old.rows
+        elif (old.rows, old.rows_max) == (new.rows, new.rows_max) and old.rows == old.rows_max:
             has_other_rows = True
-            lines.append(f"epoch {one.epoch}: other rows were delivered, digest {one.digest} became {other.digest}")
+            lines.append(f"epoch {old.epoch}: other rows were delivered, digest {old.digest} became {new.digest}")
         else:
-            rows = " and ".join(f"{each.rows:,} of {each.rows_max:,}" for each in (one, other))
-            lines.append(f"epoch {one.epoch}: {rows} rows were delivered, which cannot be compared")
+            rows = " and ".join(f"{each.rows:,} of {each.rows_max:,}" for each in (old, new))
+            lines.append(f"epoch {old.epoch}: {rows} rows were delivered, which cannot be compared")
     if same:
-        epochs = sum(one == other for one, other in pairs)
+        epochs = sum(old == new for old, new in pairs)
         lines.append(f"the same {counted(same, 'row')} delivered in {epochs} epoch{'s' * (epochs > 1)}")
     return lines, has_other_rows
 

@@ -126,7 +126,7 @@ class LocalDoor(Door):
         """Close connections that became no session, free descriptors, and resume accepting."""
         self._close_pending(self._pending_sessions.tick(), self._pending_connections.tick(), "no session came of it")
         if self._lifelines.is_short or self._zeromq.is_short:
-            silent = [one for one in self._pending_sessions.blocking() if one.secret is None]
+            silent = [session for session in self._pending_sessions.blocking() if session.secret is None]
             self._close_pending(silent, self._pending_connections.blocking(), "others wait for descriptors")
         self._lifelines.tick()
         self._zeromq.tick()
@@ -162,11 +162,14 @@ class LocalDoor(Door):
 
     def trainers(self) -> list[Session]:
         """Trainers that have sent ``Hello`` and were not disconnected."""
-        return [one for one in self._welcomed() if not one.is_disconnected]
+        return [session for session in self._welcomed() if not session.is_disconnected]
 
     def statistics(self, now: float) -> list[TrainerStatistics]:  # noqa: ARG002  no rates here
         """All trainers, for ``batchd status``."""
-        return [TrainerStatistics(one.number, one.name, one.pid, one.user, "shared memory") for one in self.trainers()]
+        return [
+            TrainerStatistics(session.number, session.name, session.pid, session.user, "shared memory")
+            for session in self.trainers()
+        ]
 
     def adopt(self, lifeline: socket.socket, pid: int) -> None:
         """Begin a session over a lifeline that we made, for a process that we started."""
@@ -356,7 +359,7 @@ class LocalDoor(Door):
 
     def _welcomed(self) -> list[Session]:
         """Trainers that have sent ``Hello``, and are not gone."""
-        return [one for one in self._by_number.values() if one.secret is not None and not one.is_ours]
+        return [session for session in self._by_number.values() if session.secret is not None and not session.is_ours]
 
     def _disconnect(self, session: Session, fault: str) -> None:
         """Disconnect a trainer. Its leases last until its lifeline ends: it may still read."""

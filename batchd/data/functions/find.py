@@ -61,7 +61,7 @@ def call_problem(name: str, signature: Signature | None, arguments: CallArgument
     try:
         signature.bind(*arguments.places, **options)
     except TypeError as error:
-        bare = Signature([one.replace(annotation=Parameter.empty) for one in signature.parameters.values()])
+        bare = Signature([parameter.replace(annotation=Parameter.empty) for parameter in signature.parameters.values()])
         values = [f"{option}={_brief(value)}" for option, value in arguments.options.items()]
         offered = [option for option in options if option not in arguments.options]
         called = f"{name}({', '.join([*arguments.places, *values, *offered])})"
@@ -72,8 +72,9 @@ def call_problem(name: str, signature: Signature | None, arguments: CallArgument
 def takes(signature: Signature, option: str) -> bool:
     """True if a function takes an option of this name."""
     return any(
-        one.kind is one.VAR_KEYWORD or (one.name == option and one.kind is not one.POSITIONAL_ONLY)
-        for one in signature.parameters.values()
+        parameter.kind is parameter.VAR_KEYWORD
+        or (parameter.name == option and parameter.kind is not parameter.POSITIONAL_ONLY)
+        for parameter in signature.parameters.values()
     )
 
 
@@ -90,13 +91,15 @@ def written_signature(body: Sequence[ast.stmt], name: str) -> Signature | None:
 
 def plain_value(body: Sequence[ast.stmt], name: str) -> str | None:
     """The kind of object that a name is, if its module's source shows that it cannot be called."""
-    if any(name in node.names for one in body for node in ast.walk(one) if isinstance(node, ast.Global)):
+    if any(name in node.names for statement in body for node in ast.walk(statement) if isinstance(node, ast.Global)):
         return None
     for statement in body:
         match statement:
             case ast.AsyncFunctionDef(name=found, decorator_list=[]) if found == name:
                 return "an async function, not a plain one"
-            case ast.Import(names=names) if any((one.asname or one.name.partition(".")[0]) == name for one in names):
+            case ast.Import(names=names) if any(
+                (alias.asname or alias.name.partition(".")[0]) == name for alias in names
+            ):
                 return "a module, not a function"
             case (
                 ast.Assign(targets=[ast.Name(id=found)], value=value)
@@ -127,8 +130,8 @@ def _kind_of_value(value: ast.expr) -> str | None:
 
 
 def _of_class(statement: ast.ClassDef) -> Signature | None:
-    methods = [one for one in statement.body if isinstance(one, ast.FunctionDef)]
-    made = [one for one in methods if one.name in ("__init__", "__new__")]
+    methods = [method for method in statement.body if isinstance(method, ast.FunctionDef)]
+    made = [method for method in methods if method.name in ("__init__", "__new__")]
     if len(made) != 1 or made[0].name != "__init__" or made[0].decorator_list:
         return None
     whole = _of_arguments(made[0].args)
@@ -143,17 +146,17 @@ def _of_arguments(arguments: ast.arguments) -> Signature:
     defaults: list[ast.expr | None] = [*[None] * (len(by_place) - len(arguments.defaults)), *arguments.defaults]
     parameters = [
         _parameter(
-            one,
+            argument,
             Parameter.POSITIONAL_ONLY if place < len(arguments.posonlyargs) else Parameter.POSITIONAL_OR_KEYWORD,
             defaults[place],
         )
-        for place, one in enumerate(by_place)
+        for place, argument in enumerate(by_place)
     ]
     if arguments.vararg is not None:
         parameters.append(_parameter(arguments.vararg, Parameter.VAR_POSITIONAL))
     parameters += [
-        _parameter(one, Parameter.KEYWORD_ONLY, default)
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        _parameter(argument, Parameter.KEYWORD_ONLY, default)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     if arguments.kwarg is not None:
         parameters.append(_parameter(arguments.kwarg, Parameter.VAR_KEYWORD))

@@ -80,14 +80,14 @@ def _cut(firsts: Numbers, samples: int, lengths: Numbers) -> Numbers:
 def joined(parts: list[tuple[int, Neighbours]]) -> Neighbours:
     """The neighbours of sources one after the other: (samples, neighbours) of each."""
     starts = np.cumsum([0, *(samples for samples, _one in parts)])[:-1]
-    firsts = np.concatenate([one.firsts + start for start, (_samples, one) in zip(starts, parts, strict=True)])
-    why_none = next((one.why_none for _samples, one in parts if one.why_none), "")
-    why_no_bytes = next((one.why_no_bytes for _samples, one in parts if one.why_no_bytes), "")
+    firsts = np.concatenate([part.firsts + start for start, (_samples, part) in zip(starts, parts, strict=True)])
+    why_none = next((part.why_none for _samples, part in parts if part.why_none), "")
+    why_no_bytes = next((part.why_no_bytes for _samples, part in parts if part.why_no_bytes), "")
     if why_none or why_no_bytes:
         return Neighbours(firsts, why_no_bytes=why_no_bytes, why_none=why_none)
-    if all(one.sample_bytes is not None for _samples, one in parts):
-        return Neighbours(firsts, sample_bytes=np.concatenate([one.sample_bytes for _samples, one in parts]))
-    return Neighbours(firsts, begins=np.concatenate([_begins(samples, one) for samples, one in parts]))
+    if all(part.sample_bytes is not None for _samples, part in parts):
+        return Neighbours(firsts, sample_bytes=np.concatenate([part.sample_bytes for _samples, part in parts]))
+    return Neighbours(firsts, begins=np.concatenate([_begins(samples, part) for samples, part in parts]))
 
 
 def selected(whole: Neighbours, samples: int, numbers: Numbers) -> Neighbours:

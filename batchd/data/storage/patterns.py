@@ -131,13 +131,13 @@ class NameRule(NamedTuple):
         endings = tuple(map(os.fsencode, self.endings))
         if self.patterns:
             patterns, around = _resolved(self.patterns), self._around()
-            return lambda name: any(one.matches([*around, name]) for one in patterns)
+            return lambda name: any(pattern.matches([*around, name]) for pattern in patterns)
         return (lambda name: name.lower().endswith(endings)) if endings else lambda _name: True
 
     def enters(self) -> Callable[[bytes], bool]:
         """The function that says which names are those of folders that are searched, too."""
         patterns, around = _resolved(self.patterns), self._around()
-        return lambda name: not patterns or any(one.may_match_below([*around, name]) for one in patterns)
+        return lambda name: not patterns or any(pattern.may_match_below([*around, name]) for pattern in patterns)
 
     def _around(self) -> list[bytes]:
         return os.fsencode(self.folder).split(b"/") if self.folder else []
@@ -179,8 +179,8 @@ class Match(NamedTuple):
 
 def absence_problems(root: Path, patterns: Sequence[Pattern], texts: Sequence[str]) -> list[str]:
     """Problems of files below a folder; empty if all named ones exist and patterns match one."""
-    named = [one for one in patterns if one.is_plain]
-    absent = [one.text for one in named if not os.path.isfile(root / one.text)]  # noqa: PTH113  it never raises
+    named = [pattern for pattern in patterns if pattern.is_plain]
+    absent = [pattern.text for pattern in named if not os.path.isfile(root / pattern.text)]  # noqa: PTH113  it never raises
     if absent:
         return [no_file(root, absent)]
     return [no_match(root, texts)] if not named and first_match(root, patterns) == Match(None) else []
@@ -188,7 +188,7 @@ def absence_problems(root: Path, patterns: Sequence[Pattern], texts: Sequence[st
 
 def first_file(root: Path, patterns: Sequence[Pattern]) -> Path | None:
     """The first file that is named, or else one that a pattern matches; None if none is found."""
-    named = next((one.text for one in patterns if one.is_plain), None)
+    named = next((pattern.text for pattern in patterns if pattern.is_plain), None)
     return first_match(root, patterns).file if named is None else root / named
 
 
@@ -204,9 +204,9 @@ def first_match(root: Path, patterns: Sequence[Pattern]) -> Match:
                 for entry in entries:
                     names = [*around, entry.name]
                     if not entry.is_dir():
-                        if any(one.matches(names) for one in patterns):
+                        if any(pattern.matches(names) for pattern in patterns):
                             return Match(Path(os.fsdecode(entry.path)))
-                    elif any(one.may_match_below(names) for one in patterns):
+                    elif any(pattern.may_match_below(names) for pattern in patterns):
                         waiting.append(names)
         except OSError:
             return Match(None, for_sure=False)  # the scan says which folder it is

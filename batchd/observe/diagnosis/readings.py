@@ -210,25 +210,25 @@ def compare(before: DaemonStatus, after: DaemonStatus) -> Reading | None:
         former = known.get(now.number)
         if former is None:
             continue
-        cached = [one.cache.held_samples if one.cache is not None else 0 for one in (former, now)]
+        cached = [status.cache.held_samples if status.cache is not None else 0 for status in (former, now)]
         reading = StreamReading(now, changed, _work(now, changed), cache_grows=cached[1] > cached[0])
         streams.append(reading)
-        subscriptions = {one.number: one for one in former.subscriptions}
+        subscriptions = {claim.number: claim for claim in former.subscriptions}
         found += [
             TrainerReading(
-                now=one,
+                now=claim,
                 change=changed_one,
-                who=trainers[one.session],
+                who=trainers[claim.session],
                 stream=reading,
                 seconds=seconds,
-                ready_ahead=min(subscriptions[one.number].ready_ahead, one.ready_ahead),
+                ready_ahead=min(subscriptions[claim.number].ready_ahead, claim.ready_ahead),
             )
-            for one, changed_one in zip(now.subscriptions, changed.subscriptions, strict=True)
-            if one.number in subscriptions and one.session in trainers
+            for claim, changed_one in zip(now.subscriptions, changed.subscriptions, strict=True)
+            if claim.number in subscriptions and claim.session in trainers
         ]
     local = sum(worker.state == "ready" for worker in after.workers)
     pool = _pool(before, after, change, seconds)
-    remote = sum(one.now.workers for one in pool.hosts if one.now.streams) if pool is not None else 0
+    remote = sum(host.now.workers for host in pool.hosts if host.now.streams) if pool is not None else 0
     free_cpus = max(0, after.daemon.cpus - len({worker.place for worker in after.workers}))
     return Reading(
         change=change,
@@ -279,11 +279,11 @@ def _work(now: StreamStatus, change: StreamStatus) -> WorkReading:
     for part in change.work.parts:
         spent[part.name] = spent.get(part.name, 0.0) + part.busy_s
     former_rows = now.work.slow_rows - change.work.slow_rows
-    slow = [(one.path, one.taken_s) for one in now.work.slowest if one.slow_row > former_rows]
+    slow = [(sample.path, sample.taken_s) for sample in now.work.slowest if sample.slow_row > former_rows]
     return WorkReading(
         samples=change.decoded_samples,
         bad_rows=change.bad_rows,
         counts=change.work,
         parts=tuple(spent.items()),
-        slowest=tuple(sorted(slow, key=lambda one: -one[1])),
+        slowest=tuple(sorted(slow, key=lambda sample: -sample[1])),
     )

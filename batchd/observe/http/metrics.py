@@ -85,7 +85,7 @@ class Scope:
 
     def is_others(self, labels: Labels) -> bool:
         """True for trainers and links beyond the limits: their set changes, so sums may fall."""
-        return any(labels[self.labels.index(one)] == OTHER for one in (SESSION, LINK) if one in self.labels)
+        return any(labels[self.labels.index(label)] == OTHER for label in (SESSION, LINK) if label in self.labels)
 
     def metrics(self) -> Iterator["Metric"]:
         """One for each counter and gauge that has a text, in the order of the fields."""
@@ -114,7 +114,7 @@ def _worker_states(status: DaemonStatus) -> Iterator[Row]:
 
 def _transports(status: DaemonStatus) -> Iterator[Row]:
     for transport in TRANSPORTS:
-        yield (transport,), _Counted(count=sum(one.transport == transport for one in status.trainers))
+        yield (transport,), _Counted(count=sum(trainer.transport == transport for trainer in status.trainers))
 
 
 def _trainers(status: DaemonStatus) -> Iterator[tuple[Labels, SubscriptionStatistics]]:
@@ -122,8 +122,10 @@ def _trainers(status: DaemonStatus) -> Iterator[tuple[Labels, SubscriptionStatis
 
     A trainer that disconnected may still have batches in flight; its name is then empty.
     """
-    sessions = {one.session: one for one in status.trainers}
-    claims = [(stream.name, one) for stream in status.streams for one in stream.subscriptions if not one.is_spectator]
+    sessions = {trainer.session: trainer for trainer in status.trainers}
+    claims = [
+        (stream.name, claim) for stream in status.streams for claim in stream.subscriptions if not claim.is_spectator
+    ]
     known: set[Labels] = set()
     for stream, claim in sorted(claims, key=lambda found: (found[1].session, found[0])):
         trainer = sessions.get(claim.session, _GONE)
@@ -142,13 +144,15 @@ def _waits(status: DaemonStatus) -> Iterator[Row]:
 
 
 def _remote(status: DaemonStatus) -> Iterator[Row]:
-    remote = sorted((one for one in status.trainers if one.transport == "tcp"), key=lambda one: one.session)
+    remote = sorted(
+        (trainer for trainer in status.trainers if trainer.transport == "tcp"), key=lambda trainer: trainer.session
+    )
     for place, trainer in enumerate(remote):
         yield (trainer.name, str(trainer.session)) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
 
 
 def _links(status: DaemonStatus) -> Iterator[Row]:
-    links = sorted(status.pool.links, key=lambda one: one.link) if status.pool is not None else []
+    links = sorted(status.pool.links, key=lambda link: link.link) if status.pool is not None else []
     for place, link in enumerate(links):
         yield (link.name, str(link.link)) if place < LINKS_MAX else (OTHER, OTHER), link
 
@@ -185,11 +189,13 @@ def _rows(where: str, value: object, labels: Labels = ()) -> Iterator[Row]:
     name, _dot, rest = where.partition(".")
     found = getattr(value, name.removesuffix("[]"))
     items = (
-        [((*labels, str(getattr(one, _LABELS[name]))), one) for one in found] if name in _LABELS else [(labels, found)]
+        [((*labels, str(getattr(item, _LABELS[name]))), item) for item in found]
+        if name in _LABELS
+        else [(labels, found)]
     )
-    for further, one in items:
-        if one is not None:
-            yield from _rows(rest, one, further) if rest else [(further, one)]
+    for further, item in items:
+        if item is not None:
+            yield from _rows(rest, item, further) if rest else [(further, item)]
 
 
 def _scope(where: str, labels: tuple[str, ...], of: type, prefix: str = "") -> Scope:

@@ -254,7 +254,7 @@ def _runs_of(page: ReportPage) -> list[dict[str, object]]:
         epoch, step, _number, _first, _rows, _values, run, rank, _world_size = head
         runs.setdefault(run, []).append([epoch, step, rank, mean if isfinite(mean) else None])
     return [
-        {"run": names.get(run, ""), "reports": sorted(reports, key=lambda one: one[:3])}
+        {"run": names.get(run, ""), "reports": sorted(reports, key=lambda report: report[:3])}
         for run, reports in runs.items()
     ]
 
@@ -282,22 +282,24 @@ def plain_overview(overview: Overview) -> dict[str, object]:
     """What the page shows: rows of tables as cells, and for plots the numbers of each row."""
     left_out = ("streams", "trainers", "claims", "workers", "pool", "warnings")
     return {
-        **{one.name: getattr(overview, one.name) for one in fields(overview) if one.name not in left_out},
+        **{field.name: getattr(overview, field.name) for field in fields(overview) if field.name not in left_out},
         "warnings": [asdict(line) for line in overview.warnings],
-        "streams": [_stream(one) for one in overview.streams],
-        "columns": {name: [(one.page, one.kind) for one in columns if one.page] for name, columns in _TABLES.items()},
+        "streams": [_stream(stream) for stream in overview.streams],
+        "columns": {
+            name: [(column.page, column.kind) for column in columns if column.page] for name, columns in _TABLES.items()
+        },
         "trainers": [
             {
-                "stream": one.stream,
-                "name": one.name,
-                "wait_share": one.wait_share,
-                "rank": one.claim.rank,
-                "world_size": one.claim.world_size,
-                "cells": page_cells(TRAINERS, one),
+                "stream": view.stream,
+                "name": view.name,
+                "wait_share": view.wait_share,
+                "rank": view.claim.rank,
+                "world_size": view.claim.world_size,
+                "cells": page_cells(TRAINERS, view),
             }
-            for one in overview.trainers
+            for view in overview.trainers
         ],
-        "workers": [{"cells": page_cells(WORKERS, one)} for one in overview.workers],
+        "workers": [{"cells": page_cells(WORKERS, worker)} for worker in overview.workers],
         "pool": _pool(overview.pool) if overview.pool is not None else None,
     }
 
@@ -322,7 +324,7 @@ def _pool(pool: PoolView) -> dict[str, object]:
         "workers": pool.workers,
         "summary": summary(pool),
         "notes": pool.notes,
-        "hosts": [{"cells": page_cells(HOSTS, one)} for one in pool.hosts],
+        "hosts": [{"cells": page_cells(HOSTS, host)} for host in pool.hosts],
         "hosts_count": pool.hosts_count,
     }
 
@@ -342,7 +344,7 @@ def _tables(overview: Overview) -> Iterable[str]:
 
 
 def _table(title: str, columns: tuple[StatusColumn[Row], ...], rows: Iterable[Row]) -> str:
-    head = "".join(f'<th scope="col">{escape(one.page)}</th>' for one in columns if one.page)
+    head = "".join(f'<th scope="col">{escape(column.page)}</th>' for column in columns if column.page)
     body = "".join(f"<tr>{''.join(map(_cell, page_cells(columns, row)))}</tr>" for row in rows)
     return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -249,7 +249,7 @@ class WorkerHost:
             self._connection.close("the gateway sent an invalid stream")
             return
         self._forget(serve.stream)
-        former = next((one for one in self._former if one.is_still(served)), None)
+        former = next((stream for stream in self._former if stream.is_still(served)), None)
         if former is not None:
             self._former.remove(former)
             self._streams[serve.stream] = former
@@ -305,7 +305,9 @@ class WorkerHost:
             self._ask(index)
 
     def _show_progress(self, index: ReceivedIndex) -> None:
-        names = ", ".join(one.serve.name for one in self._awaited.values() if one.served.digest == index.digest)
+        names = ", ".join(
+            awaited.serve.name for awaited in self._awaited.values() if awaited.served.digest == index.digest
+        )
         if self._options.progress is not None:
             self._options.progress(names, index.received, index.size)
         elif monotonic() >= self._next_progress_s:
@@ -314,19 +316,19 @@ class WorkerHost:
 
     def _open_with(self, index: ReceivedIndex) -> None:
         """Open all streams that wait for an index."""
-        for number, one in list(self._awaited.items()):
-            if one.served.digest != index.digest:
+        for number, awaited in list(self._awaited.items()):
+            if awaited.served.digest != index.digest:
                 continue
             try:
                 others = [*self._streams.values(), *self._former]
-                stream = self._opener.open(one.served, one.serve, index.descriptor, others)
+                stream = self._opener.open(awaited.served, awaited.serve, index.descriptor, others)
             except StreamUnusable as error:
-                self._refuse(one.serve, str(error))
+                self._refuse(awaited.serve, str(error))
                 continue
             del self._awaited[number]
             self._streams[number] = stream
             self._renew_workers(stream)
-            _log.info("stream opened", stream=stream.name, samples=one.serve.samples, cache=stream.message.cache)
+            _log.info("stream opened", stream=stream.name, samples=awaited.serve.samples, cache=stream.message.cache)
             self._connection.send(StreamOpened(self._connection.link, number))
         self._allow_caches()
 
@@ -334,7 +336,7 @@ class WorkerHost:
         """Replace the workers if they may have imported other versions of a stream's modules."""
         recipe = stream.message.recipe
         code = {name: (digest, tuple(recipe.python_path)) for name, digest in recipe.modules}
-        if any(self._imported.get(name, one) != one for name, one in code.items()):
+        if any(self._imported.get(name, digest) != digest for name, digest in code.items()):
             self._workers.renew("it has imported an earlier version of a user's module")
         self._imported |= code
 
@@ -389,6 +391,6 @@ class WorkerHost:
     def _drop_indexes(self) -> None:
         """Close the indexes that no stream uses or waits for."""
         opened = {stream.served.digest for stream in [*self._streams.values(), *self._former]}
-        wanted = self._interrupted | opened | {one.served.digest for one in self._awaited.values()}
+        wanted = self._interrupted | opened | {awaited.served.digest for awaited in self._awaited.values()}
         for digest in self._indexes.keys() - wanted:
             self._indexes.pop(digest).close()

@@ -243,7 +243,7 @@ class CudaPlacement:
     def begin(self, batch: Batch) -> _CudaTransfer:
         """See ``prefetch.Placement``."""
         memory = batch.memory
-        is_direct = self._register.has(memory, [one.memory for one in self._copying])
+        is_direct = self._register.has(memory, [copying.memory for copying in self._copying])
         if is_direct:
             fields = [self._direct_field(batch, recipe) for recipe in self._recipes]
             copying = _Copying(batch, memory)
@@ -287,7 +287,7 @@ class CudaPlacement:
 
     def sweep(self, *, wait: bool = False) -> None:
         """See ``prefetch.Placement``."""
-        self._copying = [one for one in self._copying if not self._is_over(one)]
+        self._copying = [copying for copying in self._copying if not self._is_over(copying)]
         if wait:
             self._wait_for_all()
             self._register.let_go()

@@ -51,7 +51,7 @@ def agreed_columns(columns: Mapping[int, tuple[Column, ...]], source_field: str 
     (earliest, first), *others = columns.items()
     for number, other in others:
         if set(other) != set(first):
-            there, here = (", ".join(f"{one.name}: {one.text}" for one in listed) for listed in (other, first))
+            there, here = (", ".join(f"{column.name}: {column.text}" for column in listed) for listed in (other, first))
             raise SourceInvalid(f"sources[{number}] has {there}, but sources[{earliest}] has {here}")
     if source_field in {column.name for column in first}:
         raise SourceInvalid(f"source_field = {source_field!r} is a field of the sources already")
@@ -278,8 +278,8 @@ def _subset_samples(source: SubsetSource, storage: Storage) -> int | None:
 
 def _labels_of_parts(sources: Sequence[SourceOptions], index: SourceIndex) -> NDArray[np.int64] | None:
     """The label of each sample, int64 ``[samples]``; None if a part has none in its index."""
-    found = [kind_of(one).labels(one, part_of(index, number)) for number, one in enumerate(sources)]
-    labels = [one for one in found if one is not None]
+    found = [kind_of(source).labels(source, part_of(index, number)) for number, source in enumerate(sources)]
+    labels = [of_part for of_part in found if of_part is not None]
     if len(labels) < len(found):
         return None
     numbers: NDArray[np.int64] | None = index.arrays.get("numbers")
@@ -294,7 +294,7 @@ def _labels_of_parts(sources: Sequence[SourceOptions], index: SourceIndex) -> ND
 def _concat_neighbours(source: ConcatSource, index: SourceIndex) -> Neighbours:
     parts = [part_of(index, number) for number in range(len(source.sources))]
     return joined(
-        [(len(part), kind_of(one).neighbours(one, part)) for one, part in zip(source.sources, parts, strict=True)]
+        [(len(part), kind_of(each).neighbours(each, part)) for each, part in zip(source.sources, parts, strict=True)]
     )
 
 
@@ -344,7 +344,7 @@ def _lengths(
     """Those of all parts, if their indexes tell; no field has the name of ``source_field``."""
     wholes = [source.of] if isinstance(source, SubsetSource) else source.sources
     parts = [part_of(index, number) for number in range(len(wholes))]
-    found = [kind_of(one).lengths(one, part, field) for one, part in zip(wholes, parts, strict=True)]
+    found = [kind_of(whole).lengths(whole, part, field) for whole, part in zip(wholes, parts, strict=True)]
     known = [lengths for lengths in found if lengths is not None]
     if len(known) < len(found):
         return None

@@ -157,10 +157,12 @@ class _Scan:
         except row_groups.Unreadable as error:
             raise _unreadable(path, stream, error) from None
         if not self._files:
-            joined = {one.name for one in self._columns if len(_titles_of(self._source, one, file)) > 1}
-            held = [one.name for one in self._columns if one.name in joined or row_groups.is_single_number(one)]
+            joined = {column.name for column in self._columns if len(_titles_of(self._source, column, file)) > 1}
+            held = [
+                column.name for column in self._columns if column.name in joined or row_groups.is_single_number(column)
+            ]
             self._numbers = {name: bytearray() for name in held}
-            self._extents = {one.name: [] for one in self._columns if one.name not in held}
+            self._extents = {column.name: [] for column in self._columns if column.name not in held}
         self._files.extend((file.footer.size, file.footer.crc))
         self._add_classes(path, file)
         before = self._samples

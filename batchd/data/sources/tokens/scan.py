@@ -87,11 +87,11 @@ def _scan_windows(source: TokensSource, survey: Survey, length: int) -> SourceIn
     parts: list[tuple[int, Run]] = []
     files: list[Path] = []
     contents = []
-    for number, one in enumerate(_token_files(source, survey)):
-        count = _windows_in(source, one.path, one.size)
+    for number, file in enumerate(_token_files(source, survey)):
+        count = _windows_in(source, file.path, file.size)
         parts.append((count, Run(number, source.offset, step * item, length * item)))
-        files.append(one.path)
-        contents.append([one.size, one.digest])
+        files.append(file.path)
+        contents.append([file.size, file.digest])
         survey.progress(sum(samples for samples, _run in parts))
     dtype = np.dtype(source.dtype).newbyteorder("<").str
     return index_of_parts(parts, [[source.field, 0, 0, dtype, [length], "C"]], files, contents, survey)
@@ -101,13 +101,13 @@ def _scan_documents(source: TokensSource, survey: Survey) -> SourceIndex:
     starts: array[int] = array("q")
     files: list[str] = []
     contents = []
-    for one in _token_files(source, survey):
-        assert one.documents is not None, "flat files have windows"
-        if not len(one.documents):
-            raise SourceInvalid(f"{index_file(one.path)} has no document with a token; leave the file out")
-        starts.frombytes(one.documents.tobytes())
-        files.append(str(one.path))
-        contents.append([len(one.documents), one.size, one.digest])
+    for file in _token_files(source, survey):
+        assert file.documents is not None, "flat files have windows"
+        if not len(file.documents):
+            raise SourceInvalid(f"{index_file(file.path)} has no document with a token; leave the file out")
+        starts.frombytes(file.documents.tobytes())
+        files.append(str(file.path))
+        contents.append([len(file.documents), file.size, file.digest])
         survey.progress(len(starts))
     facts = {"files": contents, "field": source.field, "dtype": source.dtype}
     return SourceIndex.build(len(starts), facts, {"starts": number_array(starts)}, {"files": files, **survey.place()})
