@@ -8,6 +8,7 @@ Its parts:
     doors           the ways in for trainers: ``local`` (this host) and ``tcp`` (other hosts)
     reload          SIGHUP: ``rescan`` reads and scans in its own process, ``apply`` applies it
     config_checks   every problem of a configuration
-    service         systemd, and the observer's process
+    manager         readiness, status and watchdog, by systemd's protocol
+    observer        the process that answers HTTP: its socket and restarts
     runtime         the runtime directory and its lock
 """

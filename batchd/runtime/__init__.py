@@ -1,9 +1,9 @@
 """What several processes of the server need, and what is about no sample and no stream.
 
-children      starts, watches and ends child processes; child_log, log_message: their lines
+children      starts, watches and ends child processes; child_log: their lines
 descriptors   waiting for many of them; signals: as one of them
 tcp           a ROUTER socket for untrusted peers; keys: files with their keys
-slots         shared memory of slots; available, free_memory, sizes: how much there is
+slots         shared memory of slots; available, sizes: how much there is
 limits        what one peer may have: sessions, handshakes, connections, log lines
 compiled      whether the extensions are those of the sources
 plain         records as JSON and msgpack carry them, and the way back

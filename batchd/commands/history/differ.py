@@ -91,7 +91,7 @@ def difference(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder
 
 def _delivered(before: RunCard, after: RunCard) -> tuple[list[str], bool]:
     """Compare the digests of epochs that both cards have; True if the rows of one differ."""
-    known = {old.epoch: old for old in after.digests}
+    known = {new.epoch: new for new in after.digests}
     pairs = [(old, known[old.epoch]) for old in before.digests if old.epoch in known]
     lines, same, has_other_rows = [], 0, False
     for old, new in pairs:
