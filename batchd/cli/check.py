@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import click
 
-from batchd.cli.options import UNREAD_FILE, ConfigFile, Overrides, argument, as_command, is_config_given, option
+from batchd.cli.options import ConfigFile, Overrides, as_command, option
 from batchd.cli.problems import plain_problems
 from batchd.cli.tables import facts, own_console
 from batchd.cli.text import aligned, escaped
@@ -38,9 +38,7 @@ from batchd_wire.wording import counted
 
 @as_command("check")
 def command(
-    context: click.Context,
     *,
-    named: Annotated[Path | None, argument(metavar="[FILE]", type=UNREAD_FILE)],
     config_file: ConfigFile,
     overrides: Overrides,
     explain: Annotated[
@@ -60,10 +58,10 @@ def command(
         ),
     ] = "text",
 ) -> None:
-    """Validate FILE (batchd.toml) and print every problem with its line and the meaning of the key.
+    """Validate CONFIG (batchd.toml) and print every problem with its line and its key's meaning.
 
     `batchd explain NAME` has the manual of a problem, by the name in brackets behind it.
-    `batchd init PATH` writes a first FILE for your data.
+    `batchd init PATH` writes a first one for your data.
 
     A few samples of each stream are made in a process of their own, with your functions, so that
     what would stop a stream at its first batch is found. Without problems, print a summary of the
@@ -71,10 +69,6 @@ def command(
     and addresses, if a daemon runs already. Exit code 2 if something must be corrected, 5 if only
     the memory is too small.
     """
-    if named is not None:
-        if is_config_given(context) and named != config_file:
-            raise click.UsageError(f"two configurations: {named} and --config {config_file}; name one of them")
-        config_file = named
     if output_format == "text":
         _check(config_file, overrides, explain=explain)
         return

@@ -35,7 +35,7 @@ _MANUAL_HEAD = """# Configuration
 
 *Made by `batchd config --reference`; do not edit.*
 
-`batchd serve --config batchd.toml` reads one TOML file, and `batchd init PATH` writes a first one for your data. `batchd
+`batchd serve batchd.toml` reads one TOML file, and `batchd init PATH` writes a first one for your data. `batchd
 config` prints all of it with its defaults, `batchd check
 batchd.toml` says everything that is wrong with yours, each at its line, and `batchd config --schema` prints a JSON Schema for
 editors.

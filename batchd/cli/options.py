@@ -5,23 +5,28 @@
 
 Each parameter is marked as an ``argument`` or an ``option``. Its type and default say the rest:
 ``X | None`` may be left out, ``bool`` is a flag, ``tuple`` takes several; a ``Path``, a ``Literal``
-and the limits of a number are checked.
+and the limits of a number are checked. A command with ``--config`` takes the same file as its first
+argument, CONFIG.
 
 Invariant: an option that several commands have is one type, here or beside what it is about.
+Invariant: ``is_config_file`` alone decides whether a first word is CONFIG, or what the command has
+there otherwise, such as STREAM.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from batchd.errors import BatchdError
+from batchd.errors import REMEDY, BatchdError, ConfigInvalid
 from batchd_wire.position import Position
 from batchd_wire.runtime import TcpAddress, parse_address
 
@@ -29,6 +34,12 @@ DEFAULT_CONFIG_FILE = Path("batchd.toml")
 UNREAD_FILE = click.Path(path_type=Path, readable=False)
 """A file whose reader says why it cannot be read."""
 _POSITION = re.compile(r"\d{1,9}:\d{1,9}")
+CONFIG_OPTION, CONFIG_ARGUMENT = "config_file", "config_argument"
+"""The parameters of ``--config`` and of CONFIG. A command's function has the first one alone."""
+_WORDS, _IS_LEFT_OUT = "batchd.words", "batchd.config_argument_left_out"
+"""Keys of a context: what the user typed, and whether the first word is not CONFIG."""
+_USED_FILE_TIMEOUT_S = 1.0
+"""For a daemon whose configuration an error names: the error can do without."""
 
 
 class _Mark(NamedTuple):
@@ -65,9 +76,90 @@ def as_command(name: str, group: click.Group | None = None) -> Callable[[Callabl
             for mark in getattr(hints[given.name], "__metadata__", ())
         ]
         callback = click.pass_context(function) if click.Context in hints.values() else function
-        return (click if group is None else group).command(name, params=made)(callback)
+        kind = _ConfigCommand if CONFIG_OPTION in hints else click.Command
+        return (click if group is None else group).command(name, cls=kind, params=made)(callback)
 
     return decorate
+
+
+def is_config_file(word: str) -> bool:
+    """True for a name that ends in .toml and for a path with a slash; an address is no path."""
+    return word.endswith(".toml") or ("/" in word and "://" not in word)
+
+
+class _ConfigCommand(click.Command):
+    """A command with ``--config``, whose first argument may be that file instead."""
+
+    def __init__(self, *, params: list[click.Parameter], **details: Any) -> None:
+        self.others = [one for one in params if isinstance(one, click.Argument)]
+        rule = ": the first argument, if it ends in .toml or is a path with a slash" if self.others else ""
+        for given in params:
+            if isinstance(given, click.Option) and given.name == CONFIG_OPTION:
+                given.help = f"{given.help} CONFIG is the same{rule}."
+        file = _ConfigArgument([CONFIG_ARGUMENT], required=False, metavar="[CONFIG]", type=UNREAD_FILE)
+        super().__init__(params=[file, *params], **details)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Give CONFIG to the function as the file of ``--config``."""
+        ctx.meta[_WORDS], ctx.meta[_IS_LEFT_OUT] = list(args), False
+        first = self.make_parser(ctx).parse_args(list(args))[0].get(CONFIG_ARGUMENT)
+        has_words = isinstance(first, str)
+        ctx.meta[_IS_LEFT_OUT] = isinstance(first, str) and bool(self.others) and not is_config_file(first)
+        rest = super().parse_args(ctx, args)
+        named, given = ctx.params.pop(CONFIG_ARGUMENT), ctx.params.get(CONFIG_OPTION)
+        is_given = is_config_given(ctx)
+        if named is not None:
+            if is_given and given != named and not ctx.resilient_parsing:
+                raise click.UsageError(f"two configurations: {named} and --config {given}; name one of them", ctx)
+            ctx.params[CONFIG_OPTION] = named
+            ctx.set_parameter_source(CONFIG_OPTION, ParameterSource.COMMANDLINE)
+        elif has_words or is_given:  # completions go on with the next argument
+            ctx.set_parameter_source(CONFIG_ARGUMENT, ParameterSource.COMMANDLINE)
+        return rest
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. Without batchd.toml, the error names the file of the running daemon."""
+        try:
+            return super().invoke(ctx)
+        except ConfigInvalid as error:
+            is_missing = error.file == str(DEFAULT_CONFIG_FILE) and not DEFAULT_CONFIG_FILE.exists()
+            hint = _used_file(ctx) if is_missing and not is_config_given(ctx) else ""
+            if not hint:
+                raise
+            told = [replace(one, message=f"{one.what}{REMEDY}{hint}{REMEDY}{one.remedy}") for one in error.problems]
+            raise ConfigInvalid(told, error.file) from None
+
+
+class _ConfigArgument(click.Argument):
+    """CONFIG, which is left out if the first word is another argument."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Take the first word, unless it is another argument."""
+        if not ctx.meta[_IS_LEFT_OUT]:
+            super().add_to_parser(parser, ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer what else may stand there, such as streams, or files."""
+        others = ctx.command.others if isinstance(ctx.command, _ConfigCommand) else ()
+        found = [item for one in others[:1] for item in one.shell_complete(ctx, incomplete)]
+        return found or super().shell_complete(ctx, incomplete)
+
+
+def _used_file(context: click.Context) -> str:
+    """Name a running daemon's configuration, and the same command with it; "" if none answers."""
+    from batchd_client.asking import ask_status, asking  # noqa: PLC0415  errors only
+    from batchd_client.errors import BatchdClientError  # noqa: PLC0415  the same
+    from batchd_client.lifeline import SessionLost  # noqa: PLC0415  the same
+
+    try:
+        with asking(None, _USED_FILE_TIMEOUT_S) as session:
+            address, file = session.address, ask_status(session, _USED_FILE_TIMEOUT_S).daemon.config_file
+    except (BatchdClientError, SessionLost):
+        return ""
+    if not file:
+        return ""
+    command = shlex.join([*context.command_path.split(), file, *context.meta[_WORDS]])
+    return f"the daemon at {address} uses {file}" + (f": `{command}`" if context.info_name != "serve" else "")
 
 
 def _parameter(mark: _Mark, given: Parameter, hint: object) -> click.Parameter:
@@ -180,7 +272,7 @@ DrawnField = Annotated[str | None, option("The field to draw. [default: image, o
 
 def is_config_given(context: click.Context, overrides: Mapping[str, str] | None = None) -> bool:
     """True if the user named the configuration, or changed it with ``--set``."""
-    return context.get_parameter_source("config_file") is not ParameterSource.DEFAULT or bool(overrides)
+    return context.get_parameter_source(CONFIG_OPTION) is not ParameterSource.DEFAULT or bool(overrides)
 
 
 def worker_address(text: str) -> TcpAddress:

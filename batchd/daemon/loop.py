@@ -404,7 +404,9 @@ class Loop:
         hidden = {"warnings"}  # lines name files, and other hosts
         if len(shown) < len(plain["streams"]):
             hidden.add("pool")  # links name streams, too
-        return {name: value for name, value in plain.items() if name not in hidden} | {"streams": shown}
+        daemon = plain["daemon"] | {"config_file": ""}
+        shown_keys = {name: value for name, value in plain.items() if name not in hidden}
+        return shown_keys | {"streams": shown, "daemon": daemon}
 
     def _facts(self, now: float) -> DaemonFacts:
         """What the daemon knows of itself as a process."""
@@ -427,6 +429,7 @@ class Loop:
             host=socket.gethostname(),
             address=self.address,
             log=self.log.place,
+            config_file=str(self.reloader.origin.file) if self.reloader.origin is not None else "",
         )
 
     def _make_status(self, now: float) -> DaemonStatus:

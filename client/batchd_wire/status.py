@@ -370,7 +370,8 @@ class DaemonFacts:
 
     ``http``: the observer's address. ``reload``: None before the first reload. ``tcp``: None if the
     daemon does not listen on TCP. ``host``: the name of its machine; ``address``: its own, for
-    trainers there. ``log``: where it writes its log, for people.
+    trainers there. ``log``: where it writes its log, for people. ``config_file``: its batchd.toml;
+    empty for trainers elsewhere, and for the daemon of one script.
     """
 
     version: str
@@ -390,6 +391,7 @@ class DaemonFacts:
     host: str = ""
     address: str = ""
     log: str = ""
+    config_file: str = ""
 
 
 @record
