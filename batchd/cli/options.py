@@ -222,6 +222,7 @@ def _overrides(settings: tuple[str, ...]) -> dict[str, str]:
     return overrides
 
 
+PositionArgument = Annotated[Position | None, argument(parse=parse_position, metavar="[EPOCH:STEP]")]
 ConfigFile = Annotated[
     Path,
     option(

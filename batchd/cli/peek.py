@@ -15,36 +15,37 @@ import click
 
 import batchd_client
 from batchd.cli.asking import RunningStream, client_errors, running_daemon
-from batchd.cli.options import Address, DrawnField, as_command, option, parse_position
+from batchd.cli.options import Address, DrawnField, PositionArgument, as_command, option, parse_position
 from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd_client.asking import ask_status
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 BATCH_TIMEOUT_S = 120.0
+BEGINNING = Position(0, 0)
 
 
 @as_command("peek")
 def command(
     *,
     stream: RunningStream,
+    position: PositionArgument,
     address: Address,
     output: Annotated[Path, option("The PNG file.", "-o", "--output", metavar="PATH")] = Path("sheet.png"),
-    position: Annotated[
-        Position,
-        option(
-            "Which batch; of a live stream, the first one from there on that still exists.",
-            "--at",
-            parse=parse_position,
-            default="0:0",
-            metavar="EPOCH:STEP",
-        ),
+    at: Annotated[
+        Position | None, option("The same as the argument EPOCH:STEP.", parse=parse_position, metavar="EPOCH:STEP")
     ],
     field: DrawnField,
     bgr: Annotated[bool, option("Treat the image as BGR (for example frames pushed by OpenCV).")],
 ) -> None:
-    """Draw a batch of STREAM with its labels; without images, print fields and samples."""
-    show(peek(address, stream, *position), stream, output, field, is_bgr=bgr)
+    """Draw a batch of STREAM with its labels; without images, print fields and samples.
+
+    It is the batch at EPOCH:STEP, by default at 0:0; of a live stream, the first one from there on
+    that still exists.
+    """
+    if position is not None and at is not None and position != at:
+        raise click.UsageError("EPOCH:STEP and --at are two positions; leave one out")
+    show(peek(address, stream, *(position or at or BEGINNING)), stream, output, field, is_bgr=bgr)
 
 
 def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None, *, is_bgr: bool = False) -> None:

@@ -26,11 +26,10 @@ from batchd.cli.options import (
     DrawnField,
     Json,
     Overrides,
-    argument,
+    PositionArgument,
     as_command,
     is_config_given,
     option,
-    parse_position,
 )
 from batchd.cli.peeked import PeekedBatch
 from batchd.cli.prepare import ConfiguredStream
@@ -73,7 +72,7 @@ def command(
     context: click.Context,
     *,
     stream: ConfiguredStream,
-    position: Annotated[Position | None, argument(parse=parse_position, metavar="[EPOCH:STEP]")],
+    position: PositionArgument,
     state_file: Annotated[
         Path | None,
         option("The state of a trainer as JSON: its next batch. A card may have one, too.", "--state"),

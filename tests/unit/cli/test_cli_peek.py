@@ -92,13 +92,22 @@ def test_the_batch_at_a_position_is_drawn(tmp_path) -> None:
     """The command draws any requested batch, and refuses an invalid position."""
     sheet = str(tmp_path / "sheet.png")
 
-    assert peek(tmp_path, WordStream(fields=FIELDS), "-o", sheet, "--at", "2:3").output.endswith(
-        ": epoch 2, step 3, 4 samples\n"
-    )
+    for number, position in enumerate((["2:3"], ["--at", "2:3"], ["2:3", "--at", "2:3"])):
+        result = peek(tmp_path / str(number), WordStream(fields=FIELDS), "-o", sheet, *position)
+        assert result.output.endswith(": epoch 2, step 3, 4 samples\n")
     for nonsense in ("3", "0:", "-1:0", "0:1:2", "a:b", "0:99999999999999999999"):
-        refused = CliRunner().invoke(cli, ["peek", "photos", "--at", nonsense])
-        assert refused.exit_code == 2
-        assert "EPOCH:STEP" in refused.output
+        for command in (["peek", "photos", "--at"], ["peek", "photos", "--"], ["replay", "photos", "--"]):
+            refused = CliRunner().invoke(cli, [*command, nonsense])
+            assert refused.exit_code == 2
+            assert "EPOCH:STEP" in refused.output
+
+
+def test_two_positions_are_refused() -> None:
+    """The argument and the option may say the same, and not two things."""
+    refused = CliRunner().invoke(cli, ["peek", "photos", "2:3", "--at", "2:4"])
+
+    assert refused.exit_code == 2
+    assert "EPOCH:STEP and --at are two positions; leave one out" in refused.output
 
 
 @pytest.mark.parametrize(
