@@ -40,9 +40,14 @@ def run_daemon(
     overrides: dict[str, str],
     log_level: str,
     log_format: "LogFormat",
+    *,
     lifeline: int | None = None,
+    ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or the end of the lifeline. Raises ``BatchdError``."""
+    """Serve until SIGTERM or SIGINT, or the end of the lifeline. Raises ``BatchdError``.
+
+    ``ready`` is called with the address instead of printing it.
+    """
     fill_standard_streams()
     # Threads of NumPy that have no work take 10 ms to start, also in children.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -66,7 +71,7 @@ def run_daemon(
         options = ServeOptions(
             lifeline=lifeline,
             progress=_ScanProgress(),
-            ready=print_line,
+            ready=ready or print_line,
             origin=Origin(config_file.absolute(), overrides),
             log=kept,
             launched=fork_server,
@@ -144,7 +149,7 @@ def main() -> None:
     """Serve for a script. The arguments: its configuration and overrides, as JSON; the lifeline."""
     config, overrides = json.loads(sys.argv[1])
     try:
-        run_daemon(Path(config), overrides, "warning", "text", int(sys.argv[2]))
+        run_daemon(Path(config), overrides, "warning", "text", lifeline=int(sys.argv[2]))
     except BatchdError as error:
         with suppress(OSError):  # the script has ended meanwhile
             print(error, flush=True)  # noqa: T201  the script reads it

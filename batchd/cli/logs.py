@@ -1,13 +1,17 @@
 """``batchd logs``: the last lines of the daemon's log. In the user's shell.
 
 The daemon keeps its last lines in memory and gives them with its status, wherever it writes its
-log. So they can be read without the rights to read the journal or a file.
+log. So they can be read without the rights to read the journal or a file. A daemon that has ended
+left a link to its log in the runtime directory, if that was a file.
 """
 
+import os
 import sys
 import time
 from contextlib import suppress
-from typing import Annotated
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -15,12 +19,26 @@ from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, as_command, option
 from batchd.cli.status import log_line
 from batchd.cli.tables import echo, own_console
+from batchd.cli.text import escaped
+from batchd.errors import DaemonUnreachable
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_client.session import Session
 from batchd_wire.messages import AskStatus, Status
+from batchd_wire.runtime import (
+    ADDRESS_VARIABLE,
+    RuntimeDirectory,
+    candidate_directories,
+    parse_address,
+    runtime_directory,
+)
 from batchd_wire.status import DaemonStatus, read_status
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 LINES = 20
+TAIL_BYTES = 1 << 20
+"""As much of the end of a file is read."""
 FOLLOW_S = 0.5
 
 
@@ -34,9 +52,27 @@ def command(
     """Print the last lines of the daemon's log, and say where all of it is.
 
     The daemon keeps its last 300 lines in memory, each of at most 400 characters, of the levels
-    that it logs. The place of the whole log goes to standard error.
+    that it logs. The place of the whole log goes to standard error. Where no daemon runs, the lines
+    are those of the last one that wrote its log to a file.
     """
     console = own_console()
+    try:
+        _print_log(console, address, lines, follow=follow)
+    except DaemonUnreachable as error:
+        log = _last_log(address)
+        if log is None or follow:
+            raise
+        try:
+            ended = datetime.fromtimestamp(log.stat().st_mtime, UTC).astimezone()
+            last = _last_lines(log, lines)
+        except OSError:
+            raise error from None
+        click.echo(f"no daemon runs; the last one wrote until {ended:%Y-%m-%d %H:%M:%S}, to {log}", err=True)
+        for line in last:
+            click.echo(escaped(line))
+
+
+def _print_log(console: "Console", address: str | None, lines: int, *, follow: bool) -> None:
     with running_daemon(address) as session:
         status = _ask(session, 0)
         if status.daemon.log:
@@ -52,6 +88,28 @@ def command(
                 echo(console, (log_line(line, console.width) for line in news))
                 sys.stdout.flush()
                 last = news[-1].number if news else last
+
+
+def _last_log(address: str | None) -> Path | None:
+    """The log that a daemon left in its runtime directory; of several, the newest."""
+    given = address or os.environ.get(ADDRESS_VARIABLE)
+    try:
+        places = [runtime_directory(path) for path in candidate_directories()] if not given else [parse_address(given)]
+    except ValueError:
+        return None
+    logs = []
+    for place in places:
+        if isinstance(place, RuntimeDirectory):
+            with suppress(OSError):
+                logs.append(place.log_path.readlink())
+    return max((log for log in logs if log.is_file()), key=lambda log: log.stat().st_mtime, default=None)
+
+
+def _last_lines(log: Path, lines: int) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        text = file.read(TAIL_BYTES).decode(errors="replace")
+    return text.splitlines()[-lines:] if lines else []
 
 
 def _ask(session: Session, after: int) -> DaemonStatus:

@@ -25,10 +25,11 @@ _NOBODY_THERE = {errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR}
 
 
 @contextmanager
-def hold(configured: Path | None, *, is_private: bool = False) -> Iterator[RuntimeDirectory]:
+def hold(configured: Path | None, *, is_private: bool = False, log: str = "") -> Iterator[RuntimeDirectory]:
     """Make and lock the runtime directory; at the end remove the sockets, then give up the lock.
 
-    A private one was made for this daemon only, and is removed at the end. Raises
+    A private one was made for this daemon only, and is removed at the end. In any other one a link
+    leads to the ``log``, if that is a file, also after the daemon's end. Raises
     ``AlreadyRunning`` if another daemon holds it, ``ConfigInvalid`` if no directory is available,
     and ``BatchdError`` if it cannot be used.
     """
@@ -48,6 +49,8 @@ def hold(configured: Path | None, *, is_private: bool = False) -> Iterator[Runti
         try:
             if is_private:
                 names.one_script_path.touch()
+            else:
+                _link(names.log_path, log)
         except OSError as error:
             raise unusable(names.path, error) from None
         yield names
@@ -77,6 +80,13 @@ def _lock(names: RuntimeDirectory, lock: int) -> None:
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
         raise unusable(names.path, error) from None
+
+
+def _link(path: Path, log: str) -> None:
+    """Replace the link to the log of the daemon before."""
+    path.unlink(missing_ok=True)
+    if log.startswith("/"):
+        path.symlink_to(log)
 
 
 def _clean_up(names: RuntimeDirectory, lock: int, *, is_private: bool) -> None:

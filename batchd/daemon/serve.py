@@ -57,7 +57,7 @@ from batchd.runtime.descriptors import allow_descriptors
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
 from batchd.runtime.poller import Poller
-from batchd.runtime.signals import Signals
+from batchd.runtime.signals import Signals, has_terminal
 from batchd.runtime.slots import BlankSlots, SlotPool
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
 from batchd.stream.rings import (
@@ -121,7 +121,7 @@ def serve(config: Config, options: ServeOptions) -> None:
 
 
 def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a sequence: each part needs earlier ones
-    started_s, daemon = monotonic(), config.daemon
+    started_s, daemon, had_terminal = monotonic(), config.daemon, has_terminal()
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
@@ -135,7 +135,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         notifier = Notifier.from_environment(os.environ, is_embedded=is_embedded)
         stack.callback(notifier.close)
         service = Service(notifier, daemon.worker_count())
-        names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded))
+        names = stack.enter_context(hold(daemon.runtime_dir, is_private=is_embedded, log=options.log.place))
         streams: dict[int, ServedStream] = {}  # with those of later reloads
         memory = SlotPool()
         processes = LocalWorkers(poller, queue.append, streams, memory, options.launched, output)
@@ -193,10 +193,11 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         reloader = Reloader(poller, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
         loop = Loop(queue, state, streams, memory, poller, workers, doors, observer, reloader, started_s)
+        actions = SignalActions(loop, had_terminal=had_terminal)
         loop.address, loop.log = names.address, options.log
         loop.bad_lists = BadLists(daemon.cache_dir or default_cache_dir())
         stack.callback(loop.bad_lists.close)
-        stack.callback(Signals(poller, SIGNALS, SignalActions(loop).received).close)
+        stack.callback(Signals(poller, SIGNALS, actions.received).close)
         if options.lifeline is not None:
             poller.watch(options.lifeline, loop.stop)
         _log.info("serving", address=names.address, streams=", ".join(config.streams), workers=daemon.worker_count())
@@ -204,7 +205,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         observer.start(local.adopt)
         reservation = Reservation(state, queue.append, is_wanted=daemon.reserve == "start")
         if hangups:
-            reloader.ask()
+            actions.received(signal.SIGHUP)
         loop.run(partial(_round_ended, loop, service, reservation))
         service.stopping()
         drained = state.is_drained
@@ -344,16 +345,20 @@ def _round_ended(loop: Loop, service: Service, reservation: Reservation) -> None
 
 
 class SignalActions:
-    """SIGHUP reloads the configuration. The first other signal drains, the second stops at once."""
+    """SIGHUP reloads the configuration. The first other signal drains, the second stops at once.
 
-    def __init__(self, loop: Loop) -> None:
+    SIGHUP is such a signal, too, once the terminal is gone that the daemon had.
+    """
+
+    def __init__(self, loop: Loop, *, had_terminal: bool) -> None:
         self._loop = loop
+        self._had_terminal = had_terminal
         self._is_ending = False
 
     def received(self, number: signal.Signals) -> None:
         """Act on a signal."""
         loop, reloader = self._loop, self._loop.reloader
-        if number == signal.SIGHUP:
+        if number == signal.SIGHUP and (has_terminal() or not self._had_terminal):
             reloader.ask()
             return
         reloader.abandon()

@@ -1,5 +1,6 @@
 """Signals through a descriptor, which the loop reads. DAEMON process, and worker hosts."""
 
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,15 @@ from batchd.runtime.poller import Poller
 
 READ_BYTES = 64
 """Signals read at once; more stay in the socket."""
+
+
+def has_terminal() -> bool:
+    """Return whether this process has a controlling terminal that is still there (tty(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in {errno.ENXIO, errno.EIO, errno.ENOENT}
+    return True
 
 
 class Signals:

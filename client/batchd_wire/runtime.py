@@ -58,6 +58,11 @@ class RuntimeDirectory:
         return self.path / "lock"
 
     @property
+    def log_path(self) -> Path:
+        """A link to the file with the log of the last daemon here, if it wrote one."""
+        return self.path / "log"
+
+    @property
     def one_script_path(self) -> Path:
         """The file that marks a daemon of one script, which nobody starts again."""
         return self.path / "of-one-script"

@@ -174,7 +174,7 @@ def test_a_daemon_stopped_at_every_step_goes_on_where_it_stood(start_pair):
     daemon.send(signal.SIGTERM)
     go_on(daemon.wait_for_fault("daemon.draining"))
     assert daemon.wait() == 0
-    assert daemon.files() == {"lock"}
+    assert daemon.files() == {"lock", "log"}
 
 
 def go_on(pid):

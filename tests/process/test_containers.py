@@ -222,7 +222,7 @@ def test_a_daemon_in_a_container_serves_trainers_outside_of_it_and_in_others(sta
     wait_until(lambda: not daemon.stream_status()["subscriptions"], "its claim has ended")
     os.kill(process_inside(daemon.pid), signal.SIGTERM)
     assert daemon.wait() == 0
-    assert daemon.files() == {"lock"}
+    assert daemon.files() == {"lock", "log"}
 
 
 # --- users ----------------------------------------------------------------------------------------

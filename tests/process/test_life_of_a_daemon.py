@@ -34,7 +34,7 @@ def test_a_second_daemon_is_refused_until_the_first_is_drained(start_daemon):
         assert str(daemon.runtime_dir) in refused.stderr
         seen += see(stream, 1)
         assert daemon.terminate() == 0
-        assert daemon.files() == {"lock"}
+        assert daemon.files() == {"lock", "log"}
         daemon.start()
         seen += see(stream)
 
@@ -89,7 +89,7 @@ def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
     sockets = {"batchd.sock", "lifeline.sock"}
     for text in (None, "left over"):
         daemon.kill()
-        assert daemon.files() == {*sockets, "lock"}
+        assert daemon.files() == {*sockets, "lock", "log"}
         with pytest.raises(batchd_client.errors.DaemonNotFound, match="no process listens on it any more"):
             batchd_client.connect(daemon.address, connect_timeout_s=0)
         if text:
@@ -104,7 +104,7 @@ def test_what_a_killed_daemon_leaves_does_not_matter(start_daemon):
             assert connection.status()["daemon"]["pid"] == daemon.pid
         assert (daemon.runtime_dir.stat().st_mode & 0o777) == 0o750
     assert daemon.terminate() == 0
-    assert daemon.files() == {"lock"}
+    assert daemon.files() == {"lock", "log"}
 
 
 def test_a_removed_runtime_directory_is_logged_and_connected_trainers_read_on(start_daemon):
@@ -149,7 +149,7 @@ def test_the_first_signal_drains_and_ends_well(start_daemon, start_trainer, numb
     daemon.send(number)
 
     assert daemon.wait() == 0
-    assert daemon.files() == {"lock"}
+    assert daemon.files() == {"lock", "log"}
     assert daemon.log_lines("stopped")[-1]["drained"] is True
     assert not daemon.log_lines("worker killed")
 
@@ -185,7 +185,7 @@ def test_draining_ends_when_its_time_is_over(start_daemon):
         assert daemon.terminate() == 0
 
     assert not is_alive(worker)
-    assert daemon.files() == {"lock"}
+    assert daemon.files() == {"lock", "log"}
 
 
 def test_a_daemon_whose_workers_are_all_stopped_still_ends(start_daemon):
@@ -254,4 +254,4 @@ def test_sigterm_while_the_source_is_scanned_ends_everything(start_daemon):
 
     assert daemon.wait() in {0, -signal.SIGTERM}
     wait_until(lambda: not daemon.offspring(), "the workers have ended")
-    assert daemon.files() == {"lock"}
+    assert daemon.files() == {"lock", "log"}

@@ -113,9 +113,9 @@ def test_an_array_never_changes(daemon, load):
     """Arrays are kept while the ring is reused many times, and equal the bare client's."""
     kept = []
     loader = load(window=1)
-    for _ in range(20):
+    for _ in range(40):
         kept += loader
-    assert_same(kept, bare(daemon, epochs=20))
+    assert_same(kept, bare(daemon, epochs=40))
     assert daemon.stream_status()["slots"] < len(kept) / 4
     assert loader.statistics().batches_held == 0
 
