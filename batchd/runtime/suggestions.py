@@ -1,14 +1,16 @@
 """Help with unknown names and missing packages. Daemon, workers and CLI; standard library only."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
-"""Limits for a name among very many."""
+"""Limits of a typo; the first one for a name among very many."""
 NAMES_MAX = 40
 """Names that a message lists."""
+_SEPARATORS = re.compile(r"[-_. ]+")
 DISTRIBUTIONS = {
     "cv2": "opencv-python-headless",
     "google": "protobuf",
@@ -34,21 +36,41 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches  # noqa: PLC0415  only messages need it
 
     by_lower = {word.lower(): word for word in known}
-    found = get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[found[0]] if found else None
+    similar = get_close_matches(name.lower(), by_lower)
+    return next((by_lower[word] for word in similar if _may_mean(name.lower(), word)), None)
+
+
+def _may_mean(name: str, word: str) -> bool:
+    """The floor of a suggestion: typos, a part, an abbreviation, or words in another order.
+
+    So *coco* does not mean *concat*, though they have three letters in common.
+    """
+    name, word = (_SEPARATORS.sub("_", text) for text in (name, word))
+    if name in word or word in name or sorted(name.split("_")) == sorted(word.split("_")):
+        return True
+    letters, others = name.replace("_", ""), word.replace("_", "")
+    short, long = sorted((letters, others), key=len)
+    if short[:1] == long[:1] and len(short) >= LETTERS_PER_SLIP and _abbreviates(short, long):
+        return True
+    return _slips(short, long) <= max(1, len(short) // LETTERS_PER_SLIP)
+
+
+def _abbreviates(letters: str, word: str) -> bool:
+    """True if all letters are in the word, in their order."""
+    rest = iter(word)
+    return all(letter in rest for letter in letters)
 
 
 def nearly(name: str, known: Iterable[str]) -> str | None:
     """The one of very many ``known`` names with a typo or two behind the first letter."""
     slips = min(SLIPS_MAX, max(1, len(name) // LETTERS_PER_SLIP))
-    near = {word: _slips(name.lower(), word.lower()) for word in known if word[:1].lower() == name[:1].lower()}
+    similar = (word for word in known if word[:1].lower() == name[:1].lower() and abs(len(word) - len(name)) <= slips)
+    near = {word: _slips(name.lower(), word.lower()) for word in similar}
     return min((word for word in near if near[word] <= slips), key=lambda word: near[word], default=None)
 
 
 def _slips(one: str, other: str) -> int:
     """Number of letters inserted, left out, replaced or swapped with the next."""
-    if abs(len(one) - len(other)) > SLIPS_MAX:
-        return SLIPS_MAX + 1
     rows = [list(range(len(other) + 1))]
     for place, letter in enumerate(one, 1):
         row, before = [place], rows[-1]
