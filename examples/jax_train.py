@@ -110,7 +110,8 @@ def train(address: str, checkpoint: Path, epochs: int) -> None:
                     trained, loss = step(trained, batch["image"], batch["label"])
                     done = trained, loader.state_dict()
                     losses.append(loss)
-                print(f"epoch {epoch}: loss {np.mean(losses):.3f}", flush=True)
+                loss = sum(map(float, losses)) / len(losses)  # np.mean() would make an error of Ctrl-C
+                print(f"epoch {epoch}: loss {loss:.3f}", flush=True)
         finally:  # after Ctrl-C too: wherever it hits, both parts of `done` are of the same step
             save(checkpoint, *done)
 
