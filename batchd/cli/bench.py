@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from batchd.cli.options import ConfigFile, JsonObject, Overrides, argument, as_command, option, stream_unknown
+from batchd.cli.problems import echo_unknown_variables
 from batchd.cli.tables import TableColumn, own_console, table
 from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
@@ -81,6 +82,7 @@ def command(
     the measurement and prints the figures so far. Without a configuration, begin with `batchd
     init`.
     """
+    echo_unknown_variables()
     with Storage(CHECK_LIMITS) as storage:
         reading = read_config(config_file, overrides)
         config, rings = check_reading(reading, config_file, storage)

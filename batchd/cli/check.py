@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import click
 
 from batchd.cli.options import ConfigFile, Overrides, as_command, option
-from batchd.cli.problems import plain_problems
+from batchd.cli.problems import echo_unknown_variables, plain_problems
 from batchd.cli.tables import facts, own_console
 from batchd.cli.text import aligned, escaped
 from batchd.config.load import read_config
@@ -69,6 +69,7 @@ def command(
     and addresses, if a daemon runs already. Exit code 2 if something must be corrected, 5 if only
     the memory is too small.
     """
+    echo_unknown_variables()
     if output_format == "text":
         _check(config_file, overrides, explain=explain)
         return

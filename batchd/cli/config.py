@@ -45,7 +45,8 @@ A value is taken from the first of these that has one: `--set PATH=VALUE` on the
 (`--set 'streams.photos.pipeline.1.size=[64, 64]'`, `--set streams.photos.source.sources.0.path=/data`); for keys of
 `[daemon]` the environment variable `BATCHD_` with the key in capitals
 (`BATCHD_WORKERS=4`), unless it is empty; the file; the default. Relative paths in the file are relative to the file, others
-to the current directory, and `~` is the home directory. Unknown keys are refused.
+to the current directory, and `~` is the home directory. Unknown keys are refused; of a variable `BATCHD_…` that nothing reads,
+`serve`, `check`, `init`, `bench` and `worker` warn.
 """
 
 

@@ -57,7 +57,7 @@ def run_daemon(
     fork_server = start_early()
     try:
         with imports_for_a_daemon():  # imported here for the reasons above
-            from batchd.cli.log_lines import log_place, print_line, set_up_logs  # noqa: PLC0415
+            from batchd.cli.log_lines import log_place, log_unknown_variables, print_line, set_up_logs  # noqa: PLC0415
             from batchd.config.load import load_config  # noqa: PLC0415
             from batchd.daemon.kept_log import KeptLog  # noqa: PLC0415
             from batchd.daemon.reload.requests import Origin  # noqa: PLC0415
@@ -67,6 +67,7 @@ def run_daemon(
             gc.enable()
             kept = KeptLog(log_place())
             set_up_logs(log_level, log_format, kept.add)
+            log_unknown_variables()
             config = load_config(config_file, overrides)
         options = ServeOptions(
             lifeline=lifeline,

@@ -20,6 +20,7 @@ import click
 
 from batchd.cli import first_config
 from batchd.cli.options import DEFAULT_CONFIG_FILE, UNREAD_FILE, argument, as_command, option
+from batchd.cli.problems import echo_unknown_variables
 from batchd.config.load import parse_config
 from batchd.config.schema import toml_value
 from batchd.config.tree import Config
@@ -82,6 +83,7 @@ def command(
     prints = dry_run or output == STANDARD_OUTPUT
     if sheet is not None and (prints or as_json):
         raise click.UsageError("--sheet saves a batch, but --dry-run, -o - and --json make none; leave --sheet out")
+    echo_unknown_variables()
     if not prints:
         _check_output(output, force=force)
     drafted = _draft(path, output, allow_outside_root=allow_outside_root)

@@ -20,14 +20,15 @@ from typing import Annotated
 import click
 
 from batchd.cli.options import DEFAULT_CONFIG_FILE, argument, as_command, option
-from batchd.config.load import ENVIRONMENT_PREFIX, load_config
+from batchd.config.environment import DAEMON_VARIABLES
+from batchd.config.load import load_config
 from batchd.errors import BatchdError
 from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.runtime.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, connection_file_text
 from batchd_wire.runtime import ADDRESS_VARIABLE
 
-KEYS_DIR_VARIABLE = f"{ENVIRONMENT_PREFIX}KEYS_DIR"
+KEYS_DIR_VARIABLE = DAEMON_VARIABLES["keys_dir"]
 ROLE_WIDTH = max(map(len, Role))
 
 

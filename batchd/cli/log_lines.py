@@ -37,6 +37,8 @@ from batchd.runtime.children import fill_standard_streams
 if TYPE_CHECKING:  # the daemon of a script imports no click
     from batchd.cli.options import LogFormat
 
+_log = structlog.get_logger()
+
 Keep: TypeAlias = Callable[[str, str, str], None]
 """Called with level, event, and the event with its facts as text."""
 
@@ -113,6 +115,14 @@ def is_journal(descriptor: int, environment: Mapping[str, str]) -> bool:
     """True if the descriptor is the journal's: its variable names device and inode."""
     status = os.fstat(descriptor)
     return environment.get(JOURNAL_VARIABLE) == f"{status.st_dev}:{status.st_ino}"
+
+
+def log_unknown_variables() -> None:
+    """Warn of variables that look like batchd's, and that nothing reads."""
+    from batchd.config.environment import unknown_variables  # noqa: PLC0415  most commands have no use for pydantic
+
+    for variable, advice in unknown_variables(os.environ).items():
+        _log.warning("unknown variable", variable=variable, advice=advice)
 
 
 def log_place() -> str:

@@ -34,6 +34,14 @@ def echo_error(error: BatchdError) -> None:
     click.echo(f"{click.style('batchd:', fg='red', bold=True)} {text}", err=True, color=color)
 
 
+def echo_unknown_variables() -> None:
+    """Warn on standard error of variables that look like batchd's, and that nothing reads."""
+    from batchd.config.environment import unknown_variables  # noqa: PLC0415  most errors have no use for pydantic
+
+    for variable, advice in unknown_variables(os.environ).items():
+        click.echo(f"batchd: {escaped(variable)} is none of batchd's variables, so it does nothing; {advice}", err=True)
+
+
 def plain_problems(error: BatchdError, file: str) -> list[dict[str, object]]:
     """The problems for editors and CI: JSON-able, each with the same keys."""
     problems = (

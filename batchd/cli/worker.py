@@ -124,7 +124,7 @@ def command(
     try:
         key = _key(key_file, place)  # no worker has it
         with imports_for_a_daemon():  # imported here for the reasons in ``daemon``
-            from batchd.cli.log_lines import print_line, set_up_logs  # noqa: PLC0415
+            from batchd.cli.log_lines import log_unknown_variables, print_line, set_up_logs  # noqa: PLC0415
             from batchd.pool.worker_host.connection import GatewayAddress  # noqa: PLC0415
             from batchd.pool.worker_host.host import HostOptions, run_host  # noqa: PLC0415
             from batchd.pool.worker_host.streams import CacheBudget, PathMap  # noqa: PLC0415
@@ -133,6 +133,7 @@ def command(
         gc.freeze()
         gc.enable()
         set_up_logs(log_level, log_format)
+        log_unknown_variables()
         cache = default_cache_dir()
         options = HostOptions(
             gateway=GatewayAddress(place, key, give_up),

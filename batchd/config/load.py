@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from batchd.config.draft import daemon_draft
+from batchd.config.environment import DAEMON_VARIABLES
 from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
-from batchd.config.tree import Config, DaemonConfig
+from batchd.config.tree import Config
 from batchd.data.samples.location import looks_like_url
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
 from batchd.runtime.compiled import outdated_extension
@@ -31,7 +32,6 @@ from batchd.runtime.suggestions import suggestion
 from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
-ENVIRONMENT_PREFIX = "BATCHD_"
 FILE_BYTES_MAX = 4 << 20
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -282,10 +282,9 @@ def _change(
     problems: list[Problem] = []
     streams = data.get("streams")
     known = list(streams) if isinstance(streams, dict) else []
-    variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in DaemonConfig.model_fields}
     given: list[tuple[KeyPath, str, str]] = [
         (("daemon", name), environment[variable], variable)
-        for name, variable in variables.items()
+        for name, variable in DAEMON_VARIABLES.items()
         if environment.get(variable)
     ]
     for dotted, text in overrides.items():

@@ -45,7 +45,7 @@ CALLS = ("accept4", "memfd_create", "fallocate", "epoll_ctl", "clone", "clone3",
 ERRORS = ("EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "ENOSPC")
 BAD = ("traceback", "abort", "hang", "ended")
 READER = Path(__file__).with_name("reader.py")
-MARK = "BATCHD_EXHAUST"
+MARK = "BATCHD_TEST_EXHAUST"
 UNAVOIDABLE = (
     r"\((src/)?(epoll|signaler|thread|mailbox|ctx|ip|io_thread|reaper|poller_base)\.cpp:",
     r"No space left on device \(src/tcp_listener",

@@ -72,7 +72,11 @@ COMMANDS = ["--version", "--help", "config", "explain", "doctor", "check", "keys
 def asked(start_shared_daemon):
     """Return the environment and the folder in which every command has something to say."""
     daemon = start_shared_daemon()
-    return {**clean_environment(), "BATCHD_ADDRESS": daemon.address, "BATCHD_CONFIG": str(daemon.config)}, daemon.config
+    return {
+        **clean_environment(),
+        "BATCHD_ADDRESS": daemon.address,
+        "BATCHD_TEST_CONFIG": str(daemon.config),
+    }, daemon.config
 
 
 @pytest.mark.thorough(after_first=True)

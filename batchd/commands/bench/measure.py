@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from batchd.config.load import ENVIRONMENT_PREFIX
+from batchd.config.environment import DAEMON_VARIABLES
 from batchd.config.schema import toml_key, toml_value
 from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.embedded import serve
@@ -290,8 +290,7 @@ def bad_samples(session: Session, name: str) -> tuple[int, tuple[str, ...]]:
 @contextmanager
 def _without_variables() -> Iterator[None]:
     """The variables of the keys of [daemon] are in the written configuration already."""
-    names = (ENVIRONMENT_PREFIX + key.upper() for key in DaemonConfig.model_fields)
-    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    kept = {name: os.environ.pop(name) for name in DAEMON_VARIABLES.values() if name in os.environ}
     try:
         yield
     finally:
