@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from batchd.config.synonyms import key_misspelt
 from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.samples.kinds import OneOf
@@ -76,7 +77,8 @@ def stream_drafts(data: Mapping[str, object]) -> dict[str, StreamDraft]:
     return {name: _stream_draft(table) for name, table in tables if isinstance(table, dict)}
 
 
-def _stream_draft(table: Mapping[str, object]) -> StreamDraft:
+def _stream_draft(given: Mapping[str, object]) -> StreamDraft:
+    table = _with_doubts(given)
     sources = _Sources([], [], [])
     source = _read_source((), table.get("source"), sources)
     conflicts = [*_stream_conflicts(table, source), *sources.conflicts]
@@ -85,6 +87,16 @@ def _stream_draft(table: Mapping[str, object]) -> StreamDraft:
     steps = {place: step for place, step in read.items() if step is not None}
     gaps = {place: _gap(items[place] if isinstance(items, list) else None) for place in read.keys() - steps.keys()}
     return StreamDraft(sources.valid, sources.fields, steps, gaps, conflicts, table)
+
+
+def _with_doubts(table: Mapping[str, object]) -> Mapping[str, object]:
+    """The table with None, a wrong value, for each key that is misspelt, so that none is missed.
+
+    The value under the wrong key is of no use: paths in it are not relative to the file.
+    """
+    known = list(StreamConfig.model_fields)
+    meant = [key_misspelt(name, known) for name in table if name not in known]
+    return dict.fromkeys(key for key in meant if key is not None) | dict(table)
 
 
 def _stream_conflicts(table: Mapping[str, object], source: SourceOptions | None) -> list[tuple[KeyPath, str]]:

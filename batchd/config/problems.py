@@ -6,7 +6,8 @@
 ``tomllib`` reads values but not their places. ``key_places`` walks over text that ``tomllib`` has
 accepted, so it only tells strings, brackets and commas apart, and validates nothing.
 
-Invariant: each error becomes a part of exactly one problem, and no path has two problems.
+Invariant: each error becomes a part of exactly one problem, and no path has two problems. A key
+that is missing because another one is its misspelling is no error of its own.
 Invariant: ``key_places(text)`` has the paths of ``tomllib.loads(text)``: tables, keys and items.
 """
 
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from batchd.config.schema import example_text, item_at, kinds_at, known_keys, problem_at
-from batchd.config.synonyms import key_meant, kind_meant
+from batchd.config.synonyms import key_meant, key_misspelt, kind_meant
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.samples.checks import OptionsInvalid
 from batchd.errors import KeyPath, Problem, ProblemKind, path_text
@@ -48,6 +49,7 @@ _TYPES = {
 _TEXTS = ("string_type", "path_type")
 _KIND_WORDS = ("type", "op", "kind", "name", "transform", "step", "class", "_target_")
 """Keys by which other tools tell kinds apart."""
+_STREAM_KEYS = frozenset(("source", "batch_size", "pipeline"))
 _TOKEN = re.compile(
     r"""
     (?P<blank>   [ \t\r]+ | \#[^\n]* )
@@ -81,9 +83,11 @@ def problems_from(error: ValidationError, data: Mapping[str, object]) -> list[Pr
                 messages[*path, *key].append(text)
             values[*path, *key] = _value(details)
             kinds.setdefault((*path, *key), kind)
+    misspelt = {_meant_path(path, data) for path, kind in kinds.items() if kind is ProblemKind.UNKNOWN_KEY}
     return [
         problem_at(path, kinds[path], _join(texts, values[path]) + meant.get(path, ""), data)
         for path, texts in messages.items()
+        if kinds[path] is not ProblemKind.MISSING_KEY or path not in misspelt
     ]
 
 
@@ -143,9 +147,25 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, P
             return path, named, text
 
 
+def _meant_path(path: KeyPath, data: Mapping[str, object]) -> KeyPath | None:
+    """The key of the same table that an unknown one stands for; None if it stands for none."""
+    if _is_stream(path, data):
+        return ("streams",)
+    meant = key_misspelt(str(path[-1]), known_keys(path[:-1], data))
+    return (*path[:-1], meant) if meant is not None else None
+
+
+def _is_stream(path: KeyPath, data: Mapping[str, object]) -> bool:
+    """True for a table [photos] with keys of [streams.photos]."""
+    table = data.get(str(path[0]))
+    return len(path) == 1 and isinstance(table, dict) and not _STREAM_KEYS.isdisjoint(table)
+
+
 def _key_help(path: KeyPath, data: Mapping[str, object]) -> str:
     """A hint for an unknown key: the key that was probably meant, here or in another table."""
     name, known = str(path[-1]), known_keys(path[:-1], data)
+    if _is_stream(path, data):
+        return f"did you mean [{path_text(('streams', name))}]?"
     stream = path[:2] if len(path) > 2 and path[0] == "streams" else ("streams", "NAME")  # noqa: PLR2004  a key in it
     tables: list[KeyPath] = [("daemon",), stream]
     elsewhere = {f"[{path_text(table)}]": known_keys(table, data) for table in tables}
@@ -161,7 +181,8 @@ def _key_help(path: KeyPath, data: Mapping[str, object]) -> str:
 
 def _kind_help(key: str, table: object, kinds: Sequence[str]) -> str:
     """A hint for a missing ``op`` or ``type``, which often has another name there."""
-    for name in _KIND_WORDS:
+    given = [str(name) for name in table] if isinstance(table, dict) else []
+    for name in (*_KIND_WORDS, *(name for name in given if nearest(name, [key]))):
         word = item_at(table, name)
         kind = kind_meant(word, kinds) or nearest(word, kinds) if isinstance(word, str) else None
         if kind is not None:

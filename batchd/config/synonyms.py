@@ -14,6 +14,8 @@ and ``type``, which decide what a table may have, are never suggested for anothe
 
 from collections.abc import Mapping, Sequence
 
+from batchd.runtime.suggestions import probably_meant
+
 KEYS: Mapping[str, str] = {
     "bucket": "group_by_length bucket_by_length bucket_by_sequence_length length_bucketing aspect_ratio_bucketing "
     "max_tokens_per_batch tokens_per_batch token_budget",
@@ -150,6 +152,11 @@ def _by_word(words: Mapping[str, str]) -> dict[str, list[str]]:
 def kind_meant(word: str, known: Sequence[str]) -> str | None:
     """The kind of a step or source, out of ``known``, that another tool calls so."""
     return next((name for name in _by_word(KINDS).get(_plain(word), ()) if name in known), None)
+
+
+def key_misspelt(word: str, known: Sequence[str]) -> str | None:
+    """The key of the ``known`` ones that a wrong one stands for, as another tool's or a slip."""
+    return next((name for name in _by_word(KEYS).get(_plain(word), ()) if name in known), probably_meant(word, known))
 
 
 def key_meant(word: str, known: Sequence[str], elsewhere: Mapping[str, Sequence[str]]) -> str:

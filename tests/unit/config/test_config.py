@@ -513,7 +513,6 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     assert lines == {
         "daemon.wokers": 3,
         "daemon.memory": 4,
-        "streams.photos.batch_size": 5,
         "streams.photos.source.type": 6,
         "streams.photos.batch_sise": 7,
         "streams.photos.pipeline[0].max_pixels": 9,
