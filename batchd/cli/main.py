@@ -53,6 +53,9 @@ COMMANDS = {
 
 ENVIRONMENT = {
     "BATCHD_ADDRESS": "where the daemon is, such as ipc:///run/batchd",
+    "BATCHD_KEY": "connection file of a trainer or a worker host on another machine",
+    "BATCHD_CONNECTIONS": "number of TCP connections of a trainer",
+    "BATCHD_RECONNECT_TIMEOUT": "seconds that a trainer waits for a daemon that went away",
     "BATCHD_NAME": "name of a trainer's run in status, top, why and the page",
     "BATCHD_WORKERS, …": "each key of [daemon] in capitals; overrides batchd.toml",
 }

@@ -226,6 +226,17 @@ def test_without_a_daemon_every_command_ends_with_3(tmp_path, arguments):
     assert "`batchd serve`" in message
 
 
+def test_without_a_file_here_commands_name_that_of_the_daemon(daemon, tmp_path):
+    """The command that the error has can be typed as it is; for `serve` there is none."""
+    told = batchd("replay", "check", "0:1", address=daemon.address, folder=tmp_path, status=2).stderr
+    command = f"batchd replay {daemon.config} check 0:1"
+
+    assert f"the daemon at {daemon.address} uses {daemon.config}: `{command}`; `batchd init PATH`" in told
+    assert batchd(*command.split()[1:], folder=tmp_path).stdout.startswith("check, epoch 0, step 1: ")
+    told = batchd("serve", address=daemon.address, folder=tmp_path, status=2).stderr
+    assert f"the daemon at {daemon.address} uses {daemon.config}; `batchd init PATH`" in told
+
+
 def test_a_killed_daemon_is_no_daemon(start_daemon):
     """A killed daemon's sockets remain, yet the commands report that no daemon runs."""
     daemon = start_daemon()

@@ -92,6 +92,8 @@ def test_a_key_for_some_streams_opens_no_other(daemon, keys, files):
         with pytest.raises(KeyRefused, match="the key does not open stream 'secret'"):
             connection.bad("secret")
         assert [stream["name"] for stream in connection.status()["streams"]] == ["photos"]
+        assert connection.status()["daemon"]["config_file"] == ""
+    assert daemon.status()["daemon"]["config_file"] == str(daemon.config)
 
 
 def test_without_a_key_the_trainer_is_told_that_it_needs_one(daemon):

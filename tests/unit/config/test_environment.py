@@ -8,8 +8,8 @@ import structlog
 from click.testing import CliRunner
 
 from batchd.cli.log_lines import log_unknown_variables
-from batchd.cli.main import cli
-from batchd.config.environment import KNOWN_VARIABLES, unknown_variables
+from batchd.cli.main import ENVIRONMENT, cli
+from batchd.config.environment import CLIENT_VARIABLES, KNOWN_VARIABLES, unknown_variables
 from batchd.config.tree import DaemonConfig
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +31,11 @@ LITERAL = re.compile(r'"(BATCHD_[A-Z_]+)"|\$\{?(BATCHD_[A-Z_]+)')
 def test_a_mistyped_variable_is_answered_with_the_one_that_was_meant(name, meant) -> None:
     """The prefix does not count: it would make all of them alike."""
     assert unknown_variables({name: "3"}) == {name: f"did you mean {meant}?"}
+
+
+def test_the_help_has_each_variable_of_the_client() -> None:
+    """The advice names the help."""
+    assert set(CLIENT_VARIABLES) <= set(ENVIRONMENT)
 
 
 def test_what_is_like_no_other_is_answered_with_where_they_are() -> None:
