@@ -156,6 +156,8 @@ def _about(stream: StreamView, width: int) -> list[RenderableType]:
     """The parts of a sample's time, the largest ones for which the line has room."""
     if stream.now.stopped is not None:
         return [Text(f"  {name(stream.name)} has stopped: {escaped(stream.now.stopped)}", "bold red")]
+    if stream.now.away is not None:
+        return [Text(f"  {name(stream.name)} waits for its storage: {escaped(stream.now.away)}", "bold red")]
     if not stream.parts or stream.sample_ms is None:
         return []
     looks = [

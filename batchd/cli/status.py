@@ -168,6 +168,8 @@ def _remarks(stream: wire.StreamStatus) -> Iterator[tuple[str, str]]:
         yield f": {text}", "bold red"
     if stream.stopped:
         yield f" has stopped: {stream.stopped}", "bold red"
+    if stream.away:
+        yield f" waits for its storage, for {stream.away_s:.0f} s so far: {stream.away}", "bold red"
 
 
 def _mailbox(live: wire.LiveStatistics) -> str:

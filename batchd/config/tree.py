@@ -512,6 +512,11 @@ class StreamConfig(_Branch):
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
     """The stream stops above this share of bad samples among those read."""
 
+    storage_away_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 3600.0
+    """Seconds for which the stream waits if the folder, mount or server of its source is away, with
+    every sample that is tried. When it is back, the stream goes on at the same batches; after that
+    time it stops. 0 does not wait: such samples are bad ones."""
+
     window: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     """Number of batches prepared ahead of each trainer. "auto": 16 MiB of them, at least 3,
     and more if that takes more to keep all workers busy; no more than 64, or than fit into the ring

@@ -10,6 +10,7 @@ claims        which subscription may claim another slot, and which one
 delivery      batches and answers for the trainers of one stream
 stream        the delivery of one stream, its bad samples, the size of its orders
 suspicion     bad samples, and which sample kills workers
+outage        storage that is away, and when it is tried again
 fleet         workers, their orders, their restarts
 state         the whole: one event, the time, a list of actions
 measure       where the workers' time and the trainers' waiting went

@@ -251,6 +251,22 @@ class QuarantineSample(Action):
 
 
 @record
+class ReportAway(Action):
+    """Report that the storage of a stream's source is away, as ``text`` says: it is waited for."""
+
+    stream: int
+    text: str
+
+
+@record
+class ReportBack(Action):
+    """Report that the storage of a stream's source is back, after ``away_s`` seconds."""
+
+    stream: int
+    away_s: float
+
+
+@record
 class ReportStopped(Action):
     """Report that a stream stops for good."""
 

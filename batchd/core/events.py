@@ -62,6 +62,8 @@ class StreamSpec:
     """Whether the rows that are delivered in each epoch have a digest."""
     has_buckets: bool = False
     """Whether the batches of each bucket have a layout of their own."""
+    storage_away_s: float = 0.0
+    """How long it waits for storage that is away; 0: workers report bad samples instead."""
 
     def bucket_of(self, position: Position) -> int:
         """Return the number of the layout of a batch."""
@@ -207,6 +209,7 @@ class ChunkDone(Event):
     work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str
+    away: str = ""
 
 
 class Note(NamedTuple):

@@ -63,7 +63,7 @@ class Ordering:
             idle = self._fleet.idle(stream.spec.number) if distance == 0 else 0
             order = self._order(stream, worker, slot, idle, actions)
             subscription.served_s = self._served_s + len(order.rows) * stream.sample_s
-            may_order_more = stream.blocks is None and stream.delivery.supply.can_refill
+            may_order_more = stream.blocks is None and stream.delivery.supply.can_refill and stream.outage is None
             if may_order_more and not (worker.link or slot.has_pending):
                 self._order_more(stream, worker, subscription, order.expected_s, actions)
             self._fleet.sort(worker)
@@ -78,6 +78,8 @@ class Ordering:
         at_work, slowness = self._fleet.at_work, worker.slowness
         may_be_long = worker.window is not None and worker.window.is_wide
         rows_max = stream.chunk_rows(fill.pending_rows, at_work, idle, slowness, may_be_long=may_be_long)
+        if stream.outage is not None:
+            rows_max = 1
         shares = self._shares(stream) if is_remote else None
         share = shares.of_link[worker.link] if shares is not None else 0
         divided = (0, 0)
@@ -88,6 +90,8 @@ class Ordering:
         expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
         order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, disputed_link)
         worker.give(order, self._moment.now_s)
+        if stream.outage is not None:
+            stream.outage.begin(order, self._moment.now_s)
         where = worker.number, number, order.stream, slot.number, position
         actions.append(OrderChunk(*where, rows, places, divided))
         return order
@@ -111,8 +115,10 @@ class Ordering:
 
     def _next_order(self, stream: Stream) -> tuple[Want, Worker] | None:
         """Return the most urgent filling of a stream and the worker for it."""
-        worker = self._fleet.free(stream.spec.number)
         claims = stream.delivery.claims
+        if stream.outage is not None and not stream.outage.may_probe(self._moment.now_s):
+            return None
+        worker = self._fleet.free(stream.spec.number) if stream.outage is None else self._fleet.free_local()
         if worker is not None and worker.link:
             found = self._next_remote(stream, worker)
             if found is not None or not claims.ring.pending:
@@ -122,8 +128,10 @@ class Ordering:
             return None
         if stream.blocks is not None:
             found = self._next_of_blocks(stream)
-            remote = next(self._fleet.free_remote(stream.spec.number), None) if self._fleet.windows.left > 0 else None
-            return found if found is not None or remote is None else self._next_remote(stream, remote)
+            if found is not None or stream.outage is not None or self._fleet.windows.left <= 0:
+                return found
+            remote = next(self._fleet.free_remote(stream.spec.number), None)
+            return None if remote is None else self._next_remote(stream, remote)
         want = claims.wanted(self._served_s, claims.ring.pending)
         return None if want is None else (want, worker)
 

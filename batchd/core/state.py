@@ -345,6 +345,9 @@ class DaemonState:
             return
         orders = self.fleet.done(worker, event.orders, event.work.busy_us)
         stream = self.streams[orders[0].stream]
+        if event.away:
+            stream.chunks_away(orders, event, actions)
+            return
         if self.links.by_number and not event.hopeless:
             for order in orders:
                 self._compare_links(stream, order, event, actions)

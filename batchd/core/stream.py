@@ -5,13 +5,24 @@ from itertools import islice
 
 import numpy as np
 
-from batchd.core.actions import Action, EndStream, FreeSlots, QuarantineSample, Refuse, ReportBad, ReportStopped
+from batchd.core.actions import (
+    Action,
+    EndStream,
+    FreeSlots,
+    QuarantineSample,
+    Refuse,
+    ReportAway,
+    ReportBack,
+    ReportBad,
+    ReportStopped,
+)
 from batchd.core.admission import Refusal
 from batchd.core.blocks import BlockOrder
 from batchd.core.delivery import Delivery
 from batchd.core.events import ChunkDone, Note, OrderFilled, StreamSpec, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
+from batchd.core.outage import Outage
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
 from batchd.core.shares import Shares
 from batchd.core.subscription import Subscription
@@ -43,6 +54,8 @@ class Stream:
         self.work = WorkDone()
         self.bad = BadSampleList(spec.plan.source_samples, spec.bad_fraction_max)
         self.suspects = Suspects(spec.plan.source_samples if spec.live is None else 0)
+        self.outage: Outage | None = None
+        """Set while the storage of its source is away."""
         self.decoded_samples = 0
         self.sample_s = 0.0
         self.chunk_rows_max = chunk_rows_max
@@ -100,8 +113,24 @@ class Stream:
         if done.bad:
             self._stop_if(self.bad.excess(), actions)
         self._stop_if(done.hopeless, actions)
+        if self.outage is not None and self.outage.is_of(set(done.orders)):
+            actions.append(ReportBack(self.spec.number, self._moment.now_s - self.outage.since_s))
+            self.outage = None
         slots = {order.slot.number: order.slot for order in orders}
         self.delivery.filled([slot for slot in slots.values() if slot.fill is not None and slot.fill.is_done], actions)
+
+    def chunks_away(self, orders: list[Order], done: ChunkDone, actions: list[Action]) -> None:
+        """Have the rows of ``orders`` filled later: the storage is away, and no sample is bad."""
+        for order in orders:
+            self.delivery.put_back(order.slot, order.number, [order.rows], actions)
+        now_s = self._moment.now_s
+        if self.delivery.verdict is not None:
+            return
+        if self.outage is None:
+            self.outage = Outage(done.away, now_s, self.spec.storage_away_s)
+            actions.append(ReportAway(self.spec.number, done.away))
+        elif self.outage.is_of({order.number for order in orders}):
+            self._stop_if(self.outage.failed(done.away, now_s), actions)
 
     def remote_done(self, order: Order, link: int, done: OrderFilled, actions: list[Action]) -> None:
         """Note that a worker host has filled an order; a local worker decides what is bad."""
@@ -297,6 +326,8 @@ class Stream:
             else 0,
             filling_slots=sum(slot.fill is not None and slot.is_awaited for slot in slots),
             partial_slots=sum(slot.fill is not None and not slot.is_awaited for slot in slots),
+            away=self.outage.reason if self.outage is not None else None,
+            away_s=self._moment.now_s - self.outage.since_s if self.outage is not None else 0.0,
         )
 
     def _suspect(self, order: Order, note: Note | None) -> int | None:
@@ -308,6 +339,7 @@ class Stream:
 
     def _stop_if(self, text: str | None, actions: list[Action]) -> None:
         if text and self.delivery.stopped is None:
+            self.outage = None
             self.delivery.stop(text, actions)
             actions.append(ReportStopped(self.spec.number, text))
             self._answer_producers((ErrorCode.STREAM_STOPPED, text), actions)

@@ -158,6 +158,8 @@ class Loop:
             act.ReportMismatch: self._report_mismatch,
             act.QuarantineSample: self._quarantine,
             act.ReportStopped: self._report_stopped,
+            act.ReportAway: self._report_away,
+            act.ReportBack: self._report_back,
             act.FreeSlots: self._free_slots,
             act.EndStream: self._end_stream,
         }
@@ -613,6 +615,13 @@ class Loop:
 
     def _report_stopped(self, action: act.ReportStopped) -> None:
         _log.error("stream stopped", stream=self.streams[action.stream].name, reason=action.text)
+
+    def _report_away(self, action: act.ReportAway) -> None:
+        stream = self.streams[action.stream]
+        _log.warning("storage away", stream=stream.name, reason=action.text, up_to_s=stream.facts.spec.storage_away_s)
+
+    def _report_back(self, action: act.ReportBack) -> None:
+        _log.info("storage back", stream=self.streams[action.stream].name, after_s=round(action.away_s, 1))
 
     def _free_slots(self, action: act.FreeSlots) -> None:
         for kind in self.workers:

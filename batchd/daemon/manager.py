@@ -231,4 +231,7 @@ def status_line(statistics: DaemonStatistics, samples_per_s: float) -> str:
     stopped = [stream.name for stream in statistics.streams if stream.stopped is not None]
     if stopped:
         parts.append(f"stopped: {', '.join(stopped)}")
+    away = [stream.name for stream in statistics.streams if stream.away is not None]
+    if away:
+        parts.append(f"storage away: {', '.join(away)}")
     return ", ".join(parts)

@@ -248,6 +248,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         source="" if source.is_live else source_digest(index),
         has_digests=config.digest,
         has_buckets=bool(ring.layout.buckets),
+        storage_away_s=config.storage_away_s,
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     if config.unused_by_cache:
@@ -265,6 +266,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         cache="off" if wanted_cache is None else wanted_cache.kind,
         pack={} if plan.pack is None else step_to_plain(plan.pack),
         as_of_ns=storage.as_of_ns,
+        waits_for_storage=config.storage_away_s > 0,
     )
     journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]

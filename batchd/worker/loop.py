@@ -6,6 +6,7 @@
 
     a file that a step reads has changed since the daemon read it,
     or a user's function cannot be imported ----------------> zeros; the daemon stops the stream
+    the storage of the source is away ----------------------> nothing counts; the daemon asks again
 
 Each slot is mapped once, when the daemon hands over its descriptor, and stays mapped: no system
 call per batch. The memory was reserved before (``posix_fallocate``), so touching it cannot fail.
@@ -57,7 +58,7 @@ from batchd.worker.filling import (
     StreamContext,
 )
 from batchd.worker.process import NoteMemory
-from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, shortened
+from batchd.worker.sample_maker import Announced, RecipeUnusable, SampleMaker, StorageAway, shortened
 from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
@@ -242,6 +243,7 @@ class WorkerStream:
                 cache=message.cache,
                 others=others,
                 has_rows=not message.pack,
+                waits_for_storage=message.waits_for_storage,
             )
         except RecipeUnusable as error:
             self._hopeless = str(error)
@@ -321,9 +323,21 @@ class WorkerStream:
                 ahead = self._fill_ahead(rest)
             chunk = rest.popleft()
             ahead = max(0, ahead - 1)
-            bad, hopeless = self._fill(chunk)
+            away = ""
+            try:
+                bad, hopeless = self._fill(chunk)
+            except StorageAway as error:
+                away, bad, hopeless = str(error), [], ""
+                self._note.clear()
             if self._blocks is not None:
                 self._blocks.made(chunk.epoch, chunk.samples)
+            if away:
+                if filled:
+                    yield orders.ChunksFilled(filled, self._stopwatch.work(), [], "")
+                yield orders.ChunksFilled([chunk.order], NO_WORK, [], "", shortened(away, orders.HOPELESS_BYTES_MAX))
+                filled = []
+                self._stopwatch.begin()
+                continue
             filled.append(chunk.order)
             if self._made:
                 yield from self._made
@@ -349,7 +363,10 @@ class WorkerStream:
         return 0
 
     def _fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
-        """Fill rows of a chunk; return bad samples, and why rows are empty."""
+        """Fill rows of a chunk; return bad samples, and why rows are empty.
+
+        Raises ``StorageAway``: then what is in the rows has no meaning.
+        """
         if self._hopeless is None:
             try:
                 return self._strategy.fill(chunk)

@@ -106,7 +106,7 @@ class ServeStream(Message):
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
     servers, as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is
     followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
-    began, see ``Storage``.
+    began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``.
     """
 
     stream: int
@@ -122,6 +122,7 @@ class ServeStream(Message):
     pack: dict[str, object]
     tells_rows: bool = False
     as_of_ns: int = 0
+    waits_for_storage: bool = False
 
 
 @message(32)
@@ -167,13 +168,15 @@ class ChunksFilled(Message):
     """The rows of ``orders``, of one stream, are in their slots. ``work``: see ``Work``.
 
     ``bad``: (sample index, path, reason) of bad samples. ``hopeless``, unless empty: the reason why
-    the stream's policy left a row without a sample.
+    the stream's policy left a row without a sample. ``away``, unless empty: why no row of these
+    orders counts, as the storage of the source is away; only if the stream ``waits_for_storage``.
     """
 
     orders: list[int]
     work: Work
     bad: list[tuple[int, str, str]]
     hopeless: str
+    away: str = ""
 
 
 @message(110)

@@ -37,7 +37,6 @@ from batchd.data.samples.values import Value
 from batchd.data.sources.cache.reader import CachedReader, open_cache
 from batchd.data.sources.interface import (
     NamesFiles,
-    Reader,
     ReadsAhead,
     ReadsLengths,
     ReadsRows,
@@ -45,6 +44,7 @@ from batchd.data.sources.interface import (
     read_ahead,
 )
 from batchd.data.sources.options import source_from_plain
+from batchd.data.sources.outage import why_away
 from batchd.data.sources.push.reader import PushReader
 from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Requested
@@ -65,6 +65,10 @@ MEANWHILE_S = 0.005
 
 class RecipeUnusable(Exception):  # noqa: N818  names what is wrong
     """No sample can be made: a user's function cannot be imported, or a step's file has changed."""
+
+
+class StorageAway(Exception):  # noqa: N818  names what is wrong
+    """The storage of the source is away: the sample may be good, and is made later."""
 
 
 class WantedRow(NamedTuple):
@@ -104,11 +108,13 @@ class SampleMaker:
         cache: str = "off",
         others: Sequence[int] = (),
         has_rows: bool = True,
+        waits_for_storage: bool = False,
     ) -> None:
         """Open the reader and load the steps. Raises ``RecipeUnusable``.
 
         ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay
         the caller's, or that of the mailbox. Without rows, samples are values of whatever shape.
+        ``waits_for_storage``: samples of storage that is away raise ``StorageAway``.
         """
         steps = self._steps = [step_from_plain(step) for step in recipe.steps]
         source = source_from_plain(recipe.source)
@@ -117,6 +123,8 @@ class SampleMaker:
         self.is_live = source.is_live
         self._stopwatch = stopwatch
         self._storage = storage
+        self._index = index
+        self._waits_for_storage = waits_for_storage and not source.is_live
         self._cached: CachedReader | None = None
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps, with and without such a cache."""
@@ -126,7 +134,7 @@ class SampleMaker:
         kept_files = KeptFiles(cropped, decoded_files(steps) if cache == "pixels" else ())
         with ExitStack() as where_it_fails:
             try:
-                self._reader: Reader = open_reader(source, index, recipe.record_bytes_max, storage)
+                self._reader = self._source = open_reader(source, index, recipe.record_bytes_max, storage)
                 where_it_fails.callback(self._reader.close)
                 reads_ahead = isinstance(self._reader, ReadsAhead)
                 self.mailbox = self._reader if isinstance(self._reader, PushReader) else None
@@ -234,7 +242,8 @@ class SampleMaker:
     def make_row(self, epoch: int, sample: int, attempt: int, row: Row) -> str | None:
         """Write the fields of a sample into ``row``; return why it is bad: then all are undefined.
 
-        Raises ``StepInvalid`` and ``FunctionUnusable`` if no other sample can be made either.
+        Raises ``StepInvalid`` and ``FunctionUnusable`` if no other sample can be made either, and
+        ``StorageAway`` if that is so at present.
         """
         return self._try(epoch, sample, attempt, lambda values: self._pipeline.run(values, epoch, sample, attempt, row))
 
@@ -246,6 +255,29 @@ class SampleMaker:
         return self._try(epoch, sample, 0, lambda values: store(self._pipeline.make(values, epoch, sample, 0)))
 
     def _try(self, epoch: int, sample: int, attempt: int, use: Callable[[Mapping[str, Value]], None]) -> str | None:
+        error = self._try_once(epoch, sample, attempt, use)
+        if error is None or not self._waits_for_storage:
+            return None if error is None else str(error)
+        self._check_storage(sample)
+        if isinstance(error, SampleUnreadable) and not self._is_remote(sample):
+            error = self._try_once(epoch, sample, attempt, use)  # the storage may be back just now
+            if error is not None:
+                self._check_storage(sample)
+        return None if error is None else str(error)
+
+    def _check_storage(self, sample: int) -> None:
+        """Raise ``StorageAway`` if a sample is not bad, but the storage of its source is away."""
+        reason = why_away(self._source, self._index, sample, self._storage)
+        if reason is not None:
+            raise StorageAway(reason)
+
+    def _is_remote(self, sample: int) -> bool:
+        file = self._source.file(sample) if isinstance(self._source, NamesFiles) else None
+        return is_url(file or os.fsencode(self._source.name(sample)))
+
+    def _try_once(
+        self, epoch: int, sample: int, attempt: int, use: Callable[[Mapping[str, Value]], None]
+    ) -> SampleUnreadable | SampleUndecodable | None:
         try:
             try:
                 use(self._read(epoch, sample, attempt))
@@ -258,7 +290,7 @@ class SampleMaker:
                 self._stopwatch.timings.lap(self._keeping)
         except BAD as error:
             self._stopwatch.waste_sample()
-            return str(error)
+            return error
         taken_ns = self._stopwatch.end_sample()
         if taken_ns is not None:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)

@@ -297,7 +297,8 @@ class WorkerProcesses:
             return PartsNamed(message.stream, tuple(message.parts))
         assert isinstance(message, orders.ChunksFilled)
         bad = [(sample, path, reason) for sample, path, reason in message.bad]
-        return ChunkDone(process.number, tuple(message.orders), Work(*message.work), bad, message.hopeless)
+        work = Work(*message.work)
+        return ChunkDone(process.number, tuple(message.orders), work, bad, message.hopeless, message.away)
 
     def _on_exit(self, process: _Process, grandchild: Grandchild) -> None:
         """The kernel reports that the process has ended. What it reported before still counts."""

@@ -166,7 +166,8 @@ class BatchTimeout(DaemonUnavailable):
 
     `batchd status` shows what its workers do, and whether a live stream has producers; a slow
     pipeline or slow storage may need a longer connect(batch_timeout_s=...). The stream keeps its
-    position: the next call waits for the same batch.
+    position: the next call waits for the same batch. Storage that is away has a limit of its own:
+    storage_away_s of the stream.
     """
 
 

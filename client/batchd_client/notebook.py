@@ -95,7 +95,7 @@ def daemon_html(title: str, status: DaemonStatus) -> str:
             f"{one.decoded_batches:,}",
             f"{one.delivered_batches:,}",
             f"{one.bad_samples:,}",
-            one.stopped or "",
+            one.stopped or (f"waits for its storage: {one.away}" if one.away else ""),
         ]
         for one in status.streams
     ]

@@ -223,7 +223,10 @@ class StreamReader:
                 give_up = time.monotonic() + deadlines.batch_timeout_s
             seconds = give_up - time.monotonic()
             if seconds <= 0:
-                raise self._timeout()
+                if not connection.run(partial(self._waits_for_storage, deadline=deadlines.request_deadline())):
+                    raise self._timeout()
+                give_up = time.monotonic() + deadlines.batch_timeout_s
+                continue
             if not self._is_hint_logged and not self.batches and time.monotonic() - self._began_s >= SILENCE_MAX_S:
                 self._is_hint_logged = True
                 connection.run(partial(self._log_hint, deadline=min(give_up, deadlines.request_deadline())))
@@ -242,6 +245,16 @@ class StreamReader:
             self._missing = missing_samples_hint(status, self.claim.stream)
             if self._missing is not None:
                 _log.warning("waiting for samples: %s", self._missing)
+
+    def _waits_for_storage(self, session: Session, deadline: float) -> bool:
+        """Whether the daemon waits for the storage of the stream, which has a limit of its own."""
+        with suppress(DaemonUnavailable):
+            status = read_status(session.request(AskStatus, Status, deadline).status)
+            away = next((one.away for one in status.streams if one.name == self.claim.stream), None)
+            if away is not None:
+                _log.warning("stream %s waits for its storage: %s", self.claim.stream, away)
+            return away is not None
+        return False
 
     def _look(self, session: Session) -> None:
         """Make the next batch ready if it has arrived. Does not wait, nor report a wait."""

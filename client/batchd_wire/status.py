@@ -258,8 +258,9 @@ class StreamStatus:
     no meaning. ``own_source``: the source is the user's code. ``bgr_fields``: images with blue as
     their first channel. ``cache``: None without a cache. ``source``: equal for streams that read
     the same samples; "" if it is live, or not known. ``filling_slots`` and ``partial_slots``: None
-    from an older daemon. ``reports``: None before the first. ``subscriptions_left_out``: how many
-    are not in ``subscriptions``, since a status would be too long with them.
+    from an older daemon. ``away``: why its storage is away, None while it is there. ``reports``:
+    None before the first. ``subscriptions_left_out``: how many are not in ``subscriptions``, since
+    a status would be too long with them.
     """
 
     number: Fact[int]
@@ -295,6 +296,10 @@ class StreamStatus:
     description: StreamDescription | None = None
     reports: ReportStatistics | None = None
     subscriptions_left_out: Annotated[int, Gauge("Trainers without metrics of their own, as there are too many.")] = 0
+    away: Annotated[
+        str | None, Gauge("1 while its storage is away and waited for; `batchd status` says why.", of=bool)
+    ] = None
+    away_s: Annotated[float, Gauge("Seconds for which its storage has been away; 0 while it is there.")] = 0.0
 
 
 @record

@@ -153,7 +153,7 @@ def test_a_server_that_is_gone_for_good_stops_the_stream_with_the_reason(start_d
     source = photo_shards(photos, tmp_path)
     with serving(contents(tmp_path), port=free_port()) as server:
         stream = {**folder_stream(photos), "source": {**source, "root": server.url}, "max_bad_fraction": 1.0}
-        daemon = start_daemon({"photos": stream}, storage_retries=1)
+        daemon = start_daemon({"photos": stream | {"storage_away_s": 0}}, storage_retries=1)
     with batchd_client.connect(daemon.address) as connection, pytest.raises(StreamStopped) as stopped:
         see(connection.stream("photos", epochs=1))
     reason = str(stopped.value)

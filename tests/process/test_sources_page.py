@@ -20,7 +20,7 @@ from support.shards import write_shard
 from support.tfrecords import example, write_records
 from support.waiting import wait_until
 
-MASKED = {"batch_size": 1, "on_error": "mask", "max_bad_fraction": 1.0, "shuffle": False}
+MASKED = {"batch_size": 1, "on_error": "mask", "max_bad_fraction": 1.0, "shuffle": False, "storage_away_s": 0}
 X = {"x": "int64"}
 
 

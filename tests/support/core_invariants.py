@@ -348,6 +348,8 @@ def _check_none_idles(world: World) -> None:
     have_time = [one for one in world.state.fleet.workers.values() if _takes_one(one)]
     local = [one for one in have_time if not one.link]
     for stream in world.state.streams.values():
+        if stream.spec.number in world.away:
+            continue
         links = world.state.links.by_number
         remote = [one for one in have_time if one.link and stream.spec.number in links[one.link].may_fill]
         if world.state.fleet.windows.orders >= world.state.fleet.windows.limit:

@@ -152,6 +152,8 @@ class Trainer:
         return len(self.leases) if self.ended else max(ENTITLEMENT, len(self.leases))
 
 
+AWAY = "/data/photos cannot be reached: No such file or directory"
+"""What a worker says of storage that is away."""
 NEVER_SEEN = 1 << 60
 """A sequence beyond all used ones."""
 
@@ -196,6 +198,10 @@ class World:
         self.workers: dict[int, ModelWorker] = {}
         self.trainers: dict[int, Trainer] = {}
         self.stopped: set[int] = set()
+        self.away: dict[int, float] = {}
+        """Streams whose storage is away, with the time before which it must not be tried again."""
+        self.probes: dict[int, act.OrderChunk] = {}
+        """By stream whose storage is away: the last order to try it."""
         self.quarantined: set[tuple[int, int]] = set()
         self.deaths_noted: dict[tuple[int, int], int] = {}
         self.refilled_s = {spec.number: -1.0 for spec in specs}
@@ -364,6 +370,11 @@ class World:
             self.slots[order.slot].rows.update((order.position, row) for row in order.rows)
             reported += [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
         return self.do(ev.ChunkDone(number, tuple(order.order for order in done), work(busy_us), reported, ""))
+
+    def find_away(self, number: int) -> list[act.Action]:
+        """A worker finds the storage away with its oldest order: nothing in its rows counts."""
+        order = self.workers[number].orders.pop(0)
+        return self.do(ev.ChunkDone(number, (order.order,), NO_WORK, [], "", AWAY))
 
     # --- worker hosts -----------------------------------------------------------------------------
 
@@ -645,6 +656,8 @@ class World:
 
     def _perform_OrderChunk(self, order: act.OrderChunk) -> None:  # noqa: N802
         worker, slot = self.workers[order.worker], self.slots[order.slot]
+        if order.stream in self.away:
+            self._check_probe(order, worker)
         assert worker.ready, "a worker is ordered before it is ready"
         assert not worker.killed, "a killed worker gets an order"
         orders_max = REMOTE.orders_max if worker.link else self.kind.orders_max
@@ -668,6 +681,23 @@ class World:
         assert {position for position, _row in slot.rows} <= {order.position}
         if not slot.lost:
             worker.orders.append(order)
+
+    def _check_probe(self, order: act.OrderChunk, worker: ModelWorker) -> None:
+        assert not worker.link, "a worker host tries storage that is away here"
+        assert len(order.rows) == 1, "more than a row is tried while the storage is away"
+        assert self.now >= self.away[order.stream], "storage that is away is tried too soon"
+        before = self.probes.get(order.stream)
+        assert before is None or before not in self.orders_for(before.slot), "storage is tried by two workers"
+        self.probes[order.stream] = order
+        self.away[order.stream] = self.now + 1.0
+
+    def _perform_ReportAway(self, action: act.ReportAway) -> None:  # noqa: N802
+        assert action.stream not in {*self.away, *self.stopped}, "storage is reported away twice"
+        self.away[action.stream] = self.now + min(1.0, self.specs[action.stream].storage_away_s)
+
+    def _perform_ReportBack(self, action: act.ReportBack) -> None:  # noqa: N802
+        del self.away[action.stream]
+        self.probes.pop(action.stream, None)
 
     def _perform_CommitSlot(self, action: act.CommitSlot) -> None:  # noqa: N802
         slot = self.slots[action.slot]
@@ -758,6 +788,7 @@ class World:
     def _perform_ReportStopped(self, action: act.ReportStopped) -> None:  # noqa: N802
         assert action.stream not in self.stopped, "a stream stops twice"
         self.stopped.add(action.stream)
+        self.away.pop(action.stream, None)
 
     def committed_least(self, stream: int) -> int:
         """Slots that are promised in every case: two for each trainer, or its leases."""

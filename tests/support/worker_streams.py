@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +54,14 @@ class WorkerStreams:
         samples: int = 12,
         *,
         shares_cache: bool = False,
+        waits_for_storage: bool = False,
     ) -> WorkerStream:
         """Open a stream, in order, with a batch of all ``samples``.
 
         ``shares_cache``: its cache is that of the stream before.
         """
         message, (index, *_none) = self.serve(source, steps, on_error, cache=cache, samples=samples)
+        message = replace(message, waits_for_storage=waits_for_storage)
         others: list[int] = self._last_cache if shares_cache else []
         if cache != "off" and not shares_cache:
             spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)

@@ -76,6 +76,14 @@ class NamesFiles(Protocol):
         """The path or the URL of the file; None if the sample has none."""
 
 
+@runtime_checkable
+class HasParts(Protocol):
+    """A reader of a source that is made of others."""
+
+    def part_with(self, sample: int) -> "tuple[Reader, SourceIndex, int]":
+        """The reader and the index of the part with a sample, and its number there."""
+
+
 FilePlace: TypeAlias = tuple[int, bytes, int, int, int]
 """Where a file is: the arguments of ``data.storage.rows.read_file``, without its memory."""
 

@@ -228,6 +228,11 @@ class OpenShards:
         if difference:
             raise SampleUnreadable(f"its file has changed since the daemon read it: {difference}; restart the daemon")
 
+    def forget(self, file: bytes) -> None:
+        """Close a shard if it is open; it is opened again when it is read."""
+        if file in self._descriptors:
+            self._close(file)
+
     def close(self) -> None:
         """Close those that are open."""
         while self._descriptors:

@@ -260,10 +260,14 @@ class BytesReader:
         """Return ``size`` bytes of a file."""
         if is_url(path):
             return self._read_range(path, start, size)
-        with blaming_the_sample():
+        try:
             data = self._read_extent(self._shards.descriptor(path), start, size)
+        except OSError as error:
+            self._shards.forget(path)  # of a mount that is another one by now
+            raise blamed(error) from None
+        with blaming_the_sample():
             self._shards.check(path)
-            return data
+        return data
 
     def read_rows(self, path: bytes, size: int, parts: Iterable[RowsPart]) -> None:
         """Read rows of ``size`` bytes of a file of this host, in parts."""

@@ -1,5 +1,6 @@
 """The rules: from a reading to one verdict for each trainer, with the proof and the remedy. Pure.
 
+    the stream has stopped -> stopped; waits for its storage -> storage-away
     waits less than WAIT_SHARE_MIN?  ring full -> trainer-bound, else -> fed
     else what it waited for most:    network -> network-bound | other trainers -> lockstep
                                      producers -> producer-bound
@@ -82,6 +83,7 @@ class Kind(Enum):
     UNUSED_WORKER_HOSTS = "unused-worker-hosts"
     DYING_WORKERS = "dying-workers"
     STOPPED = "stopped"
+    STORAGE_AWAY = "storage-away"
     NO_WORKERS = "no-workers"
     AT_END = "at-end"
     STANDS_STILL = "stands-still"
@@ -142,6 +144,10 @@ def _finding(trainer: TrainerReading, reading: Reading) -> Finding:
     stopped = trainer.stream.now.stopped
     if stopped is not None:
         return Kind.STOPPED, f"the stream has stopped: {stopped}", "remove the cause, then reload or restart the daemon"
+    away = trainer.stream.now.away
+    if away is not None:
+        proof = f"the storage of the stream has been away for {trainer.stream.now.away_s:.0f} s: {away}"
+        return Kind.STORAGE_AWAY, proof, "bring it back: the stream goes on by itself, at the same batches"
     if trainer.wait_share < WAIT_SHARE_MIN:
         return _not_waiting(trainer, reading)
     cause = max(trainer.waits_s, key=lambda name: trainer.waits_s[name])

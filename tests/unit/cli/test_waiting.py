@@ -121,7 +121,7 @@ def test_peek_says_nothing_of_a_batch_that_takes_its_time(fake, tmp_path) -> Non
 
 
 def test_the_log_says_what_a_trainers_first_batch_waits_for(fake, caplog, let_pass) -> None:
-    """The log has one line; later batches add none, however slow they are."""
+    """The log has one line; later batches add none. One that is overdue asks for storage alone."""
 
     def let_it_wait(_session, message):
         if isinstance(message, Pull) and message.waiting:
@@ -139,4 +139,4 @@ def test_the_log_says_what_a_trainers_first_batch_waits_for(fake, caplog, let_pa
     assert (first.epoch, first.step) == (0, 0)
     (record,) = caplog.records
     assert record.getMessage().startswith(f"waiting for samples: {NONE_YET}")
-    assert len(fake.heard_of(AskStatus)) == 1
+    assert len(fake.heard_of(AskStatus)) == 2  # the hint, and the end of the second batch's time

@@ -42,6 +42,7 @@ specs = st.fixed_dictionaries(
         "slots_max": st.sampled_from([2, 3, 4, 4, 5, 6, 8, 12]),
         "on_error": st.sampled_from(["substitute", "substitute", "mask", "fail"]),
         "bad_fraction_max": st.sampled_from([1.0, 1.0, 1.0, 0.3]),
+        "storage_away_s": st.sampled_from([5.0, 3600.0]),
     }
 )
 
@@ -209,6 +210,19 @@ class CoreMachine(RuleBasedStateMachine):
         busy = self._at_work()
         self._work(busy[who % len(busy)], with_note=True, bad=(sample,))
 
+    @precondition(lambda self: self._at_work())
+    @rule(who=st.integers(0, 9))
+    def find_storage_away(self, who):
+        """A worker finds the storage of its oldest order away; the next one may find it back."""
+        number = self._at_work()[who % len(self._at_work())]
+        before = self._bad_rows()
+        if not self.world.workers[number].link:
+            self.world.find_away(number)
+            assert self._bad_rows() == before
+
+    def _bad_rows(self) -> int:
+        return sum(one.bad_rows for one in self.world.state.statistics().streams)
+
     @precondition(lambda self: self.world.workers)
     @rule(
         who=st.integers(0, 9),
@@ -239,9 +253,10 @@ class CoreMachine(RuleBasedStateMachine):
         note = ev.Note(orders[0].order, orders[0].rows[0], self.world.samples(orders[0])[0]) if orders else None
         self.world.do(ev.WorkerObserved(number, note))
         if hangs:
+            before = list(self.world.state.fleet.workers[number].orders)
             self.world.now += SAMPLE_TIMEOUT_S + 1.0
             self.world.do(ev.WorkerObserved(number, note))
-            assert self.world.workers[number].killed or not self.world.state.fleet.workers[number].orders
+            assert self.world.workers[number].killed or not before
 
     @rule(pause_s=st.sampled_from([0.1, 0.6, 6.0, 100.0]))
     def time_passes(self, pause_s):

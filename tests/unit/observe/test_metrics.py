@@ -270,6 +270,14 @@ def test_a_stopped_stream_is_a_one():
     assert values("stream_stopped", status([], [])) == {("photos",): 0}
 
 
+def test_a_stream_whose_storage_is_away_is_a_one():
+    """The value is 1, beside the seconds so far; the reason is only in the status."""
+    told = status([], [], away="/data/photos is empty", away_s=7.5)
+    assert values("stream_away", told) == {("photos",): 1}
+    assert values("stream_away_seconds", told) == {("photos",): 7.5}
+    assert values("stream_away", status([], [])) == {("photos",): 0}
+
+
 def test_a_reload_that_was_refused_is_told():
     """Before the first reload there is no value."""
     told = status([], [])

@@ -503,6 +503,15 @@ def test_a_stream_that_has_stopped_says_why() -> None:
     assert (found.kind, found.proof) == (Kind.STOPPED, "the stream has stopped: 6 % of its samples are bad")
 
 
+def test_a_stream_that_waits_for_its_storage_says_so() -> None:
+    """The reason comes before the numbers: workers idle, and trainers wait for them."""
+    found = verdict(waits=WAITING, stream={"away": "/data/photos is empty", "away_s": 12.0})
+
+    assert found.kind is Kind.STORAGE_AWAY
+    assert found.proof == "the storage of the stream has been away for 12 s: /data/photos is empty"
+    assert not found.kind.is_healthy
+
+
 def test_a_daemon_without_workers_says_so() -> None:
     """The workers do not start, or end at once."""
     assert verdict(waits=WAITING, workers=0, work={"busy_s": 0.0}).kind is Kind.NO_WORKERS

@@ -145,7 +145,14 @@ OTHER_WAYS = {"resize": {"size"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
 """Options that exclude others, which the steps above have."""
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail"}
-DECIDE_TIME = {"window": 9, "lag": "lockstep", "max_bad_fraction": 0.5, "memory": 1 << 20, "verify": True}
+DECIDE_TIME = {
+    "window": 9,
+    "lag": "lockstep",
+    "max_bad_fraction": 0.5,
+    "storage_away_s": 5.0,
+    "memory": 1 << 20,
+    "verify": True,
+}
 BASE = {"source": FolderSource(path=Path("/data")), "pipeline": STEPS, "batch_size": 4}
 DIGEST = "5e" * 32
 DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}

@@ -92,6 +92,11 @@ class ComposedReader:
         reader = self._reader(part)
         return reader.file(number) if isinstance(reader, NamesFiles) else None
 
+    def part_with(self, sample: int) -> tuple[Reader, SourceIndex, int]:
+        """See ``interface.HasParts``."""
+        part, number = self._place(sample)
+        return self._reader(part), part_of(self._index, part), number
+
     def close(self) -> None:
         """Close all that are open."""
         while self._readers:

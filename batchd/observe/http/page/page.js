@@ -194,8 +194,9 @@ class Stream {
     this.hasRanks = trainers.some(({ world_size }) => world_size > 1);
     say(this.delivered, number(one.delivered_per_s));
     say(this.decoded, number(one.decoded_per_s));
-    this.stopped.hidden = one.stopped === null;
-    say(this.stopped, one.stopped === null ? "" : `has stopped: ${one.stopped}`);
+    const trouble = one.stopped !== null ? `has stopped: ${one.stopped}` : one.away !== null ? `waits for its storage, for ${number(one.away_s)} s so far: ${one.away}` : "";
+    this.stopped.hidden = trouble === "";
+    say(this.stopped, trouble);
     for (const [key, text] of Object.entries(description(one))) {
       say(this.facts[key], text);
       this.facts[key].parentNode.hidden = text === "";
