@@ -116,17 +116,17 @@ def _up(
     on_ray = _on_ray()
     set_up_logs(log_level, log_format)
     keys = None if key_on_nodes else named_keys(keys_dir, config_file)
-    wanted = _Wanted(daemon)
+    wanted = Wanted(daemon)
     listens_at = wanted.pool().address
     with on_ray.cluster(cluster):
         end = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own
             signal.signal(number, lambda *_: end.set())
         arguments = words if where is None else words[1:]
-        where = where or _reached_at(listens_at, on_ray.this_node())
+        where = where or reached_at(listens_at, on_ray.this_node())
         pool = on_ray.Pool(where.address)
         pool.look(on_ray.ANSWER_TIMEOUT_S)
-        key = None if keys is None else _pool_key(keys, where, pool.key)
+        key = None if keys is None else pool_key(keys, where, pool.key)
         key_path = None if key_on_nodes is None else str(key_on_nodes)
         options = ActorOptions(where.address, cpus, key, key_path, arguments)
         _log.info("keeping worker hosts", address=where.address, found=len(pool.hosts), min=least, max=most)
@@ -189,7 +189,7 @@ def _down(
     click.echo(f"the worker hosts of {where.address} have left")
 
 
-class _Wanted:
+class Wanted:
     """Asks a daemon how many workers it needs, and logs when it goes away and returns."""
 
     def __init__(self, daemon: str | None) -> None:
@@ -222,7 +222,7 @@ class _Wanted:
         return pool
 
 
-def _pool_key(keys: KeyDirectory, address: TcpAddress, former: str | None) -> str:
+def pool_key(keys: KeyDirectory, address: TcpAddress, former: str | None) -> str:
     """The text of a pool's connection file: ``former`` if still accepted, or a new one."""
     name = _key_name(address)
     if former is not None and keys.workers.holds(name, str(tomllib.loads(former).get("public"))):
@@ -241,7 +241,7 @@ def _key_name(address: TcpAddress) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"ray-{address.host}-{address.port}")[:64]
 
 
-def _reached_at(listens_at: str, node: str) -> TcpAddress:
+def reached_at(listens_at: str, node: str) -> TcpAddress:
     """The address of a daemon on this machine, which the cluster knows as ``node``."""
     address = worker_address(listens_at)
     with suppress(ValueError):

@@ -64,7 +64,7 @@ def command(
     with closing(Source(address)) as source:
         source.open()
         with _terminal() as wake, Live(console=own_console(), screen=True, auto_refresh=False) as live:
-            _watch(source, live, wake, interval_s, view)
+            watch(source, live, wake, interval_s, view)
 
 
 class Source:
@@ -142,7 +142,7 @@ def _print_once(address: str | None, interval_s: float, view: TopView) -> None:
     console.print(_drawn(window, console.width, None, "", view))
 
 
-def _watch(source: Source, live: Live, wake: int, interval_s: float, view: TopView = EVERYTHING) -> None:
+def watch(source: Source, live: Live, wake: int, interval_s: float, view: TopView = EVERYTHING) -> None:
     """Draw and wait until the user quits. A paused view does not ask the daemon."""
     due_s, shown = monotonic(), None
     while True:

@@ -230,7 +230,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
     """Problems of the machine, except of memory."""
     found = [
         directory_problem(choose_runtime_directory(config.daemon.runtime_dir)),
-        *_address_problems(config.daemon),
+        *address_problems(config.daemon),
         plan_descriptors(config, rings).refusal(len(rings)),
         file_size_refusal(rings, resource.getrlimit(resource.RLIMIT_FSIZE)[0]),
     ]
@@ -243,7 +243,7 @@ def _machine_problems(config: Config, rings: dict[str, RingSize]) -> list[Proble
     return problems
 
 
-def _address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
+def address_problems(daemon: DaemonConfig) -> Iterator[Problem]:
     """Try whether ZeroMQ can listen: it accepts other addresses than the kernel does."""
     addresses = _addresses(daemon)
     if not addresses:

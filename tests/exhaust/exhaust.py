@@ -130,10 +130,10 @@ class Bench:
         ended = self._end(daemon)
         words = "\n".join(map(_plain, log.read_text(errors="replace").splitlines()))
         if not said and ended != 0:
-            return _judge(
+            return judge(
                 ended, words, has_begun=any(one in words for one in ('"event"', "batchd: ", "daemon/serve.py"))
             )
-        runs = [_judge(ended, words, has_begun=True, is_over_early=is_over_early), *trainers]
+        runs = [judge(ended, words, has_begun=True, is_over_early=is_over_early), *trainers]
         for outcome in ("abort", "traceback", "hang", "ended", "start", "refused"):
             for run in runs:
                 if run.outcome == outcome:
@@ -157,7 +157,7 @@ class Bench:
             return Run("served", "") if not self.seen or batches == self.seen else Run("traceback", "wrong bytes")
         if ended.returncode == 3:
             return Run("refused", ended.stderr)
-        return _judge(ended.returncode, ended.stderr, has_begun=ended.stdout.startswith("begun"))
+        return judge(ended.returncode, ended.stderr, has_begun=ended.stdout.startswith("begun"))
 
     def _end(self, daemon: "subprocess.Popen[bytes]") -> int | None:
         daemon.send_signal(signal.SIGTERM)
@@ -201,7 +201,7 @@ def _plain(line: str) -> str:
     return json.loads(line)["text"] if line.startswith('{"text": ') else line
 
 
-def _judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bool = False) -> Run:
+def judge(status: int | None, words: str, *, has_begun: bool, is_over_early: bool = False) -> Run:
     """Judge a process by its end and its last line.
 
     ``is_over_early``: it ended without a request.

@@ -134,7 +134,7 @@ def test_a_reader_of_the_log_that_sleeps_or_ends_stops_no_process(unlogged, endi
     os.set_blocking(written, True)
     if ending == "goes":
         os.close(reader)
-    environment = {**unlogged._environment}
+    environment = {**unlogged.environment}
     process = subprocess.Popen(
         [sys.executable, "-m", "batchd", "serve", "-c", str(unlogged.config), "--log-level", "debug"],
         stdin=subprocess.DEVNULL,

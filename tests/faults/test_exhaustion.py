@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exhaust.exhaust import BAD, _judge
+from exhaust.exhaust import BAD, judge
 
 SCRIPT = Path(__file__).parents[1] / "exhaust" / "exhaust.py"
 
@@ -31,7 +31,7 @@ def test_no_failing_accept_ends_the_daemon(error):
 @pytest.mark.parametrize(("is_over_early", "outcome"), [(True, "ended"), (False, "refused")])
 def test_a_daemon_that_ends_while_it_serves_is_counted_as_bad(is_over_early, outcome):
     """Any message counts then; a daemon may print one at a failed start or a requested end."""
-    run = _judge(1, "batchd: No space left on device", has_begun=True, is_over_early=is_over_early)
+    run = judge(1, "batchd: No space left on device", has_begun=True, is_over_early=is_over_early)
 
     assert run.outcome == outcome
     assert (outcome in BAD) == is_over_early

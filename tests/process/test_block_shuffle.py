@@ -45,14 +45,15 @@ def test_the_bytes_depend_on_neither_workers_nor_chunks(start_daemon, stream, wo
 def test_the_first_batches_come_from_the_open_blocks(start_daemon, stream):
     """Two blocks of five samples are read before any other."""
     daemon = start_daemon({"photos": {**stream, "batch_size": 5}})
-    starts = Expected(daemon.config).plan.order._starts.tolist()
+    order = Expected(daemon.config).plan.order
+    starts = sorted(order.block_at(0, rank).start for rank in range(order.blocks))
 
     with batchd_client.connect(daemon.address) as connection:
         seen = see(connection.stream("photos", epochs=1), 1)
 
     (batch,) = seen
     blocks = {max(start for start in starts if start <= sample) for sample in batch.samples}
-    assert starts == [0, 5, 10, 13, 18, 23, 26, 31, 36, 40]
+    assert starts == [0, 5, 10, 13, 18, 23, 26, 31, 36]
     assert len(blocks) <= 2
 
 

@@ -22,7 +22,6 @@ from support.tfrecords import photo_records
 from support.waiting import wait_until
 
 PHOTOS = 40
-RESTART_INTERVAL = b"\xff\xdd\x00\x04"
 """The marker of a JPEG with restart markers."""
 CACHE = {"cache": "encoded", "cache_memory": "16MiB", "memory": "1MiB"}
 DECODED = {**CACHE, "cache": "decoded"}

@@ -29,7 +29,6 @@ from support.settings import MEMORY, write_settings
 from support.waiting import PATIENCE_S, wait_until
 
 MARKER_VARIABLE = "BATCHD_TEST_DAEMON"
-LEFT_WHEN_DOWN = {"lock"}
 
 
 class DaemonProcess:
@@ -62,17 +61,17 @@ class DaemonProcess:
         self.address = f"ipc://{self.runtime_dir}"
         self.tcp_address = f"tcp://{daemon['tcp']}" if "tcp" in daemon else None
         self._marker = f"{MARKER_VARIABLE}={self.folder}"
-        self._environment = {**clean_environment(), **(environment or {}), MARKER_VARIABLE: str(self.folder)}
+        self.environment = {**clean_environment(), **(environment or {}), MARKER_VARIABLE: str(self.folder)}
         self.through: Sequence[str] = ()
         self.log_level, self.log_format = "debug", "json"
         self._ledger = self.folder / "faults"
         armed = faults or lasting_faults or {}
         self._stops = {name for name, fault in armed.items() if fault == "stop"}
         if armed:
-            self._environment["BATCHD_FAILPOINTS"] = ";".join(f"{name}={action}" for name, action in armed.items())
+            self.environment["BATCHD_FAILPOINTS"] = ";".join(f"{name}={action}" for name, action in armed.items())
         if faults:
             self._ledger.mkdir()
-            self._environment["BATCHD_FAILPOINTS_LEDGER"] = str(self._ledger)
+            self.environment["BATCHD_FAILPOINTS_LEDGER"] = str(self._ledger)
         self._limit = (
             [] if descriptors_max is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors_max)]
         )
@@ -93,7 +92,7 @@ class DaemonProcess:
         with self.log_file.open("ab") as log:
             self._process = start_program(
                 ["batchd", "serve", "--config", str(self.config), *log_options],
-                environment=self._environment,
+                environment=self.environment,
                 folder=self.folder,
                 stderr=log.fileno(),
                 through=[*self.through, *self._limit],

@@ -177,7 +177,7 @@ class FakeDaemon:
 
         def grant() -> None:
             self.grants_at_most = total
-            self._grant_all()
+            self.grant_all()
 
         self.do(grant)
 
@@ -238,7 +238,7 @@ class FakeDaemon:
                 for slot, _ in subscription.leases.values():
                     slot.is_leased = False
             self.ended_sessions += 1
-            self._grant_all()
+            self.grant_all()
             return
         self.heard.append(message)
         if isinstance(message, AskWritable):
@@ -267,7 +267,7 @@ class FakeDaemon:
         if self._is_answered(session, message):
             return
         self._obey(session, message)
-        self._grant_all()
+        self.grant_all()
 
     def _obey(self, session: FakeSession, message: Message) -> None:
         match message:
@@ -317,7 +317,7 @@ class FakeDaemon:
         slot, _ = subscription.leases.pop(sequence)
         slot.is_leased = False
 
-    def _grant_all(self) -> None:
+    def grant_all(self) -> None:
         for session in self.sessions:
             for subscription in session.subscriptions.values():
                 while not subscription.ended and self._grant(session, subscription):

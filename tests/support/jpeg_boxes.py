@@ -15,6 +15,12 @@ SUBSAMPLINGS = ("444", "422", "420", "440", "411", "grey")
 PRIVATE_GROWTH_BYTES_MAX = 1 << 20
 ROUNDS = 4
 
+if jpeg_box.IS_BUILT:
+    from batchd.data.pipeline import _jpeg as extension
+else:
+    extension = None
+    """The compiled decoder of boxes."""
+
 where_it_is_built = pytest.mark.skipif(
     not jpeg_box.IS_BUILT,
     reason="the extension is not built: apt install gcc libjpeg62-turbo-dev, and install batchd again",

@@ -19,7 +19,7 @@ STAND_IN = Path(__file__).with_name("stand_in_host.py")
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    ray._Wanted.pool = lambda _self: PoolStatistics(
+    ray.Wanted.pool = lambda _self: PoolStatistics(
         "tcp://0.0.0.0:7072", (), 0, "", wanted=int((folder / "wanted").read_text())
     )
     ray.ActorOptions = partial(ActorOptions, program=(sys.executable, str(STAND_IN), str(folder)))

@@ -23,7 +23,7 @@ def keys(tmp_path) -> KeyDirectory:
 
 def test_a_pool_has_a_key_of_a_worker_host(keys) -> None:
     """The key has the name of the daemon."""
-    text = ray._pool_key(keys, GPU, None)
+    text = ray.pool_key(keys, GPU, None)
 
     [key] = keys.workers.accepted()
     assert (key.name, key.public) == ("ray-gpu1-7072", tomllib.loads(text)["public"])
@@ -32,19 +32,19 @@ def test_a_pool_has_a_key_of_a_worker_host(keys) -> None:
 
 def test_a_pool_keeps_the_key_of_its_running_worker_hosts(keys) -> None:
     """An earlier driver made the key."""
-    former = ray._pool_key(keys, GPU, None)
+    former = ray.pool_key(keys, GPU, None)
 
-    assert ray._pool_key(keys, GPU, former) == former
+    assert ray.pool_key(keys, GPU, former) == former
 
 
 @pytest.mark.parametrize("is_revoked", [True, False])
 def test_a_lost_or_revoked_key_is_replaced(keys, is_revoked) -> None:
     """Worker hosts with such a key cannot connect."""
-    former = ray._pool_key(keys, GPU, None)
+    former = ray.pool_key(keys, GPU, None)
     if is_revoked:
         keys.revoke("ray-gpu1-7072")
 
-    new = ray._pool_key(keys, GPU, former if is_revoked else None)
+    new = ray.pool_key(keys, GPU, former if is_revoked else None)
 
     [key] = keys.workers.accepted()
     assert tomllib.loads(former)["public"] != key.public == tomllib.loads(new)["public"]
@@ -62,12 +62,12 @@ def test_a_lost_or_revoked_key_is_replaced(keys, is_revoked) -> None:
 )
 def test_worker_hosts_reach_a_daemon_at_its_address_or_at_that_of_its_machine(listens_at, reached_at) -> None:
     """In a cluster the daemon may listen at every address."""
-    assert ray._reached_at(listens_at, "10.0.0.7") == reached_at
+    assert ray.reached_at(listens_at, "10.0.0.7") == reached_at
 
 
 def test_an_absent_daemon_is_asked_again(monkeypatch) -> None:
     """Until it answers, there is no number."""
-    wanted = ray._Wanted(None)
+    wanted = ray.Wanted(None)
     answers = iter([4, BatchdError("away"), BatchdError("away"), 6])
 
     def pool() -> PoolStatistics:
@@ -87,7 +87,7 @@ def test_a_daemon_without_worker_hosts_says_how_to_allow_them(monkeypatch) -> No
     monkeypatch.setattr(ray, "running_daemon", lambda _address: ray.suppress())
 
     with pytest.raises(BatchdError, match=r"--set daemon.worker_address=0.0.0.0:7072"):
-        ray._Wanted(None).pool()
+        ray.Wanted(None).pool()
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_only_what_is_news_is_drawn(monkeypatch, news, drawn):
     screen = CountedScreen()
     with os.fdopen(keys) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        top._watch(WatchedSource(news, pressed), screen, wake, 0.001)
+        top.watch(WatchedSource(news, pressed), screen, wake, 0.001)
     os.close(pressed)
     os.close(wake)
 
@@ -302,7 +302,7 @@ def test_a_paused_view_is_not_drawn_again(monkeypatch):
     source.ask = lambda: pytest.fail("it is asked")
     with os.fdopen(keys) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        top._watch(source, screen, wake, 0.001, TopView(is_paused=True))
+        top.watch(source, screen, wake, 0.001, TopView(is_paused=True))
     os.close(pressed)
     os.close(wake)
 
@@ -317,7 +317,7 @@ def test_an_arrow_key_is_no_escape(monkeypatch):
     os.write(pressed, b"\x1b[A")
     with os.fdopen(keys) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        top._watch(source, screen, wake, 0.001, TopView(text_filter="photos"))
+        top.watch(source, screen, wake, 0.001, TopView(text_filter="photos"))
     os.close(pressed)
     os.close(wake)
 

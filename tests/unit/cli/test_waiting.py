@@ -41,7 +41,7 @@ def fake(tmp_path):
             fake.send(session, Status(message.request, fake.status))
             if fake.heard_of(Subscribe):
                 fake.grants_at_most = fake.granted_when_asked
-                fake._grant_all()
+                fake.grant_all()
         return isinstance(message, AskStatus)
 
     with FakeDaemon(tmp_path / "run") as fake:

@@ -26,8 +26,7 @@ def starts_of(lengths: list[int]) -> np.ndarray:
 
 def order_of(order: BlockOrder, epoch: int) -> np.ndarray:
     """Return all samples of an epoch in order."""
-    samples = int(order._starts[-1])
-    return order.samples_at(epoch, np.arange(samples))
+    return order.samples_at(epoch, np.arange(order.samples))
 
 
 @given(length=st.integers(1, LENGTH_MAX), key=KEYS, chance=st.randoms(use_true_random=False))

@@ -164,7 +164,7 @@ def test_an_address_is_not_tried_without_threads(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(threads, "start_new_thread", refuse)
 
-    (problem,) = config_checks._address_problems(DaemonConfig(**{key: "127.0.0.1:7070"}))
+    (problem,) = config_checks.address_problems(DaemonConfig(**{key: "127.0.0.1:7070"}))
 
     assert problem.path == f"daemon.{key}"
     assert "ZeroMQ needs 6 threads, and only 0 could be started: raise the limit" in problem.message
@@ -178,7 +178,7 @@ def test_an_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(zmq.Context, "socket", fail)
 
-    (problem,) = config_checks._address_problems(DaemonConfig(tcp="127.0.0.1:7070"))
+    (problem,) = config_checks.address_problems(DaemonConfig(tcp="127.0.0.1:7070"))
 
     assert "Too many open files" in problem.message
 
@@ -186,7 +186,7 @@ def test_an_address_without_descriptors_is_a_problem(monkeypatch: pytest.MonkeyP
 def test_trainers_and_worker_hosts_need_two_addresses() -> None:
     """Each of the two addresses alone could be used."""
     one = f"127.0.0.1:{free_port()}"
-    (problem,) = config_checks._address_problems(DaemonConfig(tcp=one, worker_address=one))
+    (problem,) = config_checks.address_problems(DaemonConfig(tcp=one, worker_address=one))
     assert problem.path == "daemon.worker_address"
     assert "Address already in use" in problem.message
 

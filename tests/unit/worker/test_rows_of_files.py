@@ -16,13 +16,12 @@ from batchd.worker.messages import NOTE, Chunk, FillChunks
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 from support.images import arithmetic_jpeg, encode, jpeg, jpeg_with_exif, photo, progressive_jpeg
+from support.jpeg_boxes import extension
 from support.waiting import wait_until
 from support.worker_streams import fill, worker_streams
 
 if not jpeg_box.MAKES_ROWS:
     pytest.skip("the extensions are not built", allow_module_level=True)
-
-from batchd.data.pipeline import _jpeg
 
 CROP = "{ op = 'decode' }, { op = 'random_resized_crop', size = [32, 40] }, { op = 'random_flip' }"
 USUAL = [0, 1, 3, 4, 5, 6]
@@ -245,7 +244,7 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     (tmp_path / "good.jpg").write_bytes(PHOTOGRAPHS["a"])
     note = bytearray(NOTE.size)
     target = np.zeros((32, 40, 3), np.uint8)
-    header = _jpeg.probe(PHOTOGRAPHS["a"])
+    header = extension.probe(PHOTOGRAPHS["a"])
 
     def task(name, row):
         place = -1, bytes(tmp_path / name), os.O_RDONLY, 1 << 20, 0
@@ -254,7 +253,7 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
     results = np.full((3, 7), -1, np.int64)
     tasks = [task("good.jpg", 4), task("hangs.jpg", 5), task("good.jpg", 6)]
     arguments = (tasks, "rgb", bytearray(1 << 20), bytearray(1 << 20), note, results)
-    calling = threading.Thread(target=_jpeg.make_rows, args=arguments)
+    calling = threading.Thread(target=extension.make_rows, args=arguments)
     calling.start()
     wait_until(lambda: NOTE.unpack_from(note)[1] == 6, "the call has reached the second file")
 
@@ -280,11 +279,11 @@ def test_the_note_names_the_sample_that_a_call_waits_for(tmp_path):
 )
 def test_arguments_that_do_not_fit_are_refused(changed):
     place = (-1, b"/none", os.O_RDONLY, 100, 0)
-    parts = [place, _jpeg.probe(PHOTOGRAPHS["a"]), 8, (0, 0, 9, 9), None, np.zeros((4, 4, 3), np.uint8)]
+    parts = [place, extension.probe(PHOTOGRAPHS["a"]), 8, (0, 0, 9, 9), None, np.zeros((4, 4, 3), np.uint8)]
     for number, value in changed.get("task", {}).items():
         parts[number] = value
     with pytest.raises(ValueError):  # noqa: PT011  each has its own words
-        _jpeg.make_rows(
+        extension.make_rows(
             [(*parts, False, False, False, 0, 0, 0)],
             changed.get("color", "rgb"),
             bytearray(100),

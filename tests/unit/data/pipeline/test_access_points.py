@@ -8,7 +8,6 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.opencv import Scratch
@@ -28,12 +27,9 @@ from support.images import (
     progressive_jpeg,
     ycck_jpeg,
 )
-from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, extension, where_it_is_built
 
 pytestmark = where_it_is_built
-if jpeg_box.IS_BUILT:
-    from batchd.data.pipeline import _jpeg
-
 STEPS = (1, 16, 32, 64, 10_000)
 WIDE = photo(300, 500)
 CORNER = Cut(200, 300, 60, 90)
@@ -45,7 +41,7 @@ def size_of(data):
 
 
 def record_of(data, step=32):
-    return _jpeg.access_points(data, size_of(data), step)
+    return extension.access_points(data, size_of(data), step)
 
 
 def checksum(data):
@@ -57,9 +53,9 @@ def cropped(data, box, record=None, eighths=8, color="rgb"):
     """Return the pixels of a box, and whether the record belongs to this file."""
     height, width = (-(-side * eighths // 8) for side in size_of(data))
     channels = 1 if color == "gray" else 3
-    memory = bytearray(box.height * min(width, box.width + _jpeg.COLUMNS_BESIDE_MAX) * channels)
+    memory = bytearray(box.height * min(width, box.width + extension.COLUMNS_BESIDE_MAX) * channels)
     assert (box.top + box.height, box.left + box.width) <= (height, width)
-    columns, before, fits, _ns = _jpeg.decode(data, memory, color, eighths, size_of(data), box, record)
+    columns, before, fits, _ns = extension.decode(data, memory, color, eighths, size_of(data), box, record)
     strides = (columns * channels, channels, 1)
     return np.ndarray((box.height, box.width, channels), np.uint8, memory, before * channels, strides).copy(), fits
 
@@ -146,8 +142,8 @@ def same_as_without(data, box, record):
     """Assert that a record changes nothing; return whether it belongs to this file."""
     try:
         expected = cropped(data, box)[0]
-    except _jpeg.JpegError:
-        with pytest.raises(_jpeg.JpegError):
+    except extension.JpegError:
+        with pytest.raises(extension.JpegError):
             cropped(data, box, record)
         return False
     found, fits = cropped(data, box, record)
@@ -229,7 +225,7 @@ def test_a_file_that_is_broken_anywhere_has_no_points_or_other_pixels_nowhere():
         changed = data[:place] + bytes([chance.randrange(255)]) + data[place + 1 :]
         try:
             expected = cropped(changed, Cut(0, 0, 120, 160))[0]
-        except _jpeg.JpegError:
+        except extension.JpegError:
             expected = None
         record = record_of(changed)
         if record is None:
@@ -322,7 +318,7 @@ def test_without_memory_for_the_walk_the_file_is_decoded(monkeypatch):
     def no_memory(*_arguments):
         raise MemoryError
 
-    monkeypatch.setattr(_jpeg, "access_points", no_memory)
+    monkeypatch.setattr(extension, "access_points", no_memory)
     points = AccessPoints(["image"])
     points.begin(is_kept=True)
     data = jpeg_of(WIDE)
@@ -383,13 +379,13 @@ def test_a_broken_file_stays_a_bad_sample():
 def test_arguments_are_checked():
     data = encode(WIDE, ".jpg")
     with pytest.raises(ValueError, match="not 0"):
-        _jpeg.access_points(data, size_of(data), 0)
-    assert _jpeg.access_points(data, (1, 1), 32) is None
-    assert _jpeg.access_points(b"", (1, 1), 32) is None
+        extension.access_points(data, size_of(data), 0)
+    assert extension.access_points(data, (1, 1), 32) is None
+    assert extension.access_points(b"", (1, 1), 32) is None
     with pytest.raises(ValueError, match="reaches out"):
-        _jpeg.decode(data, bytearray(100), "rgb", 8, size_of(data), (299, 0, 2, 1), record_of(data))
+        extension.decode(data, bytearray(100), "rgb", 8, size_of(data), (299, 0, 2, 1), record_of(data))
     with pytest.raises(ValueError, match="need more than"):
-        _jpeg.decode(data, bytearray(100), "rgb", 8, size_of(data), CORNER, record_of(data))
+        extension.decode(data, bytearray(100), "rgb", 8, size_of(data), CORNER, record_of(data))
 
 
 @pytest.mark.thorough

@@ -13,6 +13,8 @@ from batchd.data.pipeline.image.resample import sine_and_cosine, warp
 
 METHODS = ("nearest", "linear", "area", "cubic")
 RANDOM = np.random.default_rng(11)
+if resample.IS_BUILT:
+    from batchd.data.pipeline import _pixels
 needs_extension = pytest.mark.skipif(not resample.IS_BUILT, reason="the extension was not built")
 
 
@@ -41,8 +43,6 @@ FLIPS = [Orientation(False, *flips) for flips in ((True, False), (False, True), 
 
 def of_each_kind(make):
     """Results of the extension with AVX2 (if the processor has it) and without, and of numpy."""
-    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
-
     made = []
     try:
         for kind in KINDS:
@@ -216,8 +216,6 @@ def test_sines_are_exact_to_the_last_bits() -> None:
 )
 def test_invalid_arguments_are_refused(name, arguments) -> None:
     """No byte is read or written before."""
-    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
-
     with pytest.raises(ValueError, match=r"image|taps|fill|channels"):
         getattr(_pixels, name)(*arguments())
 
@@ -229,8 +227,6 @@ TAPS = resample.taps(4, 4, "linear")
 @needs_extension
 def test_places_far_outside_are_fill() -> None:
     """This holds for any distance: nothing else is read."""
-    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
-
     for place in (2**60, -(2**60)):
         for is_linear in (True, False):
             into = PIXELS.copy()
@@ -241,8 +237,6 @@ def test_places_far_outside_are_fill() -> None:
 @needs_extension
 def test_read_only_memory_is_refused() -> None:
     """It is a target, or pixels that change in place."""
-    from batchd.data.pipeline import _pixels  # noqa: PLC0415  it exists only if it was built
-
     frozen = PIXELS.copy()
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):

@@ -26,16 +26,13 @@ from batchd.worker.sample_maker import SampleMaker
 from batchd.worker.stopwatch import Stopwatch
 from support.http_files import FileServer, IgnoreRange, Status
 from support.images import encode, jpeg, jpeg_of, photo, progressive_jpeg
-from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, extension, where_it_is_built
 from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.source_files import nothing
 from support.tfrecords import example, write_records
 
 pytestmark = where_it_is_built
-if jpeg_box.IS_BUILT:
-    from batchd.data.pipeline import _jpeg
-
 SIZE = 1200, 900
 CROPS = {
     "anywhere": "{ op = 'random_crop', size = [64, 64] }, { op = 'random_flip' }",
@@ -172,9 +169,9 @@ SHARDS = {**IN_PARTS, "examples": (examples, f"type = 'tfrecord', {FIELDS}")}
 def test_images_in_shards_are_walked_once(make, tmp_path, kind, monkeypatch):
     """Later epochs decode by the points of the first one, to the same pixels as without."""
     walked, decoded = [], []
-    walk, decode = _jpeg.access_points, _jpeg.decode
-    monkeypatch.setattr(_jpeg, "access_points", lambda *given: walked.append(1) or walk(*given))
-    monkeypatch.setattr(_jpeg, "decode", lambda *given: decoded.append(given[6] is not None) or decode(*given))
+    walk, decode = extension.access_points, extension.decode
+    monkeypatch.setattr(extension, "access_points", lambda *given: walked.append(1) or walk(*given))
+    monkeypatch.setattr(extension, "decode", lambda *given: decoded.append(given[6] is not None) or decode(*given))
     write, options = SHARDS[kind]
     write(tmp_path / "shard")
     source = f"{{ root = '{tmp_path}', shards = ['shard'], {options} }}"
@@ -213,9 +210,9 @@ def prepared_source(root: Path | str, kind: str) -> str:
 def test_images_in_prepared_shards_are_never_walked(make, tmp_path, kind, monkeypatch):
     """The first epoch decodes by the points in the shard, to the same pixels as without."""
     prepared(tmp_path / "shard")
-    walked, decoded, decode = [], [], _jpeg.decode
-    monkeypatch.setattr(_jpeg, "access_points", lambda *_given: walked.append(1))
-    monkeypatch.setattr(_jpeg, "decode", lambda *given: decoded.append(given[6] is not None) or decode(*given))
+    walked, decoded, decode = [], [], extension.decode
+    monkeypatch.setattr(extension, "access_points", lambda *_given: walked.append(1))
+    monkeypatch.setattr(extension, "decode", lambda *given: decoded.append(given[6] is not None) or decode(*given))
     source = prepared_source(tmp_path, kind)
     by_points, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
     for number in range(2):
@@ -252,7 +249,7 @@ def test_prepared_shards_on_a_server_are_read_in_parts(make, server, tmp_path, k
     """The first epoch reads the points with their files, and the cache keeps them for the next."""
     prepared(tmp_path / "shard")
     server.files = {"shard": (tmp_path / "shard").read_bytes()}
-    monkeypatch.setattr(_jpeg, "access_points", lambda *_given: pytest.fail("a file was walked"))
+    monkeypatch.setattr(extension, "access_points", lambda *_given: pytest.fail("a file was walked"))
     source = prepared_source(server.url, kind)
     by_parts, whole = make("anywhere", source=source), make("anywhere", "off", source=source)
     assert same(by_parts(0)[0], whole(0)[0])
@@ -385,21 +382,21 @@ def test_only_the_part_is_read(subsampling):
         first, end = part
         noise = bytearray(draw.integers(0, 256, len(data), np.uint8).tobytes())
         noise[:scan_end], noise[first:end] = data[:scan_end], data[first:end]
-        memory, right = (bytearray(box.height * (box.width + _jpeg.COLUMNS_BESIDE_MAX) * 3) for _ in range(2))
+        memory, right = (bytearray(box.height * (box.width + extension.COLUMNS_BESIDE_MAX) * 3) for _ in range(2))
         given = 8 // factor, (400, 330), box, points
-        made = _jpeg.decode(bytes(noise), memory, "rgb", *given, True)
-        assert made == _jpeg.decode(data, right, "rgb", *given)
+        made = extension.decode(bytes(noise), memory, "rgb", *given, True)
+        assert made == extension.decode(data, right, "rgb", *given)
         assert memory == right
         noise[end - 9] ^= 1
-        assert _jpeg.decode(bytes(noise), memory, "rgb", *given, True) is None
+        assert extension.decode(bytes(noise), memory, "rgb", *given, True) is None
     assert parts > 10
 
 
 @pytest.mark.parametrize("points", [b"", b"no points", bytes(100)])
 def test_a_record_of_no_file_plans_no_part(points):
     data = files()["0.jpg"]
-    assert _jpeg.part(data[:5000], 8, SIZE, (0, 0, 10, 10), points) is None
-    assert _jpeg.part(b"", 8, SIZE, (0, 0, 10, 10), points) is None
+    assert extension.part(data[:5000], 8, SIZE, (0, 0, 10, 10), points) is None
+    assert extension.part(b"", 8, SIZE, (0, 0, 10, 10), points) is None
     for eighths, box in ((3, (0, 0, 10, 10)), (8, (0, 0, 1201, 10)), (8, (-1, 0, 10, 10)), (8, (0, 0, 0, 10))):
         with pytest.raises(ValueError, match="the box is empty, or reaches out of the picture, or the scale is none"):
-            _jpeg.part(data, eighths, SIZE, box, points)
+            extension.part(data, eighths, SIZE, box, points)

@@ -27,13 +27,10 @@ from support.images import (
     stored_as,
     ycck_jpeg,
 )
-from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, extension, where_it_is_built
 from support.pipelines import image_pipeline, run, run_once
 
 pytestmark = where_it_is_built
-if jpeg_box.IS_BUILT:
-    from batchd.data.pipeline import _jpeg
-
 RANDOM_CROPS = [Decode(), RandomResizedCrop(size=(32, 32), scale=(0.05, 0.6))]
 TALL = photo(256, 64)
 
@@ -152,7 +149,7 @@ def incomplete_progressive_jpeg():
 )
 def test_what_is_unusual_is_for_another_decoder(data):
     """The box decoder leaves these files to another decoder, which reports its own errors."""
-    assert _jpeg.decode(data, bytearray(100_000), "rgb", 8, (256, 64), (0, 0, 1, 1)) is None
+    assert extension.decode(data, bytearray(100_000), "rgb", 8, (256, 64), (0, 0, 1, 1)) is None
 
 
 def test_inks_and_arithmetic_images_are_cut_like_others(monkeypatch):
@@ -218,20 +215,23 @@ def test_a_bomb_of_scans_is_stopped():
     """The decoder stops at a valid file that has too many scans."""
     grey = photo(16, 16)[..., 0]
 
-    assert _jpeg.decode(jpeg_by_component(grey, 190), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))[:2] == (16, 0)
-    with pytest.raises(_jpeg.JpegError, match="more than 200 scans"):
-        _jpeg.decode(jpeg_by_component(grey, 250), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))
-    with pytest.raises(_jpeg.JpegError, match="Inconsistent progression"):
-        _jpeg.decode(jpeg_with_scans(photo(16, 16), 3), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))
+    assert extension.decode(jpeg_by_component(grey, 190), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))[:2] == (
+        16,
+        0,
+    )
+    with pytest.raises(extension.JpegError, match="more than 200 scans"):
+        extension.decode(jpeg_by_component(grey, 250), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))
+    with pytest.raises(extension.JpegError, match="Inconsistent progression"):
+        extension.decode(jpeg_with_scans(photo(16, 16), 3), bytearray(768), "rgb", 8, (16, 16), (0, 0, 16, 16))
 
 
 def test_a_header_that_announces_more_than_the_caller_knows_is_not_decoded():
     """The decoder rejects a header with another size than the one that the caller checked."""
     lying = jpeg_announcing(jpeg(TALL), 65_500, 65_500)
 
-    assert _jpeg.decode(lying, bytearray(1000), "rgb", 8, (256, 64), (0, 0, 8, 8)) is None
+    assert extension.decode(lying, bytearray(1000), "rgb", 8, (256, 64), (0, 0, 8, 8)) is None
     with pytest.raises(ValueError, match="premature end"):
-        _jpeg.decode(lying, bytearray(600_000), "rgb", 8, (65_500, 65_500), (65_000, 65_000, 1, 1))
+        extension.decode(lying, bytearray(600_000), "rgb", 8, (65_500, 65_500), (65_000, 65_000, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -252,24 +252,24 @@ def test_a_header_that_announces_more_than_the_caller_knows_is_not_decoded():
 def test_a_box_that_is_not_in_the_image_is_refused(box):
     """A box outside the image is an error of the caller, not of the file."""
     with pytest.raises(ValueError, match="the box is empty, or reaches out"):
-        _jpeg.decode(jpeg(TALL), bytearray(100_000), "rgb", 8, (256, 64), box)
+        extension.decode(jpeg(TALL), bytearray(100_000), "rgb", 8, (256, 64), box)
 
 
 def test_nothing_is_written_behind_the_buffer():
     """A buffer that is one byte too small is rejected, and bytes behind the needed ones stay."""
     data, size, box = jpeg_of(TALL), (256, 64), (3, 20, 100, 9)
     enough = bytearray(b"\x55" * 20_000)
-    columns, before, *_ = _jpeg.decode(data, enough, "rgb", 8, size, box)
+    columns, before, *_ = extension.decode(data, enough, "rgb", 8, size, box)
     needed = 100 * columns * 3
 
-    assert 9 <= columns <= 9 + _jpeg.COLUMNS_BESIDE_MAX
+    assert 9 <= columns <= 9 + extension.COLUMNS_BESIDE_MAX
     assert 0 <= before <= columns - 9
     assert enough[needed:] == b"\x55" * (20_000 - needed)
-    assert _jpeg.decode(data, bytearray(needed), "rgb", 8, size, box) == (columns, before, True, 0)
+    assert extension.decode(data, bytearray(needed), "rgb", 8, size, box) == (columns, before, True, 0)
     with pytest.raises(
         ValueError, match=f"100 rows of {columns} columns need more than the buffer's {needed - 1} bytes"
     ):
-        _jpeg.decode(data, bytearray(needed - 1), "rgb", 8, size, box)
+        extension.decode(data, bytearray(needed - 1), "rgb", 8, size, box)
 
 
 def test_wrong_arguments_are_refused():
@@ -277,14 +277,14 @@ def test_wrong_arguments_are_refused():
     data, memory, rest = jpeg(TALL), bytearray(100_000), ((256, 64), (0, 0, 8, 8))
 
     with pytest.raises(ValueError, match="rgb, bgr or gray, not cmyk"):
-        _jpeg.decode(data, memory, "cmyk", 8, *rest)
+        extension.decode(data, memory, "cmyk", 8, *rest)
     for eighths in (0, 3, 16, -8):
         with pytest.raises(ValueError, match=f"1, 2, 4 or 8 eighths, not {eighths}"):
-            _jpeg.decode(data, memory, "rgb", eighths, *rest)
+            extension.decode(data, memory, "rgb", eighths, *rest)
     with pytest.raises(TypeError):
-        _jpeg.decode(data, bytes(memory), "rgb", 8, *rest)
+        extension.decode(data, bytes(memory), "rgb", 8, *rest)
     with pytest.raises(OverflowError):
-        _jpeg.decode(data, memory, "rgb", 8, (256, 64), (0, 0, 2**40, 8))
+        extension.decode(data, memory, "rgb", 8, (256, 64), (0, 0, 2**40, 8))
 
 
 def test_threads_decode_side_by_side():
@@ -313,8 +313,8 @@ def test_flipped_bits_give_pixels_or_a_reason():
         top, left = int(random.integers(256)), int(random.integers(64))
         box = Cut(top, left, int(random.integers(1, 257 - top)), int(random.integers(1, 65 - left)))
         try:
-            outcomes.add(_jpeg.decode(broken, bytearray(100_000), "rgb", 8, (256, 64), box) is None)
-        except _jpeg.JpegError:
+            outcomes.add(extension.decode(broken, bytearray(100_000), "rgb", 8, (256, 64), box) is None)
+        except extension.JpegError:
             outcomes.add("reason")
 
     assert outcomes == {True, False, "reason"}
@@ -329,10 +329,10 @@ def test_a_million_calls_leave_no_memory_behind():
 
     def many(calls):
         for _ in range(calls // 4):
-            _jpeg.decode(whole, memory, "rgb", 8, size, (0, 0, 16, 16))
-            _jpeg.decode(whole, memory, "rgb", 4, size, (1, 2, 3, 4))
-            assert _jpeg.decode(foreign, memory, "rgb", 8, size, (0, 0, 1, 1)) is None
-            with pytest.raises(_jpeg.JpegError):
-                _jpeg.decode(broken, memory, "rgb", 8, size, (0, 0, 16, 16))
+            extension.decode(whole, memory, "rgb", 8, size, (0, 0, 16, 16))
+            extension.decode(whole, memory, "rgb", 4, size, (1, 2, 3, 4))
+            assert extension.decode(foreign, memory, "rgb", 8, size, (0, 0, 1, 1)) is None
+            with pytest.raises(extension.JpegError):
+                extension.decode(broken, memory, "rgb", 8, size, (0, 0, 16, 16))
 
     check_that_memory_stays(many, 1_000_000)

@@ -23,12 +23,9 @@ from support.images import (
     progressive_jpeg,
     ycck_jpeg,
 )
-from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, extension, where_it_is_built
 
 pytestmark = where_it_is_built
-if jpeg_box.IS_BUILT:
-    from batchd.data.pipeline import _jpeg
-
 IMAGE = photo(40, 56)
 PLAIN = jpeg(IMAGE)
 
@@ -96,13 +93,13 @@ def by_python(data):
 
 @pytest.mark.parametrize("data", USUAL.values(), ids=USUAL)
 def test_a_usual_file_has_the_same_header(data):
-    assert _jpeg.probe(data) == by_python(data)
-    assert _jpeg.probe(data) is not None
+    assert extension.probe(data) == by_python(data)
+    assert extension.probe(data) is not None
 
 
 @pytest.mark.parametrize("data", UNUSUAL.values(), ids=UNUSUAL)
 def test_an_unusual_file_is_left_to_python(data):
-    assert _jpeg.probe(data) is None
+    assert extension.probe(data) is None
 
 
 @given(data=st.sampled_from([*USUAL.values(), *UNUSUAL.values()]), random=st.randoms(use_true_random=False))
@@ -121,7 +118,7 @@ def test_a_broken_file_has_the_same_header_or_none(data, random):
             broken[place:place] = broken[place : place + random.randint(1, 20)]
         else:
             del broken[random.randrange(len(broken) + 1) :]
-    assert _jpeg.probe(broken) in {None, by_python(broken)}
+    assert extension.probe(broken) in {None, by_python(broken)}
 
 
 def test_both_ways_are_one_for_the_pipeline(monkeypatch):

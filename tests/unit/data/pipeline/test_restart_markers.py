@@ -27,11 +27,10 @@ from support.images import (
     progressive_jpeg,
     ycck_jpeg,
 )
-from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, check_that_memory_stays, decoder, extension, where_it_is_built
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.data.pipeline import _jpeg
     from batchd.data.pipeline.image.jpeg_box import in_one_scan
 
 WIDE = photo(150, 320)
@@ -98,7 +97,7 @@ def test_one_scan_changes_no_pixel(case):
             cv2.imdecode(np.frombuffer(made, np.uint8), 1), cv2.imdecode(np.frombuffer(data, np.uint8), 1)
         )
         assert one_scan(made) is None
-        assert _jpeg.access_points(made, size, 32) is not None
+        assert extension.access_points(made, size, 32) is not None
 
 
 @given(
@@ -213,7 +212,7 @@ def test_other_files_stay_as_they_are(data):
 
 def test_an_unfinished_file_is_not_rewritten():
     """A decoder guesses missing parts, and would guess differently of the rewritten file."""
-    assert _jpeg.transcode(without_its_last_scan(), WIDE.shape[:2]) is None
+    assert extension.transcode(without_its_last_scan(), WIDE.shape[:2]) is None
 
 
 def test_scans_of_components_become_one():
@@ -232,11 +231,11 @@ def test_a_broken_file_stays_as_it_is():
     hole = memoryview(data[: scan + 20] + JPEG_END)
 
     assert in_one_scan(hole, probe_image(hole)) is None
-    with pytest.raises(_jpeg.JpegError, match="premature end"):
-        _jpeg.transcode(hole, (150, 320))
-    with pytest.raises(_jpeg.JpegError, match="more than 200 scans"):
-        _jpeg.transcode(jpeg_by_component(photo(16, 16)[..., 0], 250), (16, 16))
-    assert _jpeg.transcode(data, (150, 319)) is None
+    with pytest.raises(extension.JpegError, match="premature end"):
+        extension.transcode(hole, (150, 320))
+    with pytest.raises(extension.JpegError, match="more than 200 scans"):
+        extension.transcode(jpeg_by_component(photo(16, 16)[..., 0], 250), (16, 16))
+    assert extension.transcode(data, (150, 319)) is None
 
 
 def test_a_part_that_is_too_short_is_found_by_the_crops_that_need_it():
@@ -324,12 +323,12 @@ def test_flipped_bytes_give_pixels_or_a_reason():
         top, left = int(random.integers(150)), int(random.integers(320))
         box = (top, left, int(random.integers(1, 151 - top)), int(random.integers(1, 321 - left)))
         for call in (
-            lambda broken=broken, box=box: _jpeg.decode(broken, bytearray(200_000), "rgb", 8, (150, 320), box),
-            lambda broken=broken: _jpeg.transcode(broken, (150, 320)),
+            lambda broken=broken, box=box: extension.decode(broken, bytearray(200_000), "rgb", 8, (150, 320), box),
+            lambda broken=broken: extension.transcode(broken, (150, 320)),
         ):
             try:
                 outcomes.add(call() is None)
-            except _jpeg.JpegError:
+            except extension.JpegError:
                 outcomes.add("reason")
 
     assert outcomes == {True, False, "reason"}
@@ -340,11 +339,11 @@ def test_a_box_is_checked_before_anything_is_cut():
     data = jpeg_of(WIDE, restart=4)
 
     with pytest.raises(ValueError, match="the box is empty, or reaches out"):
-        _jpeg.tiles(data, 8, (150, 320), (140, 0, 11, 5))
+        extension.tiles(data, 8, (150, 320), (140, 0, 11, 5))
     with pytest.raises(ValueError, match="1, 2, 4 or 8 eighths, not 3"):
-        _jpeg.tiles(data, 3, (150, 320), (0, 0, 1, 1))
+        extension.tiles(data, 3, (150, 320), (0, 0, 1, 1))
     with pytest.raises(ValueError, match="need more than the buffer's 100 bytes"):
-        _jpeg.decode(data, bytearray(100), "rgb", 8, (150, 320), UNDER_THE_MIDDLE)
+        extension.decode(data, bytearray(100), "rgb", 8, (150, 320), UNDER_THE_MIDDLE)
 
 
 @pytest.mark.slow
@@ -359,11 +358,11 @@ def test_many_calls_leave_no_memory_behind():
 
     def many(calls):
         for _ in range(calls // 4):
-            _jpeg.decode(data, memory, "rgb", 8, size, (8, 8, 9, 9))
-            _jpeg.transcode(scans, size)
-            with pytest.raises(_jpeg.JpegError):
-                _jpeg.decode(broken, memory, "rgb", 8, size, (8, 16, 8, 8))
-            with pytest.raises(_jpeg.JpegError):
-                _jpeg.transcode(hole, size)
+            extension.decode(data, memory, "rgb", 8, size, (8, 8, 9, 9))
+            extension.transcode(scans, size)
+            with pytest.raises(extension.JpegError):
+                extension.decode(broken, memory, "rgb", 8, size, (8, 16, 8, 8))
+            with pytest.raises(extension.JpegError):
+                extension.transcode(hole, size)
 
     check_that_memory_stays(many, 200_000)

@@ -25,12 +25,12 @@ from batchd.data.pipeline.stages import Timings
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from support.images import JPEG_END, jpeg, jpeg_of, jpeg_with_exif, photo, progressive_jpeg, ycck_jpeg
-from support.jpeg_boxes import SUBSAMPLINGS, where_it_is_built
+from support.jpeg_boxes import SUBSAMPLINGS, extension, where_it_is_built
 from support.pipelines import image_pipeline, run
 
 pytestmark = where_it_is_built
 if jpeg_box.IS_BUILT:
-    from batchd.data.pipeline import _jpeg, _pixels
+    from batchd.data.pipeline import _pixels
 
 WIDE = photo(150, 200)
 SIZE = (32, 40)
@@ -64,7 +64,7 @@ def decoded(data, box, eighths=8, color="rgb", **target):
     header = probe_image(memoryview(data))
     memory = np.zeros(header.height * header.width * 3, np.uint8)
     arguments = target.values() if target else ()
-    return _jpeg.decode(
+    return extension.decode(
         data, memory, color, eighths, (header.height, header.width), box, None, False, *arguments
     ), memory
 
@@ -123,7 +123,7 @@ def test_usual_crops_take_one_call(monkeypatch):
 def test_a_broken_file_says_the_same_with_a_target():
     """The reason of a bad sample does not depend on the number of calls."""
     broken = FILES["upright"][: FILES["upright"].index(b"\xff\xda") + 200] + JPEG_END
-    with pytest.raises(_jpeg.JpegError) as alone:
+    with pytest.raises(extension.JpegError) as alone:
         decoded(broken, Cut(0, 0, 150, 200))
     with pytest.raises(SampleUndecodable, match=f"^a broken JPEG: {alone.value}$"):
         run(image_pipeline([Decode(), Resize(size=SIZE)]), broken)
