@@ -2,16 +2,22 @@
 
 import sys
 from math import inf
+from typing import Annotated
 
 import click
 
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import Address, as_command
+from batchd.cli.options import Address, as_command, option
 from batchd_wire.messages import AskReload, Reloaded
 
 
 @as_command("reload")
-def command(*, address: Address) -> None:
+def command(
+    *,
+    address: Address,
+    dry_run: Annotated[bool, option("Change nothing: print what a reload would change, and which trainers would end.")],
+    keep_trainers: Annotated[bool, option("Change nothing, and exit with 1, if a trainer would end.")],
+) -> None:
     """Have the daemon read its configuration again, and print what has changed.
 
     Unchanged streams continue untouched. Waits until new sources are scanned. If anything is wrong,
@@ -19,7 +25,7 @@ def command(*, address: Address) -> None:
     5 if only the memory is too small. Only root and the daemon's own user may reload.
     """
     with running_daemon(address) as session:
-        outcome = session.request(AskReload, Reloaded, inf)
+        outcome = session.request(lambda request: AskReload(request, dry_run, keep_trainers), Reloaded, inf)
     if outcome.exit_code:
         click.echo(f"batchd: {outcome.text}", err=True)
         sys.exit(outcome.exit_code)

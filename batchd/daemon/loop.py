@@ -351,7 +351,7 @@ class Loop:
     def _take_query(self, query: Query) -> None:
         """Begin a reload, which is answered at its end; leave any other query to the side work."""
         if isinstance(query.message, messages.AskReload):
-            self.reloader.ask(query.session, query.message.request)
+            self.reloader.ask(query.session, query.message)
         else:
             self._side_work.ask(query)
 

@@ -246,9 +246,15 @@ class Join(Message):
 
 @message(19)
 class AskReload(Message):
-    """Ask for a reload, for root and the daemon's user; answered when it is done."""
+    """Ask for a reload, for root and the daemon's user; answered when it is done.
+
+    ``is_dry``: only say what it would change. ``keeps_trainers``: change nothing if a trainer would
+    end.
+    """
 
     request: int
+    is_dry: bool = False
+    keeps_trainers: bool = False
 
 
 @message(40)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -78,7 +79,12 @@ def test_streams_are_added_removed_and_left_alone(reloading):
         held = next(iter(stream))
         before = held["image"].copy()
         it.write({"photos": it.stream()})
-        assert command("reload", address=it.daemon.address).stdout == "removed more\n"
+        dry = command("reload", "--dry-run", address=it.daemon.address)
+        assert re.fullmatch(r"removed more\n  more: ends \S+ at 0:1\n", dry.stdout)
+        kept = command("reload", "--keep-trainers", address=it.daemon.address, status=1)
+        assert kept.stderr == f"batchd: nothing has changed, since trainers would end:\n{dry.stdout}"
+        assert it.serves() == {"photos", "more"}
+        assert command("reload", address=it.daemon.address).stdout == dry.stdout
         with pytest.raises(StreamRemoved, match="more"):
             read_on(stream)
         assert (held["image"] == before).all()
@@ -93,6 +99,24 @@ def test_streams_are_added_removed_and_left_alone(reloading):
     assert (outcome["exit_code"], outcome["text"]) == (0, "nothing has changed")
     assert len(it.daemon.log_lines("configuration reloaded")) == 3
     assert "last reload" in command("status", address=it.daemon.address).stdout
+
+
+def test_what_becomes_of_each_setting_is_said_before_and_after(reloading):
+    """Trainers continue where the batches stay the same."""
+    it = reloading()
+    with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos") as stream:
+        next(iter(stream))
+        it.write({"photos": it.stream(window=3)})
+        same = command("reload", "--dry-run", "--keep-trainers", address=it.daemon.address).stdout
+        assert same == "changed photos\n  photos: window: 4 became 3\n"
+        assert command("reload", "--keep-trainers", address=it.daemon.address).stdout == same
+        assert next(iter(stream)).step == 1
+        it.write({"photos": it.stream(window=3, batch_size=8, cache="encoded", cache_memory="1MiB")})
+        other = command("reload", "--dry-run", address=it.daemon.address).stdout.splitlines()
+        assert other[:2] == ["changed photos", "  photos: batch_size: 4 became 8"]
+        assert '  photos: cache: nothing became "encoded"' in other
+        assert re.fullmatch(r"  photos: ends \S+ at 0:2", other[-1])
+    assert it.daemon.status()["daemon"]["reload"]["text"] == same.rstrip("\n")
 
 
 @pytest.mark.thorough

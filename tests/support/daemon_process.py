@@ -186,11 +186,11 @@ class DaemonProcess:
         return next(stream for stream in self.status()["streams"] if stream["name"] == name)
 
     def reload(self, exit_code: int = 0) -> str:
-        """Reload its configuration like ``batchd reload``. Return the output of the command."""
+        """Reload its configuration like ``batchd reload``; return its first line, or problems."""
         with asking(self.address) as session:
             outcome = session.request(AskReload, Reloaded, monotonic() + PATIENCE_S)
         assert outcome.exit_code == exit_code, outcome.text
-        return outcome.text
+        return outcome.text if exit_code else outcome.text.partition("\n")[0]
 
     def worker_pids(self) -> set[int]:
         """The processes of its workers, according to the kernel.

@@ -34,6 +34,7 @@ from batchd.errors import BatchdError, ConfigInvalid, SourceInvalid
 from batchd.runtime.children import start_linked
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.suggestions import suggestion
+from batchd.stream.differences import part_differences
 from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout
 from batchd.stream.served import ServedStream, open_stream
@@ -587,7 +588,7 @@ def check_fingerprint(
     if state is not None:
         check_state_stream(state, now.stream)
     if card is not None and card.fingerprint != now.fingerprint:
-        lines = "".join(f"\n  {line}" for line in cards.part_differences(card.parts, now.parts))
+        lines = "".join(f"\n  {line}" for line in part_differences(card.parts, now.parts))
         differ = f":{lines}" if lines else f" (fingerprint {card.fingerprint[:16]}, now {now.fingerprint[:16]})"
         raise SourceInvalid(f"stream {now.stream!r} makes other batches than {than}{differ}")
     if state is not None and state.fingerprint != now.fingerprint:

@@ -35,6 +35,7 @@ from batchd.core.plan import Facts
 from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.errors import BatchdError
 from batchd.runtime import __version__
+from batchd.stream.differences import part_differences
 from batchd.stream.served import PART_NAMES, content_from
 from batchd.stream.served import fingerprint as digest_of
 from batchd_wire.position import Position
@@ -44,7 +45,6 @@ FILE_BYTES_MAX = 16 << 20
 CPU_INFO = Path("/proc/cpuinfo")
 DECODING_FEATURES = ("sse4_2", "avx2", "avx512f", "avx512bw", "asimd", "sve", "sve2")
 """Instructions for which the decoders have code of their own."""
-SHOWN_CHARACTERS_MAX = 60
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 GUESSES: Mapping[str, Sequence[object]] = {
     "seed": range(4096),
@@ -250,27 +250,6 @@ def joined_card(card: RunCard, others: Sequence[tuple[Path, RunCard]]) -> RunCar
     return replace(card, digests=tuple(digests[epoch] for epoch in sorted(digests)))
 
 
-def part_differences(before: Facts, after: Facts) -> list[str]:
-    """The parts of two fingerprints that differ, one line of text for each."""
-    lines = []
-    for name in [*before, *(name for name in after if name not in before)]:
-        old, new = before.get(name), after.get(name)
-        if old == new:
-            continue
-        if name == "source":
-            lines.append("source: other files, or other options of the source")
-        elif name.startswith("module "):
-            lines.append(f"{name}: the code of your function has changed")
-        elif name == "content version":
-            lines.append(f"content version {old} became {new}: this batchd makes other bytes of the same configuration")
-        elif isinstance(old, dict) and isinstance(new, dict) and old.get("op") == new.get("op"):
-            step = f"{name}, {json.dumps(old['op'])}" if "op" in old else name
-            lines += [f"{step}: {option} {change}" for option, change in _changes(old, new)]
-        else:
-            lines.append(f"{name}: {_shown(before, name)} became {_shown(after, name)}")
-    return lines
-
-
 def one_changed_part(fingerprint: str, now: Facts) -> str | None:
     """The one part by which the stream of an older fingerprint differed from that of these parts.
 
@@ -295,21 +274,3 @@ def version_differences(before: Mapping[str, str], after: Mapping[str, str]) -> 
         for name, text in before.items()
         if name in after and after[name] != text
     ]
-
-
-def _changes(old: Facts, new: Facts) -> list[tuple[str, str]]:
-    return [
-        (option, f"{_shown(old, option)} became {_shown(new, option)}")
-        for option in [*old, *(option for option in new if option not in old)]
-        if old.get(option) != new.get(option) or (option in old) != (option in new)
-    ]
-
-
-def _shown(parts: Facts, name: str) -> str:
-    if name not in parts:
-        return "nothing"
-    value = parts[name]
-    if isinstance(value, dict) and "op" in value:
-        return json.dumps(value["op"])
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[: SHOWN_CHARACTERS_MAX - 1]}…"

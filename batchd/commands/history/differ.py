@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.commands.history.batches import check_fingerprint
-from batchd.commands.history.cards import RunCard, part_differences, version_differences
+from batchd.commands.history.cards import RunCard, version_differences
 from batchd.commands.history.seen import SampleLookup
 from batchd.config.tree import BlockShuffle, StreamConfig
 from batchd.core.packs import Cuts, Packs
@@ -25,6 +25,7 @@ from batchd.core.plan import Plan
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.sample_fields import pack_of
 from batchd.data.sources.composed.options import MixSource
+from batchd.stream.differences import part_differences
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 

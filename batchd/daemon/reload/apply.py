@@ -10,7 +10,7 @@ Invariant: a document takes effect completely, or not at all; then its descripto
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -23,10 +23,13 @@ from batchd.daemon.reload.messages import ReloadDocument, ReloadRequest
 from batchd.daemon.workers import AllWorkers
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime.limits import SessionLimits
+from batchd.runtime.plain import from_plain
 from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd.stream.cache_memory import different
+from batchd.stream.differences import card_differences
 from batchd.stream.served import ServedStream, StreamFacts
 from batchd.worker.messages import CHUNK_ROWS_MAX
+from batchd_wire.record import frozen
 
 _log = structlog.get_logger()
 
@@ -34,6 +37,48 @@ Code = dict[str, tuple[str, tuple[str, ...]]]
 """By the module's name: its digest, and the folders that are searched for it."""
 Descriptors = dict[str, list[int]]
 """For each new stream: its index and perhaps its mailbox."""
+
+
+@frozen
+class Changes:
+    """What a reload changes. ``streams``: their names by what happens to them.
+
+    ``workers``: before and after. ``keys``: of [daemon], that take effect; ``restart``: the others.
+    ``details``: a line for each setting of a stream. ``ends``: a line for each trainer that ends.
+    """
+
+    streams: dict[str, list[str]]
+    workers: tuple[int, int]
+    keys: list[str]
+    restart: list[str]
+    details: list[str]
+    ends: list[str]
+
+    @property
+    def text(self) -> str:
+        """A line with the summary, and then the others."""
+        parts = [f"{what} {', '.join(which)}" for what, which in self.streams.items() if which]
+        before, after = self.workers
+        if after != before:
+            parts.append(f"workers {before} to {after}")
+        if self.keys:
+            parts.append(f"[daemon] {', '.join(self.keys)} changed")
+        if self.restart:
+            parts.append(f"[daemon] {', '.join(self.restart)} need a restart, and stay as they were until then")
+        return "\n  ".join(["; ".join(parts) or "nothing has changed", *self.details, *self.ends])
+
+    def log(self) -> None:
+        """Log that they are in force."""
+        workers_before, workers = self.workers
+        _log.info(
+            "configuration reloaded",
+            **{what: ", ".join(which) for what, which in self.streams.items()},
+            workers_before=workers_before,
+            workers=workers,
+            keys=", ".join(self.keys),
+        )
+        if self.restart:
+            _log.warning("restart needed", keys=", ".join(self.restart), advice="the old values stay until then")
 
 
 @dataclass(slots=True)
@@ -83,8 +128,59 @@ class ReloadApplier:
             cached_bytes={cache.spec.key: cache.used_bytes for cache in caches if not cache.spec.folder},
         )
 
-    def apply(self, document: ReloadDocument, descriptors: Descriptors) -> str:
-        """Put a document into force; a summary for users. Raises ``OSError``, without a change."""
+    def changes(self, document: ReloadDocument) -> Changes:
+        """What a document changes, compared with what is in force."""
+        before = {name: self.streams[number] for name, number in self._numbers.items()}
+        made: dict[str, StreamFacts] = {
+            name: from_plain(StreamFacts, plain) for name, plain in document.streams.items()
+        }
+        revived = {
+            name for name, facts in made.items() if name in before and before[name].facts.signature == facts.signature
+        }
+        removed = before.keys() - made.keys() - set(document.same)
+        details: list[str] = []
+        ends: list[str] = []
+        for name in sorted(made.keys() & before.keys() - revived):
+            old, new = before[name].facts, made[name]
+            details += [f"{name}: {line}" for line in card_differences(old.card, new.card)]
+            if old.cache is not None and new.cache is not None and old.cache.key != new.cache.key:
+                details.append(f"{name}: its cache is filled anew")
+        for name, stream in before.items():
+            if name in removed or (name in made and made[name].spec.fingerprint != stream.spec.fingerprint):
+                ends += self._readers(name)
+        wanted = self._daemon_after(document)
+        return Changes(
+            streams={
+                "added": sorted(made.keys() - before.keys()),
+                "removed": sorted(removed),
+                "changed": sorted(made.keys() & before.keys() - revived),
+                "revived": sorted(revived),
+            },
+            workers=(self.workers_wanted, document.workers),
+            keys=[
+                key
+                for key in document.daemon
+                if getattr(self.daemon, key) != getattr(wanted, key)
+                and (key != "workers" or document.workers == self.workers_wanted)
+            ],
+            restart=document.restart,
+            details=details,
+            ends=ends,
+        )
+
+    def _readers(self, name: str) -> Iterator[str]:
+        """Each trainer of a stream, and where it is; some may not have asked for its last form."""
+        forms = [stream for number, stream in self.state.streams.items() if self.streams[number].name == name]
+        for subscription in [reader for stream in forms for reader in stream.delivery.subscriptions.values()]:
+            share = subscription.course.at(subscription.consumed)
+            where = f" at {share.position.epoch}:{share.position.step}" if share is not None else ""
+            yield f"{name}: ends {self.doors.peer(subscription.session).name}{where}"
+
+    def _daemon_after(self, document: ReloadDocument) -> DaemonConfig:
+        return DaemonConfig.model_validate_json(json.dumps({**self.daemon.model_dump(mode="json"), **document.daemon}))
+
+    def apply(self, document: ReloadDocument, descriptors: Descriptors) -> None:
+        """Put a document into force. Raises ``OSError``, without a change."""
         before = self._numbers
         made = self._streams(document.streams, descriptors)
         code = code_in(made)
@@ -92,15 +188,7 @@ class ReloadApplier:
         self.imported.update(code)
         self.last_number += len(made)
         self.streams.update({stream.number: stream for stream in made})
-        workers_before, self.workers_wanted = self.workers_wanted, document.workers
-        former, changed = self.daemon, json.dumps({**self.daemon.model_dump(mode="json"), **document.daemon})
-        self.daemon = DaemonConfig.model_validate_json(changed)
-        keys = [
-            key
-            for key in document.daemon
-            if getattr(former, key) != getattr(self.daemon, key)
-            and (key != "workers" or self.workers_wanted == workers_before)
-        ]
+        self.workers_wanted, self.daemon = document.workers, self._daemon_after(document)
         names = {stream.name for stream in made}
         for stream in made:  # the same rows: their digests go on
             same = self.streams.get(before.get(stream.name, -1))
@@ -123,24 +211,6 @@ class ReloadApplier:
                 renews_workers,
             )
         )
-        signatures = {name: self.streams[number].facts.signature for name, number in before.items()}
-        revived = {stream.name for stream in made if signatures.get(stream.name) == stream.facts.signature}
-        changes = {
-            "added": sorted(names - before.keys()),
-            "removed": sorted(self.streams[number].name for number in removed),
-            "changed": sorted(names & before.keys() - revived),
-            "revived": sorted(revived),
-        }
-        _log.info(
-            "configuration reloaded",
-            **{what: ", ".join(which) for what, which in changes.items()},
-            workers_before=workers_before,
-            workers=self.workers_wanted,
-            keys=", ".join(keys),
-        )
-        if document.restart:
-            _log.warning("restart needed", keys=", ".join(document.restart), advice="the old values stay until then")
-        return _summary(changes, (workers_before, self.workers_wanted), keys, document.restart)
 
     def _streams(self, plain: Mapping[str, object], descriptors: Descriptors) -> list[ServedStream]:
         """Make all streams, or none; they take their descriptors out of ``descriptors``."""
@@ -192,16 +262,3 @@ def code_in(streams: Iterable[ServedStream]) -> Code:
         for stream in streams
         for name, digest in stream.message.recipe.modules
     }
-
-
-def _summary(changes: dict[str, list[str]], workers: tuple[int, int], keys: list[str], restart: list[str]) -> str:
-    """Summary for users. ``workers``: before and after. ``keys``: of [daemon], now in force."""
-    parts = [f"{what} {', '.join(which)}" for what, which in changes.items() if which]
-    before, after = workers
-    if after != before:
-        parts.append(f"workers {before} to {after}")
-    if keys:
-        parts.append(f"[daemon] {', '.join(keys)} changed")
-    if restart:
-        parts.append(f"[daemon] {', '.join(restart)} need a restart, and stay as they were until then")
-    return "; ".join(parts) or "nothing has changed"

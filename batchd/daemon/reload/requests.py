@@ -43,7 +43,7 @@ from batchd.runtime.poller import Poller
 from batchd.runtime.slots import ADVICE
 from batchd_wire.channel import ChannelClosed, receive_message
 from batchd_wire.codec import TEXT_CHARACTERS_MAX, MalformedMessage, Message
-from batchd_wire.messages import Reloaded
+from batchd_wire.messages import AskReload, Reloaded
 from batchd_wire.record import frozen
 from batchd_wire.status import ReloadOutcome
 
@@ -53,6 +53,7 @@ NO_FILE = (
     "this daemon serves one script, which gave it its configuration and ends with it: end the script's `batchd.serve` and begin "
     "another one"
 )
+KEPT = "nothing has changed, since trainers would end"
 NICENESS = 5
 """Of the reading process: workers and trainers have priority, from its first moment on."""
 KILL_TIMEOUT_S = 2.0
@@ -64,6 +65,16 @@ class Origin:
 
     file: Path
     overrides: Mapping[str, str]
+
+
+@frozen
+class _Asker:
+    """A session whose request a reading answers; see ``AskReload``."""
+
+    session: int
+    request: int
+    is_dry: bool
+    keeps_trainers: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -107,19 +118,24 @@ class Reloader:
     """Killed processes that have not ended yet."""
     _is_wanted: bool = False
     _is_over: bool = False
-    _askers: list[tuple[int, int]] = field(default_factory=list)
-    """Sessions and requests that the present reading answers."""
-    _later: list[tuple[int, int]] = field(default_factory=list)
+    _askers: list[_Asker] = field(default_factory=list)
+    """Whom the present reading answers."""
+    _later: list[_Asker] = field(default_factory=list)
+    _is_signalled: bool = False
+    """Whether a signal asked for the present reading."""
+    _will_be_signalled: bool = False
 
     @property
     def is_reading(self) -> bool:
         """True while a configuration is being read."""
         return self._reading is not None
 
-    def ask(self, session: int = 0, request: int = 0) -> None:
+    def ask(self, session: int = 0, question: AskReload | None = None) -> None:
         """Read the configuration again, once that is possible; a session is answered then."""
-        if request:
-            self._later.append((session, request))
+        if question is None:
+            self._will_be_signalled = True
+        else:
+            self._later.append(_Asker(session, question.request, question.is_dry, question.keeps_trainers))
         self._is_wanted = True
         if self._reading is None:
             self._begin()
@@ -162,6 +178,7 @@ class Reloader:
             return
         self._is_wanted = False
         self._askers, self._later = self._later, []
+        self._is_signalled, self._will_be_signalled = self._will_be_signalled, False
         self.service.reloading()
         failpoints.passing("daemon.reloading")
         if self.origin is None:
@@ -241,22 +258,32 @@ class Reloader:
         if missing:
             return ExitCode.FAILED, f"the new configuration cannot be loaded: no index of {', '.join(missing)} arrived"
         try:
-            text = self.applier.apply(document, reading.descriptors)
+            changes = self.applier.changes(document)
+            in_earnest = [asker for asker in self._askers if not asker.is_dry]
+            if not in_earnest and not self._is_signalled:
+                return ExitCode.FINE, changes.text
+            if changes.ends and not self._is_signalled and all(asker.keeps_trainers for asker in in_earnest):
+                return ExitCode.FAILED, f"{KEPT}:\n{changes.text}"
+            self.applier.apply(document, reading.descriptors)
         except OSError as error:
             return ExitCode.FAILED, f"the new configuration cannot be loaded: {error}"
+        changes.log()
         failpoints.passing("daemon.reloaded")
-        return ExitCode.FINE, text
+        return ExitCode.FINE, changes.text
 
     def _conclude(self, exit_code: int, text: str) -> None:
         """Log the outcome, and send it to every session that asked."""
-        if exit_code:
+        is_dry = bool(self._askers) and not self._is_signalled and all(asker.is_dry for asker in self._askers)
+        if exit_code and not is_dry:
             _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
         shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."
-        self.outcome = ReloadOutcome(time(), exit_code, shown)
-        for session, request in self._askers:
-            self.send(session, Reloaded(request, exit_code, shown))
+        if not is_dry:
+            self.outcome = ReloadOutcome(time(), exit_code, shown)
+        for asker in self._askers:
+            self.send(asker.session, Reloaded(asker.request, exit_code, shown))
         self._askers.clear()
-        self.service.reloaded(self.applier.workers_wanted, shown.partition("\n")[0])
+        outcome = "a dry run: nothing has changed" if is_dry else shown.partition("\n")[0]
+        self.service.reloaded(self.applier.workers_wanted, outcome)
 
     def _kill(self, reading: _Reading) -> None:
         """Kill a process and ignore it; it is reaped when it has ended."""

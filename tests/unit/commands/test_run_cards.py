@@ -12,7 +12,6 @@ from batchd.commands.history.cards import (
     RunCard,
     TrainerState,
     one_changed_part,
-    part_differences,
     read_card,
     read_run,
     version_differences,
@@ -21,6 +20,7 @@ from batchd.commands.history.differ import RowOrder, difference
 from batchd.config.load import load_config
 from batchd.config.tree import Config
 from batchd.errors import BatchdError
+from batchd.stream.differences import part_differences
 from batchd.stream.served import content_from, fingerprint
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position

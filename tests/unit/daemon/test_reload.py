@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from batchd.daemon.reload import requests as reload
+from batchd.daemon.reload.apply import Changes
 from batchd.daemon.reload.messages import ConfigRead, ReloadDocument, ReloadRequest, ScanProgressed, StreamScanned
 from batchd.daemon.reload.requests import Origin, Reloader
 from batchd.errors import ExitCode
@@ -21,6 +22,7 @@ from batchd.runtime.child_log import ChildLogged
 from batchd.runtime.children import Child
 from batchd.runtime.poller import Poller
 from batchd_wire.channel import send_message
+from batchd_wire.messages import AskReload
 from support.waiting import wait_until
 
 FINE = {"exit_code": 0, "streams": {"photos": {}}}
@@ -33,13 +35,16 @@ class Switched:
 
     def __init__(self):
         self.performed = []
+        self.ends = []
 
     def request(self, *_facts):
         return ReloadRequest("0", "batchd.toml", {}, {}, {}, {}, 0, {})
 
+    def changes(self, _document):
+        return Changes({"added": ["more"]}, (2, 2), [], [], ["more: a line"], self.ends)
+
     def apply(self, document, descriptors):
         self.performed.append((document, set(descriptors)))
-        return "done"
 
 
 class FakeService:
@@ -88,6 +93,7 @@ class Reloading:
         self.poller = Poller()
         self.applier = Switched()
         self.readers = []
+        self.answers = []
         self.service = FakeService()
         self.now_s = monotonic()
         monkeypatch.setattr(reload, "monotonic", lambda: self.now_s)
@@ -96,7 +102,7 @@ class Reloading:
             self.poller,
             self.applier,
             Origin(Path("batchd.toml"), {}),
-            lambda _session, _message: None,
+            lambda session, message: self.answers.append((session, message.exit_code, message.text)),
             self.service,
         )
 
@@ -107,6 +113,15 @@ class Reloading:
     def begin(self):
         self.reloader.ask()
         return self.readers[-1]
+
+    def read(self):
+        """The process reads a document without a new stream, and ends."""
+        reader = self.readers[-1]
+        reader.send_document({"exit_code": 0})
+        self.poller.dispatch()
+        reader.end()
+        self.dispatch_until(lambda: self.service.told, "it is over")
+        self.service.told.clear()
 
     def dispatch_until(self, condition, what):
         wait_until(lambda: self.poller.dispatch() or condition(), what)
@@ -171,6 +186,44 @@ def test_a_document_with_everything_that_belongs_to_it_is_put_into_force(it):
     reader.end()
     assert it.outcome().exit_code == ExitCode.FINE
     assert it.applier.performed == [(ReloadDocument(streams=FINE["streams"]), {"photos"})]
+
+
+DRY, KEEPING, PLAIN = ({"is_dry": True}, {"keeps_trainers": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("questions", "ends", "applied", "exit_code"),
+    [
+        ([DRY], [], False, 0),
+        ([DRY], ["photos: ends a at 0:3"], False, 0),
+        ([DRY, DRY | KEEPING], ["photos: ends a at 0:3"], False, 0),
+        ([KEEPING], [], True, 0),
+        ([KEEPING], ["photos: ends a at 0:3"], False, 1),
+        ([KEEPING, PLAIN], ["photos: ends a at 0:3"], True, 0),
+        ([DRY, PLAIN], ["photos: ends a at 0:3"], True, 0),
+        ([None, DRY], ["photos: ends a at 0:3"], True, 0),
+        ([None, KEEPING], ["photos: ends a at 0:3"], True, 0),
+    ],
+    ids=str,
+)
+def test_a_reload_happens_unless_nobody_wants_that(it, questions, ends, applied, exit_code):
+    """Several requests are answered by one reading; None is a signal."""
+    it.applier.ends = ends
+    it.reloader.ask(1, AskReload(1))  # is being read when the others ask
+    for session, question in enumerate(questions, 2):
+        it.reloader.ask(session, None if question is None else AskReload(session, **question))
+    it.read()
+    before = it.reloader.outcome
+    it.answers.clear()
+    it.applier.performed.clear()
+
+    it.read()
+
+    assert bool(it.applier.performed) == applied
+    asked = [session for session, question in enumerate(questions, 2) if question is not None]
+    assert [(session, code) for session, code, _text in it.answers] == [(session, exit_code) for session in asked]
+    assert all(ends == [] or ends[0] in text for _session, _code, text in it.answers)
+    assert (it.reloader.outcome is before) == (questions[0] == DRY and not applied)
 
 
 def test_progress_and_lines_of_the_log_are_passed_on(it):
