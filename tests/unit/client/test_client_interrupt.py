@@ -5,6 +5,7 @@ After any interruption, no batch is lost and no batch is repeated.
 
 import gc
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -69,6 +70,8 @@ class Interrupter:
             return
         while frame is not None:
             if frame.f_code.co_name == "__del__":  # Python only prints an exception there
+                return
+            if frame.f_code.co_filename == logging.__file__:  # its handlers would stay locked, for all threads
                 return
             frame = frame.f_back
         self.place -= 1
