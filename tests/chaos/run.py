@@ -354,7 +354,7 @@ class Run:
             had, has = kinds, _descriptor_kinds(daemon.pid)
             self.wrong(f"beyond a fresh daemon's descriptors, it had {had - has}, and lacked {has - had}")
         status = daemon.terminate()
-        if status or daemon.files() != {"lock"}:
+        if status or daemon.files() != {"lock", "log"}:
             self.wrong(f"the daemon ended with {status}, and left {daemon.files()}")
         self._check_log(daemon.log)
 
