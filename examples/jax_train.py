@@ -110,7 +110,8 @@ def train(address: str, checkpoint: Path, epochs: int) -> None:
                     trained, loss = step(trained, batch["image"], batch["label"])
                     done = trained, loader.state_dict()
                     losses.append(loss)
-                loss = sum(map(float, losses)) / len(losses)  # np.mean() would make an error of Ctrl-C
+                # np.mean() of JAX arrays would make an error of Ctrl-C
+                loss = sum(map(float, losses)) / len(losses)
                 print(f"epoch {epoch}: loss {loss:.3f}", flush=True)
         finally:  # after Ctrl-C too: wherever it hits, both parts of `done` are of the same step
             save(checkpoint, *done)

@@ -116,7 +116,7 @@ def _up(
     on_ray = _on_ray()
     set_up_logs(log_level, log_format)
     keys = None if key_on_nodes else named_keys(keys_dir, config_file)
-    wanted = Wanted(daemon)
+    wanted = WorkerDemand(daemon)
     listens_at = wanted.pool().address
     with on_ray.cluster(cluster):
         end = threading.Event()
@@ -189,7 +189,7 @@ def _down(
     click.echo(f"the worker hosts of {where.address} have left")
 
 
-class Wanted:
+class WorkerDemand:
     """Asks a daemon how many workers it needs, and logs when it goes away and returns."""
 
     def __init__(self, daemon: str | None) -> None:

@@ -55,7 +55,8 @@ class Absence:
         if speaker is not self and not speaker.is_over:
             return
         self.since_s, self.due_s = speaker.since_s, speaker.due_s
-        if self.since_s < (back_s := _back_s.get(self._address, 0.0)):  # another connection found it first
+        # another connection may have found the daemon meanwhile
+        if self.since_s < (back_s := _back_s.get(self._address, 0.0)):
             self.since_s, self.due_s = back_s, back_s + ABSENCE_S
         if now_s < self.due_s:
             return

@@ -67,7 +67,7 @@ def test_worker_hosts_reach_a_daemon_at_its_address_or_at_that_of_its_machine(li
 
 def test_an_absent_daemon_is_asked_again(monkeypatch) -> None:
     """Until it answers, there is no number."""
-    wanted = ray.Wanted(None)
+    wanted = ray.WorkerDemand(None)
     answers = iter([4, BatchdError("away"), BatchdError("away"), 6])
 
     def pool() -> PoolStatistics:
@@ -87,7 +87,7 @@ def test_a_daemon_without_worker_hosts_says_how_to_allow_them(monkeypatch) -> No
     monkeypatch.setattr(ray, "running_daemon", lambda _address: ray.suppress())
 
     with pytest.raises(BatchdError, match=r"--set daemon.worker_address=0.0.0.0:7072"):
-        ray.Wanted(None).pool()
+        ray.WorkerDemand(None).pool()
 
 
 @pytest.mark.parametrize(
