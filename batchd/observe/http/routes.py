@@ -174,7 +174,13 @@ class Router:
         observer = {"age_s": monotonic() - answer.received_s, "up": self._client.is_answered}
         return json_response({**answer.plain, "observer": observer})
 
+    def _await_first_answer(self) -> None:
+        """Just after the start, give the daemon a moment: a page greets with numbers."""
+        if self._client.latest() is None:
+            self._client.fresh(SCRAPE_S)
+
     def _page(self, _query: Query) -> Response:
+        self._await_first_answer()
         overview = self._recorder.overview()
         state = f"<p>{NO_ANSWER.capitalize()}.</p>" if overview is None else "\n".join(_tables(overview))
         host = overview.host if overview is not None else ""
@@ -182,6 +188,7 @@ class Router:
         return Response(200, "text/html; charset=utf-8", page.replace(STATE_MARK, state, 1).encode())
 
     def _overview(self, _query: Query) -> Response:
+        self._await_first_answer()
         overview, answer = self._recorder.overview(), self._client.latest()
         if overview is None or answer is None:
             return text_response(503, NO_ANSWER)
