@@ -58,7 +58,7 @@ def command(
     parent = os.fork()
     if parent:
         os.close(telling)
-        sys.exit(_await_start(parent, told, path, began))
+        sys.exit(await_start(parent, told, path, began))
     os.close(told)
     log_format = "text" if log_format == "auto" else log_format
     daemon = _fork_daemon(log)
@@ -74,13 +74,17 @@ def command(
     run_daemon(config_file, overrides, log_level, log_format, ready=ready)
 
 
-def _await_start(parent: int, told: int, path: Path, began: int) -> int:
-    """Print pid and address of a daemon that starts, or what it logged; return the exit status."""
+def await_start(parent: int, told: int, path: Path, began: int) -> int:
+    """Print pid and address of a daemon that starts, or what it logged; return the exit status.
+
+    ``parent``: the child that waits for the daemon; without a daemon it closes ``told`` unwritten.
+    """
     pid = 0
     with open(told, encoding="utf-8") as lines:
         try:
-            pid = int(next(lines))
-            click.echo(f"starting the daemon (pid {pid}); its log: {_near(path)}", err=True)
+            pid = int(next(lines, "0"))
+            if pid:
+                click.echo(f"starting the daemon (pid {pid}); its log: {_near(path)}", err=True)
             for address in lines:
                 click.echo(address.rstrip("\n"))
                 return 0

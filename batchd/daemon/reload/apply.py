@@ -144,7 +144,7 @@ class ReloadApplier:
             old, new = before[name].facts, made[name]
             details += [f"{name}: {line}" for line in card_differences(old.card, new.card)]
             if old.cache is not None and new.cache is not None and old.cache.key != new.cache.key:
-                details.append(f"{name}: its cache is filled anew")
+                details.append(f"{name}: its cache is filled again")
         for name, stream in before.items():
             if name in removed or (name in made and made[name].spec.fingerprint != stream.spec.fingerprint):
                 ends += self._readers(name)

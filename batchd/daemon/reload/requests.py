@@ -1,7 +1,8 @@
 """Reloads of the configuration while the daemon serves: SIGHUP, ``batchd reload``. DAEMON process.
 
     asked -> process of ``rescan`` -> document -> ``applier`` -> outcome: log, status, answers
-                  |                      |
+                  |                      |  |
+                  |                      |  +--- only dry runs asked: what it would change
                   +--- died -------------+--- problems: the old configuration stays; outcome: all
                   +--- silent for too long: killed, and the same
 

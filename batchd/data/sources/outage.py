@@ -2,7 +2,7 @@
 
     its file can be opened                                   --> the sample is bad
     the root is gone, or an empty folder (a mount point)     --> away
-    none of its file and of others of the source can be      --> away; else the sample is bad
+    neither its file nor another of the source can be opened --> away; else the sample is bad
 
 Only looked at after a sample could not be made, so good samples cost nothing.
 """
