@@ -78,6 +78,20 @@ def test_before_the_daemon_has_answered_that_is_said(make_pages):
         assert pages.routes["/history.json"].answer(seconds).status == 200
 
 
+def test_a_page_just_after_the_start_has_numbers(tmp_path, monkeypatch):
+    """The daemon's first answer arrives while the request waits a moment for it."""
+    found = StatusRecorder()
+    with open_status_client() as client:
+        waits = []
+        monkeypatch.setattr(client, "fresh", lambda within_s: waits.append(within_s) or found.add(two_looks()[0]))
+        router = Router(client, found, ContactSheets(f"ipc://{tmp_path}"), HostNames([]), AccessRules(tmp_path))
+        body = router.routes["/"].answer({}).body
+
+    assert len(waits) == 1
+    assert b"photos" in body
+    assert b"has not answered yet" not in body
+
+
 @pytest.mark.parametrize("path", ["/bad.json", "/losses.json", "/sheet.png"])
 @pytest.mark.parametrize("query", [{}, {"stream": "other"}, {"stream": "--address"}])
 def test_streams_that_there_are_not_have_no_sheets(make_pages, recorder, path, query):
