@@ -17,8 +17,8 @@ MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 class GoogleServer(FileServer):
     """Serves ``files`` without credentials."""
 
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(port)
+    def __init__(self, files: dict[str, bytes] | None = None, port: int = 0) -> None:
+        super().__init__(files, port)
         self.headers["Last-Modified"] = MODIFIED
 
     @property

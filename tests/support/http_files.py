@@ -65,8 +65,8 @@ class Asked(NamedTuple):
 class FileServer:
     """Serves ``files`` at ``url``."""
 
-    def __init__(self, port: int = 0) -> None:
-        self.files: dict[str, bytes] = {}
+    def __init__(self, files: dict[str, bytes] | None = None, port: int = 0) -> None:
+        self.files: dict[str, bytes] = dict(files or {})
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         self.asked: list[Asked] = []
         self.connections = 0
@@ -216,8 +216,7 @@ def serving(
     files: dict[str, bytes] | None = None, port: int = 0, kind: type[FileServer] = FileServer
 ) -> Iterator[FileServer]:
     """A server that ends with the block."""
-    server = kind(port)
-    server.files.update(files or {})
+    server = kind(files, port)
     try:
         yield server
     finally:
