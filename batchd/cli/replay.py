@@ -305,6 +305,8 @@ def _result(name: str, value: object) -> str:
             return "from " + "; ".join(f"{hole['left']}, {hole['top']}" for hole in value)
         case "numbers", _:
             return "numbers of its own"
+        case "acts", _:
+            return "done" if value else "not done"
         case _:
             return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
 

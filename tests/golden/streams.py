@@ -295,6 +295,15 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         ],
         "gray": [DECODE, SMALL, {"op": "gray", "channels": 1}],
         "cutout": [DECODE, SMALL, {"op": "cutout", "holes": 2, "size": [6, 8], "fill": [5]}],
+        "perhaps": [
+            DECODE,
+            SMALL,
+            {"op": "random_crop", "size": [24, 32], "padding": 6, "probability": 0.5},
+            {"op": "rotate", "degrees": [-30, 30], "probability": 0.5},
+            {"op": "color_jitter", "brightness": 0.4, "hue": 0.1, "probability": 0.8},
+            {"op": "gray", "probability": 0.3},
+            {"op": "cutout", "size": [6, 8], "probability": 0.5},
+        ],
         "caffe": [{**DECODE, "color": "bgr"}, SMALL, {"op": "subtract_mean", "scale": 0.017}, {"op": "layout"}],
         "to": [DECODE, SMALL, {"op": "to"}],
         "fields": [

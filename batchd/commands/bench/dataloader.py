@@ -34,6 +34,7 @@ from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.image.options import (
     CenterCrop,
+    ChanceStep,
     ColorJitter,
     Decode,
     Gray,
@@ -46,6 +47,7 @@ from batchd.data.pipeline.image.options import (
     Resize,
     To,
 )
+from batchd.data.pipeline.options import StepOptions
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.code.options import PluginSource, PythonSource
@@ -94,8 +96,12 @@ def why_none(stream: StreamConfig, tools: str = "") -> str:
         if isinstance(source, (PythonSource, PluginSource)):
             return "the source is code of your own"
     known = KNOWN if tools == "OpenCV" else (*KNOWN, ColorJitter)
-    others = [step.op for step in stream.pipeline if not isinstance(step, known)]
+    others = [step.op for step in stream.pipeline if not isinstance(step, known) or _acts_at_random(step)]
     return f"no counterpart of the step {', '.join(dict.fromkeys(others))}" if others else ""
+
+
+def _acts_at_random(step: StepOptions) -> bool:
+    return isinstance(step, ChanceStep) and step.probability < 1
 
 
 # --- the steps ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.data.pipeline import effects
-from batchd.data.pipeline.image.options import CropStep, Follow, Rotate
+from batchd.data.pipeline.image.options import ChanceStep, Follow
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import check_files
@@ -197,7 +197,7 @@ def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
     for step in steps:
         if isinstance(step, Follow) and step.drops_boxes:
             followed[step.field] = frozenset(name for role, name in step.followers if role in ("boxes", "label"))
-        elif step.is_random and isinstance(step, CropStep | Rotate):
+        elif step.is_random and isinstance(step, ChanceStep) and step.loses_edges:
             drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
         read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
         op = step.op if step.is_random else next((drawn[name] for name in sorted(read & drawn.keys())), None)

@@ -106,7 +106,7 @@ def _resize(step: options.Resize, columns: Columns) -> Columns:
 def _crop(step: options.CropStep, columns: Columns) -> Columns:
     if isinstance(step, options.RandomCrop):
         _check_fill(step, columns)
-    return _placed(step, columns, step.size)
+    return _perhaps_placed(step, columns, step.size)
 
 
 @effect.register
@@ -138,7 +138,7 @@ def _rotate(step: options.Rotate, columns: Columns) -> Columns:
     sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
     if sideways == {False} or (height is not None and height == width):
         return _placed(step, columns, (height, width))
-    return _placed(step, columns, (width, height) if sideways == {True} else (None, None))
+    return _perhaps_placed(step, columns, (width, height) if sideways == {True} else (None, None))
 
 
 @effect.register
@@ -157,6 +157,12 @@ def _gray(step: options.Gray, columns: Columns) -> Columns:
     height, width, channels = column.shape
     if channels not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"gray" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
+    if step.probability < 1 and channels != step.channels:
+        raise StepInvalid(
+            f'"gray" with probability = {step.probability:g} keeps the number of channels, and {column.name!r} is '
+            f"{column.text}: set channels = {channels}",
+            ("channels",),
+        )
     return changed(step, columns, shape=(height, width, step.channels))
 
 
@@ -208,6 +214,13 @@ def _placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, i
             )
         made[name] = replace(follower, shape=size) if role == "mask" else follower
     return made
+
+
+def _perhaps_placed(step: options.ChanceStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
+    """The columns after a step that may not act: then the image keeps its size."""
+    before = _pixels(step, columns).shape
+    kept = (length if length == before[side] else None for side, length in enumerate(size))
+    return _placed(step, columns, size if step.probability == 1 else (next(kept), next(kept)))
 
 
 def _pixels(step: options.ImageStep, columns: Columns) -> Column:

@@ -11,7 +11,8 @@ Fields that follow the image (a mask, boxes, points) are moved step by step: ``t
 the same moves and the turns in their places, all in coordinates as looked at.
 
 Random numbers are drawn in the order of the steps, and within a step in the order that its options
-name. A step that has nothing to choose from draws none.
+name, the one for its ``probability`` first. A step that has nothing to choose from draws none, and
+one that does not act draws what it would have drawn.
 
 Invariant: applying the moves and then the turn gives what applying the steps one by one to the
 upright image would.
@@ -124,6 +125,12 @@ class Geometry:
         self.moves: list[Move] = []
         self.trail: list[Move | Orientation] | None = [] if is_followed else None
         self.pixels_max = pixels_max
+
+    def copy(self) -> "Geometry":
+        """The same plan, for a step that does not act on this image, and draws its numbers."""
+        other = Geometry(self.height, self.width, 1, self.pixels_max, is_followed=self.trail is not None)
+        other.turn, other.moves = self.turn, self.moves.copy()
+        return other
 
     def cut(self, top: int, left: int, height: int, width: int) -> None:
         """Keep a box of the image."""
@@ -414,14 +421,35 @@ def _plan_rotate(step: options.Rotate) -> Planner:
     return plan_degrees
 
 
+SKIPPED: dict[str, object] = {"acts": False}
+"""The draws of a step that does not act on an image."""
+
+
+def acts(step: StepOptions, random: RandomNumber) -> bool:
+    """Draw whether a step acts, before its own numbers; of one that always does, nothing."""
+    return not isinstance(step, options.ChanceStep) or step.probability == 1 or random() < step.probability
+
+
+def perhaps(step: StepOptions, planner: Planner) -> Planner:
+    """Make a planner that acts as often as the step says."""
+    if not isinstance(step, options.ChanceStep) or step.probability == 1:
+        return planner
+
+    def plan(geometry: Geometry, random: RandomNumber) -> None:
+        planner(geometry if acts(step, random) else geometry.copy(), random)
+
+    return plan
+
+
 def noting(step: StepOptions, planner: Planner, draws: list[dict[str, object]]) -> Planner:
-    """Make a planner that also notes in ``draws`` what the step has drawn; it draws no more."""
+    """Make the planner of ``perhaps`` note in ``draws`` what the step draws; it draws no more."""
 
     def plan(geometry: Geometry, random: RandomNumber) -> None:
         assert geometry.trail is not None, "what is noted is followed"
         known, whole = len(geometry.trail), Cut(0, 0, geometry.height, geometry.width)
-        planner(geometry, random)
-        draws.append(_drawn(step, geometry.trail[known:], whole))
+        is_done = acts(step, random)
+        planner(geometry if is_done else geometry.copy(), random)
+        draws.append(_drawn(step, geometry.trail[known:], whole) if is_done else SKIPPED)
 
     return plan
 

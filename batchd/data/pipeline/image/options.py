@@ -32,10 +32,35 @@ class ImageStep(FieldStep):
 
 
 @options
-class CropStep(ImageStep):
+class ChanceStep(ImageStep):
+    """Base of the steps that act on some of the images.
+
+    A step draws the same numbers whether it acts or not, so those of later steps are the same.
+    """
+
+    later: ClassVar[frozenset[str]] = frozenset({"probability"})
+    loses_edges: ClassVar[bool] = False
+    """Whether parts of the image may leave it, and boxes with them."""
+    probability: Annotated[float, Range(0.0, 1.0)] = 1.0
+    """How often the step acts, from 0 (never) to 1 (always)."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether the step draws numbers of its own."""
+        return True
+
+    @property
+    def is_random(self) -> bool:
+        """True unless the result is certain."""
+        return self.probability > 0 and (self.probability < 1 or self.varies)
+
+
+@options
+class CropStep(ChanceStep):
     """Base of the steps that keep a box of the image, which may be padded before."""
 
     keeps_pixels: ClassVar[bool] = False
+    loses_edges: ClassVar[bool] = True
     size: Annotated[Size, Example([224, 224])]
     """Height and width afterwards, in pixels."""
 
@@ -99,6 +124,7 @@ class CenterCrop(CropStep):
     """Cut ``size`` out of the middle. A smaller image is centred on black."""
 
     op: Literal["center_crop"] = "center_crop"
+    varies: ClassVar[bool] = False
 
 
 @options
@@ -110,7 +136,6 @@ class RandomResizedCrop(CropStep):
     """
 
     op: Literal["random_resized_crop"] = "random_resized_crop"
-    is_random: ClassVar[bool] = True
     scale: tuple[Annotated[float, Range(1e-6, 1.0)], Annotated[float, Range(1e-6, 1.0)]] = (0.08, 1.0)
     """Smallest and largest area of the part, as a fraction of the image's."""
     ratio: tuple[Annotated[float, Range(1e-3, 1e3)], Annotated[float, Range(1e-3, 1e3)]] = (3 / 4, 4 / 3)
@@ -197,7 +222,6 @@ class RandomCrop(CropStep):
     """
 
     op: Literal["random_crop"] = "random_crop"
-    is_random: ClassVar[bool] = True
     padding: Margin = 0
     """Pixels that are put around the image first, on each side."""
     fill: Fill = (0,)
@@ -231,7 +255,7 @@ class Pad(ImageStep):
 
 
 @options
-class Rotate(ImageStep):
+class Rotate(ChanceStep):
     """Rotate the image counter-clockwise: by ``quarter_turns``, or by an angle out of ``degrees``.
 
     Needs one of the two. An odd number of quarter turns swaps height and width. An angle turns the
@@ -240,6 +264,7 @@ class Rotate(ImageStep):
     """
 
     keeps_pixels: ClassVar[bool] = False
+    loses_edges: ClassVar[bool] = True
     op: Literal["rotate"] = "rotate"
     quarter_turns: Annotated[tuple[QuarterTurns, ...] | None, Example([0, 1, 2, 3])] = None
     """Numbers of quarter turns; one is drawn, each with the same probability: [1] always turns
@@ -263,7 +288,7 @@ class Rotate(ImageStep):
             raise ValueError(f"degrees = [{low}, {high}] goes downwards; write the smaller number first")
 
     @property
-    def is_random(self) -> bool:
+    def varies(self) -> bool:
         """True if there is a choice of turns."""
         return len(set(self.quarter_turns or self.degrees or ())) > 1
 
@@ -345,7 +370,7 @@ HOLES_MAX = 1_000
 
 
 @options
-class ColorJitter(ImageStep):
+class ColorJitter(ChanceStep):
     """Change brightness, contrast, saturation and hue at random, as torchvision's ColorJitter.
 
     With f drawn from [1 - strength, 1 + strength], but not below 0, brightness makes ``f * pixel``,
@@ -366,22 +391,23 @@ class ColorJitter(ImageStep):
     Saturation and value (HSV) stay."""
 
     @property
-    def is_random(self) -> bool:
+    def varies(self) -> bool:
         """True if any factor varies."""
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
 @options
-class Gray(ImageStep):
+class Gray(ChanceStep):
     """Make the image grey: ``0.299 red + 0.587 green + 0.114 blue`` (Rec. 601), rounded."""
 
     op: Literal["gray"] = "gray"
+    varies: ClassVar[bool] = False
     channels: Literal[1, 3] = 3
     """Channels afterwards: 3 that are alike, or 1."""
 
 
 @options
-class Cutout(ImageStep):
+class Cutout(ChanceStep):
     """Cover random rectangles of the image.
 
     Their middles are anywhere in it, so a part may lie outside. Drawn for each: the row, then the
@@ -389,7 +415,6 @@ class Cutout(ImageStep):
     """
 
     op: Literal["cutout"] = "cutout"
-    is_random: ClassVar[bool] = True
     holes: Annotated[int, Range(1, HOLES_MAX)] = 1
     """How many."""
     size: Annotated[Size, Example([224, 224])]

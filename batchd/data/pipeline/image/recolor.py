@@ -9,22 +9,23 @@ nearest of 0 to 255; the errors given are those before rounding:
     hue         in HSV, in whole numbers      within 0.002
     grey        0.299 red + 0.587 green + 0.114 blue, by cv2 in fixed point: within 0.005
 
-Invariant: each draws the same number of random numbers for every image, whatever it draws.
+Invariant: each draws the same number of random numbers for every image, whatever it draws, and
+whether it then acts or not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, singledispatch
 from itertools import permutations
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.image import resample
+from batchd.data.pipeline.image.geometry import Move, Orientation, RandomNumber
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.data.pipeline.image.options import ColorJitter, Cutout, Gray
 from batchd.data.pipeline.options import StepOptions
-from batchd.data.pipeline.randomness import SampleRandom
 
 if resample.IS_BUILT:
     from batchd.data.pipeline import _pixels
@@ -35,10 +36,20 @@ _HUE_BITS = 16
 _LEVELS = np.arange(256, dtype=np.float64)
 
 
-Recolor: TypeAlias = Callable[[Pixels, SampleRandom, Pixels | None], Pixels]
-"""Changes pixels, uint8 ``[height, width, channels]``, in place and returns them; or, where their
-shape changes, writes into the third argument, which is the row where there is one, or into memory
-of its own."""
+class Change(NamedTuple):
+    """The work of a step on one image, with all its numbers drawn."""
+
+    make: Callable[[Pixels, Pixels | None], Pixels]
+    """Changes pixels, uint8 ``[height, width, channels]``, in place and returns them; or writes
+    into the second argument, which is the row where there is one, or into memory of its own."""
+    drew: Mapping[str, object] = {}
+    """The numbers, for ``batchd replay``."""
+    trail: Sequence[Move | Orientation] = ()
+    """What it does to the fields that follow the image."""
+
+
+Recolor: TypeAlias = Callable[[RandomNumber, tuple[int, ...]], Change]
+"""Draws the numbers of a step for one image of a shape, ``(height, width, channels)``."""
 
 
 @singledispatch
@@ -74,7 +85,11 @@ class _Gray:
         self._scratch = scratch
         self._grey = _Grey(scratch, is_bgr=is_bgr)
 
-    def __call__(self, pixels: Pixels, _random: SampleRandom, out: Pixels | None) -> Pixels:
+    def __call__(self, _random: RandomNumber, _shape: tuple[int, ...]) -> Change:
+        """Draw nothing."""
+        return Change(self._make)
+
+    def _make(self, pixels: Pixels, out: Pixels | None) -> Pixels:
         """Write into ``out`` if the channels change to those of ``out``, else into own memory.
 
         ``pixels`` and the result: uint8 ``[height, width, channels]``.
@@ -93,18 +108,19 @@ class _Gray:
 def _cutout(step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> Recolor:  # noqa: ARG001  others use it
     height, width = step.size
 
-    def cut(pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
-        holes: list[tuple[int, int]] = []
-        for _ in range(step.holes):
-            top = int(pixels.shape[0] * random.random()) - height // 2
-            left = int(pixels.shape[1] * random.random()) - width // 2
-            pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = step.fill
-            holes.append((top, left))
-        if random.draws is not None:
-            random.draws.append({"holes": [{"top": top, "left": left} for top, left in holes]})
-        return pixels
+    def draw(random: RandomNumber, shape: tuple[int, ...]) -> Change:
+        holes = [
+            (int(shape[0] * random()) - height // 2, int(shape[1] * random()) - width // 2) for _ in range(step.holes)
+        ]
 
-    return cut
+        def cut(pixels: Pixels, _out: Pixels | None) -> Pixels:
+            for top, left in holes:
+                pixels[max(top, 0) : max(top + height, 0), max(left, 0) : max(left + width, 0)] = step.fill
+            return pixels
+
+        return Change(cut, {"holes": [{"top": top, "left": left} for top, left in holes]})
+
+    return draw
 
 
 @recolor_for.register(ColorJitter)
@@ -127,14 +143,16 @@ class _Jitter:
         self._names = [name for name in names if getattr(step, name)]
         self._orders = list(permutations(range(len(self._changes))))
 
-    def __call__(self, pixels: Pixels, random: SampleRandom, _out: Pixels | None) -> Pixels:
-        order = self._orders[int(len(self._orders) * random.random())]
-        drawn = [low + (high - low) * random.random() for _change, low, high in self._changes]
-        for place in order:
-            self._changes[place][0](pixels, drawn[place])
-        if random.draws is not None:
-            random.draws.append({self._names[place]: drawn[place] for place in order})
-        return pixels
+    def __call__(self, random: RandomNumber, _shape: tuple[int, ...]) -> Change:
+        order = self._orders[int(len(self._orders) * random())]
+        drawn = [low + (high - low) * random() for _change, low, high in self._changes]
+
+        def jitter(pixels: Pixels, _out: Pixels | None) -> Pixels:
+            for place in order:
+                self._changes[place][0](pixels, drawn[place])
+            return pixels
+
+        return Change(jitter, {self._names[place]: drawn[place] for place in order})
 
     def _brighten(self, pixels: Pixels, factor: float) -> None:
         _look_up(pixels, factor * _LEVELS)

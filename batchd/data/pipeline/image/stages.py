@@ -34,7 +34,16 @@ import numpy.typing as npt
 
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.followers import Followers
-from batchd.data.pipeline.image.geometry import DecodePlan, Geometry, noting, plan_decoding, planner_for
+from batchd.data.pipeline.image.geometry import (
+    SKIPPED,
+    DecodePlan,
+    Geometry,
+    acts,
+    noting,
+    perhaps,
+    plan_decoding,
+    planner_for,
+)
 from batchd.data.pipeline.image.jpeg_box import MAKES_ROWS, FileMade, FileTask, part_of, probe_file
 from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.data.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
@@ -134,14 +143,15 @@ class ImageStage:
         self._pixels_max = made.pixels_max or PIXELS_MAX
         self._applies_exif = decode is not None and decode.exif == "apply"
         self._scales_decoding = decode is not None and decode.scale == "auto"
-        self._planners = [(step, planner) for step in steps if (planner := planner_for(step))]
+        self._planners = [(step, planner, perhaps(step, planner)) for step in steps if (planner := planner_for(step))]
         moves_followers = bool(made.followers) and (
             bool(self._planners) or any(isinstance(step, Follow) for step in steps)
         )
         self._followers = Followers(made, before, after, writes) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
         (self._decoding, self._moving, self._converting), recoloring = _parts_of(steps, timings)
-        self._recolors = list(zip(filter(None, recolors), recoloring, strict=True))
+        on_pixels = [(step, recolor) for step, recolor in zip(steps, recolors, strict=True) if recolor]
+        self._recolors = [(*each, part) for each, part in zip(on_pixels, recoloring, strict=True)]
         self.last_part = timings.part("follow") if self._followers else self._converting
         """The last part of a call."""
         self._tables = next(
@@ -161,8 +171,15 @@ class ImageStage:
         self._timings.lap(self._moving)
         if self._recolors:
             pixels = self._own(pixels, value, into)
-        for recolor, part in self._recolors:
-            pixels = recolor(pixels, random, out if self._writes_pixels else None)
+        for step, recolor, part in self._recolors:
+            is_done = acts(step, random.random)
+            change = recolor(random.random, pixels.shape)
+            if random.draws is not None and step.is_random:
+                random.draws.append(dict(change.drew) if is_done else SKIPPED)
+            if is_done:
+                pixels = change.make(pixels, out if self._writes_pixels else None)
+                if plan.geometry.trail is not None:
+                    plan.geometry.trail.extend(change.trail)
             self._timings.lap(part)
         if pixels is not out:
             pixels = self._converted(pixels, out)
@@ -233,11 +250,11 @@ class ImageStage:
         is_followed = self._followers is not None or random.draws is not None
         geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
         height, width = geometry.height, geometry.width
-        for step, planner in self._planners:
+        for step, planner, perhaps_planner in self._planners:
             if random.draws is not None and step.is_random:
                 noting(step, planner, random.draws)(geometry, random.random)
             else:
-                planner(geometry, random.random)
+                perhaps_planner(geometry, random.random)
         is_scaled = self._scales_decoding and header.format == "JPEG"
         decoding = plan_decoding(geometry.moves, header.height, header.width, is_scaled=is_scaled)
         is_cut_by_decoder = self._decoder is not None and self._decoder.decodes_boxes(header)
