@@ -6,6 +6,7 @@ Write it again only if bytes are meant to change, in the commit that raises the 
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ import batchd_client
 from golden.data import write_data
 from golden.streams import golden_streams
 from support.daemon_process import DaemonProcess
+from support.kernel import RUN_VARIABLE
 from support.seen import digest_of
 
 FILE = Path(__file__).with_name("digests.json")
@@ -43,6 +45,7 @@ def _epoch(stream: batchd_client.Stream) -> str:
 
 def main() -> None:
     """Serve all golden streams and write their digests."""
+    os.environ.setdefault(RUN_VARIABLE, str(os.getpid()))
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
         data = Path(folder) / "data"
         write_data(data)
