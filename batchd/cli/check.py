@@ -17,7 +17,7 @@ from batchd.cli.options import ConfigFile, Overrides, as_command, option
 from batchd.cli.problems import echo_unknown_variables, plain_problems
 from batchd.cli.tables import facts, own_console
 from batchd.cli.text import aligned, escaped
-from batchd.config.load import read_config
+from batchd.config.load import LoadedConfig, read_config
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import (
     Preview,
@@ -77,18 +77,15 @@ def command(
         raise click.UsageError("--explain prints text; leave out --format json")
     try:
         with Storage(CHECK_LIMITS) as storage:
-            _checked(config_file, overrides, storage)
+            checked(read_config(config_file, overrides), config_file, storage)
     except BatchdError as error:
         click.echo(json.dumps({"problems": plain_problems(error, str(config_file))}, indent=2))
         sys.exit(error.exit_code)
     click.echo(json.dumps({"problems": []}, indent=2))
 
 
-def _checked(
-    config_file: Path, overrides: dict[str, str], storage: Storage
-) -> tuple[Config, dict[str, RingSize], Preview]:
+def checked(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize], Preview]:
     """Check a configuration. Raises ``ConfigInvalid`` or ``MemoryTooSmall`` with all problems."""
-    reading = read_config(config_file, overrides)
     try:
         config, rings = check_reading(reading, config_file, storage)
     except (ConfigInvalid, MemoryTooSmall) as error:
@@ -107,7 +104,7 @@ def _checked(
 def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> None:
     """Print a summary of a valid configuration."""
     with Storage(CHECK_LIMITS) as storage:
-        config, rings, found = _checked(config_file, overrides, storage)
+        config, rings, found = checked(read_config(config_file, overrides), config_file, storage)
         width = own_console().width if sys.stdout.isatty() else sys.maxsize  # a pipe: no limit
         workers = counted(config.daemon.worker_count(), "worker")
         click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")

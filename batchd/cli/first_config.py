@@ -15,10 +15,10 @@ Invariant: the comments state every fact on which the configuration relies.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import Field, dataclass, fields
-from itertools import chain
+from itertools import chain, count
 from textwrap import wrap
 from time import monotonic
 
@@ -35,7 +35,7 @@ from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.sources.recognise import FoundSource, endings_text
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
-from batchd.errors import SourceInvalid
+from batchd.errors import SourceInvalid, path_text
 from batchd_wire.wording import counted
 
 LOOKED_AT = 32
@@ -113,8 +113,8 @@ def look_at(
     unreadable: list[str] = []
     images: dict[str, list[tuple[str, int, int]]] = {}
     read = bad = 0
-    count = min(LOOKED_AT, len(index))
-    few = [number * len(index) // count for number in range(count)]
+    least = min(LOOKED_AT, len(index))
+    few = [number * len(index) // least for number in range(least)]
     end_s = clock() + LOOK_S
     has_images, varies = (
         any(column.kind == "encoded" for column in columns),
@@ -123,7 +123,7 @@ def look_at(
     reads_more = not source.reads_urls and (varies or not has_images)
     with closing(open_reader(source, index, RECORD_BYTES_MAX, storage)) as reader:
         for sample in chain(few, _others(few, len(index)) if reads_more else ()):
-            if read >= count and (bad == read or clock() > end_s):
+            if read >= least and (bad == read or clock() > end_s):
                 break
             read += 1
             try:
@@ -144,7 +144,7 @@ def look_at(
                     unreadable.append(f"{reader.name(sample)}: {error}")
     if bad == read:
         raise SourceInvalid(
-            f"{source.place}: none of {counted(count, 'sample')} can be used, for example {unreadable[0]}"
+            f"{source.place}: none of {counted(least, 'sample')} can be used, for example {unreadable[0]}"
         )
     facts = {name: _image_facts(headers) for name, headers in images.items()}
     return Facts(
@@ -193,6 +193,12 @@ def stream_name(place: str) -> str:
     last = re.split(r"[/\\]", re.split(r"[*?\[{]", place)[0].rstrip("/"))[-1]
     stem = last.split(".")[0] or last.strip(".")
     return _NOT_IN_NAMES.sub("-", stem).strip("-_")[:64] or "data"
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """The name, or the first of NAME-2, NAME-3 and so on that is not taken."""
+    names = chain([name], (f"{name[:60]}-{number}" for number in count(2)))
+    return next(one for one in names if one not in taken)
 
 
 def stream_table(source: SourceOptions, facts: Facts, batch_size: int) -> dict[str, object]:
@@ -283,7 +289,7 @@ def config_text(name: str, table: Mapping[str, object], comments: Sequence[str])
     for comment in comments:
         first, *others = wrap(escaped(comment), COMMENT_CHARACTERS, break_long_words=False, break_on_hyphens=False)
         lines += [f"# {first}", *(f"#   {other}" for other in others)]
-    lines += [f"[streams.{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
+    lines += [f"[{path_text(('streams', name))}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -2,13 +2,14 @@
 
 Runs in the user's shell. The kinds of sources recognise their files (``data.sources.recognise``),
 the daemon's scan counts the samples and leaves its index in the cache, and an embedded daemon
-decodes the batch.
+decodes the batch. ``cli.config_file`` writes a new file, or adds the stream to a file in use.
 
 Invariant: the written configuration passes ``batchd check``. An interrupt leaves no partial file.
 """
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,12 +20,21 @@ from typing import Annotated, NamedTuple
 import click
 
 from batchd.cli import first_config
-from batchd.cli.options import DEFAULT_CONFIG_FILE, UNREAD_FILE, argument, as_command, option
+from batchd.cli.config_file import FileInUse, NewFile, served_as
+from batchd.cli.options import (
+    DEFAULT_CONFIG_FILE,
+    UNREAD_FILE,
+    argument,
+    as_command,
+    is_config_file,
+    naming_running_file,
+    option,
+    running_file,
+)
 from batchd.cli.problems import echo_unknown_variables
-from batchd.config.load import parse_config
+from batchd.cli.reload import reload
+from batchd.config.problems import NAME_RULE
 from batchd.config.schema import toml_value
-from batchd.config.tree import Config
-from batchd.daemon.config_checks import preview_streams
 from batchd.data.samples.location import Url, as_location
 from batchd.data.sources.options import SourceOptions
 from batchd.data.sources.recognise import FoundSource, recognise, recognise_files, without_blamed
@@ -34,9 +44,8 @@ from batchd.data.storage.index import SourceIndex, readable
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.survey import ReportProgress, Survey
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
-from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.directories import default_cache_dir
-from batchd.stream.rings import memory_problem, needed_bytes, plan_rings
+from batchd_wire.keys import STREAM_NAME_PATTERN
 
 STANDARD_OUTPUT = Path("-")
 LEFT_OUT_MAX = 1000
@@ -44,32 +53,49 @@ LEFT_OUT_MAX = 1000
 
 
 class Draft(NamedTuple):
-    """A configuration that passes ``batchd check``, and the facts that it was made from."""
+    """A stream that passes ``batchd check``, and the facts that it was made from."""
 
     name: str
     table: dict[str, object]
     text: str
-    config: Config
     finding: FoundSource
     facts: first_config.Facts
+
+
+def _stream_name(text: str) -> str:
+    if not re.fullmatch(STREAM_NAME_PATTERN, text, re.ASCII):
+        raise click.BadParameter(f"{text!r}: {NAME_RULE}")
+    return text
 
 
 @as_command("init")
 def command(
     *,
-    path: Annotated[Path, argument(metavar="[PATH]", type=UNREAD_FILE)] = Path(),
+    path: Annotated[Path | None, argument(metavar="[PATH]", type=UNREAD_FILE)],
+    add: Annotated[
+        Path | None,
+        option("Add a stream for the data at PATH to CONFIG, and keep the rest of that file.", metavar="PATH"),
+    ],
+    config: Annotated[
+        Path | None,
+        option("With --add: the configuration. CONFIG is the same. [default: batchd.toml]", "-c", "--config"),
+    ],
+    name: Annotated[
+        str | None,
+        option("The name of the stream. Default: that of the folder or file.", metavar="NAME", parse=_stream_name),
+    ],
     output: Annotated[
-        Path,
+        Path | None,
         option(
-            "The configuration to write; - prints it.",
+            "The configuration to write; - prints it. [default: batchd.toml]",
             "-o",
             "--output",
             type=click.Path(path_type=Path, allow_dash=True),
         ),
-    ] = DEFAULT_CONFIG_FILE,
+    ],
     allow_outside_root: Annotated[bool, option("Follow links that lead out of the folder.")],
     force: Annotated[bool, option("Overwrite the file.")],
-    dry_run: Annotated[bool, option("Print the configuration, and write nothing.", "-n", "--dry-run")],
+    dry_run: Annotated[bool, option("Print what would be written, and write nothing.", "-n", "--dry-run")],
     as_json: Annotated[bool, option("Print the result as a JSON object, for programs.", "--json")],
     sheet: Annotated[Path | None, option("Save the batch as a PNG file instead.")],
 ) -> None:
@@ -79,27 +105,110 @@ def command(
     Parquet, TFRecords, CSV, JSON Lines, tokens, npy, npz, videos, LMDB; or a pattern such as
     'train-{000..123}.tar'; or a URL of these, such as s3://bucket/train. Default: the current
     folder. Comments in the file describe the data, and list the files that the stream leaves out.
+
+    `batchd init --add PATH` adds a stream to the batchd.toml in the current folder, and
+    `batchd init CONFIG --add PATH` to another one. Its text stays, and is followed by the stream;
+    `batchd check` has to pass before the file is written. Then it offers to reload the daemon that
+    uses the file.
     """
+    if add is not None:
+        _check_words(path, config, has_output=bool(output or force or sheet))
+    elif config is not None:
+        raise click.UsageError("-c goes with --add PATH; -o FILE names the configuration to write")
     prints = dry_run or output == STANDARD_OUTPUT
     if sheet is not None and (prints or as_json):
         raise click.UsageError("--sheet saves a batch, but --dry-run, -o - and --json make none; leave --sheet out")
     echo_unknown_variables()
+    if add is not None:
+        _add(
+            add,
+            config or path or DEFAULT_CONFIG_FILE,
+            name,
+            Output(prints, as_json),
+            allow_outside_root=allow_outside_root,
+        )
+        return
+    file = NewFile(output or DEFAULT_CONFIG_FILE)
     if not prints:
-        _check_output(output, force=force)
-    drafted = _draft(path, output, allow_outside_root=allow_outside_root)
+        _check_output(file, force=force)
+    drafted = _draft(path or Path(), file, name, allow_outside_root=allow_outside_root)
     if not prints:
-        _write(output, drafted.text)
+        file.write(drafted.text)
     if as_json:
-        click.echo(json.dumps(_found(drafted, None if prints else output), indent=2))
+        click.echo(json.dumps(_found(drafted, None if prints else file.path), indent=2))
     elif prints:
         click.echo(drafted.text, nl=False)
     else:
-        click.echo(f"{drafted.text}\n{output} is written; the first batch:")
-        _show_batch(output, drafted.name, sheet)
-        click.echo(_next_steps(output, drafted))
+        click.echo(f"{drafted.text}\n{file.path} is written; the first batch:")
+        _show_batch(file.path, drafted.name, sheet)
+        serve = "" if file.path == DEFAULT_CONFIG_FILE else f" -c {file.path}"
+        click.echo(f"\nNext: batchd serve{serve}\n{_in_a_trainer(drafted)}")
 
 
-def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
+class Output(NamedTuple):
+    """``prints``: print the stream, and write nothing. ``as_json``: for programs."""
+
+    prints: bool
+    as_json: bool
+
+
+def _check_words(path: Path | None, config: Path | None, *, has_output: bool) -> None:
+    """Raise ``click.UsageError`` for words that have no meaning beside --add."""
+    if has_output:
+        raise click.UsageError(
+            "--output, --force and --sheet have no use beside --add, which keeps the file and shows no batch"
+        )
+    if path is not None and not is_config_file(str(path)):
+        raise click.UsageError(f"{path} is no configuration, and --add takes one PATH: batchd init [CONFIG] --add PATH")
+    if path is not None and config not in (None, path):
+        raise click.UsageError(f"two configurations: {path} and --config {config}; name one of them")
+
+
+def _add(path: Path, config: Path, name: str | None, output: Output, *, allow_outside_root: bool) -> None:
+    """Add a stream to a configuration in use. Raises ``BatchdError``, with the file as it was."""
+    try:
+        file = FileInUse(config)
+    except ConfigInvalid as error:
+        raise naming_running_file(error, ["batchd", "init"], ["--add", str(path)]) from None
+    if name in file.streams:
+        free = first_config.free_name(str(name), file.streams)
+        raise BatchdError(f"{config} has a stream {name} already; choose another name, such as --name {free}")
+    if not output.prints:
+        file.check_folder()
+    drafted = _draft(path, file, name, allow_outside_root=allow_outside_root)
+    if not output.prints:
+        file.write(drafted.text)
+    if output.as_json:
+        click.echo(json.dumps(_found(drafted, None if output.prints else config), indent=2))
+    elif output.prints:
+        click.echo(drafted.text, nl=False)
+    else:
+        click.echo(f"{drafted.text}\nadded to {config} as {drafted.name}")
+        _offer_reload(config)
+        click.echo(_in_a_trainer(drafted))
+
+
+def _offer_reload(config: Path) -> None:
+    """Reload the daemon that uses the file, if the user says so, or say how."""
+    running = running_file()
+    serve = "" if config == DEFAULT_CONFIG_FILE else f" {config}"
+    if running is None or not os.path.samefile(running[1], config):  # noqa: PTH121  either may be a link
+        click.echo(f"\nNext: batchd serve{serve}")
+    elif sys.stdin.isatty() and sys.stdout.isatty() and click.confirm(f"\nReload the daemon at {running[0]} now?"):
+        reload(running[0])
+    else:
+        click.echo("\nNext: batchd reload")
+
+
+def _check_output(file: NewFile, *, force: bool) -> None:
+    """Raise ``BatchdError`` if the file cannot be written; called before the data is read."""
+    if file.path.exists() and not force:
+        remedy = "`batchd init --add PATH` adds a stream to it, --force overwrites it, -o FILE writes another file"
+        raise BatchdError(f"{file.path} exists; {remedy}")
+    file.check_folder()
+
+
+def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: bool) -> Draft:
     """Look at the data and configure a stream. Raises ``BatchdError``."""
     try:
         place = as_location("PATH", path)
@@ -109,14 +218,20 @@ def _draft(path: Path, output: Path, *, allow_outside_root: bool) -> Draft:
         place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
     with Storage() as storage, _progress() as progress:
         finding, source, index = _scanned(place, storage, progress, allow_outside_root=allow_outside_root)
+        if name is None and (same := served_as(file.config, source)) is not None:
+            raise BatchdError(
+                f"{file.path} serves this data already, as stream {same}; --name NAME adds it once more, for other steps"
+            )
         facts = first_config.look_at(source, index, storage)
-        name, batch_size = first_config.stream_name(str(place)), first_config.first_batch_size(len(index))
+        name = name or first_config.free_name(first_config.stream_name(str(place)), file.streams)
+        batch_size = first_config.first_batch_size(len(index))
         comments = first_config.comments_on(finding, facts)
         while True:
             table = first_config.stream_table(source, facts, batch_size)
             text = first_config.config_text(name, table, comments)
             try:
-                return Draft(name, table, text, _checked(text, output, storage), finding, facts)
+                file.check(text)
+                return Draft(name, table, text, finding, facts)
             except MemoryTooSmall:
                 if batch_size == 1:
                     raise
@@ -143,25 +258,6 @@ def _scanned(
             finding = recognise_files(place, files, survey)
 
 
-def _checked(text: str, file: Path, storage: Storage) -> Config:
-    """Parse a configuration and check its stream as ``batchd check`` does. Raises ``BatchdError``.
-
-    Of this machine, only the memory counts: where the daemon will run is not known.
-    """
-    reading = parse_config(text, file)
-    assert reading.config is not None, reading.problems
-    try:
-        rings = plan_rings(reading.config, storage, thoroughly=True)
-    except (ConfigInvalid, MemoryTooSmall) as error:
-        raise type(error)(reading.located(error.problems), str(file)) from None
-    if problems := preview_streams(reading.config, rings, storage):
-        raise ConfigInvalid(reading.located(problems), str(file))
-    short = shortage(needed_bytes(reading.config, rings), available_bytes())
-    if (problem := memory_problem(reading.config, short)) is not None:
-        raise MemoryTooSmall(reading.located([problem]), str(file))
-    return reading.config
-
-
 @contextmanager
 def _progress() -> Iterator[Callable[[str], ReportProgress]]:
     """Show the numbers of files and samples found so far, on a terminal."""
@@ -177,29 +273,6 @@ def _progress() -> Iterator[Callable[[str], ReportProgress]]:
             return lambda found: bar.update(task, completed=found)
 
         yield counter
-
-
-def _check_output(file: Path, *, force: bool) -> None:
-    """Raise ``BatchdError`` if the file cannot be written; called before the data is read."""
-    if file.exists() and not force:
-        raise BatchdError(f"{file} exists; add --force to overwrite it, or -o FILE to write another file")
-    if not file.parent.is_dir():
-        raise BatchdError(f"{file} cannot be written: there is no folder {file.parent}")
-    if not os.access(file.parent, os.W_OK | os.X_OK):
-        raise BatchdError(f"{file} cannot be written: this user may not write to {file.parent.absolute()}; use -o FILE")
-
-
-def _write(file: Path, text: str) -> None:
-    """Write the whole file or nothing. Raises ``BatchdError``."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise BatchdError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _found(draft: Draft, written: Path | None) -> dict[str, object]:
@@ -237,13 +310,11 @@ def _show_batch(file: Path, stream: str, sheet: Path | None) -> None:
         click.echo("\n".join(batch_table(batch)))
 
 
-def _next_steps(file: Path, draft: Draft) -> str:
-    config = "" if file == DEFAULT_CONFIG_FILE else f" -c {file}"
+def _in_a_trainer(draft: Draft) -> str:
     names = sorted((column.name for column in draft.facts.columns), key=lambda name: name not in ("image", "label"))
     shown = ", ".join(f"batch[{toml_value(name)}]" for name in names[:2])
     return "\n".join(
         [
-            f"\nNext: batchd serve{config}",
             "and in a trainer:",
             "  import batchd_client",
             f"  for batch in batchd_client.connect().stream({toml_value(draft.name)}):",

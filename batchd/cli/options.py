@@ -39,7 +39,7 @@ CONFIG_OPTION, CONFIG_ARGUMENT = "config_file", "config_argument"
 _WORDS, _IS_LEFT_OUT = "batchd.words", "batchd.config_argument_left_out"
 """Keys of a context: what the user typed, and whether the first word is not CONFIG."""
 _USED_FILE_TIMEOUT_S = 1.0
-"""For a daemon whose configuration an error names: the error can do without."""
+"""For a daemon whose configuration a message names: the message can do without."""
 
 
 class _Mark(NamedTuple):
@@ -122,12 +122,11 @@ class _ConfigCommand(click.Command):
         try:
             return super().invoke(ctx)
         except ConfigInvalid as error:
-            is_missing = error.file == str(DEFAULT_CONFIG_FILE) and not DEFAULT_CONFIG_FILE.exists()
-            hint = _used_file(ctx) if is_missing and not is_config_given(ctx) else ""
-            if not hint:
+            if is_config_given(ctx):
                 raise
-            told = [replace(one, message=f"{one.what}{REMEDY}{hint}{REMEDY}{one.remedy}") for one in error.problems]
-            raise ConfigInvalid(told, error.file) from None
+            is_told = ctx.info_name != "serve"
+            command = ctx.command_path.split() if is_told else []
+            raise naming_running_file(error, command, ctx.meta[_WORDS]) from None
 
 
 class _ConfigArgument(click.Argument):
@@ -145,9 +144,9 @@ class _ConfigArgument(click.Argument):
         return found or super().shell_complete(ctx, incomplete)
 
 
-def _used_file(context: click.Context) -> str:
-    """Name a running daemon's configuration, and the same command with it; "" if none answers."""
-    from batchd_client.asking import ask_status, asking  # noqa: PLC0415  errors only
+def running_file() -> tuple[str, str] | None:
+    """The address of this host's daemon, and its configuration; None if none has one."""
+    from batchd_client.asking import ask_status, asking  # noqa: PLC0415  few commands need it
     from batchd_client.errors import BatchdClientError  # noqa: PLC0415  the same
     from batchd_client.lifeline import SessionLost  # noqa: PLC0415  the same
 
@@ -155,11 +154,23 @@ def _used_file(context: click.Context) -> str:
         with asking(None, _USED_FILE_TIMEOUT_S) as session:
             address, file = session.address, ask_status(session, _USED_FILE_TIMEOUT_S).daemon.config_file
     except (BatchdClientError, SessionLost):
-        return ""
-    if not file:
-        return ""
-    command = shlex.join([*context.command_path.split(), file, *context.meta[_WORDS]])
-    return f"the daemon at {address} uses {file}" + (f": `{command}`" if context.info_name != "serve" else "")
+        return None
+    return (address, file) if file else None
+
+
+def naming_running_file(error: ConfigInvalid, before: Sequence[str], after: Sequence[str]) -> ConfigInvalid:
+    """The error of a missing batchd.toml, with the file that a running daemon uses.
+
+    ``before`` and ``after``: the words of the command around that file; none to name the file only.
+    """
+    is_missing = error.file == str(DEFAULT_CONFIG_FILE) and not DEFAULT_CONFIG_FILE.exists()
+    running = running_file() if is_missing else None
+    if running is None:
+        return error
+    address, file = running
+    hint = f"the daemon at {address} uses {file}" + (f": `{shlex.join([*before, file, *after])}`" if before else "")
+    told = [replace(one, message=f"{one.what}{REMEDY}{hint}{REMEDY}{one.remedy}") for one in error.problems]
+    return ConfigInvalid(told, error.file)
 
 
 def _parameter(mark: _Mark, given: Parameter, hint: object) -> click.Parameter:

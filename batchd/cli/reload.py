@@ -24,6 +24,11 @@ def command(
     nothing changes, and every problem is printed, as by `batchd check`; the exit code is then 2, or
     5 if only the memory is too small. Only root and the daemon's own user may reload.
     """
+    reload(address, dry_run=dry_run, keep_trainers=keep_trainers)
+
+
+def reload(address: str | None, *, dry_run: bool = False, keep_trainers: bool = False) -> None:
+    """Have the daemon at ``address`` reload, and print its answer; a refusal ends the command."""
     with running_daemon(address) as session:
         outcome = session.request(lambda request: AskReload(request, dry_run, keep_trainers), Reloaded, inf)
     if outcome.exit_code:

@@ -29,6 +29,7 @@ from batchd.errors import KeyPath, Problem, ProblemKind, path_text
 from batchd.runtime.suggestions import known_here, nearest, probably_meant, suggestion
 
 VALUE_CHARACTERS_MAX = 60
+NAME_RULE = 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
 _MUST_BE = "must be "
 _TYPES = {
     "int_type": "an integer",
@@ -125,8 +126,7 @@ def _read(details: ErrorDetails, data: Mapping[str, object]) -> tuple[KeyPath, P
                 f"missing; {_kind_help(key, details['input'], kinds_at(path, data))}",
             )
         case "string_pattern_mismatch" if details["loc"][-1:] == ("[key]",):
-            text = 'a stream\'s name is made of letters, digits, "_", "." and "-", at most 64 of them'
-            return path, ProblemKind.WRONG_VALUE, text
+            return path, ProblemKind.WRONG_VALUE, NAME_RULE
         case "value_error":
             return path, ProblemKind.WRONG_VALUE, str(context["error"])
         case "too_short":

@@ -21,7 +21,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from batchd.cli import init
+from batchd.cli import config_file
 from batchd.config.load import parse_config
 from batchd.data.sources import interface
 from batchd.data.sources.options import SOURCE_KINDS
@@ -464,7 +464,10 @@ def test_an_existing_configuration_stays(data: Path) -> None:
     printed = batchd("init", data, "-o", "-", folder=data.parent).stdout
     batchd("init", data, "--json", "-o", "other.toml", folder=data.parent)
 
-    assert text == "batchd: batchd.toml exists; add --force to overwrite it, or -o FILE to write another file\n"
+    assert text == (
+        "batchd: batchd.toml exists; `batchd init --add PATH` adds a stream to it, --force overwrites it, "
+        "-o FILE writes another file\n"
+    )
     assert file.read_text() == "# mine\n"
     assert (data.parent / "other.toml").read_text() == printed
 
@@ -498,7 +501,9 @@ def test_a_batch_of_pictures_is_drawn(data: Path) -> None:
 def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The written configuration passes `batchd check` on this machine."""
     np.save(data / "x.npy", np.zeros((64, 1 << 18), np.uint8))
-    monkeypatch.setattr(init, "parse_config", lambda text, file: parse_config(text, file, {"daemon.memory": "8MiB"}))
+    monkeypatch.setattr(
+        config_file, "parse_config", lambda text, file: parse_config(text, file, {"daemon.memory": "8MiB"})
+    )
 
     assert found(data)["batch_size"] < 64
 
