@@ -40,8 +40,8 @@ setup(
         ),
         Extension(
             "batchd.data.pipeline._pixels",
-            ["batchd/data/pipeline/_pixels.c"],
-            depends=["batchd/data/pipeline/_pixels.h"],
+            [f"batchd/data/pipeline/_pixels{part}.c" for part in ("", "_tone")],
+            depends=[f"batchd/data/pipeline/{name}.h" for name in ("_pixels", "_pixels_parts")],
             extra_compile_args=[*FLAGS, "-O3"],
             extra_link_args=build_id("batchd/data/pipeline", "_pixels"),
             py_limited_api=True,

@@ -27,7 +27,8 @@ from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
 from batchd.data.pipeline.image.jpeg_box import found_points
-from batchd.data.pipeline.image.options import Decode
+from batchd.data.pipeline.image.options import CropStep, Decode, ImageStep
+from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import LAST_STEPS
@@ -143,6 +144,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
     if good and stream.cache == "auto" and stream.cache_bytes is None and not any(one.is_scaled for one in good):
         need = _need(plan, index, kept, None)
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
+    yield from _whole_images(name, whole, decode)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     yield from aligned([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)])
     if good and stream.cache_kind not in {"off", "points"}:
@@ -358,6 +360,18 @@ def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, 
         else sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
         image.decoding.factor not in kept,
     )
+
+
+def _whole_images(name: str, steps: Sequence[StepOptions], decode: Decode) -> Iterator[str]:
+    """Why a crop decides nothing about decoding: a step in front of it changes all pixels."""
+    on_image = [step for step in steps if isinstance(step, ImageStep) and step.field == decode.field]
+    crop = next((place for place, step in enumerate(on_image) if isinstance(step, CropStep)), 0)
+    early = next((step.op for step in on_image[:crop] if type(step) in recolor_for.registry), None)
+    if early is not None:
+        yield (
+            f'{name}: "{early}" is before "{on_image[crop].op}" and so of the whole image, which is decoded whole; '
+            "behind it, it would be of the part alone, in less time"
+        )
 
 
 def _named(steps: Sequence[StepOptions]) -> str:

@@ -19,6 +19,8 @@ from batchd.runtime.suggestions import probably_meant
 KEYS: Mapping[str, str] = {
     "bucket": "group_by_length bucket_by_length bucket_by_sequence_length length_bucketing aspect_ratio_bucketing "
     "max_tokens_per_batch tokens_per_batch token_budget",
+    "aspect": "ratio aspect_ratio",
+    "area": "scale",
     "batch_size": "bs batch batchsize per_device_train_batch_size per_gpu_batch_size max_batch_size samples_per_gpu",
     "brightness": "brightness_limit",
     "cache": "caching cache_images use_cache",
@@ -34,6 +36,7 @@ KEYS: Mapping[str, str] = {
     "epoch_samples": "epoch_size epoch_length steps_per_epoch with_epoch",
     "field": "column col key image_key feature",
     "fields": "columns features schema image_columns usecols output_signature feature_description",
+    "factor": "sharpness_factor sharpness alpha",
     "fill": "fill_value fillvalue cval value border_value constant_values pad_value padding_value",
     "function": "fn func callable map_fn map_func target",
     "hue": "hue_shift hue_shift_limit",
@@ -57,6 +60,7 @@ KEYS: Mapping[str, str] = {
     "shards": "urls url files filenames file_names tar_files tars pattern patterns path paths",
     "shorter_side": "shortest_edge shorter_edge smallest_max_size resize_shorter short_side resize_size",
     "shuffle": "random_shuffle shuffle_files shuffled initial_fill shuffle_data",
+    "sigma": "sigma_limit blur_limit radius kernel_size",
     "size": (
         "img_size image_size imgsz imgs input_size target_size crop_size output_size out_size output_shape resolution shape "
         "height width resize_x resize_y pad_to_size"
@@ -72,23 +76,28 @@ KEYS: Mapping[str, str] = {
 }
 """By batchd's key, the words of others."""
 KINDS: Mapping[str, str] = {
+    "autocontrast": "auto_contrast random_autocontrast random_auto_contrast",
+    "blur": "gaussian_blur random_gaussian_blur",
     "call": "lambda map py_function python_function numpy_function apply function python_operator",
     "cast": "convert_dtype as_type astype to_dtype convert_image_dtype",
     "center_crop": "crop central_crop resize_with_crop_or_pad",
     "color_jitter": "jitter random_brightness_contrast brightness_contrast hue_saturation_value hsv random_brightness",
     "csv": "csv_dataset dataframe pandas table tsv",
-    "cutout": "coarse_dropout random_erasing erase random_erase",
+    "cutout": "coarse_dropout grid_dropout",
     "decode": (
         "decode_image decode_jpeg decode_png image_decoder decoders_image imdecode imread read_image load_image pil "
         "to_pil_image"
     ),
     "drop": "remove_columns select_columns delete pop",
+    "equalize": "random_equalize histogram_equalization",
+    "erase": "random_erasing random_erase erasing",
     "folder": (
         "image_folder image_folder_dataset dataset_folder image_dataset_from_directory flow_from_directory directory dir "
         "file_reader readers_file images local"
     ),
     "generator": "iterable iterable_dataset from_generator external_source iterator",
     "gray": "grayscale random_grayscale to_gray rgb_to_grayscale rgb2gray grey greyscale",
+    "invert": "random_invert invert_img",
     "jsonl": "json json_lines jsonlines ndjson json_dataset",
     "layout": "permute transpose channels_first chw hwc nchw nhwc to_chw",
     "list": "file_list files filelist image_list",
@@ -100,6 +109,7 @@ KINDS: Mapping[str, str] = {
     "pad_batch": "collate pad_collate padded_batch pad_sequence",
     "parquet": "arrow pyarrow huggingface hf datasets",
     "patches": "patchify patch_embed native_resolution navit",
+    "posterize": "random_posterize",
     "push": "queue stream live",
     "python": "dataset map_dataset map_style custom torch_dataset",
     "random_crop": "random_sized_crop",
@@ -110,6 +120,8 @@ KINDS: Mapping[str, str] = {
     "random_resized_crop": "inception_crop random_sized_bbox_crop random_resize_crop",
     "resize": "scale_image rescale_image longest_max_size smallest_max_size shortest_edge resizing",
     "rotate": "random_rotation rotation random_rotate random_rotate90 affine shift_scale_rotate safe_rotate",
+    "sharpen": "sharpness adjust_sharpness random_adjust_sharpness random_sharpness",
+    "solarize": "random_solarize random_solarization",
     "subset": "take skip slice split random_split shard",
     "tokens": "bin indexed_dataset megatron nanogpt gpt_dataset token_files",
     "tfrecord": "tf_record tf_record_dataset tfrecords readers_tfrecord tfds",

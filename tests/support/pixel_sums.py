@@ -13,6 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
+from batchd.data.pipeline.augment.options import (
+    Autocontrast,
+    Blur,
+    Equalize,
+    Erase,
+    Invert,
+    Posterize,
+    Sharpen,
+    Solarize,
+)
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.image.options import (
@@ -87,6 +97,12 @@ PIXELS: Mapping[str, Sequence[StepOptions]] = {
     "gray 1": [Gray(channels=1)],
     "gray 3": [Gray()],
     "cutout": [Cutout(holes=3, size=(30, 40), fill=(1, 2, 3))],
+    "solarize, posterize": [Solarize(threshold=99), Posterize(bits=5)],
+    "equalize, invert": [Equalize(), Invert()],
+    "autocontrast": [Posterize(bits=6), Autocontrast()],
+    "sharpen": [Sharpen(factor=(0, 10))],
+    "blur": [Blur(sigma=(0.1, 5))],
+    "erase": [Erase(fill="noise", count=2), Erase()],
     **{f"normalize {dtype}": [Normalize(dtype=dtype), Layout()] for dtype in ("float32", "float16")},
     "subtract_mean": [SubtractMean(scale=0.017)],
     **{

@@ -6,20 +6,18 @@
  *     shift_hue   red, green and blue are changed as if it were hue that was
  *     warp        each new pixel is that at its centre's source, in steps of 1/2^32 of a pixel
  *
+ * `_pixels_tone.c` has what counts and sharpens.
+ *
  * `resample.py` and `warp.py` say which weights and which places; they and `recolor.py` do the same
  * without this extension, in more time.
  *
  * Invariant: nothing is read outside of the buffers, whatever the arguments are. Each sum fits into
  * 32 bits: see `resample.py`.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "_pixels_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "_pixels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -32,13 +30,7 @@
 #define PREFETCH(address) (void)(address)
 #endif
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
-
-enum { CHANNELS_MAX = 4, FRACTION_BITS = 11, PLACE_BITS = 32, WEIGHT_BITS = 2 * FRACTION_BITS, HUE_BITS = 16 };
+enum { FRACTION_BITS = 11, PLACE_BITS = 32, WEIGHT_BITS = 2 * FRACTION_BITS, HUE_BITS = 16 };
 
 /* --- resample --- */
 
@@ -81,11 +73,6 @@ FOR_EACH_PROCESSOR
 static void round_off(const int32_t *sums, int16_t *kept, int shift, Py_ssize_t length)
 {
     for (Py_ssize_t i = 0; i < length; i++) kept[i] = (int16_t)(sums[i] >> shift);
-}
-
-static inline uint8_t level(int32_t value)
-{
-    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
 static inline void across_each(const int16_t *kept, uint8_t *into, const struct taps *taps, int shift, Py_ssize_t channels,
@@ -553,7 +540,7 @@ static void shift_hues(const struct image *image, int32_t shift, int red, int bl
 
 /* --- what Python sees --- */
 
-static int take_image(PyObject *object, int flags, struct image *image)
+int take_image(PyObject *object, int flags, struct image *image)
 {
     Py_buffer *buffer = &image->buffer;
     if (PyObject_GetBuffer(object, buffer, PyBUF_STRIDES | flags) < 0) return 0;
@@ -613,7 +600,7 @@ static int take_taps(PyObject *object, Py_ssize_t source, Py_ssize_t targets, in
     return 0;
 }
 
-static void release_image(struct image *image)
+void release_image(struct image *image)
 {
     PyBuffer_Release(&image->buffer);
 }
@@ -778,8 +765,10 @@ static PyObject *shift_hue(PyObject *self, PyObject *arguments)
 }
 
 static PyMethodDef METHODS[] = {
+    {"count_levels", count_levels, METH_VARARGS, count_levels_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
     {"scale", scale_images, METH_VARARGS, scale_doc},
+    {"sharpen", sharpen, METH_VARARGS, sharpen_doc},
     {"shift_hue", shift_hue, METH_VARARGS, shift_hue_doc},
     {"use_avx2", use_avx2, METH_O, use_avx2_doc},
     {"warp", warp, METH_VARARGS, warp_doc},

@@ -354,3 +354,16 @@ def test_packed_rows_say_what_they_cost_the_ranks_of_a_step(folder) -> None:
         "s: in a step, attention over a row costs the most expensive of 8 ranks at most 8.9 % more than their mean, on "
         "average; without balance some 47 % more"
     )
+
+
+def test_a_step_on_pixels_before_a_crop_is_said_to_need_the_whole_image(folder) -> None:
+    """Its statistics are of all that it gets, so the crop decides nothing about decoding."""
+    put(folder, a_jpg=jpeg(photo(160, 200)))
+    early = '{ op = "decode" }, { op = "equalize" }, { op = "center_crop", size = [100, 60] }'
+
+    *before, row = explain(folder, early)
+    *late, _row = explain(folder, f'{CROP}, {{ op = "equalize" }}')
+
+    assert any(line.startswith('s: "equalize" is before "center_crop" and so of the whole image') for line in before)
+    assert "all: 200 x 160" in row
+    assert not any("equalize" in line for line in late)

@@ -53,7 +53,7 @@ def _decode(step: options.Decode, columns: Columns) -> Columns:
 
 @effect.register
 def _follow(step: options.Follow, columns: Columns) -> Columns:
-    lead = _pixels(step, columns)
+    lead = pixels_of(step, columns)
     maker = STEP_KINDS.get(lead.made_by)
     if lead.followers or (lead.made_by != "decode" and maker is not None and issubclass(maker, options.ImageStep)):
         raise StepInvalid(
@@ -99,53 +99,53 @@ def _can_follow(role: str, column: Column) -> bool:
 
 @effect.register
 def _resize(step: options.Resize, columns: Columns) -> Columns:
-    return _placed(step, columns, step.size or (None, None))
+    return placed(step, columns, step.size or (None, None))
 
 
 @effect.register
 def _crop(step: options.CropStep, columns: Columns) -> Columns:
     if isinstance(step, options.RandomCrop):
-        _check_fill(step, columns)
-    return _perhaps_placed(step, columns, step.size)
+        check_fill(step, step.fill, columns)
+    return perhaps_placed(step, columns, step.size)
 
 
 @effect.register
 def _flip(step: options.RandomFlip, columns: Columns) -> Columns:
-    height, width, _channels = _pixels(step, columns).shape
-    return _placed(step, columns, (height, width))
+    height, width, _channels = pixels_of(step, columns).shape
+    return placed(step, columns, (height, width))
 
 
 @effect.register
 def _pad(step: options.Pad, columns: Columns) -> Columns:
-    _check_fill(step, columns)
-    height, width, _channels = _pixels(step, columns).shape
+    check_fill(step, step.fill, columns)
+    height, width, _channels = pixels_of(step, columns).shape
     if step.border is not None:
         above, below, before, behind = step.border
         size = _sum(above, height, below), _sum(before, width, behind)
-        return _placed(step, columns, size)
+        return placed(step, columns, size)
     assert step.size is not None
     if (height or 0) > step.size[0] or (width or 0) > step.size[1]:
         raise StepInvalid(
             f'"pad" cannot make {height} x {width} pixels {step.size[0]} x {step.size[1]}: a crop makes them smaller'
         )
-    return _placed(step, columns, step.size)
+    return placed(step, columns, step.size)
 
 
 @effect.register
 def _rotate(step: options.Rotate, columns: Columns) -> Columns:
-    _check_fill(step, columns)
-    height, width, _channels = _pixels(step, columns).shape
+    check_fill(step, step.fill, columns)
+    height, width, _channels = pixels_of(step, columns).shape
     sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
     if sideways == {False} or (height is not None and height == width):
-        return _placed(step, columns, (height, width))
-    return _perhaps_placed(step, columns, (width, height) if sideways == {True} else (None, None))
+        return placed(step, columns, (height, width))
+    return perhaps_placed(step, columns, (width, height) if sideways == {True} else (None, None))
 
 
 @effect.register
 def _same(step: options.ColorJitter | options.Cutout, columns: Columns) -> Columns:
-    column = _pixels(step, columns)
+    column = pixels_of(step, columns)
     if isinstance(step, options.Cutout):
-        _check_fill(step, columns)
+        check_fill(step, step.fill, columns)
     elif column.shape[2] not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
     return changed(step, columns, shape=column.shape)
@@ -153,7 +153,7 @@ def _same(step: options.ColorJitter | options.Cutout, columns: Columns) -> Colum
 
 @effect.register
 def _gray(step: options.Gray, columns: Columns) -> Columns:
-    column = _pixels(step, columns)
+    column = pixels_of(step, columns)
     height, width, channels = column.shape
     if channels not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"gray" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
@@ -168,7 +168,7 @@ def _gray(step: options.Gray, columns: Columns) -> Columns:
 
 @effect.register
 def _to_floats(step: options.Normalize | options.SubtractMean, columns: Columns) -> Columns:
-    shape = _pixels(step, columns).shape
+    shape = pixels_of(step, columns).shape
     factors, dtype = {"mean": step.mean}, "float32"
     if isinstance(step, options.Normalize):
         factors, dtype = {"mean": step.mean, "std": step.std}, step.dtype
@@ -183,7 +183,7 @@ def _to_floats(step: options.Normalize | options.SubtractMean, columns: Columns)
 
 @effect.register
 def _to(step: options.To, columns: Columns) -> Columns:
-    height, width, channels = _pixels(step, columns).shape
+    height, width, channels = pixels_of(step, columns).shape
     is_first = step.layout == "nchw"
     shape = (channels, height, width) if is_first else (height, width, channels)
     return changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
@@ -200,9 +200,9 @@ def _layout(step: options.Layout, columns: Columns) -> Columns:
     return changed(step, columns, shape=(channels, height, width), channels_first=True)
 
 
-def _placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
+def placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
     """The columns after the geometry of an image, and of all that follows it, was changed."""
-    lead = _pixels(step, columns)
+    lead = pixels_of(step, columns)
     made = dict(changed(step, columns, shape=(*size, lead.shape[2])))
     for role, name in lead.followers:
         follower = columns.get(name)
@@ -216,14 +216,14 @@ def _placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, i
     return made
 
 
-def _perhaps_placed(step: options.ChanceStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
+def perhaps_placed(step: options.ChanceStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
     """The columns after a step that may not act: then the image keeps its size."""
-    before = _pixels(step, columns).shape
+    before = pixels_of(step, columns).shape
     kept = (length if length == before[side] else None for side, length in enumerate(size))
-    return _placed(step, columns, size if step.probability == 1 else (next(kept), next(kept)))
+    return placed(step, columns, size if step.probability == 1 else (next(kept), next(kept)))
 
 
-def _pixels(step: options.ImageStep, columns: Columns) -> Column:
+def pixels_of(step: options.ImageStep, columns: Columns) -> Column:
     """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one."""
     column = _with_channels(column_of(step, columns))
     is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
@@ -243,11 +243,12 @@ def _with_channels(column: Column) -> Column:
     return column
 
 
-def _check_fill(step: options.RandomCrop | options.Pad | options.Rotate | options.Cutout, columns: Columns) -> None:
-    channels = _pixels(step, columns).shape[2]
-    if len(step.fill) not in (1, channels):
+def check_fill(step: options.ImageStep, fill: options.Fill, columns: Columns) -> None:
+    """Raise ``StepInvalid`` for a colour of another number of channels."""
+    channels = pixels_of(step, columns).shape[2]
+    if len(fill) not in (1, channels):
         raise StepInvalid(
-            f'"{step.op}" has {counted(len(step.fill), "number")} in fill, and the image has {_shown_channels(channels)}'
+            f'"{step.op}" has {counted(len(fill), "number")} in fill, and the image has {_shown_channels(channels)}'
         )
 
 

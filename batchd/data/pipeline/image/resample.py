@@ -232,6 +232,21 @@ def resample(
     down = taps(height, into.shape[0], method, is_mirrored=mirrored[0])
     across = taps(width, into.shape[1], method, is_mirrored=mirrored[1])
     kept_bits = min(_KEPT_BITS - (method == "cubic"), _BITS_BEHIND_THE_PIXEL - across.shift)
+    weigh(pixels, into, down, across, kept_bits, turn)
+
+
+def weigh(  # noqa: PLR0913, PLR0917  each is one thing that the extension takes
+    pixels: Pixels,
+    into: Pixels,
+    down: Taps,
+    across: Taps,
+    kept_bits: int,
+    turn: geometry.Orientation = geometry.UPRIGHT,
+) -> None:
+    """Make each new pixel of an image the weighted sum of pixels: along columns, then rows.
+
+    ``kept_bits``: of the sums, behind the point. Without the extension, ``into`` is flipped.
+    """
     if IS_BUILT:
         _pixels.resample(side_by_side(pixels), into, down, across, kept_bits, turn.vertical, turn.horizontal)
     else:

@@ -209,6 +209,16 @@ def test_sines_are_exact_to_the_last_bits() -> None:
         ("scale", lambda: (PIXELS[:, ::2], np.zeros((5, 4, 3), np.uint8), True)),
         ("warp", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), (1, 0, 0), (0, 1, 0), True, b"1234")),
         ("warp", lambda: (PIXELS, PIXELS.copy(), (1, 0, 0), (0, 1, 0), True, b"123")),
+        ("count_levels", lambda: (PIXELS, np.zeros((3, 255), np.uint32))),
+        ("count_levels", lambda: (PIXELS, np.zeros((1, 256), np.uint32))),
+        ("count_levels", lambda: (PIXELS, np.zeros((3, 256), np.uint16))),
+        ("count_levels", lambda: (PIXELS, np.zeros(768, np.uint32))),
+        ("count_levels", lambda: (PIXELS[:, ::2], np.zeros((3, 256), np.uint32))),
+        ("sharpen", lambda: (PIXELS, np.zeros((4, 5, 3), np.uint8), 5)),
+        ("sharpen", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), 5)),
+        ("sharpen", lambda: (PIXELS[:0], PIXELS[:0].copy(), 5)),
+        ("sharpen", lambda: (PIXELS, PIXELS.copy(), -1)),
+        ("sharpen", lambda: (PIXELS, PIXELS.copy(), (10 << 14) + 1)),
         ("shift_hue", lambda: (np.zeros((4, 4, 4), np.uint8), 5, False)),
         ("shift_hue", lambda: (PIXELS.copy(), -1, False)),
         ("shift_hue", lambda: (PIXELS.copy(), 6 * 2**16 + 1, False)),
@@ -216,7 +226,7 @@ def test_sines_are_exact_to_the_last_bits() -> None:
 )
 def test_invalid_arguments_are_refused(name, arguments) -> None:
     """No byte is read or written before."""
-    with pytest.raises(ValueError, match=r"image|taps|fill|channels"):
+    with pytest.raises(ValueError, match=r"image|taps|fill|channels|counts"):
         getattr(_pixels, name)(*arguments())
 
 
@@ -243,3 +253,5 @@ def test_read_only_memory_is_refused() -> None:
         _pixels.resample(PIXELS, frozen, TAPS, TAPS, 7)
     with pytest.raises(ValueError, match="read-only"):
         _pixels.shift_hue(frozen, 1, False)
+    with pytest.raises(ValueError, match="read-only"):
+        _pixels.sharpen(PIXELS, frozen, 1)

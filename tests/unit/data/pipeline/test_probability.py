@@ -3,6 +3,16 @@
 import numpy as np
 import pytest
 
+from batchd.data.pipeline.augment.options import (
+    Autocontrast,
+    Blur,
+    Equalize,
+    Erase,
+    Invert,
+    Posterize,
+    Sharpen,
+    Solarize,
+)
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.image.options import (
     CenterCrop,
@@ -37,6 +47,14 @@ STEPS = [
     (ColorJitter, {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.3}),
     (Gray, {}),
     (Cutout, {"size": (9, 9), "holes": 3}),
+    (Solarize, {}),
+    (Posterize, {}),
+    (Equalize, {}),
+    (Autocontrast, {}),
+    (Invert, {}),
+    (Sharpen, {"factor": (0.1, 5.0)}),
+    (Blur, {}),
+    (Erase, {"fill": "noise", "count": 3}),
 ]
 
 

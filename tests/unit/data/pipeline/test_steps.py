@@ -12,6 +12,16 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from batchd.config.schema import json_schema
+from batchd.data.pipeline.augment.options import (
+    Autocontrast,
+    Blur,
+    Equalize,
+    Erase,
+    Invert,
+    Posterize,
+    Sharpen,
+    Solarize,
+)
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import Columns, effect
 from batchd.data.pipeline.execute import Pipeline
@@ -82,6 +92,14 @@ EVERY_STEP = [
     SubtractMean(mean=(1.5,), scale=0.5),
     To(dtype="float16", scale=False, layout="nhwc"),
     Follow(mask="mask", mask_fill=255, boxes="boxes", points="points"),
+    Solarize(threshold=100, probability=0.5),
+    Posterize(bits=3),
+    Equalize(),
+    Autocontrast(),
+    Invert(),
+    Sharpen(factor=(0.5, 1.5)),
+    Blur(sigma=(1, 3)),
+    Erase(area=(0.1, 0.2), aspect=(1, 2), count=3, fill=(1, 2, 3)),
     Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
 ]
 

@@ -1,0 +1,31 @@
+/* The files of the extension _pixels for one another. Worker process. */
+#ifndef BATCHD_PIXELS_PARTS_H
+#define BATCHD_PIXELS_PARTS_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include "_pixels.h"
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+enum { CHANNELS_MAX = 4 };
+
+static inline uint8_t level(int32_t value)
+{
+    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+}
+
+/* As in `struct scaling`. */
+int take_image(PyObject *object, int flags, struct image *image);
+void release_image(struct image *image);
+
+/* What Python sees of _pixels_tone.c. */
+PyObject *count_levels(PyObject *self, PyObject *arguments);
+PyObject *sharpen(PyObject *self, PyObject *arguments);
+extern const char count_levels_doc[], sharpen_doc[];
+
+#endif

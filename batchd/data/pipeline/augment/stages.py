@@ -1,0 +1,8 @@
+"""The steps that augment images, done to pixels: as a part of an ``ImageStage``. Worker process.
+
+``tone`` changes levels. Each registers with ``image.recolor.recolor_for``.
+"""
+
+from batchd.data.pipeline.augment import tone
+
+__all__ = ["tone"]
