@@ -40,6 +40,7 @@ class ExitCode(IntEnum):
     NO_DAEMON = 3
     ALREADY_RUNNING = 4
     NOT_ENOUGH_MEMORY = 5
+    INTERRUPTED = 130
 
 
 EXIT_CODE_MEANINGS = {
@@ -49,6 +50,7 @@ EXIT_CODE_MEANINGS = {
     ExitCode.NO_DAEMON: "no daemon answers at the address",
     ExitCode.ALREADY_RUNNING: "another daemon holds the runtime directory",
     ExitCode.NOT_ENOUGH_MEMORY: "not enough memory",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
 }
 """One line for each exit code, for users."""
 
@@ -57,6 +59,12 @@ class BatchdError(Exception):
     """Something outside of batchd is wrong; the text says what, where, and what helps."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+
+class Interrupted(BatchdError):  # noqa: N818  as below
+    """Ctrl-C ended a command; the text says what is there already."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INTERRUPTED
 
 
 DESCRIPTORS_ADVICE = "raise the limit (LimitNOFILE= in the unit, ulimit -Hn, --ulimit nofile= of docker)"

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from time import monotonic
@@ -28,7 +27,14 @@ from batchd.cli.problems import echo_unknown_variables
 from batchd.cli.tables import TableColumn, own_console, table
 from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
-from batchd.commands.bench.dataloader import Measured, why_none
+from batchd.commands.bench.beside import (
+    Interpreter,
+    LoaderError,
+    find_interpreter,
+    measure_loader,
+    why_none,
+    write_job,
+)
 from batchd.commands.bench.measure import Figures, Measurement, OneStream, Report, Task, measure
 from batchd.config.load import read_config
 from batchd.config.tree import Config
@@ -41,11 +47,11 @@ from batchd.data.samples.kept_files import has_points
 from batchd.data.sources.interface import open_reader
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
+from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.values import CHECK_LIMITS
-from batchd.errors import BatchdError
+from batchd.errors import BatchdError, Interrupted
 from batchd.observe.columns import MIDDLE
-from batchd.runtime.children import PIPE, STDOUT, start
 from batchd.runtime.cpus import available_cpus
 from batchd.runtime.directories import default_cache_dir
 from batchd_wire.wording import counted
@@ -55,9 +61,6 @@ LATER_SHARE = 0.3
 """Part of a measurement's time that the first epoch of the measured samples takes."""
 FILES_LOOKED_AT = 8
 BAR_CELLS = 30
-ANSWER_BYTES = 1 << 16
-LOADER_PATIENCE_S = 120.0
-"""Time for the start of torch and one batch, beyond that of the measurement."""
 POWERS_MAX = 8
 """Measure with each power of two up to this number of workers, else with each power of four."""
 
@@ -72,29 +75,47 @@ def command(
     workers: Annotated[
         int | None, option("Largest number of workers. [default: that of the configuration]", limits=(1, 1024))
     ],
+    python: Annotated[
+        str | None,
+        option(
+            "Interpreter of the DataLoader: where torch and torchvision are installed, or the folder of that "
+            "environment. [default: batchd's own]",
+            metavar="PATH",
+        ),
+    ],
+    reads: Annotated[float | None, option("Samples/s that your training reads, to judge by.", limits=(0.001, 1e9))],
     as_json: JsonObject,
 ) -> None:
-    """Measure STREAM on this machine, and say what would help.
+    """Measure STREAM on this machine, and say whether it is worth it and what would help.
 
     Prints samples/s with 1 worker and more, the CPU time of each step of a sample, and the same of
-    a torch DataLoader, if torch is installed here. Uses a daemon of its own. The first batches of
-    each measurement do not count. If other programs use the CPUs, the report says so. Ctrl-C ends
-    the measurement and prints the figures so far. Without a configuration, begin with `batchd
-    init`.
+    a torch DataLoader in the environment that trains (--python), which needs nothing of batchd.
+    Uses a daemon of its own. The first batches of each measurement do not count. If other programs
+    use the CPUs, the report says so. Ctrl-C ends the measurement and prints the figures so far.
+    Without a configuration, begin with `batchd init`.
     """
     echo_unknown_variables()
-    with Storage(CHECK_LIMITS) as storage:
+    interpreter = find_interpreter(sys.executable if python is None else python)
+    with Storage(CHECK_LIMITS) as storage, tempfile.TemporaryDirectory(prefix="batchd-bench-") as folder:
         reading = read_config(config_file, overrides)
         config, rings = check_reading(reading, config_file, storage)
         name = _one_of(config, stream)
-        result = _looked_at(config, name, storage)
-    if result.why_no_loader == "" and find_spec("torch") is None:
-        result.why_no_loader = f"torch is not installed for {sys.executable}"
-    with tempfile.TemporaryDirectory(prefix="batchd-bench-") as folder:
+        result, index = _looked_at(config, name, storage)
+        result.reads = reads
+        if python is not None:
+            interpreter.require(result.config)
+        elif not result.why_no_loader and (lacking := interpreter.lacking(result.config)):
+            result.why_no_loader = (
+                f"batchd's own environment has no {' and no '.join(lacking)}; name the one that trains: --python PATH"
+            )
         served = OneStream(name, result.config, reading.data, rings[name].ring_bytes)
         bench = _Bench(result, served, Path(folder), workers or config.daemon.worker_count())
         try:
-            bench.run(seconds)
+            bench.run(
+                seconds,
+                interpreter,
+                lambda loaders: write_job(Path(folder), result.config, index, storage, loaders),
+            )
         except KeyboardInterrupt:
             result.is_interrupted = True
     if as_json:
@@ -102,7 +123,9 @@ def command(
     else:
         _show(result)
     if result.is_interrupted:
-        raise BatchdError("interrupted; the figures are those measured so far")
+        raise Interrupted("interrupted; the figures are those measured so far")
+    if python is not None and bench.failure:
+        raise BatchdError(f"the DataLoader of {interpreter.path} has no figures: {bench.failure}")
 
 
 def _one_of(config: Config, stream: str | None) -> str:
@@ -117,8 +140,8 @@ def _one_of(config: Config, stream: str | None) -> str:
     return name
 
 
-def _looked_at(config: Config, name: str, storage: Storage) -> BenchResult:
-    """Count the samples, and look for access points in a few. Raises ``BatchdError``."""
+def _looked_at(config: Config, name: str, storage: Storage) -> tuple[BenchResult, SourceIndex]:
+    """Scan the source, and look for access points in a few samples. Raises ``BatchdError``."""
     stream = config.streams[name]
     storage.limits = config.daemon.storage_limits()
     cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
@@ -129,7 +152,7 @@ def _looked_at(config: Config, name: str, storage: Storage) -> BenchResult:
         result.notes.append(f"the cache was in memory for this, not in {stream.cache_dir}")
     fields = cropped_files(stream.pipeline)
     if not fields or not IS_BUILT:
-        return result
+        return result, index
     missing = looked_at = 0
     count = min(FILES_LOOKED_AT, len(index))
     with closing(open_reader(stream.source, index, max(fields.values()), storage)) as reader:
@@ -145,7 +168,7 @@ def _looked_at(config: Config, name: str, storage: Storage) -> BenchResult:
             except (SampleUnreadable, SampleUndecodable):
                 continue  # the measurement counts it
     result.without_points = missing, looked_at
-    return result
+    return result, index
 
 
 class _Bench:
@@ -157,9 +180,11 @@ class _Bench:
         self._counts = sorted({workers, *(factor**power for power in range(10) if factor**power <= workers)})
         self._left = len(self._counts) + (result.config.cache_kind != "off") + (not result.why_no_loader)
         self._until_s = 0.0
+        self.failure = ""
+        """Why there are no figures of a DataLoader that was started."""
 
-    def run(self, seconds: float) -> None:
-        """Fill in the result. Raises ``BatchdError``."""
+    def run(self, seconds: float, interpreter: Interpreter, prepare: Callable[[int], Path]) -> None:
+        """Fill in the result; ``prepare`` writes the DataLoader's job. Raises ``BatchdError``."""
         result, config = self._result, self._folder / "batchd.toml"
         self._stream.write(config)
         self._until_s = monotonic() + seconds
@@ -170,8 +195,15 @@ class _Bench:
             if result.config.cache_kind != "off":
                 self._measure_later(progress("later epochs"))
             if not result.why_no_loader:
-                progress("a DataLoader")(0, 0.0)
-                self._measure_loader(config)
+                report, loaders = progress("a DataLoader"), self._counts[-1]
+                report(0, 0.0)
+                try:
+                    job = prepare(loaders)
+                    result.loader, result.loader_tools = measure_loader(
+                        interpreter, job, loaders, self._next_until_s(), report
+                    )
+                except LoaderError as error:
+                    self.failure = result.why_no_loader = str(error)
 
     def _next_until_s(self) -> float:
         """When the next measurement ends: all that are left have the same time."""
@@ -192,24 +224,6 @@ class _Bench:
         found = measure(Task(part, result.name, last.figures.workers, 0.0, until_s, report, is_later=True))
         if found.epoch >= 1:
             result.later = found
-
-    def _measure_loader(self, config: Path) -> None:
-        result, workers = self._result, self._counts[-1]
-        seconds = max(1.0, self._next_until_s() - monotonic())
-        arguments = (str(config), result.name, str(workers), f"{seconds:.3f}")
-        with start("batchd.commands.bench.dataloader", *arguments, stdout=PIPE, stderr=STDOUT) as child:
-            said = child.read(seconds + LOADER_PATIENCE_S, ANSWER_BYTES).decode(errors="replace").strip()
-            is_late = not child.has_ended()
-            status = child.end()
-        lines = said.splitlines()
-        answers = [line for line in lines if line.startswith("[")]  # its workers may write, too
-        if answers and not status:
-            answer = Measured(*json.loads(answers[0]))
-            result.loader, result.loader_tools = Figures(workers, *answer[:4]), answer.tools
-        elif is_late:
-            result.why_no_loader = f"it made no sample in {seconds + LOADER_PATIENCE_S:.0f} s"
-        else:
-            result.why_no_loader = f"it ended: {lines[-1]}" if lines else f"it ended with exit status {status}"
 
 
 @contextmanager
@@ -298,6 +312,7 @@ def _plain(result: BenchResult) -> dict[str, object]:
         "dataloader": None if result.loader is None else _plain_figures(result.loader) | {"tools": result.loader_tools},
         "why_no_dataloader": result.why_no_loader,
         "cpu_ms": dict(part_times(best)) if best is not None else {},
+        "reads": result.reads,
         "worth_it": verdict(result),
         "helps": helps(result),
         "to_know": disturbances(result),
@@ -311,4 +326,6 @@ def _plain_side(one: Measurement) -> dict[str, object]:
 
 
 def _plain_figures(figures: Figures) -> dict[str, object]:
-    return asdict(figures) | {"samples_per_s": figures.samples_per_s, "cpu_ms": figures.cpu_ms}
+    rates = {"samples_per_s": figures.samples_per_s, "samples_per_s_range": figures.rates}
+    costs = {"cpu_ms": figures.cpu_ms, "cpu_ms_range": figures.costs}
+    return {name: value for name, value in asdict(figures).items() if name != "parts"} | rates | costs

@@ -229,6 +229,11 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def start(module: str, *arguments: str, **options: Unpack[StartOptions]) -> Child:
     """Run a module as a child. Raises ``OSError``, and then there is none."""
+    return start_program(command(module, *arguments), **options)
+
+
+def start_program(words: Sequence[str], **options: Unpack[StartOptions]) -> Child:
+    """Run a program as a child, as ``start`` does a module."""
     own_session = options.get("own_session", False)
     environment = {**os.environ, **SERVICE_MANAGER, **options.get("environment", {})}
     with ExitStack() as until_started, ExitStack() as where_it_fails:
@@ -238,7 +243,7 @@ def start(module: str, *arguments: str, **options: Unpack[StartOptions]) -> Chil
             stdin.write(options["given"])
             stdin.seek(0)
         popen = subprocess.Popen(
-            command(module, *arguments),
+            words,
             pass_fds=options.get("descriptors", ()),
             stdin=stdin,
             stdout=options.get("stdout"),

@@ -22,13 +22,16 @@ DISTRIBUTIONS = {
 """Modules whose package pip knows by another name."""
 
 
-def pip_command(package: str) -> str:
-    """The line for a shell that installs a package, or a module's, for this interpreter.
+def pip_command(*packages: str, python: str | None = None, has_pip: bool | None = None) -> str:
+    """The line for a shell that installs packages, or modules' packages, for an interpreter.
 
-    The Debian package and the image have no pip, so another Python's pip is needed there.
+    The default is this one. The Debian package and the image have no pip, so another Python's pip
+    is needed there.
     """
-    here = [sys.executable, "-m", "pip"] if find_spec("pip") else ["python3", "-m", "pip", "--python", sys.executable]
-    return shlex.join([*here, "install", DISTRIBUTIONS.get(package, package)])
+    with_pip = find_spec("pip") is not None if has_pip is None else has_pip
+    path = python or sys.executable
+    here = [path, "-m", "pip"] if with_pip else ["python3", "-m", "pip", "--python", path]
+    return shlex.join([*here, "install", *(DISTRIBUTIONS.get(package, package) for package in packages)])
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

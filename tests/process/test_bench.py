@@ -4,9 +4,11 @@ Such short measurements give meaningless figures, so the tests check only that t
 """
 
 import json
+import platform
 import signal
 import subprocess
 import sys
+import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,23 +16,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from batchd.commands.bench.dataloader import changes_of
-from batchd.data.pipeline.image.options import (
-    CenterCrop,
-    Decode,
-    Gray,
-    ImageStep,
-    Layout,
-    Normalize,
-    RandomCrop,
-    RandomFlip,
-    RandomResizedCrop,
-    Resize,
-    To,
-)
 from support.commands import batchd
 from support.daemon_process import clean_environment
-from support.images import jpeg, photo, write_photos
+from support.images import write_photos
 from support.waiting import PATIENCE_S, wait_until
 
 PHOTOS = """
@@ -69,7 +57,7 @@ def test_a_stream_is_measured_with_each_number_of_workers(folder: Path) -> None:
     assert "bad0.jpg: " in str(found["to_know"])
     assert len(found["worth_it"]) >= 2
     if find_spec("torch") is None:
-        assert found["why_no_dataloader"].startswith("torch is not installed for ")
+        assert found["why_no_dataloader"].startswith("batchd's own environment has no torch")
     else:
         assert found["why_no_dataloader"] == ""
         assert found["dataloader"]["samples"] > 0
@@ -117,62 +105,148 @@ def test_a_stream_of_bad_files_stops_the_measurement(folder: Path) -> None:
     assert ".jpg: " in said
 
 
+TORCH = """
+import sys
+import numpy
+sys.modules.update(dict.fromkeys(("batchd", "batchd_client", "batchd_wire")))  # as if they were not installed
+__version__, uint8 = "0 of a test", numpy.uint8
+"""
+LOADER = """
+import numpy
+from types import SimpleNamespace
+
+class RandomSampler:
+    def __init__(self, dataset, replacement, num_samples):
+        self.samples = len(dataset)
+
+def get_worker_info():
+    return SimpleNamespace(dataset=dataset)
+
+class DataLoader:
+    def __init__(self, samples, batch_size, sampler, worker_init_fn, **options):
+        global dataset
+        dataset, self.batch_size, self.sampler, self.begin = samples, batch_size, sampler, worker_init_fn
+
+    def __iter__(self):
+        self.begin(0)
+        while True:
+            made = [dataset[numpy.random.randint(self.sampler.samples)] for _ in range(self.batch_size)]
+            yield {name: numpy.stack([one[name] for one in made]) for name in made[0]}
+"""
+
+
+@pytest.fixture
+def other_python(tmp_path: Path) -> Path:
+    """An environment whose interpreter has a stand-in for torch, and nothing of batchd."""
+    modules, python = tmp_path / "other" / "modules", tmp_path / "other" / "bin" / "python"
+    for file, text in (("torch/__init__.py", TORCH), ("torch/utils/__init__.py", ""), ("torch/utils/data.py", LOADER)):
+        (modules / file).parent.mkdir(parents=True, exist_ok=True)
+        (modules / file).write_text(text)
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={modules} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return tmp_path / "other"
+
+
+def bench(folder: Path, python: Path, *arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    options = ("--seconds", "1", "--workers", "1", "--set", "streams.photos.cache=off")
+    return batchd("bench", "--json", "--python", str(python), *options, *arguments, folder=folder, status=status)
+
+
+@pytest.mark.thorough(after_first=True)
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
+def test_the_dataloader_runs_in_an_environment_without_batchd(folder: Path, other_python: Path, kind: str) -> None:
+    """Files are read where they are; of records there is a copy. Bad files are left out."""
+    if kind == "webdataset":
+        with tarfile.open(folder / "photos.tar", "w") as shard:
+            for file in sorted((folder / "photos").iterdir()):
+                shard.add(file, file.name)
+        source = 'type = "webdataset", root = ".", shards = ["photos.tar"], label = ""'
+        (folder / "batchd.toml").write_text(PHOTOS.replace('type = "folder", path = "photos"', source))
+
+    found = json.loads(bench(folder, other_python, "--reads", "0.5").stdout)
+
+    assert found["why_no_dataloader"] == ""
+    assert found["dataloader"]["tools"].startswith("torch 0 of a test, ")
+    assert found["dataloader"]["samples"] > 0 < found["dataloader"]["cpu_ms"]
+    slowest, fastest = found["dataloader"]["samples_per_s_range"]
+    assert slowest <= found["dataloader"]["samples_per_s"] <= fastest
+    assert found["reads"] == 0.5
+
+
 @pytest.mark.thorough
-def test_an_interrupt_prints_what_there_is(folder: Path) -> None:
-    """An interrupt after the first measurement prints its figures and leaves no files behind."""
-    command = [sys.executable, "-m", "batchd", "bench", "--seconds", "6", "--workers", "2"]
-    daemons: set[Path] = set()
+def test_a_dataloader_that_fails_is_an_error_beside_the_figures(folder: Path, other_python: Path) -> None:
+    """What it said last is the reason, and batchd's own figures are there all the same."""
+    (other_python / "modules" / "torch" / "utils" / "data.py").write_text("raise OSError('libcudart is away')")
+
+    done = bench(folder, other_python, status=1)
+
+    assert json.loads(done.stdout)["measured"][0]["samples"] > 0
+    assert json.loads(done.stdout)["why_no_dataloader"] == "it ended: OSError: libcudart is away"
+    assert done.stderr == (
+        f"batchd: the DataLoader of {other_python}/bin/python has no figures: it ended: OSError: libcudart is away\n"
+    )
+
+
+def test_an_interpreter_that_cannot_be_used_is_an_error_at_once(folder: Path, other_python: Path) -> None:
+    """The message says what it is, or lacks, and the command that helps."""
+    python = other_python / "bin" / "python"
+    started = python.read_text()
+    (folder / "train.py").write_text("import torch")
+    (folder / "no-python").write_text("#!/bin/sh\necho 'conda: command not found' >&2\nexit 127\n")
+    (folder / "no-python").chmod(0o755)
+
+    def message(path: object) -> str:
+        return bench(folder, Path(str(path)), status=2).stderr.removeprefix("batchd: ").rstrip()
+
+    assert message("/nope/python") == (
+        "no such file or command: /nope/python; name an interpreter, or the folder of an environment"
+    )
+    assert message(folder / "othr") == f"no such file or command: {folder}/othr; did you mean {other_python}?"
+    assert message(folder / "photos") == (
+        f"{folder}/photos has no bin/python, so it is no virtual environment: python3 -m venv makes one"
+    )
+    assert message(folder / "train.py") == f"{folder}/train.py is no Python interpreter: Permission denied"
+    assert message("no-python") == (
+        f"{folder}/no-python is no Python interpreter: started as one, it ended with exit status 127: "
+        "conda: command not found"
+    )
+    (other_python / "modules" / "torch").rename(folder / "torch")
+    if find_spec("torch") is None:
+        assert message(other_python) == (
+            f"{python} (Python {platform.python_version()}) has no torch: {python} -m pip install torch"
+        )
+    python.write_text(
+        started.replace('"$@"', """-c 'import sys; sys.version_info = (3, 6, 9); exec(sys.argv[-1])' "$@\"""")
+    )
+    assert message(python) == f"{python} is Python 3.6.9: the DataLoader's side needs 3.9 or newer"
+
+
+@pytest.mark.thorough
+def test_an_interrupt_prints_what_there_is(folder: Path, other_python: Path) -> None:
+    """Ctrl-C while the DataLoader runs ends it, prints the figures, and leaves no files behind."""
+    command = [sys.executable, "-m", "batchd", "bench", "--seconds", "4", "--workers", "1", "--json"]
+    begun = folder / "begun"
+    with (other_python / "modules" / "torch" / "utils" / "data.py").open("a") as file:
+        file.write(f"\nfrom pathlib import Path\nPath({str(begun)!r}).touch()\n")
     with (
         TemporaryDirectory(prefix="b") as runtime,  # a socket's path is short
         subprocess.Popen(
-            [*command, "--set", "streams.photos.cache=off", "--json"],
+            [*command, "--set", "streams.photos.cache=off", "--python", other_python],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=clean_environment() | {"XDG_RUNTIME_DIR": runtime},
+            env=clean_environment() | {"XDG_RUNTIME_DIR": runtime, "TMPDIR": runtime},
             cwd=folder,
         ) as process,
     ):
-
-        def has_second() -> bool:
-            daemons.update(Path(runtime).glob("batchd-*"))
-            return len(daemons) > 1 or process.poll() is not None
-
-        wait_until(has_second, "the second daemon starts")
+        wait_until(lambda: begun.exists() or process.poll() is not None, "the DataLoader starts")
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=PATIENCE_S)
         assert not list(Path(runtime).iterdir())
 
     found = json.loads(output)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert [one["workers"] for one in found["measured"]] == [1]
-    assert found["interrupted"] is True
+    assert (found["interrupted"], found["dataloader"]) == (True, None)
     assert errors.endswith("batchd: interrupted; the figures are those measured so far\n")
-
-
-STEPS: list[tuple[list[ImageStep], tuple[int, ...], str]] = [
-    ([Resize(size=(6, 8))], (6, 8, 3), "uint8"),
-    ([Resize(shorter_side=24), CenterCrop(size=(20, 20))], (20, 20, 3), "uint8"),
-    ([RandomCrop(size=(40, 70), padding=2)], (40, 70, 3), "uint8"),
-    ([CenterCrop(size=(90, 200))], (90, 200, 3), "uint8"),
-    ([RandomResizedCrop(size=(16, 16)), RandomFlip(direction="both"), Gray(channels=1)], (16, 16, 1), "uint8"),
-    ([Resize(size=(8, 8)), Normalize(), Layout()], (3, 8, 8), "float32"),
-    ([Resize(size=(8, 8)), To()], (3, 8, 8), "float32"),
-]
-
-
-@pytest.mark.parametrize("with_pil", [False, True], ids=["OpenCV", "PIL"])
-@pytest.mark.parametrize(("steps", "shape", "dtype"), STEPS, ids=[str(number) for number in range(len(STEPS))])
-def test_the_dataloader_makes_arrays_of_the_same_shape(
-    steps: list[ImageStep], shape: tuple[int, ...], dtype: str, *, with_pil: bool
-) -> None:
-    """The library decides whether the channels come last or first."""
-    if with_pil:
-        pytest.importorskip("PIL")
-        pytest.importorskip("torchvision.transforms", exc_type=(ImportError, RuntimeError))
-    made = np.asarray(changes_of([Decode(), *steps], with_pil=with_pil)(jpeg(photo(48, 64))))
-
-    # PIL's grey images have no channels
-    assert sorted(np.squeeze(made).shape) == sorted(side for side in shape if side > 1)
-    assert made.dtype == dtype
-    assert made.std() > 0

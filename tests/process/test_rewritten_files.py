@@ -1,18 +1,15 @@
 """An image file that is rewritten after the scan makes a bad sample, in every source of files."""
 
 import json
-import mmap
 import os
 
 import pytest
 
 import batchd_client
-from batchd.commands.bench.dataloader import COUNTER_BYTES, Samples
 from batchd.commands.history.batches import Replayer
 from batchd.commands.prepare import Output, PrepareJob, prepare
 from batchd.config.load import load_config
 from batchd.daemon.config_checks import preview_streams
-from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.stream.rings import plan_rings
@@ -94,22 +91,6 @@ def replayed(config, _folder):
         return [tried.reason for row in replayer.at(Position(0, 0)).rows for tried in row.tried]
 
 
-def loaded(config, folder):
-    """Return why the DataLoader of ``batchd bench`` has no sample."""
-    samples = Samples(
-        config.streams["folder"], IndexCache(folder / "cache"), mmap.mmap(-1, COUNTER_BYTES), with_pil=False
-    )
-    samples.begin(0)
-    found = []
-    for number in range(PHOTOS):
-        try:
-            samples._reader.read(number)
-        except SampleUnreadable as error:
-            found.append(str(error))
-    samples._reader.close()
-    return found
-
-
 def checked(config, _folder):
     """Return why ``batchd check`` can make no sample."""
     with Storage() as storage:
@@ -118,7 +99,7 @@ def checked(config, _folder):
 
 
 @pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize(("read", "count"), [(prepared, PHOTOS), (replayed, PHOTOS), (loaded, PHOTOS), (checked, 1)])
+@pytest.mark.parametrize(("read", "count"), [(prepared, PHOTOS), (replayed, PHOTOS), (checked, 1)])
 def test_each_command_that_scans_and_reads_notices_a_rewritten_file(monkeypatch, tmp_path, folder, read, count):
     """All files are written again between its scan and its first sample."""
     begin_scan = Storage.begin_scan

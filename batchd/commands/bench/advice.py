@@ -5,6 +5,7 @@ Invariant: each sentence has the numbers that it is made of.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from batchd.commands.bench.measure import Figures, Measurement
 from batchd.commands.doctor.checks import cheaper_than_hosts
@@ -25,8 +26,8 @@ class BenchResult:
 
     ``sides``: with growing numbers of workers. ``later``: with as many as the last of them, from
     epoch 1 on. ``loader_tools``: the libraries of the DataLoader; ``why_no_loader``: the reason if
-    there is none. ``without_points``: of the JPEGs looked at, those whose crops need the whole
-    file, and all.
+    there is none. ``reads``: the samples per second that the user's training reads.
+    ``without_points``: of the JPEGs looked at, those whose crops need the whole file, and all.
     """
 
     name: str
@@ -38,6 +39,7 @@ class BenchResult:
     loader: Figures | None = None
     loader_tools: str = ""
     why_no_loader: str = ""
+    reads: float | None = None
     without_points: tuple[int, int] = (0, 0)
     notes: list[str] = field(default_factory=list)
     is_interrupted: bool = False
@@ -98,32 +100,44 @@ def verdict(result: BenchResult) -> list[str]:
 
 
 def _beside_loader(result: BenchResult, mine: Figures) -> Iterator[str]:
-    loader = result.loader
-    if loader is None or not loader.samples:
+    its = result.loader
+    if its is None or not its.cpu_ms or not mine.cpu_ms:
         why = result.why_no_loader or "it made no sample in its time"
         yield f"Not known beside a DataLoader: {why}."
         return
-    mine_ms, its_ms = mine.cpu_ms or 0.0, loader.cpu_ms or 0.0
-    others = max(mine.others_cpus, loader.others_cpus) > BUSY_SHARE * result.cpus
-    by_cpu, by_rate = its_ms / mine_ms if mine_ms else 0.0, mine.samples_per_s / (loader.samples_per_s or 1.0)
-    ratio = by_cpu if others else by_rate
-    figures = (
-        f"{mine_ms:.2f} ms of CPU for each sample instead of {its_ms:.2f} ms"
-        if others
-        else f"{mine.samples_per_s:,.0f} samples/s instead of {loader.samples_per_s:,.0f}"
-    )
-    also = (
-        f"{mine.samples_per_s:,.0f} samples/s, not {loader.samples_per_s:,.0f}"
-        if others
-        else f"{by_cpu:.1f} times less CPU"
-    )
-    if ratio >= WORTH:
-        yield f"Yes: {figures}, {ratio:.1f} times as good as a DataLoader with as many workers ({also})."
-    elif ratio >= AS_GOOD:
-        yield f"Not for the speed of one trainer: {figures}, about as a DataLoader with as many workers ({also})."
+    is_busy = max(mine.others_cpus, its.others_cpus) > BUSY_SHARE * result.cpus
+    above, below = ((its.cpu_ms, *its.costs), (mine.cpu_ms, *mine.costs)) if is_busy else (_rates(mine), _rates(its))
+    ratio, low, high = (_ratio(above[i], below[j]) for i, j in ((0, 0), (1, 2), (2, 1)))
+    costs = f"{mine.cpu_ms:.2f} CPU seconds for 1,000 samples instead of {its.cpu_ms:.2f}"
+    speeds = f"{mine.samples_per_s:,.0f} samples/s instead of {its.samples_per_s:,.0f}"
+    than = f"a DataLoader with as many workers ({low:.1f} to {high:.1f})"
+    found = f"{ratio:.1f} times as fast as {than}: {speeds}, {costs}"
+    if is_busy:  # CPU time changes little
+        found = f"{ratio:.1f} times the samples of {than} in the same CPU time: {costs}"
+    if ratio < AS_GOOD:
+        yield f"No, not for one trainer: {found}."
+    elif ratio < WORTH:
+        yield f"Not for the speed of one trainer: {found}."
+    elif result.reads is None or result.reads > its.samples_per_s:
+        yield f"Yes: {found}."
     else:
-        yield f"No, not for one trainer: {figures}, {ratio:.2f} of what a DataLoader with as many workers does ({also})."
+        yield f"Not for the speed: your training reads {result.reads:,.0f} samples/s, and a DataLoader keeps up with that."
+        yield f"For the CPUs: {found}."
+    at = result.reads or its.samples_per_s
+    cores, freed = at * its.cpu_ms / 1000, at * (its.cpu_ms - mine.cpu_ms) / 1000
+    change = f"frees {freed:.1f} of" if freed > 0 else f"adds {-freed:.1f} to"
+    yield f"It {change} the {cores:.1f} cores that a DataLoader takes for {at:,.0f} samples/s."
+    if ratio >= WORTH and result.reads is None:
+        yield f"If your training reads less than {at:,.0f} samples/s, a DataLoader keeps up: batchd then frees cores only."
     yield "Each further trainer of the same batches adds no decoding to batchd, and all of it to DataLoaders."
+
+
+def _rates(figures: Figures) -> tuple[float, float, float]:
+    return (figures.samples_per_s, *figures.rates)
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else inf
 
 
 def _step_text(result: BenchResult, mine: Figures) -> str:

@@ -13,9 +13,10 @@ how much of the CPUs others used, from ``/proc``.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -41,6 +42,8 @@ PATIENCE_S = 20.0
 """A measurement without a sample is prolonged by at most this time."""
 ANSWER_BYTES = 4096
 TICK_S = 0.2
+PARTS = 4
+"""Of a measurement: how far they are apart is its spread."""
 BAD_SHOWN = 3
 CACHE_BYTES = 1 << 30
 """Limit of the cache in memory that replaces one on disk."""
@@ -107,11 +110,21 @@ def _machine_s() -> float:
     return ticks / _TICKS_PER_S
 
 
+class Look(NamedTuple):
+    """Counters at one moment: samples made, time, CPU time of what is measured, and of all."""
+
+    samples: int
+    at_s: float
+    own_s: float
+    all: CpuTimes
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """One measurement. ``cpu_s``: CPU time of all processes of the measurement.
 
-    ``others_cpus``: the CPUs that other programs used meanwhile, on average.
+    ``others_cpus``: the CPUs that other programs used meanwhile, on average. ``parts``: samples,
+    seconds and CPU seconds of each part of it.
     """
 
     workers: int
@@ -119,6 +132,7 @@ class Figures:
     seconds: float
     cpu_s: float
     others_cpus: float
+    parts: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def samples_per_s(self) -> float:
@@ -129,6 +143,18 @@ class Figures:
     def cpu_ms(self) -> float | None:
         """CPU time for each sample, in ms; None without samples."""
         return 1000 * self.cpu_s / self.samples if self.samples else None
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The samples per second of the slowest and of the fastest part."""
+        found = [samples / seconds for samples, seconds, _cpu_s in self.parts if seconds] or [self.samples_per_s]
+        return min(found), max(found)
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """The CPU time for each sample in the cheapest and in the dearest part, in ms."""
+        found = [1000 * cpu_s / samples for samples, _seconds, cpu_s in self.parts if samples] or [self.cpu_ms or 0.0]
+        return min(found), max(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +172,43 @@ class Measurement:
     bad_named: tuple[str, ...]
 
 
-def figures_between(
-    workers: int, seconds: float, samples: int, own: tuple[float, float], all_: tuple[CpuTimes, CpuTimes]
-) -> Figures:
-    """Figures from CPU times before and after: ``own`` of the measured processes, ``all_``."""
-    machine_s, tree_s = (all_[1][place] - all_[0][place] for place in (0, 1))
+def figures_of(workers: int, looks: Sequence[Look]) -> Figures:
+    """Figures of two or more looks: their differences."""
+    first, last = looks[0], looks[-1]
+    seconds = last.at_s - first.at_s
+    machine_s, tree_s = (last.all[place] - first.all[place] for place in (0, 1))
     others = max(0.0, machine_s - tree_s) / seconds if seconds else 0.0
-    return Figures(workers, samples, seconds, max(0.0, own[1] - own[0]), others)
+    parts = tuple(
+        (after.samples - before.samples, after.at_s - before.at_s, max(0.0, after.own_s - before.own_s))
+        for before, after in pairwise(looks)
+    )
+    return Figures(workers, last.samples - first.samples, seconds, max(0.0, last.own_s - first.own_s), others, parts)
+
+
+def figures_until(
+    until_s: float, workers: int, count: Callable[[], tuple[int, float]], spent_s: Callable[[], float], report: Report
+) -> Figures:
+    """Measure until ``monotonic`` is ``until_s``, and ``PATIENCE_S`` longer if no sample is made.
+
+    ``count`` waits ``TICK_S`` and gives the samples made so far, and the time; ``spent_s`` gives
+    the CPU time of the measured processes.
+    """
+
+    def look(samples: int, at_s: float) -> Look:
+        return Look(samples, at_s, spent_s(), cpu_times(os.getpid()))
+
+    looks = [look(*count())]
+    began_s = monotonic()
+    until_s = max(until_s, began_s + MEASURED_S_MIN)
+    is_over = False
+    while not is_over:
+        samples, at_s = count()
+        made = samples - looks[0].samples
+        report(made, at_s - looks[0].at_s)
+        is_over = monotonic() >= (until_s if made else until_s + PATIENCE_S)
+        if is_over or monotonic() >= began_s + len(looks) * (until_s - began_s) / PARTS:
+            looks.append(look(samples, at_s))
+    return figures_of(workers, looks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,18 +286,23 @@ def _measured(task: Task, session: Session, trainer: Child) -> Measurement:
         is_there = _epoch(first) >= 1 if task.is_later else first.decoded_samples > 0
         if monotonic() >= (warm_s if is_there else task.until_s):
             break
-    own_s, all_s = _own_cpu_s(before, trainer), cpu_times(os.getpid())
-    until_s = max(task.until_s, monotonic() + MEASURED_S_MIN)
-    for after, stream in statuses:
-        made = stream.decoded_samples - first.decoded_samples
-        task.report(made, after.daemon.uptime_s - before.daemon.uptime_s)
-        if monotonic() >= (until_s if made else until_s + PATIENCE_S):
-            break
-    reading = compare(before, after)
+    seen: list[DaemonStatus] = []
+
+    def count() -> tuple[int, float]:
+        status, stream = next(statuses)
+        seen[1:] = [status]
+        return stream.decoded_samples, status.daemon.uptime_s
+
+    figures = figures_until(
+        task.until_s,
+        task.workers,
+        count,
+        lambda: tree_cpu_s(before.daemon.pid) + tree_cpu_s(trainer.pid),
+        task.report,
+    )
+    reading = compare(seen[0], seen[-1])
     assert reading is not None, "one daemon, and time has passed"
     (of_stream,) = reading.streams
-    own, all_ = (own_s, _own_cpu_s(after, trainer)), (all_s, cpu_times(os.getpid()))
-    figures = figures_between(task.workers, reading.seconds, of_stream.work.samples, own, all_)
     bad, named = bad_samples(session, task.name)
     return Measurement(figures, reading, of_stream, _epoch(first), bad, named)
 
@@ -271,11 +332,6 @@ def _statuses(session: Session, trainer: Child, name: str) -> Iterator[tuple[Dae
 def _epoch(stream: StreamStatus) -> int:
     """The epoch of the last batch that the trainer has taken; -1 before it has one."""
     return max((one.last_epoch for one in stream.subscriptions if one.last_epoch is not None), default=-1)
-
-
-def _own_cpu_s(status: DaemonStatus, trainer: Child) -> float:
-    """CPU time of the daemon with its workers, and of the trainer."""
-    return tree_cpu_s(status.daemon.pid) + tree_cpu_s(trainer.pid)
 
 
 def bad_samples(session: Session, name: str) -> tuple[int, tuple[str, ...]]:

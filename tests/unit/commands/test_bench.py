@@ -44,8 +44,7 @@ def measurement(
     """Figures of ten seconds of a stream."""
     reading = compare(*two_looks(**looks))
     assert reading is not None
-    samples = round(10 * samples_per_s)
-    figures = Figures(workers, samples, 10.0, samples * cpu_ms / 1000, others_cpus=0.0)
+    figures = replace(loader(samples_per_s, cpu_ms), workers=workers)
     return Measurement(figures, reading, reading.streams[0], epoch, 0, ())
 
 
@@ -56,26 +55,47 @@ def result(*sides: Measurement, loader: Figures | None = None, **changes: Any) -
 
 
 def loader(samples_per_s: float, cpu_ms: float, others_cpus: float = 0.0) -> Figures:
-    return Figures(2, round(10 * samples_per_s), 10.0, samples_per_s * cpu_ms / 100, others_cpus)
+    """Figures of ten seconds, with a first half of 0.9 and a second one of 1.1 times the speed."""
+    samples = round(10 * samples_per_s)
+    parts = tuple((round(samples * share), 5.0, samples * cpu_ms / 2000) for share in (0.45, 0.55))
+    return Figures(2, samples, 10.0, samples * cpu_ms / 1000, others_cpus, parts)
 
 
 @pytest.mark.parametrize(
-    ("beside", "answer"),
+    ("beside", "reads", "answer"),
     [
-        (loader(500, 4.0), "Yes: 1,000 samples/s instead of 500, 2.0 times as good"),
-        (loader(1000, 2.0), "Not for the speed of one trainer: 1,000 samples/s instead of 1,000"),
-        (loader(2000, 1.0), "No, not for one trainer: 1,000 samples/s instead of 2,000, 0.50 of what"),
-        (loader(1000, 4.0, others_cpus=1.0), "Yes: 2.00 ms of CPU for each sample instead of 4.00 ms, 2.0 times as good"),
-        (loader(0, 0), "Not known beside a DataLoader: it made no sample in its time."),
-        (None, "Not known beside a DataLoader: torch is away."),
+        (loader(500, 4.0), None, """Yes: 2.0 times as fast as a DataLoader with as many workers (1.6 to 2.4): \
+1,000 samples/s instead of 500, 2.00 CPU seconds for 1,000 samples instead of 4.00.
+It frees 1.0 of the 2.0 cores that a DataLoader takes for 500 samples/s.
+If your training reads less than 500 samples/s, a DataLoader keeps up: batchd then frees cores only."""),
+        (loader(500, 4.0), 900.0, """Yes: 2.0 times as fast as a DataLoader with as many workers (1.6 to 2.4): \
+1,000 samples/s instead of 500, 2.00 CPU seconds for 1,000 samples instead of 4.00.
+It frees 1.8 of the 3.6 cores that a DataLoader takes for 900 samples/s."""),
+        (loader(500, 4.0), 400.0, """Not for the speed: your training reads 400 samples/s, and a DataLoader keeps up with that.
+For the CPUs: 2.0 times as fast as a DataLoader with as many workers (1.6 to 2.4): \
+1,000 samples/s instead of 500, 2.00 CPU seconds for 1,000 samples instead of 4.00.
+It frees 0.8 of the 1.6 cores that a DataLoader takes for 400 samples/s."""),
+        (loader(1000, 2.0), None, """Not for the speed of one trainer: \
+1.0 times as fast as a DataLoader with as many workers (0.8 to 1.2): \
+1,000 samples/s instead of 1,000, 2.00 CPU seconds for 1,000 samples instead of 2.00."""),
+        (loader(2000, 1.0), None, """No, not for one trainer: \
+0.5 times as fast as a DataLoader with as many workers (0.4 to 0.6): \
+1,000 samples/s instead of 2,000, 2.00 CPU seconds for 1,000 samples instead of 1.00.
+It adds 2.0 to the 2.0 cores that a DataLoader takes for 2,000 samples/s."""),
+        (loader(1000, 4.0, others_cpus=1.0), None, """Yes: \
+2.0 times the samples of a DataLoader with as many workers (1.6 to 2.4) in the same CPU time: \
+2.00 CPU seconds for 1,000 samples instead of 4.00.
+It frees 2.0 of the 4.0 cores"""),
+        (loader(0, 0), None, "Not known beside a DataLoader: it made no sample in its time."),
+        (None, None, "Not known beside a DataLoader: torch is away."),
     ],
-    ids=["faster", "as fast", "slower", "busy CPUs: by CPU time", "no sample", "no torch"],
+    ids=["faster", "reads more", "reads less", "as fast", "slower", "busy CPUs: by CPU time", "no sample", "no torch"],
 )  # fmt: skip
-def test_the_verdict_has_its_numbers(beside: Figures | None, answer: str) -> None:
+def test_the_verdict_has_its_numbers(beside: Figures | None, reads: float | None, answer: str) -> None:
     """The samples per second decide, unless other programs used the CPUs."""
-    found = result(measurement(), loader=beside, why_no_loader="" if beside else "torch is away")
+    found = result(measurement(), loader=beside, reads=reads, why_no_loader="" if beside else "torch is away")
 
-    assert verdict(found)[0].startswith(answer)
+    assert "\n".join(verdict(found)).startswith(answer)
     assert verdict(found)[-1].endswith("if its step takes less than 64.0 ms for 64 samples.")
 
 
@@ -83,7 +103,7 @@ def test_later_epochs_count_for_the_verdict() -> None:
     """Most of a training is not its first epoch."""
     found = result(measurement(500), later=measurement(1000, epoch=1), loader=loader(500, 4.0))
 
-    assert "2.0 times as good" in verdict(found)[0]
+    assert "2.0 times as fast" in verdict(found)[0]
     assert disturbances(found) == []
 
 

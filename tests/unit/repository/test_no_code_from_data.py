@@ -34,7 +34,6 @@ ALLOWED = {
     ("batchd.runtime.mapped_files", "ctypes.c_void_p"): "it passes an address from the kernel's list of mappings",
     ("batchd.runtime.mapped_files", "ctypes.c_size_t"): "it passes a length from that list",
     ("batchd.runtime.mapped_files", "ctypes.c_int"): "it passes the advice, which is constant",
-    ("batchd.cli.bench", "importlib.util.find_spec"): "it looks for torch without loading it",
     ("batchd.runtime.compiled", "importlib.util.find_spec"): "it looks for batchd's extensions without loading them",
     (
         "batchd.runtime.suggestions",
