@@ -3,7 +3,8 @@
 Runs in the user's shell; only ``look_at`` reads data. The pipeline follows from the columns of a
 sample and from a few samples:
 
-    one image file         decode, random_resized_crop, random_flip
+    one image file         decode, random_resized_crop, random_flip; without augmentation resize
+                           and center_crop
     several image files    decode and resize each: random crops would not match
     frames of a video      random_resized_crop, random_flip
     text                   text_bytes, with room for the longest text; a longer one is bad
@@ -17,7 +18,7 @@ Invariant: the comments state every fact on which the configuration relies.
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from itertools import chain, count
 from textwrap import wrap
 from time import monotonic
@@ -49,6 +50,10 @@ UNREADABLE_SHOWN_MAX = 100
 BATCH_SIZE = 64
 SIDE_PIXELS = 224
 """Height and width of a crop; less if images are smaller."""
+SHORTER_SIDE = 256
+"""The shorter side, in pixels, of an image from which a crop of ``SIDE_PIXELS`` is cut."""
+DROPPING_BATCHES = 16
+"""With fewer, the last batch of an epoch is too large a part of the data to be left out."""
 RECORD_BYTES_MAX = 1 << 28
 CLASSES_SHOWN, FIELDS_SHOWN = 5, 12
 COMMENT_CHARACTERS = 118
@@ -185,6 +190,14 @@ def _classes(index: SourceIndex) -> dict[str, int | None]:
     return dict(zip(names, counts[: len(names)], strict=True))
 
 
+def same_shapes(training: Facts, others: Sequence[Facts]) -> Facts:
+    """The facts of the training part, with the largest lengths that any part has."""
+    longest = dict(training.longest)
+    for name, shape in chain.from_iterable(other.longest.items() for other in others):
+        longest[name] = tuple(map(max, longest.get(name, shape), shape))
+    return replace(training, longest=longest)
+
+
 # --- the stream -----------------------------------------------------------------------------------
 
 
@@ -201,16 +214,25 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return next(one for one in names if one not in taken)
 
 
-def stream_table(source: SourceOptions, facts: Facts, batch_size: int) -> dict[str, object]:
-    """The table of the stream, as plain values by key; keys with defaults are left out."""
+def stream_table(
+    source: SourceOptions, facts: Facts, batch_size: int, *, is_training: bool | None = None
+) -> dict[str, object]:
+    """The table of the stream, as plain values by key; keys with defaults are left out.
+
+    ``is_training``: true for the training part of several, false for another one, which has each
+    sample once, in order, without a random step.
+    """
     plain, kind = source_to_plain(source), type(source)
     table = {
         field.name: plain[field.name]
         for field in fields(kind)
         if field.name == "type" or not _is_default(source, field)
     }
-    pipeline = steps_for(facts)
-    return {"source": table, "batch_size": batch_size, **({"pipeline": pipeline} if pipeline else {})}
+    pipeline = steps_for(facts, is_augmented=is_training is not False)
+    order = {"shuffle": False} if is_training is False else {}
+    if is_training and facts.samples >= DROPPING_BATCHES * batch_size:
+        order = {"drop_last": True}
+    return {"source": table, "batch_size": batch_size, **order, **({"pipeline": pipeline} if pipeline else {})}
 
 
 def _is_default(source: SourceOptions, field: Field[object]) -> bool:
@@ -223,8 +245,8 @@ def first_batch_size(samples: int) -> int:
     return min(BATCH_SIZE, 1 << max(0, samples.bit_length() - 1))
 
 
-def steps_for(facts: Facts) -> list[dict[str, object]]:
-    """The steps, as plain tables, that give each field one shape."""
+def steps_for(facts: Facts, *, is_augmented: bool = True) -> list[dict[str, object]]:
+    """The steps, as plain tables, that give each field one shape: the same without random ones."""
     encoded = [column.name for column in facts.columns if column.kind == "encoded"]
     steps: list[dict[str, object]] = []
     for name in encoded:
@@ -234,9 +256,9 @@ def steps_for(facts: Facts) -> list[dict[str, object]]:
             labels = {"labels": list(facts.of_boxes)} if facts.of_boxes else {}
             steps.append(_step("follow", name, boxes=BOXES, **labels))
         if name_of_boxes(facts) is not None:  # a crop would lose boxes
-            steps += [_step("resize", name, size=[side, side]), _step("random_flip", name)]
+            steps += [_step("resize", name, size=[side, side]), *([_step("random_flip", name)] if is_augmented else [])]
         elif len(encoded) == 1:
-            steps += _augment(name, side)
+            steps += _cropped(name, side, is_augmented=is_augmented)
         else:
             steps.append(_step("resize", name, size=[side, side]))
     for column in facts.columns:
@@ -246,7 +268,7 @@ def steps_for(facts: Facts) -> list[dict[str, object]]:
             length = _room(facts.longest.get(column.name, (1,))[0])
             steps.append({"op": "text_bytes", "field": column.name, "length": length, "truncation": False})
         elif column.kind == "array" and not column.is_fixed:
-            steps += _steps_for_array(column, facts.longest.get(column.name))
+            steps += _steps_for_array(column, facts.longest.get(column.name), is_augmented=is_augmented)
     return steps
 
 
@@ -259,16 +281,20 @@ def name_of_boxes(facts: Facts) -> str | None:
     return BOXES if has_boxes and len(images) == 1 else None
 
 
-def _steps_for_array(column: Column, largest: tuple[int, ...] | None) -> list[dict[str, object]]:
+def _steps_for_array(column: Column, largest: tuple[int, ...] | None, *, is_augmented: bool) -> list[dict[str, object]]:
     largest = largest or tuple(length or 1 for length in column.shape)
     if len(largest) == _PIXEL_DIMENSIONS and column.dtype == "uint8" and largest[2] in _CHANNELS:
-        return _augment(column.name, min(SIDE_PIXELS, *largest[:2]))
+        return _cropped(column.name, min(SIDE_PIXELS, *largest[:2]), is_augmented=is_augmented)
     shape = [length or _room(most) for length, most in zip(column.shape, largest, strict=True)]
     return [{"op": "pad_batch", "field": column.name, "max_shape": shape}]
 
 
-def _augment(field: str, side: int) -> list[dict[str, object]]:
-    return [_step("random_resized_crop", field, size=[side, side]), _step("random_flip", field)]
+def _cropped(field: str, side: int, *, is_augmented: bool) -> list[dict[str, object]]:
+    """The usual steps of ImageNet, of training and of validation, for other sizes, too."""
+    if is_augmented:
+        return [_step("random_resized_crop", field, size=[side, side]), _step("random_flip", field)]
+    shorter = side * SHORTER_SIDE // SIDE_PIXELS
+    return [_step("resize", field, shorter_side=shorter), _step("center_crop", field, size=[side, side])]
 
 
 def _step(op: str, field: str, **options: object) -> dict[str, object]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,20 +31,17 @@ from batchd.cli.options import (
     option,
     running_file,
 )
+from batchd.cli.parts import Look, Part, training_stream
 from batchd.cli.problems import echo_unknown_variables
 from batchd.cli.reload import reload
 from batchd.config.problems import NAME_RULE
 from batchd.config.schema import toml_value
 from batchd.data.samples.location import Url, as_location
-from batchd.data.sources.options import SourceOptions
-from batchd.data.sources.recognise import FoundSource, recognise, recognise_files, without_blamed
-from batchd.data.sources.scan import scan_source
+from batchd.data.sources.files.options import FolderSource
 from batchd.data.storage.access import Storage
-from batchd.data.storage.index import SourceIndex, readable
-from batchd.data.storage.index_cache import IndexCache
-from batchd.data.storage.survey import ReportProgress, Survey
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, SourceInvalid
-from batchd.runtime.directories import default_cache_dir
+from batchd.data.storage.index import readable
+from batchd.data.storage.survey import ReportProgress
+from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd_wire.keys import STREAM_NAME_PATTERN
 
 STANDARD_OUTPUT = Path("-")
@@ -52,14 +49,19 @@ LEFT_OUT_MAX = 1000
 """Number of omitted files that the JSON names."""
 
 
-class Draft(NamedTuple):
-    """A stream that passes ``batchd check``, and the facts that it was made from."""
+class DraftStream(NamedTuple):
+    """A stream, and the data that it was made from."""
 
     name: str
     table: dict[str, object]
+    part: Part
+
+
+class Draft(NamedTuple):
+    """Streams that pass ``batchd check``, the training part first, and their text."""
+
+    streams: list[DraftStream]
     text: str
-    finding: FoundSource
-    facts: first_config.Facts
 
 
 def _stream_name(text: str) -> str:
@@ -105,6 +107,8 @@ def command(
     Parquet, TFRecords, CSV, JSON Lines, tokens, npy, npz, videos, LMDB; or a pattern such as
     'train-{000..123}.tar'; or a URL of these, such as s3://bucket/train. Default: the current
     folder. Comments in the file describe the data, and list the files that the stream leaves out.
+    If names show parts of a data set, such as train and val, each gets a stream, with the same
+    classes; those beside the training part have no random steps and no shuffle.
 
     `batchd init --add PATH` adds a stream to the batchd.toml in the current folder, and
     `batchd init CONFIG --add PATH` to another one. Its text stays, and is followed by the stream;
@@ -140,7 +144,7 @@ def command(
         click.echo(drafted.text, nl=False)
     else:
         click.echo(f"{drafted.text}\n{file.path} is written; the first batch:")
-        _show_batch(file.path, drafted.name, sheet)
+        _show_batch(file.path, drafted.streams[0].name, sheet)
         serve = "" if file.path == DEFAULT_CONFIG_FILE else f" -c {file.path}"
         click.echo(f"\nNext: batchd serve{serve}\n{_in_a_trainer(drafted)}")
 
@@ -183,7 +187,7 @@ def _add(path: Path, config: Path, name: str | None, output: Output, *, allow_ou
     elif output.prints:
         click.echo(drafted.text, nl=False)
     else:
-        click.echo(f"{drafted.text}\nadded to {config} as {drafted.name}")
+        click.echo(f"{drafted.text}\nadded to {config} as {' and '.join(one.name for one in drafted.streams)}")
         _offer_reload(config)
         click.echo(_in_a_trainer(drafted))
 
@@ -217,45 +221,57 @@ def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: b
     if not isinstance(place, Url):
         place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
     with Storage() as storage, _progress() as progress:
-        finding, source, index = _scanned(place, storage, progress, allow_outside_root=allow_outside_root)
-        if name is None and (same := served_as(file.config, source)) is not None:
-            raise BatchdError(
-                f"{file.path} serves this data already, as stream {same}; --name NAME adds it once more, for other steps"
-            )
-        facts = first_config.look_at(source, index, storage)
-        name = name or first_config.free_name(first_config.stream_name(str(place)), file.streams)
-        batch_size = first_config.first_batch_size(len(index))
-        comments = first_config.comments_on(finding, facts)
-        while True:
-            table = first_config.stream_table(source, facts, batch_size)
-            text = first_config.config_text(name, table, comments)
-            try:
-                file.check(text)
-                return Draft(name, table, text, finding, facts)
-            except MemoryTooSmall:
-                if batch_size == 1:
-                    raise
-                batch_size //= 2
-
-
-def _scanned(
-    place: Path, storage: Storage, progress: Callable[[str], ReportProgress], *, allow_outside_root: bool
-) -> tuple[FoundSource, SourceOptions, SourceIndex]:
-    """Recognise the data and scan it, without files that cannot be read. Raises ``BatchdError``."""
-    survey = Survey(progress("files"), storage=storage)
-    count = progress("samples")
-    finding = recognise(place, survey)
+        parts = Look(storage, progress, allow_outside_root=allow_outside_root).parts(place)
+    same = next(filter(None, (served_as(file.config, part.source) for part in parts)), None)
+    if name is None and same is not None:
+        raise BatchdError(
+            f"{file.path} serves this data already, as stream {same}; --name NAME adds it once more, for other steps"
+        )
+    names = _names(parts, name, first_config.stream_name(str(place)), file.streams)
+    batch_size = first_config.first_batch_size(parts[0].facts.samples)
     while True:
-        source = finding.recognised.source
-        if allow_outside_root and hasattr(source, "allow_outside_root"):
-            source = replace(source, allow_outside_root=True)
+        drafted = _drafted(parts, names, batch_size, training_stream(parts[0].source, file.config))
         try:
-            return finding, source, scan_source(source, count, IndexCache(default_cache_dir()), storage)
-        except SourceInvalid as error:
-            files, is_other = without_blamed(finding.files, type(source), str(error))
-            if not is_other:
+            file.check(drafted.text)
+        except MemoryTooSmall:
+            if batch_size == 1:
                 raise
-            finding = recognise_files(place, files, survey)
+            batch_size //= 2
+        else:
+            return drafted
+
+
+def _names(parts: Sequence[Part], wanted: str | None, of_place: str, taken: Collection[str]) -> list[str]:
+    """A free name for the stream of each part."""
+    if len(parts) == 1:
+        return [wanted or first_config.free_name(of_place, taken)]
+    ours = [first_config.stream_name(part.name) for part in parts]
+    if wanted is None and not set(ours) & set(taken):
+        return ours
+    before = wanted or of_place
+    return [wanted or first_config.free_name(f"{before}-{ours[0]}", taken)] + [
+        first_config.free_name(f"{before}-{name}", taken) for name in ours[1:]
+    ]
+
+
+def _drafted(parts: Sequence[Part], names: Sequence[str], batch_size: int, training: str | None) -> Draft:
+    """The stream of each part, and their text. ``batch_size``: the largest.
+
+    ``training``: the stream of the training part, if the file has it already.
+    """
+    shapes = first_config.same_shapes(parts[0].facts, [part.facts for part in parts[1:]])
+    streams, texts = [], []
+    for name, part in zip(names, parts, strict=True):
+        is_training = False if training else part is parts[0] if len(parts) > 1 else None
+        source = part.source
+        if isinstance(source, FolderSource) and part.class_names and is_training is False and not source.classes:
+            source = replace(source, classes=training or names[0])
+        rows = min(batch_size, first_config.first_batch_size(part.facts.samples))
+        facts = replace(shapes, samples=part.facts.samples)
+        table = first_config.stream_table(source, facts, rows, is_training=is_training)
+        streams.append(DraftStream(name, table, part))
+        texts.append(first_config.config_text(name, table, first_config.comments_on(part.finding, part.facts)))
+    return Draft(streams, "\n".join(texts))
 
 
 @contextmanager
@@ -277,10 +293,15 @@ def _progress() -> Iterator[Callable[[str], ReportProgress]]:
 
 def _found(draft: Draft, written: Path | None) -> dict[str, object]:
     """The result as plain data, for programs."""
-    finding, facts = draft.finding, draft.facts
+    first, *others = map(_plain, draft.streams)
+    written_to = None if written is None else str(written.absolute())
+    return {**first, "written": written_to, "toml": draft.text, **({"parts": others} if others else {})}
+
+
+def _plain(stream: DraftStream) -> dict[str, object]:
+    finding, facts = stream.part.finding, stream.part.facts
     return {
-        "stream": draft.name,
-        "written": None if written is None else str(written.absolute()),
+        "stream": stream.name,
         "samples": facts.samples,
         "fields": {column.name: column.text for column in facts.columns},
         "classes": facts.classes,
@@ -291,8 +312,7 @@ def _found(draft: Draft, written: Path | None) -> dict[str, object]:
         "left_out_reasons": {why: len(names) for why, names in finding.left_out_by_reason().items()},
         "notes": [*finding.recognised.notes, *facts.notes],
         "unreadable": list(facts.unreadable),
-        **draft.table,
-        "toml": draft.text,
+        **stream.table,
     }
 
 
@@ -311,13 +331,16 @@ def _show_batch(file: Path, stream: str, sheet: Path | None) -> None:
 
 
 def _in_a_trainer(draft: Draft) -> str:
-    names = sorted((column.name for column in draft.facts.columns), key=lambda name: name not in ("image", "label"))
+    columns = draft.streams[0].part.facts.columns
+    names = sorted((column.name for column in columns), key=lambda name: name not in ("image", "label"))
     shown = ", ".join(f"batch[{toml_value(name)}]" for name in names[:2])
+    first, *others = (toml_value(stream.name) for stream in draft.streams)
     return "\n".join(
         [
             "and in a trainer:",
             "  import batchd_client",
-            f"  for batch in batchd_client.connect().stream({toml_value(draft.name)}):",
+            f"  for batch in batchd_client.connect().stream({first}):",
             f"      {shown}  # arrays in shared memory",
+            *(f"  ... connect().stream({name}, epochs=1)  # each sample once, in order" for name in others),
         ]
     )

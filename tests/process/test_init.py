@@ -104,19 +104,6 @@ def test_a_flat_folder_has_no_classes(data: Path) -> None:
     assert not (data / "batchd.toml").exists()
 
 
-def test_the_training_part_is_taken_and_others_are_named(data: Path) -> None:
-    """A test set is neither a class nor a part of the training set."""
-    for part in ("train", "val", "test"):
-        write_photos(data / part, {"cat": 2, "dog": 2})
-
-    whole = found(data)
-
-    assert whole["source"] == {"type": "folder", "path": str(data / "train")}
-    assert whole["classes"] == {"cat": 2, "dog": 2}
-    (note,) = whole["notes"]
-    assert note.startswith('the part train; make streams of their own of test, val, with classes = "STREAM"')
-
-
 def test_a_mixture_is_used_as_far_as_it_goes(data: Path) -> None:
     """The message names unknown files, images beside class folders, and unusable samples."""
     write_photos(data, {"cat": 3, "dog": 3, "": 1})
@@ -201,7 +188,7 @@ def test_a_table_of_numbers_needs_no_steps(data: Path) -> None:
 
 
 def test_shards_are_recognised_by_their_members(data: Path) -> None:
-    """An image with a class needs no fields; test shards are left out."""
+    """An image with a class needs no fields; test shards are a stream of their own."""
     members = [("a.jpg", PICTURES[0]), ("a.cls", b"1"), ("b.jpg", PICTURES[1]), ("b.cls", b"0")]
     for name in ("train-0000.tar", "train-0001.tar", "test-0000.tar"):
         write_shard(data / name, members)
@@ -210,7 +197,8 @@ def test_shards_are_recognised_by_their_members(data: Path) -> None:
 
     assert whole["source"] == {"type": "webdataset", "root": str(data), "shards": ["train-*.tar"]}
     assert whole["samples"] == 4
-    assert whole["left_out"] == ["test-0000.tar"]
+    assert whole["parts"][0]["source"]["shards"] == ["test-0000.tar"]
+    assert whole["left_out"] == []
 
 
 def test_images_of_shards_with_an_ending_in_capitals_are_found(data: Path) -> None:
@@ -313,7 +301,7 @@ def test_files_of_tokens_are_cut_into_windows(data: Path) -> None:
     assert whole["samples"] == 4
     assert whole["pipeline"] == [{"op": "cast", "field": "tokens", "dtype": "int64"}]
     assert whole["notes"] == [
-        "the training part; make streams of their own of val",
+        "no stream of the part val: no file of the part val can be used",
         "windows of 1,024 tokens and the one behind them, as uint16",
     ]
 
@@ -340,7 +328,7 @@ def test_tfrecords_are_recognised_by_their_features(data: Path) -> None:
 
 
 def test_arrays_of_one_length_belong_together(data: Path) -> None:
-    """Test arrays are left out; images and labels get their names."""
+    """Test arrays are another stream; images and labels get their names."""
     for part, count in (("train", 6), ("test", 3)):
         np.save(data / f"x_{part}.npy", np.zeros((count, 8, 8, 3), np.uint8))
         np.save(data / f"y_{part}.npy", np.arange(count))

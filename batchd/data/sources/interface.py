@@ -217,6 +217,9 @@ class FoundFiles(NamedTuple):
     """The user's selection of the files: a pattern, or the name of one file; or empty."""
     unusable: Mapping[bytes, str] = MappingProxyType({})
     """Files that no source may read, as they are damaged, or do not fit the others: why."""
+    part: str = ""
+    """The part of the data set that is wanted, such as "val", as ``Recognised.others`` names it; ""
+    for the training part, or for all files where names show no parts."""
 
 
 class Recognised(NamedTuple):
@@ -229,6 +232,8 @@ class Recognised(NamedTuple):
     """The content that it leaves out, and assumptions."""
     left_out: Mapping[bytes, str] = MappingProxyType({})
     """Why it leaves files out."""
+    others: tuple[str, ...] = ()
+    """The other parts of the data set, such as "val", that names show beside the one it reads."""
 
 
 Recognise: TypeAlias = Callable[[FoundFiles, Survey], Recognised]

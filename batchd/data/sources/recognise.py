@@ -5,7 +5,7 @@
 A kind has the ``endings`` of its files (``SourceOptions.endings``); ``recognise.py`` in its folder
 looks into some of the files and returns the source that reads them. Files of other kinds are left
 out, and reported. If names show which part of a data set a file belongs to ("train", "test"), the
-source is the training part.
+source is the training part, or that of ``FoundFiles.part``.
 
 Invariant: a recogniser declares only fields that it found in the data, reads a limited number of
 records, and says of everything that it leaves out why. ``cli.first_config`` looks at all samples
@@ -58,8 +58,9 @@ PACKED = {
 """Endings of files that have to be unpacked, and the commands, which a shell runs."""
 _NUMBERS = re.compile(rb"-\d+-of-\d+$")
 _WILD = re.compile(r"[*?\[{]")
-_TRAINING = {"train", "training"}
-_PARTS = {*_TRAINING, "val", "valid", "validation", "test", "testing", "dev", "eval"}
+TRAINING_PARTS = ("train", "training")
+PARTS = (*TRAINING_PARTS, "val", "valid", "validation", "dev", "eval", "test", "testing")
+"""Names of parts of a data set, in their order."""
 _WORD = re.compile(rb"[A-Za-z]+")
 _LABELS = ("label", "labels", "class", "class_id", "category", "category_id", "target", "fine_label", "y", "cls")
 """Names of integer fields that are labels, the likeliest first."""
@@ -84,11 +85,15 @@ _NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
 class FoundSource(NamedTuple):
-    """The result: a source, all files of the place, and the files that the source leaves out."""
+    """The result: a source, all files of the place, and the files that the source leaves out.
+
+    ``kind``: the one whose recogniser found it; of images, also for other sources than folders.
+    """
 
     recognised: Recognised
     files: FoundFiles
     left_out: Sequence[bytes]
+    kind: type[SourceOptions]
 
     def left_out_by_reason(self) -> dict[str, list[bytes]]:
         """The files that are left out, by the reason."""
@@ -114,28 +119,30 @@ def recognise(path: Path, survey: Survey) -> FoundSource:
     return recognise_files(path, files, survey)
 
 
-def recognise_files(path: Path, files: FoundFiles, survey: Survey) -> FoundSource:
-    """As ``recognise``, of files that were found. Raises ``SourceInvalid``."""
-    found: list[Recognised] = []
+def recognise_files(
+    path: Path, files: FoundFiles, survey: Survey, kinds: Iterable[type[SourceOptions]] | None = None
+) -> FoundSource:
+    """As ``recognise``, of files that were found, and by some kinds. Raises ``SourceInvalid``."""
+    found: list[tuple[type[SourceOptions], Recognised]] = []
     refused: list[tuple[int, SourceInvalid]] = []
     there = set(files.endings)
-    for kind in SOURCE_KINDS.values():
+    for kind in SOURCE_KINDS.values() if kinds is None else kinds:
         if there.isdisjoint(kind.endings):
             continue
         while names := of_kind(files, kind):
             try:
-                found.append(recogniser_of(kind)(files, survey))
+                found.append((kind, recogniser_of(kind)(files, survey)))
                 break
             except (SourceInvalid, ValueError) as error:  # invalid options, such as a URL
                 files, is_other = without_blamed(files, kind, str(error))
                 if not is_other:
                     refused.append((len(names), SourceInvalid(str(error))))
                     break
-    best = max(found, key=lambda source: len(source.names), default=None)
-    if best is None:
+    if not found:
         raise max(refused, key=lambda refusal: refusal[0])[1] if refused else _unknown(path, files, survey)
+    kind, best = max(found, key=lambda one: len(one[1].names))
     used = set(best.names)
-    return FoundSource(best, files, [name for name in files.names if name not in used])
+    return FoundSource(best, files, [name for name in files.names if name not in used], kind)
 
 
 def without_blamed(files: FoundFiles, kind: type[SourceOptions], problem: str) -> tuple[FoundFiles, bool]:
@@ -299,7 +306,8 @@ def patterns_of(files: FoundFiles, names: Sequence[bytes]) -> tuple[str, ...]:
     inside = {readable(folder) + "/" if folder else "" for folder in folders}
     first = {f"{folder.partition(b'/')[0].decode(errors='replace')}/**/" for folder in folders if folder}
     for folder in [*(inside if len(inside) == 1 else ()), "**/", *(first if len(first) == 1 else ())]:
-        for text in (*([f"{folder}*{end}"] if end else ()), f"{folder}{begin}*{end}", f"{folder}{begin}*"):
+        only = [readable(names[0])] if len(names) == 1 and end else []
+        for text in (*([f"{folder}*{end}"] if end else ()), f"{folder}{begin}*{end}", *only, f"{folder}{begin}*"):
             if _selects(text, files.names, names):
                 return (text,)
     if len(names) > LOOKED_AT and not files.unusable:
@@ -317,34 +325,37 @@ def _selects(text: str, names: Sequence[bytes], wanted: Sequence[bytes]) -> bool
     return [name for name in names if any(pattern.matches(name.split(b"/")) for pattern in plain)] == list(wanted)
 
 
-def training_folder(names: Sequence[bytes]) -> tuple[bytes, str]:
-    """(The training folder, a note) if all top folders are parts of a data set; else ("", "")."""
+def training_folder(names: Sequence[bytes], part: str) -> tuple[bytes, tuple[str, ...]]:
+    """The folder of a part ("": training), and the others; "" if not all top folders are parts."""
     tops = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
-    training = [top for top in tops if readable(top).lower() in _TRAINING]
-    if len(training) != 1 or any(readable(top).lower() not in _PARTS for top in tops):
-        return b"", ""
-    others = [readable(top) for top in tops if top != training[0]]
-    note = f"the part {readable(training[0])}; make streams of their own of {', '.join(others)}" if others else ""
-    return training[0], note
+    wanted = [top for top in tops if (readable(top) == part if part else readable(top).lower() in TRAINING_PARTS)]
+    if len(wanted) != 1 or any(readable(top).lower() not in PARTS for top in tops):
+        return b"", ()
+    others = [readable(top) for top in tops if top != wanted[0]]
+    return wanted[0], tuple(sorted(others, key=lambda other: PARTS.index(other.lower())))
 
 
-def training_part(names: Sequence[bytes]) -> tuple[list[bytes], tuple[str, ...]]:
-    """The names of the training part, and a note; all names if they show no parts."""
+def training_part(names: Sequence[bytes], part: str) -> tuple[list[bytes], tuple[str, ...]]:
+    """The names of a part ("": training), and the others; all names if they show no parts.
+
+    Raises ``SourceInvalid`` if they show parts, but not the one that is asked for.
+    """
     parts: dict[str, list[bytes]] = {}
     for name in names:
         words = [word.decode().lower() for word in _WORD.findall(name)]
-        parts.setdefault(next((word for word in words if word in _PARTS), ""), []).append(name)
-    training = [name for part in _TRAINING for name in parts.get(part, ())]
-    others = sorted(part for part in parts if part and part not in _TRAINING)
-    if not training or not others:
-        return list(names), ()
-    return sorted(training), (f"the training part; make streams of their own of {', '.join(others)}",)
+        parts.setdefault(next((word for word in words if word in PARTS), ""), []).append(name)
+    wanted = (part,) if part else TRAINING_PARTS
+    chosen = [name for one in wanted for name in parts.get(one, ())]
+    others = [one for one in PARTS if one in parts and one not in wanted]
+    if part and others and not chosen:
+        raise SourceInvalid(f"no file of the part {part} can be used")
+    return (sorted(chosen), tuple(others)) if chosen and others else (list(names), ())
 
 
 def training_files(files: FoundFiles, kind: type[SourceOptions]) -> tuple[list[bytes], tuple[str, ...], Path]:
-    """The names of a kind's files in the training part, a note, and the path of the first file."""
-    names, notes = training_part(of_kind(files, kind))
-    return names, notes, files.root / os.fsdecode(names[0])
+    """A kind's files in the wanted part, the other parts, and the path of the first file."""
+    names, others = training_part(of_kind(files, kind), files.part)
+    return names, others, files.root / os.fsdecode(names[0])
 
 
 # --- annotations ----------------------------------------------------------------------------------
@@ -550,12 +561,12 @@ def recognise_records(
     kind: type[ShardOptions], files: FoundFiles, found: FoundFields, noun: str, **options: object
 ) -> Recognised:
     """The source of a kind of records that reads the training files. ``noun``: a field in them."""
-    names, notes, _path = training_files(files, kind)
+    names, others, _path = training_files(files, kind)
     chosen = choose_fields(found.types, found.reasons, found.exact, found.label)
     fields = named_fields(chosen.types, found.label, chosen.joined)._asdict()
     make: Callable[..., ShardOptions] = kind
     source = make(root=files.root, shards=patterns_of(files, names), **fields, **options)
-    return Recognised(source, names, (*notes, *left_out_notes(noun, found.reasons)))
+    return Recognised(source, names, left_out_notes(noun, found.reasons), others=others)
 
 
 class Chosen(NamedTuple):

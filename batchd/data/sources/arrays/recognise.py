@@ -25,35 +25,36 @@ _Name = TypeVar("_Name", str, bytes)
 
 
 def _recognise_npy(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes = training_part(of_kind(files, NpySource))
+    names, others = training_part(of_kind(files, NpySource), files.part)
     arrays = {
         name: npy_arrays(NpySource(path=files.root / os.fsdecode(name)), survey.storage)["image"] for name in names
     }
     if len(arrays) == 1:
         field = _fields({readable(names[0]): arrays[names[0]]}).popitem()[0]
-        return Recognised(NpySource(path=files.root / os.fsdecode(names[0]), field=field), names, notes)
+        return Recognised(NpySource(path=files.root / os.fsdecode(names[0]), field=field), names, others=others)
     same = _same_length(arrays)
     fields = _fields({readable(name): arrays[name] for name in same})
     reasons = {readable(name): _why_other(arrays[name], arrays[same[0]]) for name in names if name not in same}
-    return Recognised(NpySource(root=files.root, arrays=fields), same, (*notes, *left_out_notes("array", reasons)))
+    return Recognised(NpySource(root=files.root, arrays=fields), same, left_out_notes("array", reasons), others=others)
 
 
 def _recognise_npz(files: FoundFiles, survey: Survey) -> Recognised:
-    names = of_kind(files, NpzSource)
+    names, others = training_part(of_kind(files, NpzSource), files.part)
     if len(names) != 1:
         raise SourceInvalid(
             f"{files.root} has several archives: {', '.join(map(readable, names[:3]))}; name one of them"
         )
     path = files.root / os.fsdecode(names[0])
     arrays = npz_arrays(NpzSource(path=path), survey.storage)
-    training, notes = training_part([os.fsencode(name) for name in arrays])
+    training, beside = training_part([os.fsencode(name) for name in arrays], files.part)
     training_names = list(map(os.fsdecode, training))
     same = _same_length({name: arrays[name] for name in training_names})
     fields = _fields({name: arrays[name] for name in same})
     reasons = {name: _why_other(arrays[name], arrays[same[0]]) for name in training_names if name not in same}
-    reasons |= dict.fromkeys([name for name in arrays if name not in training_names], "another part of the data set")
+    rest = [name for name in arrays if name not in training_names and not any(part in name.lower() for part in beside)]
+    reasons |= dict.fromkeys(rest, "of no part of the data set")
     source = NpzSource(path=path, arrays={} if fields == {name: name for name in arrays} else fields)
-    return Recognised(source, names, (*notes, *left_out_notes("array", reasons)))
+    return Recognised(source, names, left_out_notes("array", reasons), others=others + beside)
 
 
 def _why_other(array: StoredArray, first: StoredArray) -> str:

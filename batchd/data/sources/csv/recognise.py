@@ -40,7 +40,7 @@ _LEADING_ZERO = re.compile(r"[+-]?0[0-9]")
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, _path = recognise.training_files(files, CsvSource)
+    names, parts, _path = recognise.training_files(files, CsvSource)
     heads = {name: _first_line(files.root / os.fsdecode(name), survey) for name in names}
     first = Counter(heads.values()).most_common(1)[0][0]
     names, others = [name for name in names if heads[name] == first], [name for name in names if heads[name] != first]
@@ -86,7 +86,6 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         classes=classes,
     )
     notes = (
-        *notes,
         *(["quotes are characters of the values: see quoting"] if has_text_quotes else ()),
         *(
             []
@@ -96,7 +95,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         *recognise.left_out_notes("column", reasons),
     )
     left_out = dict.fromkeys(others, f"its titles are not those of {readable(names[0])}")
-    return Recognised(source, [*names, *images], notes, left_out)
+    return Recognised(source, [*names, *images], notes, left_out, parts)
 
 
 class _Cells(NamedTuple):

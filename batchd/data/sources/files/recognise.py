@@ -29,8 +29,7 @@ def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
     found = recognise.annotations_of(files, names, survey)
     if found is not None:
         return _with_annotations(files, names, found)
-    part, note = recognise.training_folder(names)
-    notes = [f'{note}, with classes = "STREAM", the name of this one, so that labels are the same'] if note else []
+    part, others = recognise.training_folder(names, files.part)
     root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
     left_out = dict.fromkeys(names, recognise.OTHER_PART)
     names = [name for name in names if name.startswith(before)]
@@ -39,30 +38,28 @@ def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
     folders = {name[len(before) :].partition(b"/")[0] for name in files.folders if name.startswith(before)}
     classes = {name[len(before) :].partition(b"/")[0] for name in deep}
     if (deep and not flat and folders == classes) or (flat and not folders):
-        return Recognised(FolderSource(path=root), names, tuple(notes), left_out)
+        return Recognised(FolderSource(path=root), names, (), left_out, others)
     endings = sorted({readable(name.rpartition(b".")[2]) for name in names})
     end = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
     if len(deep) >= len(flat):
         left_out |= dict.fromkeys(flat, "outside of the class folders")
-        return Recognised(
-            GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder"), deep, tuple(notes), left_out
-        )
+        source = GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder")
+        return Recognised(source, deep, (), left_out, others)
     left_out |= dict.fromkeys(deep, "in folders beside more images without one")
-    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, tuple(notes), left_out)
+    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, (), left_out, others)
 
 
 def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: recognise.Annotations) -> Recognised:
     """The images of the training part; folders such as train and images are no classes."""
-    names, notes = recognise.training_part(images)
+    names, others = recognise.training_part(images, files.part)
     try:
         patterns = recognise.patterns_of(files, names)
     except SourceInvalid:
-        names, patterns = list(images), recognise.patterns_of(files, images)
+        names, others, patterns = list(images), (), recognise.patterns_of(files, images)
     left_out = dict.fromkeys(images, recognise.OTHER_PART)
     left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}, which no source reads")
-    return Recognised(
-        GlobSource(root=files.root, patterns=patterns), names, (*notes, recognise.advice_on(found.form)), left_out
-    )
+    source = GlobSource(root=files.root, patterns=patterns)
+    return Recognised(source, names, (recognise.advice_on(found.form),), left_out, others)
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:

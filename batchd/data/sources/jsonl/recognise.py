@@ -28,7 +28,7 @@ _DEPTH_MAX = 8
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    _names, _notes, path = recognise.training_files(files, JsonlSource)
+    _names, _others, path = recognise.training_files(files, JsonlSource)
     lines = _objects(path, survey)
     values = recognise.values_by_name(map(_leaves, lines))
     found = recognise.common_fields(values, len(lines))

@@ -32,12 +32,16 @@ FIRST_MAX = 512
 def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
     names = recognise.of_kind(files, LmdbSource)
     data = [name for name in names if name.rpartition(b"/")[2] != _LOCK_FILE]
+    data, others = recognise.training_part(data, files.part)
     if len(data) != 1:
         raise SourceInvalid(f"{files.root} has {len(data)} databases; name one of them")
     path = files.root / os.fsdecode(data[0])
     check_local("the database", path)
     path = path.parent if path.name == "data.mdb" else path
-    return _of_records(path, _first_records(path))._replace(names=names)
+    folder, _slash, last = data[0].rpartition(b"/")
+    lock = folder + _slash + _LOCK_FILE if last == b"data.mdb" else data[0] + b"-lock"
+    beside = [name for name in names if name in (data[0], lock)] if others else names
+    return _of_records(path, _first_records(path))._replace(names=beside, others=others)
 
 
 def _first_records(path: Path) -> dict[bytes, bytes]:

@@ -26,7 +26,7 @@ _WHOLE = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint6
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, _notes, path = recognise.training_files(files, ParquetSource)
+    names, _others, path = recognise.training_files(files, ParquetSource)
     with survey.open(path) as stream:
         try:
             file = open_table(stream)

@@ -19,7 +19,7 @@ from batchd.errors import SourceInvalid
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    _names, _notes, path = recognise.training_files(files, TFRecordSource)
+    _names, _others, path = recognise.training_files(files, TFRecordSource)
     with survey.open(path) as stream:
         examples = list(islice(_examples(path, stream), recognise.LOOKED_AT))
     values = recognise.values_by_name(features.items() for features in examples)

@@ -41,7 +41,7 @@ class _Format(NamedTuple):
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     names = of_kind(files, TokensSource)
-    bins, notes = training_part([name for name in names if ending_of(name) == ".bin"])
+    bins, others = training_part([name for name in names if ending_of(name) == ".bin"], files.part)
     known = set(names)
     indexed = [name for name in bins if _index_name(name) in known or _has_index_beside(files, name, survey)]
     bins = indexed or bins
@@ -66,9 +66,9 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         offset=found.offset,
     )
     documents = "; without length, each document is a sample" if indexed else ""
-    notes = (*notes, f"windows of {length:,} tokens and the one behind them, as {found.dtype}{documents}")
+    notes = (f"windows of {length:,} tokens and the one behind them, as {found.dtype}{documents}",)
     read = {*bins, *map(_index_name, indexed)}
-    return Recognised(source, [name for name in names if name in read], notes)
+    return Recognised(source, [name for name in names if name in read], notes, others=others)
 
 
 def _index_name(name: bytes) -> bytes:

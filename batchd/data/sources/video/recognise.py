@@ -10,7 +10,7 @@ from batchd.data.storage.survey import Survey
 
 def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
     names = of_kind(files, VideoSource)
-    part, note = training_folder(names)
+    part, others = training_folder(names, files.part)
     names = [name for name in names if not part or name.startswith(part + b"/")]
     root, before = (files.root / os.fsdecode(part), len(part) + 1) if part else (files.root, 0)
     below = [name[before:] for name in names]
@@ -21,7 +21,7 @@ def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
         classes="folder" if has_classes else "none",
     )
     clips = "each sample is one frame; frames = 16 makes clips of 16, and stride = 4 takes every fourth frame"
-    return Recognised(source, names, (*((note,) if note else ()), clips))
+    return Recognised(source, names, (clips,), others=others)
 
 
 RECOGNISE = {VideoSource: _recognise}

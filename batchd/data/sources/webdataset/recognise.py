@@ -20,7 +20,7 @@ from batchd.errors import SourceInvalid
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
-    names, notes, path = recognise.training_files(files, options.WebDatasetSource)
+    names, others, path = recognise.training_files(files, options.WebDatasetSource)
     with survey.open(path) as stream:
         samples = list(islice(samples_in(path, stream, survey), recognise.LOOKED_AT))
         if not samples:
@@ -38,7 +38,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         source = options.WebDatasetSource(root=files.root, shards=shards)
     elif not members and list(types) == ["image"]:
         source = options.WebDatasetSource(root=files.root, shards=shards, label="")
-    return Recognised(source, names, (*notes, *recognise.left_out_notes("member", reasons)))
+    return Recognised(source, names, recognise.left_out_notes("member", reasons), others=others)
 
 
 def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
