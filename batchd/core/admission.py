@@ -71,12 +71,24 @@ def refusal(asked: SubscriptionAsked, course: Course, spec: StreamSpec) -> Refus
     if asked.window > WINDOW_MAX:
         return ErrorCode.WINDOW_OUT_OF_RANGE, f"window = {asked.window}: it may be 1 to {WINDOW_MAX} batches"
     if asked.fingerprint is not None and asked.fingerprint != fingerprint:
+        changes = asked.changes or "it has other files or other settings, or this batchd makes other pixels"
         return ErrorCode.FINGERPRINT_MISMATCH, (
-            f"the saved state is of a stream {stream!r} with other files or other settings, or of a batchd that makes other "
-            f"pixels (fingerprint {asked.fingerprint[:16]}, now {fingerprint[:16]}), so the same position would be another batch"
+            f"stream {stream!r} is not the one of the trainer's state: {changes} (fingerprint {asked.fingerprint[:16]}, now "
+            f"{fingerprint[:16]}), so the same position would be another batch"
+            + (
+                "; convert=True beside the state goes on at the first sample not delivered"
+                if asked.is_convertible
+                else ""
+            )
         )
     steps = course.plan.steps
-    if asked.epoch > EPOCH_MAX or asked.step > steps:
+    if asked.sample is not None and (spec.live is not None or asked.epoch > EPOCH_MAX or course.base > steps):
+        return ErrorCode.POSITION_OUT_OF_RANGE, f"epoch {asked.epoch}, sample {asked.sample}: " + (
+            f"stream {stream!r} is live, so its samples come once"
+            if spec.live is not None
+            else f"an epoch of stream {stream!r} has samples 0 to {course.plan.epoch_rows - 1}"
+        )
+    if asked.epoch > EPOCH_MAX or course.base > steps:
         return ErrorCode.POSITION_OUT_OF_RANGE, (
             f"epoch {asked.epoch}, step {asked.step}: an epoch of stream {stream!r} has steps 0 to {steps - 1}"
         )

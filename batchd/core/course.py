@@ -12,6 +12,8 @@ first, ranks 2 and 3 those of the second. So every sample is read exactly once, 
 and the content of a position does not depend on W. Only where a batch has fewer rows than ranks to
 share it, several ranks read the same row, since a loss over no rows is not a number.
 
+A course may begin at a row within its first batch: whoever reads that batch gets the rest of it.
+
 ``Readers`` finds the subscription that reads a position next.
 
 Invariant: ``at`` is a pure function of the sequence number; ranks that start together stay in the
@@ -38,7 +40,10 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The positions of one rank from step ``base`` of ``epoch`` to ``end_epoch`` (None: no end)."""
+    """The positions of one rank from step ``base`` of ``epoch`` to ``end_epoch`` (None: no end).
+
+    ``row``: of the batch at ``base``, the first that is read.
+    """
 
     plan: Plan
     rank: int
@@ -46,6 +51,7 @@ class Course:
     epoch: int
     base: int
     end_epoch: int | None
+    row: int = 0
     rounds: int = field(init=False, compare=False, repr=False)
     """Batches per rank in a whole epoch."""
     first_rounds: int = field(init=False, compare=False, repr=False)
@@ -55,6 +61,12 @@ class Course:
         for name, base in (("rounds", 0), ("first_rounds", self.base)):
             is_possible = self.world_size > 0  # a trainer that asked for another one is refused
             object.__setattr__(self, name, rounds_from(self.plan, self.world_size, base) if is_possible else 0)
+
+    @property
+    def sample(self) -> int | None:
+        """The samples of the epoch before the course; None if it begins with a whole batch."""
+        begin = Position(self.epoch, self.base)
+        return self.plan.samples_before(begin, self.row) if self.row else None
 
     def at(self, sequence: int) -> Share | None:
         """Return what is read at place ``sequence`` of the course; None past its end."""
@@ -85,14 +97,19 @@ class Course:
         left = self.plan.steps - start
         if left >= self.world_size:
             position = Position(epoch, start + self.rank)
-            return Share(position, 0, self.plan.rows(position))
+            begin = self._first_row(position)
+            return Share(position, begin, self.plan.rows(position) - begin)
         batch = self.rank * left // self.world_size
         sharers = _sharers(batch, left, self.world_size)
         members, member = len(sharers), self.rank - sharers.start
         position = Position(epoch, start + batch)
-        rows = self.plan.rows(position)
+        begin = self._first_row(position)
+        rows = self.plan.rows(position) - begin
         first, end = rows * member // members, rows * (member + 1) // members
-        return Share(position, first, max(1, end - first))
+        return Share(position, begin + first, max(1, end - first))
+
+    def _first_row(self, position: Position) -> int:
+        return self.row if self.row and position == (self.epoch, self.base) else 0
 
 
 def rounds_from(plan: Plan, world_size: int, base: int) -> int:

@@ -18,7 +18,7 @@ why not. ``Delivery.wake`` ends every event and tries the blocked ones again:
 from collections.abc import Callable
 
 from batchd.core.actions import Action, AdmitSubscription, CommitSlot, GrantLease, Refuse, ReportMismatch
-from batchd.core.admission import Refusal, refusal, ring_exhausted, ring_too_small
+from batchd.core.admission import EPOCH_MAX, Refusal, refusal, ring_exhausted, ring_too_small
 from batchd.core.claims import Claims
 from batchd.core.course import Course
 from batchd.core.events import BatchMismatched, BatchSent, Pulled, StreamSpec, SubscriptionAsked
@@ -27,6 +27,7 @@ from batchd.core.ring import Slot
 from batchd.core.rows import Rows
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
 from batchd_wire.codes import ErrorCode
+from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
 REFILL_INTERVAL_S = 1.0
@@ -74,8 +75,8 @@ class Delivery:
 
     def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
         """Admit a subscription, or refuse it with a reason; a refused one leaves nothing behind."""
-        start = self.supply.beginning(asked)
-        course = Course(self.spec.plan, asked.rank, asked.world_size, *start, asked.end_epoch)
+        (epoch, step), row = self._beginning(asked)
+        course = Course(self.spec.plan, asked.rank, asked.world_size, epoch, step, asked.end_epoch, row)
         problem = (
             self.verdict
             or refusal(asked, course, self.spec)
@@ -109,6 +110,13 @@ class Delivery:
         self.wake(actions)
         self._answer_hoarders(actions)
         return subscription
+
+    def _beginning(self, asked: SubscriptionAsked) -> tuple[Position, int]:
+        """Return the position where a subscription begins, and the row of its batch."""
+        if asked.sample is None or self.spec.live is not None or asked.epoch > EPOCH_MAX:
+            return self.supply.beginning(asked), 0
+        step, row = self.spec.plan.begins_with(asked.epoch, asked.sample)
+        return Position(asked.epoch, step), row
 
     def pull(self, pulled: Pulled, actions: list[Action]) -> None:
         """Take back what a trainer releases, and hand over what it wants next."""

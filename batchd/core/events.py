@@ -92,6 +92,13 @@ class SubscriptionAsked(Event):
     is_remote: bool = False
     """The trainer gets its batches as bytes; the daemon releases the slots when they are sent."""
     knows_buckets: bool = True
+    sample: int | None = None
+    parts: str = ""
+    converts: bool = False
+    changes: str = ""
+    """How the stream differs from the one of the saved state, where its ``parts`` tell."""
+    is_convertible: bool = False
+    """Whether the state would do with ``converts``."""
 
 
 @record

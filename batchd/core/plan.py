@@ -334,6 +334,27 @@ class Plan:
         """Return the number of the stream's batches before ``position``."""
         return position.epoch * self.steps + position.step
 
+    def begins_with(self, epoch: int, sample: int) -> tuple[int, int]:
+        """Return the step that has sample number ``sample`` of an epoch, and its row there.
+
+        ``sample`` counts the rows of all batches of the epoch from 0. The end of the epoch is row 0
+        of step ``steps``, and what is beyond it of the next one.
+        """
+        if sample >= self.epoch_rows:
+            return self.steps + (sample > self.epoch_rows), 0
+        if self.row_counts is None:
+            return divmod(sample, self.batch_size)
+        ends = np.cumsum(self.rows_of(np.full(self.steps, epoch), np.arange(self.steps)))
+        step = int(np.searchsorted(ends, sample, side="right"))
+        return step, sample - (int(ends[step - 1]) if step else 0)
+
+    def samples_before(self, position: Position, row: int) -> int:
+        """Return the rows of an epoch before a row of a batch: the way back."""
+        if self.row_counts is None:
+            return min(position.step * self.batch_size + row, self.epoch_rows)
+        steps = np.arange(position.step)
+        return int(self.rows_of(np.full(len(steps), position.epoch), steps).sum()) + row
+
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
         """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""
         start = position.step * self.batch_size + first

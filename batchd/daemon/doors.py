@@ -253,6 +253,9 @@ class Door(ABC):
                     is_spectator=message.is_spectator,
                     is_remote=self.is_remote,
                     knows_buckets=message.knows_buckets,
+                    sample=message.sample,
+                    parts=message.parts,
+                    converts=message.converts,
                 )
             case Mismatched():
                 return BatchMismatched(session, message.subscription, message.sequence, message.generation)

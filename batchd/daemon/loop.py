@@ -35,6 +35,7 @@ from batchd.core.events import (
     SessionCutOff,
     SessionEnded,
     SlotLost,
+    SubscriptionAsked,
     SubscriptionEnded,
     Ticked,
 )
@@ -57,6 +58,7 @@ from batchd.runtime.poller import Poller, Timer
 from batchd.runtime.slots import SlotPool
 from batchd.stream.cache_file import CacheOnDisk
 from batchd.stream.cache_memory import CacheMemory, allow_caches, different
+from batchd.stream.fingerprints import changes_since
 from batchd.stream.served import ServedStream
 from batchd_wire import messages
 from batchd_wire.codec import NUMBER_MAX, Message
@@ -222,8 +224,21 @@ class Loop:
                 self._take_reports(event)
             elif isinstance(event, SessionEnded | SessionCutOff):
                 self._begin_departure(event)
+            elif isinstance(event, SubscriptionAsked):
+                self._handle(self._compared(event))
             else:
                 self._handle(event)
+
+    def _compared(self, asked: SubscriptionAsked) -> SubscriptionAsked:
+        """Say how a stream differs from the one of a trainer's state, or convert the state."""
+        stream = next((one for one in self.streams.values() if one.name == asked.stream), None)
+        if stream is None or asked.fingerprint is None or asked.fingerprint == stream.spec.fingerprint:
+            return asked
+        changes = changes_since(asked.fingerprint, asked.parts, stream.content)
+        if asked.converts and changes.batch_size is not None:
+            sample = asked.sample if asked.sample is not None else asked.step * changes.batch_size
+            return replace(asked, fingerprint=None, sample=sample)
+        return replace(asked, changes=changes.text, is_convertible=changes.batch_size is not None)
 
     def _begin_departure(self, event: SessionEnded | SessionCutOff) -> None:
         """End a session in parts: each subscription that ends has others claim what it had."""
@@ -528,6 +543,8 @@ class Loop:
                 classes=list(stream.facts.classes),
                 keeps_reports=True,
                 in_lockstep=stream.spec.max_skew is not None,
+                sample=course.sample,
+                parts=stream.facts.sketch,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

@@ -40,19 +40,20 @@ def part_differences(before: Facts, after: Facts) -> list[str]:
             step = f"{name}, {json.dumps(old['op'])}" if "op" in old else name
             lines += [f"{step}: {option} {change}" for option, change in _changes(old, new)]
         else:
-            lines.append(f"{name}: {_shown(before, name)} became {_shown(after, name)}")
+            lines.append(f"{name}: {shown(before, name)} became {shown(after, name)}")
     return lines
 
 
 def _changes(old: Facts, new: Facts) -> list[tuple[str, str]]:
     return [
-        (option, f"{_shown(old, option)} became {_shown(new, option)}")
+        (option, f"{shown(old, option)} became {shown(new, option)}")
         for option in [*old, *(option for option in new if option not in old)]
         if old.get(option) != new.get(option) or (option in old) != (option in new)
     ]
 
 
-def _shown(parts: Facts, name: str) -> str:
+def shown(parts: Facts, name: str) -> str:
+    """The value of a part for people: a step as its op, anything long cut; "nothing" if absent."""
     if name not in parts:
         return "nothing"
     value = parts[name]

@@ -10,7 +10,7 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import combinations
@@ -38,6 +38,7 @@ from batchd.runtime.plain import from_plain, to_plain
 from batchd.runtime.slots import MailboxMemory
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable
 from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
+from batchd.stream.fingerprints import FINGERPRINT_DIGITS, content_from, fingerprint, parts_of, sketch_of
 from batchd.stream.grouping import MeasureOptions, grouping_of
 from batchd.stream.journal import Journal, JournalSpec, journal_spec
 from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_index
@@ -52,14 +53,11 @@ from batchd_wire.wording import classes_apart
 
 _log = structlog.get_logger()
 
-FINGERPRINT_DIGITS = 32
 REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
 """Cap of a remote trainer's read-ahead, in bytes; never below two batches."""
 REPLAYED_KEYS = {"python_path", "worker_address", "pool_accept"}
 """The keys of [daemon] that have a say in what a stream's samples are."""
-PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
-"""Parts of a fingerprint that are not called as the keys of the configuration."""
 TEXT_CHARACTERS_MAX = 200
 DESCRIBED_CHARACTERS_MAX = 1_000
 """Of a description: one text, and all fields or all steps. A status has those of every stream."""
@@ -74,7 +72,8 @@ class StreamFacts:
     """All that is known of a stream once it is worked out, without its descriptors.
 
     ``message``: for workers. ``signature``: equal for two streams with equal settings and equal
-    findings in source and files. ``place_layout``, ``mailbox_bytes``: of a live stream.
+    findings in source and files. ``sketch``: for saved states. ``place_layout``, ``mailbox_bytes``:
+    of a live stream.
     """
 
     spec: StreamSpec
@@ -83,6 +82,7 @@ class StreamFacts:
     classes: tuple[str, ...]
     description: StreamDescription
     card: StreamCard
+    sketch: str
     place_layout: object = None
     mailbox_bytes: int = 0
     cache: CacheSpec | None = None
@@ -135,6 +135,11 @@ class ServedStream:
     def name(self) -> str:
         """Its name in the configuration."""
         return self.spec.name
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What its fingerprint is a digest of."""
+        return content_from({part.name: json.loads(part.value) for part in self.facts.card.parts})
 
     def layout_of(self, position: Position) -> SlotLayout:
         """The layout of a batch."""
@@ -279,6 +284,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         classes=() if are_too_many else tuple(classes),
         description=describe(config, ring.layout),
         card=card_of(plan, whole.daemon, content, epochs.samples, journal),
+        sketch=sketch_of(content),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox_bytes=mailbox_bytes,
         cache=wanted_cache,
@@ -406,11 +412,6 @@ def content_of(
     return content
 
 
-def fingerprint(content: Mapping[str, object]) -> str:
-    """Digest of ``content_of`` a stream."""
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:FINGERPRINT_DIGITS]
-
-
 def card_of(
     plan: StreamPlan, settings: DaemonConfig, content: Mapping[str, object], samples: int, journal: JournalSpec | None
 ) -> StreamCard:
@@ -421,31 +422,5 @@ def card_of(
         daemon["cache_dir"] = os.path.dirname(journal.path)  # noqa: PTH120  a text
     text = json.dumps({"daemon": daemon, "streams": {plan.name: stream}})
     pieces = tuple(text[at : at + MESSAGE_CHARACTERS_MAX] for at in range(0, len(text), MESSAGE_CHARACTERS_MAX))
-    parts = tuple(ContentPart(part, json.dumps(value)) for part, value in _parts(content))
+    parts = tuple(ContentPart(part, json.dumps(value)) for part, value in parts_of(content))
     return StreamCard(plan.name, fingerprint(content), samples, parts, pieces)
-
-
-def _parts(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Name the parts of a fingerprint: steps as ``pipeline[0]``, modules as ``module NAME``."""
-    for key, value in content.items():
-        if key == "steps" and isinstance(value, list):
-            yield from ((f"pipeline[{place}]", step) for place, step in enumerate(value))
-        elif key == "modules" and isinstance(value, dict):
-            yield from ((f"module {module}", digest) for module, digest in value.items())
-        elif key == "columns":
-            yield "columns", dict(value)  # type: ignore[call-overload]
-        else:
-            yield PART_NAMES.get(key, key), value
-
-
-def content_from(parts: Mapping[str, Any]) -> dict[str, object]:
-    """The content that the ``parts`` of a card describe: the way back from ``card_of``."""
-    keys = {shown: key for key, shown in PART_NAMES.items()}
-    content: dict[str, object] = {"steps": [step for name, step in parts.items() if name.startswith("pipeline[")]}
-    modules = {name.removeprefix("module "): digest for name, digest in parts.items() if name.startswith("module ")}
-    for name, value in parts.items():
-        if name == "columns":
-            content[name] = list(value.items())
-        elif not name.startswith(("pipeline[", "module ")):
-            content[keys.get(name, name)] = value
-    return content | ({"modules": modules} if modules else {})

@@ -19,7 +19,7 @@ from batchd_client.extensions import Extension
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
-from batchd_client.subscription import SubscriptionRequest, checked_position
+from batchd_client.subscription import BEGINNING, Beginning, SubscriptionRequest, checked_position, read_state
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.status import DaemonStatus, read_status
 
@@ -133,6 +133,7 @@ class Daemon(NotCopyable):
         window: int | None = None,
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
+        convert: bool = False,
     ) -> Stream:
         """Claim the stream ``name``: all of it, or the part of ``rank`` of ``world_size``.
 
@@ -140,6 +141,8 @@ class Daemon(NotCopyable):
         this trainer (default: the stream's setting). ``epochs``: length of the training, counted
         from epoch 0, so a resumed run gives the same number; nothing is decoded beyond it, and
         iteration past it ends at once. ``state``: from ``state_dict()``, to continue exactly there.
+        With ``convert`` it may be of batches of another size, if the samples and their order are
+        the same: then the first batch begins behind the last sample that was delivered.
 
         Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``PositionInvalid``,
         ``TooFewBatches``, ``RingTooSmall``, ``RingBusy``, ``StateMismatch``, ``StreamStopped``,
@@ -155,7 +158,8 @@ class Daemon(NotCopyable):
         claim = SubscriptionRequest(
             name, rank, world_size, 0 if window is None else index(window), None if epochs is None else index(epochs)
         )
-        return Stream(self._connection, claim, state)
+        begin = BEGINNING if state is None else read_state(state, name, converts=convert)
+        return Stream(self._connection, claim, begin)
 
     def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
         """Read the stream ``name`` as a spectator, from (``epoch``, ``step``).
@@ -164,7 +168,7 @@ class Daemon(NotCopyable):
         consumes nothing. Raises what ``stream`` raises.
         """
         claim = SubscriptionRequest(name, rank=0, world_size=1, window=1, end_epoch=None, is_spectator=True)
-        return Stream(self._connection, claim, None, checked_position(epoch, step))
+        return Stream(self._connection, claim, Beginning(checked_position(epoch, step)))
 
     def status(self) -> dict[str, object]:
         """Return the daemon's status: the data that `batchd status --json` prints.

@@ -152,11 +152,9 @@ class EpochPasses:
 
     def state_dict(self, batches: int) -> StreamState:
         """As ``Stream.state_dict``, after ``batches`` batches of the present pass."""
-        state = self.stream.state_dict()
-        state["epoch"], state["step"] = self.position(batches)
-        return state
+        return self.stream.state_at(self.position(batches))
 
     def _return_to(self, position: Position) -> None:
         if self.stream.position != position:
-            self.stream.seek(*position)
+            self.stream.return_to(position)
         self._record.end = position

@@ -428,8 +428,10 @@ class StateMismatch(DataError):
     """The saved state does not match the present form of this stream.
 
     Restore the files, the settings and the version of batchd it was saved with, or start without it
-    (``state=None``). To continue regardless, at the same place of the other batches:
-    ``stream.seek(state["epoch"], state["step"])``.
+    (``state=None``). If only ``batch_size`` has changed, ``convert=True`` beside ``state=`` goes on
+    at the first sample that was not delivered. To continue regardless, behind as many samples of
+    the epoch: ``stream.seek(state["epoch"], sample=state["step"] * batch_size)``, with the
+    ``batch_size`` of then.
     """
 
 

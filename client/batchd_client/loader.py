@@ -228,9 +228,16 @@ class Loader(ABC, Generic[T]):
         """
         return self._open().state_dict(card=card)
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where any ranks took ``state_dict``. ``StateMismatch`` changes nothing."""
-        self._open().load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, object], *, convert: bool = False) -> None:
+        """Continue where any ranks took ``state_dict``. ``StateMismatch`` changes nothing.
+
+        ``convert``: as of ``Daemon.stream``.
+        """
+        self._open().load_state_dict(state, convert=convert)
+
+    def seek(self, epoch: int, step: int = 0, *, sample: int | None = None) -> None:
+        """Continue elsewhere, as ``Stream.seek``; batches in transit are dropped."""
+        self._open().seek(epoch, step, sample=sample)
 
     # --- taking batches ---------------------------------------------------------------------------
 

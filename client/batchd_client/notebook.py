@@ -22,7 +22,8 @@ import numpy as np
 from batchd_client import showing
 from batchd_client.batch import Batch, html_of_batch
 from batchd_client.daemon import html_of_daemon
-from batchd_client.stream import ENDLESS_STEPS, FieldSchema, Stream, html_of_stream, position_text
+from batchd_client.reader import ENDLESS_STEPS
+from batchd_client.stream import FieldSchema, Stream, html_of_stream, position_text
 from batchd_wire.fields import length_texts
 from batchd_wire.status import DaemonStatus
 from batchd_wire.views import Array, row_views

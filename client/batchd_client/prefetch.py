@@ -107,24 +107,22 @@ class Prefetcher(Generic[T]):
                 self._queue.clear()  # user code in it may have changed it: fetch the batch again
         return result
 
-    def seek(self, epoch: int, step: int = 0) -> None:
+    def seek(self, epoch: int, step: int = 0, *, sample: int | None = None) -> None:
         """Continue elsewhere, and drop what is in transit. ``PositionInvalid`` changes nothing."""
         # A small ring has no slots for a new claim beside held ones.
         self._placement.sweep(wait=True)
-        self.stream.seek(epoch, step)
+        self.stream.seek(epoch, step, sample=sample)
         self._drop()
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, object], *, convert: bool = False) -> None:
         """Continue where ``state_dict`` was taken. ``StateMismatch`` changes nothing."""
         self._placement.sweep(wait=True)
-        self.stream.load_state_dict(state)
+        self.stream.load_state_dict(state, convert=convert)
         self._drop()
 
     def state_dict(self, *, card: bool = False) -> StreamState:
         """As ``Stream.state_dict``, after the last batch that the loop has received."""
-        state = self.stream.state_dict(card=card)
-        state["epoch"], state["step"] = self.position
-        return state
+        return self.stream.state_at(self.position, card=card)
 
     def close(self) -> None:
         """End the claim, and drop what is in transit. Closing twice does nothing."""
@@ -147,7 +145,7 @@ class Prefetcher(Generic[T]):
         end = self._queue[-1].after if self._queue else self.position
         if self.stream.position != end:
             self._placement.sweep(wait=True)
-            self.stream.seek(*end)
+            self.stream.return_to(end)
 
     def _begin(self, *, wait: bool) -> bool:
         """Take another batch and begin its copy; False if there is none."""

@@ -28,13 +28,14 @@ from batchd_client.errors import (
     RingExhausted,
     StateMismatch,
     StreamChanged,
+    VersionMismatch,
     error_for_code,
 )
 from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
 from batchd_client.memory import BATCHES_HELD_MAX, BatchMemory
 from batchd_client.reports import Reports
 from batchd_client.session import Session
-from batchd_client.subscription import Subscription, SubscriptionRequest
+from batchd_client.subscription import BEGINNING, Beginning, Subscription, SubscriptionRequest
 from batchd_wire.codes import ErrorCode
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Handle, Mismatched, Parcel, Refused, Status, Subscribed
 from batchd_wire.position import Position
@@ -52,7 +53,8 @@ BUSY_PAUSE_S = 0.1
 CLOSE_S = 1.0
 """Most time that ``close`` waits until the daemon has the last reports."""
 
-BEGINNING = Position(0, 0)
+ENDLESS_STEPS = 1 << 30
+"""A live stream has more steps than this, which have no meaning; other epochs have fewer."""
 
 MISMATCHES_MAX = 5
 """Mismatches of one batch before the trainer gets an error."""
@@ -63,11 +65,9 @@ _log = logging.getLogger("batchd_client")
 
 
 class StreamReader:
-    """See the module. Reads ``claim`` from ``position`` on; ``fingerprint``: from a saved state."""
+    """See the module. Reads ``claim`` from ``begin`` on."""
 
-    def __init__(
-        self, connection: Connection, claim: SubscriptionRequest, position: Position, fingerprint: str | None
-    ) -> None:
+    def __init__(self, connection: Connection, claim: SubscriptionRequest, begin: Beginning) -> None:
         """Subscribe. Waits for memory that others hold. Raises the daemon's refusal."""
         self.claim = claim
         self.batches = 0
@@ -90,8 +90,10 @@ class StreamReader:
         self._began_s = 0.0
         self._reconnects_before = 0
         self._has_waited = False
+        self._within: tuple[Position, int] | None = None
+        """Where the stream was last moved into the middle of a batch, and to which sample."""
         self.subscription: Subscription
-        connection.run(partial(self._begin, position=position, fingerprint=fingerprint))
+        connection.run(partial(self._begin, begin=begin))
 
     @property
     def position(self) -> Position:
@@ -129,9 +131,13 @@ class StreamReader:
         self._ready = None
         return batch
 
-    def move(self, position: Position) -> None:
-        """Continue at another position. A refusal changes nothing."""
-        self.connection.run(partial(self._move, position=position))
+    def sample_at(self, position: Position) -> int | None:
+        """The samples before a position of this stream that was within a batch; else None."""
+        return self._within[1] if self._within is not None and self._within[0] == position else None
+
+    def move(self, begin: Beginning) -> None:
+        """Continue elsewhere. A refusal changes nothing."""
+        self.connection.run(partial(self._move, begin=begin))
 
     def close(self) -> None:
         """End the claim, once its reports are sent."""
@@ -141,18 +147,27 @@ class StreamReader:
 
     # --- subscribing; each of these has the session to itself -------------------------------------
 
-    def _begin(self, session: Session, position: Position, fingerprint: str | None) -> None:
-        self.subscription = self._subscribe(session, position, fingerprint)
+    def _begin(self, session: Session, begin: Beginning) -> None:
+        self.subscription = self._subscribe(session, begin)
+        self._note_within()
         # Last: after an earlier interrupt, the stream subscribes again.
         session.adopt(self.subscription, self)
 
-    def _subscribe(self, session: Session, position: Position, fingerprint: str | None) -> Subscription:
+    def _note_within(self) -> None:
+        start, sample = self.subscription.counter.start, self.subscription.admitted.sample
+        self._within = (start, sample) if sample is not None else None
+
+    def _subscribe(self, session: Session, begin: Beginning) -> Subscription:
         deadline = self.connection.deadlines.request_deadline()
-        message = partial(self.claim.subscribe, position=position, fingerprint=fingerprint)
+        message = partial(self.claim.subscribe, begin=begin)
         busy: RingBusy | None = None
         while True:
             try:
-                subscription = Subscription(self.claim, position, session.request(message, Subscribed, deadline))
+                admitted = session.request(message, Subscribed, deadline)
+                if (begin.sample is not None or begin.converts) and not admitted.parts:
+                    session.unsubscribe(admitted.subscription)
+                    raise VersionMismatch("the daemon is too old to begin at a sample; upgrade it, or seek a step")
+                subscription = Subscription(self.claim, begin, admitted)
                 subscription.reports = self.reports
                 self.reports.is_kept = subscription.admitted.keeps_reports
             except RingBusy as error:
@@ -169,28 +184,37 @@ class StreamReader:
                 text = shared_batches_hint(self.claim.stream, self.claim.world_size, steps, samples)
                 if text is not None:
                     log_once(text, logging.WARNING)
-                if subscription.counter.start != position != BEGINNING:
+                if steps >= ENDLESS_STEPS and subscription.counter.start != begin.position != BEGINNING.position:
                     _log.info(
                         "stream %r is live: it goes on at %s, not %s",
                         self.claim.stream,
                         subscription.position,
-                        position,
+                        begin.position,
                     )
                 return subscription
             time.sleep(random.uniform(BUSY_PAUSE_S / 2, BUSY_PAUSE_S))  # noqa: S311  trainers that come together ask apart
 
-    def _move(self, session: Session, position: Position) -> None:
+    def _go_on(self, session: Session) -> None:
+        """Subscribe again where the stream stands."""
+        within = self._within
+        self._move(session, self.subscription.begin)
+        self._within = within
+
+    def _move(self, session: Session, begin: Beginning) -> None:
         former = self.subscription
         if session.has(former):
             session.unsubscribe(former.number)
         try:
-            subscription = self._subscribe(session, position, former.admitted.fingerprint)
+            subscription = self._subscribe(session, begin)
         except StateMismatch as error:
+            if begin.fingerprint != former.admitted.fingerprint:
+                raise  # it is the user's
             raise StreamChanged(str(error).partition("\n")[0]) from None
         if not subscription.is_same_stream(former):
             session.settle()
             raise StreamChanged
         self.subscription, self._ready = subscription, None
+        self._note_within()
         self.moves += 1
         session.adopt(subscription, self)
 
@@ -277,14 +301,14 @@ class StreamReader:
         if self._ready is not None:
             return True
         if not session.has(self.subscription):
-            self._move(session, self.subscription.position)
+            self._go_on(session)
         if self._accept(session):
             return True
         if not session.has(self.subscription):
             if self._pause_s:
                 # Retry after a pause, in which other threads may use the connection.
                 return False
-            self._move(session, self.subscription.position)
+            self._go_on(session)
         if self._has_waited:
             session.check_link()
         return self._announce(session) and self._accept(session)

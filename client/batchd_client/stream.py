@@ -26,8 +26,16 @@ from batchd_client.errors import (
 )
 from batchd_client.extensions import Extension
 from batchd_client.memory import BatchMemory
-from batchd_client.reader import BEGINNING, StreamReader
-from batchd_client.subscription import StreamState, SubscriptionRequest, checked_position, read_state
+from batchd_client.reader import ENDLESS_STEPS, StreamReader
+from batchd_client.subscription import (
+    BEGINNING,
+    Beginning,
+    StreamState,
+    SubscriptionRequest,
+    checked_position,
+    checked_sample,
+    read_state,
+)
 from batchd_wire.fields import Varying
 from batchd_wire.messages import AskStatus, Status, Subscribed
 from batchd_wire.position import Position
@@ -38,8 +46,6 @@ html_of_stream: "Extension[[Stream], str]" = Extension("batchd_client.notebook")
 
 WORLD_SIZE_MAX = 1 << 20
 """Of ranks, as the daemon limits them."""
-ENDLESS_STEPS = 1 << 30
-"""A live stream has more steps than this, which have no meaning; other epochs have fewer."""
 
 
 class FieldSchema(NamedTuple):
@@ -117,16 +123,9 @@ class Stream(NotCopyable):
         "batchd_client.connect(address).stream(name, rank, world_size, state=stream.state_dict())"
     )
 
-    def __init__(
-        self,
-        connection: Connection,
-        claim: SubscriptionRequest,
-        state: Mapping[str, object] | None,
-        begin: Position = BEGINNING,
-    ) -> None:
-        position, fingerprint = read_state(state, claim.stream) if state is not None else (begin, None)
+    def __init__(self, connection: Connection, claim: SubscriptionRequest, begin: Beginning = BEGINNING) -> None:
         self._claim = claim
-        self._reader = StreamReader(connection, claim, position, fingerprint)
+        self._reader = StreamReader(connection, claim, begin)
         self._closed = False
 
     # --- what it is -------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ class Stream(NotCopyable):
     def state_dict(self, *, card: bool = False) -> StreamState:
         """Return the state for a checkpoint: the current batch counts as done.
 
-        The state is JSON-able, about a hundred bytes. Ranks that are equally far have equal states.
+        The state is JSON-able, below 200 bytes. Ranks that are equally far have equal states.
         Another number of ranks may resume from it. ``card``: ask the daemon for what the batches
         are made of, too, some kilobytes (``["card"]``), so that `batchd replay --card` can make
         each batch again whatever happens to the configuration.
@@ -220,8 +219,17 @@ class Stream(NotCopyable):
         With ``card``, raises ``PermissionDenied`` if the daemon is another user's or on another
         host, ``StreamChanged`` if it serves other batches by now, and ``ReconnectTimeout``.
         """
-        epoch, step = self._reader.position
+        return self.state_at(self._reader.position, card=card)
+
+    def state_at(self, position: Position, *, card: bool = False) -> StreamState:
+        """As ``state_dict``, of a position where this stream has been; for loaders."""
+        epoch, step = position
         state: StreamState = {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
+        if self._admitted.parts:
+            state["parts"] = self._admitted.parts
+        sample = self._reader.sample_at(position)
+        if sample is not None:
+            state["sample"] = sample
         if card:
             state["card"] = self._card()
         return state
@@ -245,29 +253,40 @@ class Stream(NotCopyable):
         except ValueError as error:
             raise ProtocolError(f"the daemon's card of stream {self.name!r} is no JSON: {error}") from None
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Continue where ``state_dict`` was taken. Raises ``StateMismatch`` without any change."""
-        position, fingerprint = read_state(state, self.name)
-        if fingerprint != self.fingerprint:
-            raise StateMismatch(
-                f"the saved state is of a stream {self.name!r} with other files or other settings, or of a batchd that makes "
-                f"other pixels (fingerprint {fingerprint[:16]}, now {self.fingerprint[:16]}), so the same position would be "
-                "another batch"
-            )
-        self.seek(*position)
+    def load_state_dict(self, state: Mapping[str, object], *, convert: bool = False) -> None:
+        """Continue where ``state_dict`` was taken. ``convert``: as of ``Daemon.stream``.
 
-    def seek(self, epoch: int, step: int = 0) -> None:
+        Raises ``StateMismatch`` without any change, ``StreamClosed`` and ``StreamChanged``.
+        """
+        self._check_open()
+        self._reader.move(read_state(state, self.name, converts=convert))
+
+    def seek(self, epoch: int, step: int = 0, *, sample: int | None = None) -> None:
         """Continue at (``epoch``, ``step``); ``step`` counts the batches of all ranks.
+
+        ``sample``: in place of a step, the number of samples of the epoch that come before, in its
+        order and counted over all ranks. The first batch has what is left of the one that sample is
+        in, and all later ones are as ever, so nothing is skipped or repeated.
 
         A running ``for`` continues there if it began in the same epoch, and ends otherwise.
 
         Raises ``PositionInvalid``, ``StreamClosed``, ``StreamChanged``.
         """
         self._check_open()
-        position = checked_position(epoch, step)
+        begin = Beginning(checked_position(epoch, step)) if sample is None else checked_sample(epoch, sample)
+        if step and sample is not None:
+            raise PositionInvalid(f"step {step} and sample {sample} are two positions; give one")
         if step > self.steps:
             raise PositionInvalid(f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}")
-        self._reader.move(position)
+        self._move(begin)
+
+    def return_to(self, position: Position) -> None:
+        """Continue at a position where this stream has been; for loaders. Raises as ``seek``."""
+        self._check_open()
+        self._move(Beginning(position, self._reader.sample_at(position)))
+
+    def _move(self, begin: Beginning) -> None:
+        self._reader.move(begin._replace(fingerprint=self.fingerprint, parts=self._admitted.parts))
 
     def statistics(self) -> StreamStatistics:
         """Return the totals so far, as a frozen value."""
@@ -336,7 +355,8 @@ class Stream(NotCopyable):
         # Rank 0 of so many ranks reads this one batch of the epoch's rest, so no other is made.
         claim = SubscriptionRequest(self.name, 0, min(self.steps - step, WORLD_SIZE_MAX), 1, epoch + 1, True)
         try:
-            reader = StreamReader(self._reader.connection, claim, position, self.fingerprint)
+            begin = Beginning(position, None, self.fingerprint, self._admitted.parts)
+            reader = StreamReader(self._reader.connection, claim, begin)
         except StateMismatch as error:
             raise StreamChanged(str(error).partition("\n")[0]) from None
         try:

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NotRequired, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 from weakref import ref
 
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
@@ -51,8 +51,10 @@ _TERMS = attrgetter("fingerprint", "samples", "batch_size", "steps", "rounds", "
 
 
 class StreamState(TypedDict):
-    """The state for a checkpoint, from ``Stream.state_dict``: JSON-able, about a hundred bytes.
+    """The state for a checkpoint, from ``Stream.state_dict``: JSON-able, below 200 bytes.
 
+    ``parts``: by which the daemon tells later what has changed in the stream. ``sample``: the
+    samples of the epoch before the next batch, if it begins within the batch of ``step``.
     ``card``: what `batchd card` writes, some kilobytes, if it was asked for.
     """
 
@@ -60,7 +62,26 @@ class StreamState(TypedDict):
     fingerprint: str
     epoch: int
     step: int
+    parts: NotRequired[str]
+    sample: NotRequired[int]
     card: NotRequired[dict[str, object]]
+
+
+class Beginning(NamedTuple):
+    """Where a subscription is to begin.
+
+    ``sample``: with this one of the epoch, in place of the step. ``fingerprint`` and ``parts`` are
+    those of a saved state; with ``converts`` one of other batches of the same samples will do.
+    """
+
+    position: Position
+    sample: int | None = None
+    fingerprint: str | None = None
+    parts: str = ""
+    converts: bool = False
+
+
+BEGINNING = Beginning(Position(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +138,15 @@ def checked_position(epoch: int, step: int) -> Position:
     return Position(epoch, step)
 
 
-def read_state(state: Mapping[str, object], stream: str) -> tuple[Position, str]:
-    """Read a state from ``state_dict``: (position, fingerprint). Raises ``StateMismatch``."""
+def checked_sample(epoch: int, sample: object) -> Beginning:
+    """Check the sample of an epoch from the user. Raises ``PositionInvalid``."""
+    if type(sample) is not int or not 0 <= sample <= NUMBER_MAX:
+        raise PositionInvalid(f"sample {sample!r} is not a number of samples")
+    return Beginning(checked_position(epoch, 0), sample)
+
+
+def read_state(state: Mapping[str, object], stream: str, *, converts: bool = False) -> Beginning:
+    """Read a state from ``state_dict``. Raises ``StateMismatch`` and ``PositionInvalid``."""
     match state:
         case {"stream": str(name), "fingerprint": str(fingerprint), "epoch": int(epoch), "step": int(step)}:
             pass
@@ -129,7 +157,8 @@ def read_state(state: Mapping[str, object], stream: str) -> tuple[Position, str]
             )
     if name != stream:
         raise StateMismatch(f"the saved state is of stream {name!r}, and this is stream {stream!r}")
-    return checked_position(epoch, step), fingerprint
+    begin = Beginning(checked_position(epoch, step), None, fingerprint, str(state.get("parts", "")), converts)
+    return begin if "sample" not in state else begin._replace(sample=checked_sample(epoch, state["sample"]).sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +172,9 @@ class SubscriptionRequest:
     end_epoch: int | None
     is_spectator: bool = False
 
-    def subscribe(self, request: int, position: Position, fingerprint: str | None) -> Subscribe:
-        """Make the message that claims the stream from ``position`` on."""
+    def subscribe(self, request: int, begin: Beginning) -> Subscribe:
+        """Make the message that claims the stream from there on."""
+        position = begin.position
         end_epoch = None if self.end_epoch is None else max(self.end_epoch, position.epoch)
         return Subscribe.filled_from(
             self,
@@ -152,9 +182,12 @@ class SubscriptionRequest:
             epoch=position.epoch,
             step=position.step,
             end_epoch=end_epoch,
-            fingerprint=fingerprint,
+            fingerprint=begin.fingerprint,
             knows_buckets=True,
             takes_several=True,
+            sample=begin.sample,
+            parts=begin.parts,
+            converts=begin.converts,
         )
 
 
@@ -179,10 +212,10 @@ class BatchView:
 class Subscription:
     """See the module. Made from ``Subscribed``; raises ``ProtocolError`` if that makes no sense."""
 
-    def __init__(self, claim: SubscriptionRequest, asked: Position, admitted: Subscribed) -> None:
+    def __init__(self, claim: SubscriptionRequest, asked: Beginning, admitted: Subscribed) -> None:
         start = Position(admitted.epoch, admitted.step)
-        if start < asked:
-            raise ProtocolError(f"the daemon begins at {start}, before {asked} that was asked for")
+        if start < asked.position and not asked.converts:
+            raise ProtocolError(f"the daemon begins at {start}, before {asked.position} that was asked for")
         self.number = admitted.subscription
         self.window = admitted.window
         self.admitted = admitted
@@ -262,6 +295,12 @@ class Subscription:
         """Number of batches that are alive, or have arrays that are."""
         ended = {token.sequence for token in self.ended.copy()}
         return sum(sequence not in ended for sequence in self.outstanding)
+
+    @property
+    def begin(self) -> Beginning:
+        """Where another subscription goes on in place of this one."""
+        sample = None if self.taken else self.admitted.sample
+        return Beginning(self.position, sample, self.admitted.fingerprint, self.admitted.parts)
 
     def is_same_stream(self, other: "Subscription") -> bool:
         """True if both were admitted on the same terms; otherwise the stream has changed."""

@@ -143,6 +143,11 @@ class Subscribe(Message):
     lockstep do not wait for this session; from a live stream it gets one batch, and consumes
     nothing. ``knows_buckets``: the trainer reads layouts that have buckets. ``takes_several``: this
     session understands ``Handles``.
+
+    ``sample``: begin with this sample of the epoch, counted from 0 in the order of the epoch, in
+    place of ``step``; the first batch is what is left of the one that has it. ``parts``: as the
+    saved state has them from ``Subscribed``. ``converts``: a state of the same samples in the same
+    order, in batches of another size, is one of this stream: begin behind its last sample.
     """
 
     request: int
@@ -157,6 +162,9 @@ class Subscribe(Message):
     is_spectator: bool
     knows_buckets: bool = False
     takes_several: bool = False
+    sample: int | None = None
+    parts: str = ""
+    converts: bool = False
 
 
 @message(12)
@@ -309,6 +317,8 @@ class Subscribed(Message):
     ``classes``: names of the labels; empty if the source has none, or more than a message holds.
     ``keeps_reports``: whether the daemon keeps the reports of a ``Pull``. ``in_lockstep``: whether
     other trainers, or producers, wait until this trainer has reported a batch that it took.
+    ``sample``: the samples of the epoch before the first batch, if it begins within the batch of
+    ``step``. ``parts``: for saved states, to tell later which of the stream's settings changed.
     """
 
     request: int
@@ -326,6 +336,8 @@ class Subscribed(Message):
     classes: list[str]
     keeps_reports: bool = False
     in_lockstep: bool = False
+    sample: int | None = None
+    parts: str = ""
 
 
 @message(22)

@@ -2,13 +2,14 @@
 
 import json
 import random
+from itertools import islice
 
 import pytest
 
 import batchd_client
-from batchd_client.errors import PositionInvalid, RingTooSmall, StreamChanged, StreamClosed
+from batchd_client.errors import PositionInvalid, RingTooSmall, StateMismatch, StreamChanged, StreamClosed
 from support.expected import Expected
-from support.seen import look_at, positions, samples, see
+from support.seen import look_at, positions, rows_of, samples, see
 from support.settings import folder_stream
 from support.waiting import wait_until
 
@@ -67,7 +68,7 @@ def test_a_state_resumes_exactly_three_times_in_a_row(daemon, expected, seed):
             while len(seen) < batches and stream.epoch < 3:
                 seen += see(stream, batches - len(seen))
             state = json.dumps(stream.state_dict())
-            assert len(state) < 150
+            assert len(state) < 200
 
     assert seen == expected.epoch(0) + expected.epoch(1) + expected.epoch(2)
 
@@ -91,6 +92,78 @@ def test_a_state_resumes_with_another_number_of_ranks(daemon, expected, before, 
     whole = [one for part in rest for one in part if one.samples == expected.batch(0, one.step).samples]
     assert all(one == expected.batch(0, one.step) for one in seen + whole)
     assert samples(seen + [one for part in rest for one in part]) == list(range(40))
+
+
+def rows_read(stream):
+    """The rows of the rest of the epoch: the sample of each, and a digest of its bytes."""
+    rows = []
+    for batch in stream:
+        with batch:
+            rows += rows_of(batch.items())
+    return rows
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("sample", [0, 1, 6, 20, 38, 39, 40])
+def test_a_stream_goes_on_with_any_sample_of_an_epoch(daemon, expected, sample, ranks):
+    """The first batch is the rest of the one that has it; what comes before is not delivered."""
+    order = expected.all_rows(0)
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream("photos", rank, ranks, epochs=1) for rank in range(ranks)]
+        for stream in streams:
+            stream.seek(0, sample=sample)
+        states = [stream.state_dict() for stream in streams]
+        assert all(state == states[0] for state in states)
+        assert len(json.dumps(states[0])) < 200
+        resumed = [connection.stream("photos", rank, ranks, epochs=1, state=states[0]) for rank in range(ranks)]
+        for way in (streams, resumed):
+            assert {row for stream in way for row in rows_read(stream)} == set(order[sample:])
+
+        alone = connection.stream("photos", epochs=1, state=states[0])
+        assert rows_read(alone) == order[sample:]
+        for wrong in ({"sample": 41}, {"sample": -1}, {"sample": 1.5}, {"step": 1, "sample": 3}):
+            with pytest.raises(PositionInvalid):
+                alone.seek(0, **wrong)
+
+
+def test_a_trainer_keeps_its_sample_over_a_killed_daemon(start_daemon):
+    """It has read nothing yet, so only the trainer knows where it is."""
+    daemon = start_daemon()
+    expected = Expected(daemon.config)
+    order = expected.all_rows(0)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", epochs=1)
+        stream.seek(0, sample=13)
+        daemon.kill()
+        daemon.start()
+        assert rows_read(stream) == order[13:]
+
+
+@pytest.mark.parametrize(("before", "after", "ranks"), [(3, 8, 1), (8, 3, 2), (7, 40, 1)])
+def test_a_run_goes_on_with_another_batch_size(start_daemon, photos, before, after, ranks):
+    """The state is refused with what has changed, and converted where that loses nothing."""
+    first = start_daemon({"photos": folder_stream(photos, batch_size=before)})
+    with batchd_client.connect(first.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        seen = [row for batch in islice(stream, 4) for row in rows_of(batch.items())]
+        state = json.loads(json.dumps(stream.state_dict()))
+    second = start_daemon({"photos": folder_stream(photos, batch_size=after)})
+    rest = set(Expected(first.config).all_rows(0)) - set(seen)
+    with batchd_client.connect(second.address) as connection:
+        with pytest.raises(StateMismatch, match=f"state: batch_size: {before} became {after} "):
+            connection.stream("photos", epochs=2, state=state)
+        streams = [connection.stream("photos", rank, ranks, epochs=2) for rank in range(ranks)]
+        for stream in streams:
+            with pytest.raises(StateMismatch, match="convert=True"):
+                stream.load_state_dict(state)
+            assert stream.position == (0, 0)
+            stream.load_state_dict(state, convert=True)
+        assert sorted(row for stream in streams for row in rows_read(stream)) == sorted(rest)
+        assert len({row for stream in streams for row in rows_read(stream)}) == 40
+
+        changed = state | {"fingerprint": "0" * 32}
+        with pytest.raises(StateMismatch):
+            connection.stream("photos", state=changed, convert=True)
 
 
 def test_a_stream_without_shuffling_keeps_the_order_of_the_source(daemon):

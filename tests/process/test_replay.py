@@ -139,7 +139,7 @@ def test_another_process_replays_the_next_batch_and_earlier_ones_from_a_state(da
 
 
 def test_a_state_with_its_card_is_all_that_a_replay_needs(daemon, tmp_path):
-    """A trainer resumes from it, too; without the card it has about a hundred bytes."""
+    """A trainer resumes from it, too; without the card it has less than 200 bytes."""
     with batchd_client.connect(daemon.address) as connection:
         stream = connection.stream("photos", state=connection.stream("photos").state_dict(card=True))
         with next(iter(stream)) as batch:
@@ -147,7 +147,7 @@ def test_a_state_with_its_card_is_all_that_a_replay_needs(daemon, tmp_path):
         state, file = stream.state_dict(card=True), tmp_path / "ckpt.json"
         file.write_text(json.dumps(state))
         assert stream.state_dict() == {name: value for name, value in state.items() if name != "card"}
-        assert len(json.dumps(stream.state_dict())) < 150
+        assert len(json.dumps(stream.state_dict())) < 200
     saved = json.loads(run_batchd("card", "photos", "--running", "--state", file, address=daemon.address).stdout)
     assert {**state["card"], "time_s": 0, "state": saved["state"]} == {**saved, "time_s": 0}
     for words in (["--card", file], ["--card", file, "--state", file]):

@@ -5,7 +5,7 @@ out or shared row by row.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,14 +16,21 @@ from batchd.core.plan import Plan
 from batchd_wire.position import Position
 
 
-def rounds_of(plan: Plan, world_size: int, base: int, epoch: int = 0) -> Iterator[list[tuple[int, int, int]]]:
-    """Every round of an epoch from step ``base`` on: for each rank (step, first row, rows)."""
+def rounds_of(
+    plan: Plan, world_size: int, base: int, epoch: int = 0, row: int = 0
+) -> Iterator[list[tuple[int, int, int]]]:
+    """Every round of an epoch from ``row`` of step ``base`` on.
+
+    For each rank (step, first row, rows).
+    """
+    begins = {base: row}
     for first in range(base, plan.steps, world_size):
         dealt = range(first, min(first + world_size, plan.steps))
         if len(dealt) == world_size:
-            yield [(step, 0, rows_of(plan, epoch, step)) for step in dealt]
+            spans = [(step, begins.get(step, 0), rows_of(plan, epoch, step)) for step in dealt]
+            yield [(step, begin, rows - begin) for step, begin, rows in spans]
         elif not plan.drop_last:
-            yield _shared_round(plan, world_size, epoch, dealt)
+            yield _shared_round(plan, world_size, epoch, dealt, begins)
 
 
 def rows_of(plan: Plan, epoch: int, step: int) -> int:
@@ -38,14 +45,16 @@ def _rows_in_batches(order: BucketOrder, batch_size: int, epoch: int) -> Counter
     return Counter((order.places_of(epoch, np.arange(order.samples)) // batch_size).tolist())
 
 
-def reading(plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None) -> Iterator[Share]:
+def reading(
+    plan: Plan, rank: int, world_size: int, start: Position, end_epoch: int | None, row: int = 0
+) -> Iterator[Share]:
     """The batches that one rank reads, in order; endless if ``end_epoch`` is None."""
     epoch, base = start
     while end_epoch is None or epoch < end_epoch:
-        for dealt in rounds_of(plan, world_size, base, epoch):
+        for dealt in rounds_of(plan, world_size, base, epoch, row):
             step, first, rows = dealt[rank]
             yield Share(Position(epoch, step), first, rows)
-        epoch, base = epoch + 1, 0
+        epoch, base, row = epoch + 1, 0, 0
 
 
 def sequence_of(course: Course, position: Position) -> int | None:
@@ -62,7 +71,9 @@ def sequence_of(course: Course, position: Position) -> int | None:
     return passed + turn if share is not None and share.position == position else None
 
 
-def _shared_round(plan: Plan, world_size: int, epoch: int, batches: Sequence[int]) -> list[tuple[int, int, int]]:
+def _shared_round(
+    plan: Plan, world_size: int, epoch: int, batches: Sequence[int], begins: Mapping[int, int]
+) -> list[tuple[int, int, int]]:
     """Ranks in order are spread over the batches as evenly as possible.
 
     The ranks of one batch cut its rows evenly, at least one row each.
@@ -72,7 +83,8 @@ def _shared_round(plan: Plan, world_size: int, epoch: int, batches: Sequence[int
         members[batches[rank * len(batches) // world_size]].append(rank)
     shares = []
     for step, ranks in members.items():
-        rows = rows_of(plan, epoch, step)
+        begin = begins.get(step, 0)
+        rows = rows_of(plan, epoch, step) - begin
         ends = [rows * (place + 1) // len(ranks) for place in range(len(ranks))]
-        shares += [(step, first, max(1, end - first)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+        shares += [(step, begin + first, max(1, end - first)) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
     return shares

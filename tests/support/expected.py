@@ -68,6 +68,10 @@ class Expected:
             known = self._known_rows[epoch, step] = rows_of(self.arrays(epoch, step).items())
         return known
 
+    def all_rows(self, epoch: int) -> list[tuple[int, str]]:
+        """Return what ``rows`` does for all batches of an epoch, in order."""
+        return [row for step in range(self.plan.steps) for row in self.rows(epoch, step)]
+
     def epoch(self, epoch: int, steps: Iterable[int] | None = None) -> list[Seen]:
         """All batches of an epoch, or those of some steps."""
         return [self.batch(epoch, step) for step in (range(self.plan.steps) if steps is None else steps)]

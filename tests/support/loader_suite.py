@@ -90,6 +90,19 @@ class LoaderSuite:
             assert (with_card.pop("card")["fingerprint"], with_card) == (state["fingerprint"], state)
             assert seen + indices(second) + indices(second) == expected[: taken + 10 - taken % 5]
 
+    @pytest.mark.parametrize("taken", [0, 1])
+    def test_a_loader_goes_on_with_any_sample(self, load: Load, taken: int) -> None:
+        """The first batch is the rest of one; a state says so until the loop has that batch."""
+        order = [sample for batch in indices(load()) for sample in batch]
+        loader, told = load(), load()
+        loader.seek(0, sample=11)
+        seen = indices(loader, taken)
+        told.load_state_dict(loader.state_dict())
+        for one in (loader, told):
+            rest = indices(one)
+            assert [sample for batch in seen + rest for sample in batch] == order[11:]
+            assert [len(batch) for batch in seen + rest] == [5, 8, 8, 8]
+
     def test_another_streams_state_is_refused(self, load: Load) -> None:
         """The loader keeps its position."""
         loader = load()

@@ -35,6 +35,7 @@ from batchd.runtime.children import start_linked
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.suggestions import suggestion
 from batchd.stream.differences import part_differences
+from batchd.stream.fingerprints import changes_since, content_from
 from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout
 from batchd.stream.served import ServedStream, open_stream
@@ -592,8 +593,9 @@ def check_fingerprint(
         differ = f":{lines}" if lines else f" (fingerprint {card.fingerprint[:16]}, now {now.fingerprint[:16]})"
         raise SourceInvalid(f"stream {now.stream!r} makes other batches than {than}{differ}")
     if state is not None and state.fingerprint != now.fingerprint:
-        found = cards.one_changed_part(state.fingerprint, now.parts)
-        what = f":\n  {found}" if found else "; a card of that run says what differs, and has its configuration"
+        found = changes_since(state.fingerprint, state.parts, content_from(now.parts)).lines
+        lines = "".join(f"\n  {line}" for line in found)
+        what = f":{lines}" if lines else "; a card of that run says what differs, and has its configuration"
         raise SourceInvalid(
             f"the state is of a stream {now.stream!r} with other files or other settings (fingerprint "
             f"{state.fingerprint[:16]}, now {now.fingerprint[:16]}), so its position is another batch{what}"

@@ -32,12 +32,8 @@ from pydantic import ValidationError
 from batchd.config.tree import Config
 from batchd.core.digests import RowsDigest, joined
 from batchd.core.plan import Facts
-from batchd.data.pipeline.options import CONTENT_VERSION
 from batchd.errors import BatchdError
 from batchd.runtime import __version__
-from batchd.stream.differences import part_differences
-from batchd.stream.served import PART_NAMES, content_from
-from batchd.stream.served import fingerprint as digest_of
 from batchd_wire.position import Position
 from batchd_wire.status import CARD_VERSION, StreamCard, plain_card
 
@@ -46,16 +42,6 @@ CPU_INFO = Path("/proc/cpuinfo")
 DECODING_FEATURES = ("sse4_2", "avx2", "avx512f", "avx512bw", "asimd", "sve", "sve2")
 """Instructions for which the decoders have code of their own."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-GUESSES: Mapping[str, Sequence[object]] = {
-    "seed": range(4096),
-    "batch_size": range(1, 4097),
-    "shuffle": (True, False),
-    "drop_last": (True, False),
-    "on_error": ("substitute", "mask", "fail"),
-    "content version": range(1, CONTENT_VERSION),
-}
-"""The values that are tried if only a fingerprint is known of a run."""
-PART_KEYS = {shown: key for key, shown in PART_NAMES.items()}
 STATE_KEYS = ("stream", "fingerprint", "epoch", "step")
 
 
@@ -65,10 +51,13 @@ class TrainerState(NamedTuple):
     stream: str
     fingerprint: str
     position: Position
+    parts: str = ""
+    """A sketch of the stream's settings; "" in a state of an older client."""
 
     def to_plain(self) -> dict[str, object]:
         """As ``state_dict`` has it."""
-        return dict(zip(STATE_KEYS, (self.stream, self.fingerprint, *self.position), strict=True))
+        plain = dict(zip(STATE_KEYS, (self.stream, self.fingerprint, *self.position), strict=True))
+        return plain | ({"parts": self.parts} if self.parts else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +181,13 @@ def state_of(plain: object, where: str) -> TrainerState:
         case {"stream": str(stream), "fingerprint": str(fingerprint), "epoch": int(epoch), "step": int(step)} if (
             epoch >= 0 and step >= 0
         ):
-            return TrainerState(stream, fingerprint, Position(epoch, step))
+            assert isinstance(plain, Mapping), "it matched"
+            if "sample" in plain:
+                raise BatchdError(
+                    f"{where} is within the batch of epoch {epoch}, step {step}, since the trainer was moved to sample "
+                    f"{plain['sample']} and had read nothing yet; name that batch as {epoch}:{step}"
+                )
+            return TrainerState(stream, fingerprint, Position(epoch, step), str(plain.get("parts", "")))
     raise BatchdError(
         f"{where} is not the state of a trainer, which has {', '.join(STATE_KEYS)}; write what state_dict() gave"
     )
@@ -248,23 +243,6 @@ def joined_card(card: RunCard, others: Sequence[tuple[Path, RunCard]]) -> RunCar
                 )
             digests[delivered.epoch] = both
     return replace(card, digests=tuple(digests[epoch] for epoch in sorted(digests)))
-
-
-def one_changed_part(fingerprint: str, now: Facts) -> str | None:
-    """The one part by which the stream of an older fingerprint differed from that of these parts.
-
-    A digest cannot be read, but it can be compared with those of likely values: if one is equal,
-    that is the difference. None if more has changed, or another part.
-    """
-    content = content_from(now)
-    for name, values in GUESSES.items():
-        for value in values:
-            if name in now and now[name] == value:
-                continue
-            guess = {**now, name: value}
-            if digest_of(content | {PART_KEYS.get(name, name): value}) == fingerprint:
-                return part_differences(guess, now)[0]
-    return None
 
 
 def version_differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -91,9 +91,9 @@ class BatchdLoader(Loader[Any]):
     torchrun, Slurm or mpirun. ``data_parallel``: instead, where several ranks compute one model (by
     tensor, pipeline or context parallelism): the part of a device mesh over which data are split,
     such as ``mesh["dp"]``, or the number of such groups, each of consecutive ranks. ``window``,
-    ``epochs`` and ``state``: as for ``Daemon.stream``. ``restart``: each ``for`` restarts the
-    epoch, as validation needs; otherwise, after a ``break``, the next ``for`` continues where the
-    loop stopped. ``connecting``: as for ``batchd_client.connect``.
+    ``epochs``, ``state`` and ``convert``: as for ``Daemon.stream``. ``restart``: each ``for``
+    restarts the epoch, as validation needs; otherwise, after a ``break``, the next ``for``
+    continues where the loop stopped. ``connecting``: as for ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
     """
@@ -118,6 +118,7 @@ class BatchdLoader(Loader[Any]):
         window: int | None = None,
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
+        convert: bool = False,
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
@@ -125,7 +126,7 @@ class BatchdLoader(Loader[Any]):
         share, self._wanted_device = _share(rank, world_size, data_parallel), torch.device(device)
         super().__init__(stream, share, f"device={self._wanted_device}", restart=restart)
         self._connect_daemon = partial(connect, address, **connecting)
-        self._window, self._epochs, self._state = window, epochs, state
+        self._window, self._epochs, self._state, self._convert = window, epochs, state, convert
         self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
         self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
         self._recipes: tuple[Recipe, ...] = ()
@@ -175,7 +176,12 @@ class BatchdLoader(Loader[Any]):
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
             stream = daemon.stream(
-                self._name, *self._share, window=self._window, epochs=self._epochs, state=self._state
+                self._name,
+                *self._share,
+                window=self._window,
+                epochs=self._epochs,
+                state=self._state,
+                convert=self._convert,
             )
             names = checked_fields(stream.schema, self._fields, as_dict=as_dict)
             # the events of batches follow it there
@@ -251,6 +257,6 @@ class BatchdDataset(torch.utils.data.IterableDataset[Any]):
         """See ``BatchdLoader``."""
         return self.loader.state_dict()
 
-    def load_state_dict(self, state: StreamState) -> None:
+    def load_state_dict(self, state: StreamState, *, convert: bool = False) -> None:
         """See ``BatchdLoader``."""
-        self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state, convert=convert)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
-from batchd_client.subscription import PositionCounter, checked_position, read_state
+from batchd_client.subscription import Beginning, PositionCounter, checked_position, checked_sample, read_state
 from batchd_wire.messages import Subscribe
 from batchd_wire.position import Position
 from support.fake_stream import FakeStream
@@ -110,7 +110,10 @@ def test_start_behind_the_end_is_refused() -> None:
 
 def test_state_survives_json() -> None:
     """A checkpoint may be a text file."""
-    assert read_state(json.loads(json.dumps(STATE)), "photos") == (Position(3, 14), "ab" * 32)
+    begin = Beginning(Position(3, 14), None, "ab" * 32)
+    assert read_state(json.loads(json.dumps(STATE)), "photos") == begin
+    within = {**STATE, "parts": "1-2", "sample": 9}
+    assert read_state(within, "photos", converts=True) == begin._replace(sample=9, parts="1-2", converts=True)
 
 
 def test_state_of_another_stream_is_refused_by_name() -> None:
@@ -131,3 +134,5 @@ def test_values_that_are_no_position_are_refused(epoch: int, step: int) -> None:
     """A position has whole numbers from 0 on."""
     with pytest.raises(PositionInvalid):
         checked_position(epoch, step)
+    with pytest.raises(PositionInvalid):
+        checked_sample(epoch, step)

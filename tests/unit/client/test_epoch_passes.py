@@ -56,11 +56,14 @@ class Stream:
         return batch
 
     def seek(self, epoch, step=0):
-        self.seeks += 1
         self.epoch, self.step = epoch, step
 
-    def state_dict(self):
-        return {"stream": "photos", "fingerprint": "f", "epoch": self.epoch, "step": self.step}
+    def return_to(self, position):
+        self.seeks += 1
+        self.epoch, self.step = position
+
+    def state_at(self, position):
+        return {"stream": "photos", "fingerprint": "f", "epoch": position.epoch, "step": position.step}
 
 
 def read(passes, batches=STEPS):

@@ -70,19 +70,23 @@ class Stream:
         self.epoch, self.step = divmod(self.epoch * STEPS + self.step + 1, STEPS)
         return batch
 
-    def seek(self, epoch, step=0):
+    def seek(self, epoch, step=0, *, sample=None):
         self._cut(lambda: self._seek(epoch, step))
+        self.sought = sample
+
+    def return_to(self, position):
+        self._cut(lambda: self._seek(*position))
 
     def _seek(self, epoch, step):
         if step > STEPS:
             raise PositionInvalid
         self.epoch, self.step = epoch, step
 
-    def state_dict(self, *, card=False):
-        state = {"stream": "fake", "fingerprint": "f", "epoch": self.epoch, "step": self.step}
+    def state_at(self, position, *, card=False):
+        state = {"stream": "fake", "fingerprint": "f", "epoch": position.epoch, "step": position.step}
         return {**state, "card": {}} if card else state
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state, **_options):
         self.seek(state["epoch"], state["step"])
 
     def when_lost(self, let_go):
@@ -217,7 +221,7 @@ def test_what_is_read_is_given_back_before_the_stream_is_moved(move):
     prefetcher = Prefetcher(stream, placement, 2)
     prefetcher.take(0)
     waits_then = []
-    stream.seek = lambda *_position: waits_then.append(placement.waits)
+    stream.seek = lambda *_position, **_options: waits_then.append(placement.waits)
     move(prefetcher)
     assert waits_then == [1]
 

@@ -11,7 +11,6 @@ from batchd.commands.history.batches import card_of, open_alone
 from batchd.commands.history.cards import (
     RunCard,
     TrainerState,
-    one_changed_part,
     read_card,
     read_run,
     version_differences,
@@ -21,7 +20,7 @@ from batchd.config.load import load_config
 from batchd.config.tree import Config
 from batchd.errors import BatchdError
 from batchd.stream.differences import part_differences
-from batchd.stream.served import content_from, fingerprint
+from batchd.stream.fingerprints import content_from, fingerprint
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
@@ -112,23 +111,6 @@ def test_parts_that_differ_are_named_with_their_values():
         'pool_accept: nothing became "any"',
     ]
     assert part_differences(before, before) == []
-
-
-@pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize(
-    ("before", "line"),
-    [
-        ({"seed": 3}, "seed: 3 became 0"),
-        ({"batch_size": 96}, "batch_size: 96 became 8"),
-        ({"drop_last": True}, "drop_last: true became false"),
-        ({"on_error": "fail"}, 'on_error: "fail" became "substitute"'),
-        ({"seed": 3, "shuffle": False}, None),
-        ({"pipeline": STILL_PIPELINE}, None),
-    ],
-)
-def test_a_fingerprint_alone_tells_which_one_number_was_changed(card, before, line):
-    """Likely values are tried; what is not among them stays unknown, and is not guessed."""
-    assert one_changed_part(card(**before).fingerprint, card().parts) == line
 
 
 def test_the_parts_of_a_card_make_its_fingerprint(card):

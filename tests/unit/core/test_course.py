@@ -76,6 +76,24 @@ def test_a_course_reads_what_dealing_by_hand_gives(plan):
                 assert [course.at(sequence) for sequence in range(len(expected))] == expected
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_course_may_begin_with_any_sample_of_an_epoch(plan):
+    """Ranks read what dealing by hand gives: what is left of its batch, and then all others."""
+    ends = np.cumsum([0, *(plan.rows(Position(2, step)) for step in range(plan.steps))]).tolist()
+    for sample in range(ends[-1] + 1):
+        step, row = plan.begins_with(2, sample)
+        assert (step, row) == max((step, sample - end) for step, end in enumerate(ends) if end <= sample)
+        assert plan.samples_before(Position(2, step), row) == sample
+        for world_size in WORLD_SIZES:
+            for rank in range(world_size):
+                course = Course(plan, rank, world_size, 2, step, 4, row)
+                if course.rounds == 0:
+                    continue
+                assert read(course) == list(reading(plan, rank, world_size, Position(2, step), 4, row))
+                assert course.sample == (sample if row else None)
+    assert plan.begins_with(2, ends[-1] + 1)[0] > plan.steps
+
+
 @pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_sequence_of_is_the_inverse_of_at(plan):

@@ -37,8 +37,9 @@ from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords
 from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.storage.access import Storage
+from batchd.stream.fingerprints import FINGERPRINT_DIGITS, fingerprint
 from batchd.stream.plan import StreamCode, StreamPlan
-from batchd.stream.served import FINGERPRINT_DIGITS, content_of, fingerprint
+from batchd.stream.served import content_of
 from support.configs import load
 
 STEPS = (

@@ -17,8 +17,9 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
 from batchd.errors import SourceInvalid
+from batchd.stream.fingerprints import fingerprint
 from batchd.stream.plan import epoch_plan, planned_index
-from batchd.stream.served import content_of, fingerprint
+from batchd.stream.served import content_of
 from golden.data import write_data
 from golden.streams import golden_streams
 from support.configs import load

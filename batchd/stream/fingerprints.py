@@ -1,0 +1,201 @@
+"""What a stream's fingerprint is a digest of, by names; and what a saved state tells of it.
+
+    content     all that decides the bytes of a position, see ``served.content_of``
+    parts       the same by the names that people know, as cards have them
+    sketch      some fifty characters of it, in each saved state; pieces between points are
+
+        content version, batch_size, seed in hexadecimal digits, drop_last, on_error, shuffle
+        2 characters of a digest for each of ``DIGESTED``
+        each step: 1 character for its op, 2 for all of it, 1 for each option if there is room;
+        2 characters for all further steps
+
+A fingerprint tells only that something has changed. A trainer gets the sketch with ``Subscribed``,
+keeps it in its states, and shows it when it comes back: so a refusal can name the key.
+
+Invariants: equal fingerprints have equal parts. The fingerprint alone decides whether a state fits:
+of 4,096 values two have the same 2 characters, so a sketch may fail to name a change.
+"""
+
+import json
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import SequenceMatcher
+from hashlib import sha256
+from typing import Any, NamedTuple, get_args
+
+from batchd.config.tree import OnError
+from batchd.stream.differences import part_differences, shown
+
+FINGERPRINT_DIGITS = 32
+PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
+"""Parts of a fingerprint that are not called as the keys of the configuration."""
+DIGESTED = ("source", "columns", "shuffle", "weights", "cut", "accept", "modules")
+"""Parts whose earlier value a sketch does not tell."""
+SKETCH_CHARACTERS = 80
+"""Beyond, a sketch has no options of steps: a state stays below 200 bytes."""
+SKETCH_CHARACTERS_MAX = 1_024
+CHANGES_MAX = 4
+ANOTHER = "another value"
+_ABSENT = "--"
+_FAILURES: tuple[str, ...] = get_args(OnError)
+OWN_ORDER = 2
+"""In place of ``shuffle``, which is 0 or 1, where the content has the digest of an order."""
+_WHOLE = 3
+"""Characters of a step before those of its options."""
+
+Content = Mapping[str, Any]
+
+
+def fingerprint(content: Content) -> str:
+    """Digest of ``content_of`` a stream."""
+    return _digest(content).hex()[:FINGERPRINT_DIGITS]
+
+
+def parts_of(content: Content) -> Iterator[tuple[str, object]]:
+    """Name the parts of a fingerprint: steps as ``pipeline[0]``, modules as ``module NAME``."""
+    for key, value in content.items():
+        if key == "steps":
+            yield from ((f"pipeline[{place}]", step) for place, step in enumerate(value))
+        elif key == "modules":
+            yield from ((f"module {module}", digest) for module, digest in value.items())
+        elif key == "columns":
+            yield "columns", dict(value)
+        else:
+            yield PART_NAMES.get(key, key), value
+
+
+def content_from(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The content that the ``parts`` of a card describe: the way back from ``parts_of``."""
+    keys = {shown: key for key, shown in PART_NAMES.items()}
+    content: dict[str, Any] = {"steps": [step for name, step in parts.items() if name.startswith("pipeline[")]}
+    modules = {name.removeprefix("module "): digest for name, digest in parts.items() if name.startswith("module ")}
+    for name, value in parts.items():
+        if name == "columns":
+            content[name] = list(value.items())
+        elif not name.startswith(("pipeline[", "module ")):
+            content[keys.get(name, name)] = value
+    return content | ({"modules": modules} if modules else {})
+
+
+class Changes(NamedTuple):
+    """How a stream differs from the one of a saved state.
+
+    ``lines``: one for each part that is known to differ. ``batch_size``: that of the state, if both
+    streams have the same samples in the same order, and only their batches are cut otherwise.
+    """
+
+    lines: tuple[str, ...] = ()
+    batch_size: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The lines in one; "" if there are none."""
+        more = len(self.lines) - CHANGES_MAX
+        return "; ".join(self.lines[:CHANGES_MAX]) + (f"; and {more} more" if more > 0 else "")
+
+
+def sketch_of(content: Content) -> str:
+    """Sketch the content of a stream; see the module."""
+    plain = [content["version"], content["batch_size"], content["seed"]]
+    plain += [int(content["drop_last"]), _FAILURES.index(content["on_error"]), _order(content)]
+    digests = "".join(_named_codes(content).values())
+    head = ["-".join(f"{number:x}" for number in plain), digests]
+    steps = [_step_code(step) for step in content["steps"]]
+    whole = ".".join([*head, *steps])
+    if len(whole) <= SKETCH_CHARACTERS:
+        return whole
+    steps = [step[:_WHOLE] for step in steps]
+    room = (SKETCH_CHARACTERS - len(".".join(head))) // (_WHOLE + 1)
+    if len(steps) > room:
+        steps[room - 1 :] = [_code(steps[room - 1 :], 2)]
+    return ".".join([*head, *steps])
+
+
+def changes_since(was: str, sketch: str, content: Content) -> Changes:
+    """Say how the stream of ``content`` differs from that of a state: its fingerprint and sketch.
+
+    A trainer may show anything as the sketch; what makes no sense tells nothing.
+    """
+    with suppress(ValueError, IndexError):
+        head, digests, *steps = sketch[:SKETCH_CHARACTERS_MAX].split(".")
+        version, batch_size, seed, drop_last, on_error, order = (int(number, 16) for number in head.split("-"))
+        old: dict[str, Any] = {"version": version, "batch_size": batch_size, "seed": seed, "drop_last": bool(drop_last)}
+        old["on_error"] = _FAILURES[on_error]
+        same = fingerprint({**content, "batch_size": batch_size, "drop_last": old["drop_last"]}) == was
+        before, after = _named_before(digests, order, content)
+        before |= {PART_NAMES.get(key, key): value for key, value in old.items()}
+        after |= {PART_NAMES.get(key, key): content[key] for key in old}
+        lines = part_differences(before, after) + _step_changes(steps, content["steps"])
+        return Changes(tuple(lines), batch_size if same and batch_size > 0 else None)
+    return Changes()
+
+
+def _named_before(digests: str, order: int, content: Content) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parts that a sketch has digests of, as far as they differ: as they were, and are."""
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    for place, (key, code) in enumerate(_named_codes(content).items()):
+        was = digests[2 * place : 2 * place + 2]
+        name = "module of your functions" if key == "modules" else PART_NAMES.get(key, key)
+        if was == code:
+            continue
+        if code != _ABSENT:
+            after[name] = content[key] if key != "columns" else dict(content[key])
+        if was != _ABSENT:
+            before[name] = bool(order) if key == "shuffle" and order != OWN_ORDER else ANOTHER
+    return before, after
+
+
+def _step_changes(was: Sequence[str], steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    now = [_step_code(step) for step in steps]
+    lines: list[str] = []
+    if was and len(was[-1]) < _WHOLE:
+        place = len(was) - 1
+        if was[-1] != _code([step[:_WHOLE] for step in now[place:]], 2):
+            lines.append(f"pipeline[{place}], or a step behind it, changed")
+        was, now = was[:place], now[:place]
+    pairs = SequenceMatcher(None, [code[:_WHOLE] for code in was], [code[:_WHOLE] for code in now], autojunk=False)
+    for kind, first, end, at, until in pairs.get_opcodes():
+        if kind == "equal":
+            continue
+        both = min(end - first, until - at)
+        for old, place in zip(was[first : first + both], range(at, at + both), strict=True):
+            lines += _option_changes(old, now[place], f"pipeline[{place}]", steps[place])
+        lines += [f'pipeline[{place}], "{steps[place]["op"]}": it is new' for place in range(at + both, until)]
+        lines += [f"pipeline[{at + both}]: a step was there that is gone"] * (end - first - both)
+    return lines
+
+
+def _option_changes(was: str, now: str, name: str, step: Mapping[str, Any]) -> list[str]:
+    here = f'{name}, "{step["op"]}"'
+    if was[:1] != now[:1]:
+        return [f"{name}: another step became {shown({name: step}, name)}"]
+    options = [option for option in sorted(step) if option != "op"]
+    if len(was) != len(now):
+        return [f"{here}: its options changed"]
+    changed = [option for option, old, new in zip(options, was[_WHOLE:], now[_WHOLE:], strict=True) if old != new]
+    return [f"{here}: {option} changed to {shown(step, option)}" for option in changed] or [
+        f"{here}: its options changed"
+    ]
+
+
+def _named_codes(content: Content) -> dict[str, str]:
+    return {key: _code(content[key], 2) if key in content else _ABSENT for key in DIGESTED}
+
+
+def _step_code(step: Mapping[str, Any]) -> str:
+    options = "".join(_code(step[option], 1) for option in sorted(step) if option != "op")
+    return _code(step["op"], 1) + _code(step, 2) + options
+
+
+def _order(content: Content) -> int:
+    return int(content["shuffle"]) if isinstance(content["shuffle"], bool) else OWN_ORDER
+
+
+def _code(value: object, characters: int) -> str:
+    return urlsafe_b64encode(_digest(value)).decode()[:characters]
+
+
+def _digest(value: object) -> bytes:
+    return sha256(json.dumps(value, sort_keys=True).encode()).digest()
