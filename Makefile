@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 STAMP  := $(VENV)/.ready
 COMPILED := $(VENV)/.tests-compiled
 WRITING := env -u PYTHONDONTWRITEBYTECODE # bytecode of pytest, too, which otherwise is made in each lane
@@ -28,36 +29,44 @@ LOCK := constraints.txt
 GROUPS := dev docs frameworks packages page peers ray release wheels
 BUILD := PIP_CONSTRAINT=$(CURDIR)/$(LOCK) $(BIN)/python -m build
 PIP_INSTALL := -m pip install -qq --constraint $(LOCK)
+# as an installation has it, also where PYTHONDONTWRITEBYTECODE is set: a daemon starts in two thirds of the time
+COMPILE := $(BIN)/python -m compileall -q batchd client/batchd_client client/batchd_wire tests/support
 # ARGS for pytest: paths in it choose what runs, else all of $(1) does, with the options of ARGS.
 chosen = $(if $(filter tests/% %.py,$(subst ::, ,$(ARGS))),,$(1)) $(ARGS)
 PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='$(SYSCONFDIR)' WHEELS='$(WHEELS)' EXTRAS='$(EXTRAS)'
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bytecode demo demo-cluster classics test test-all smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
+.PHONY: help venv setup bytecode demo demo-cluster classics test test-all smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: gates install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Make .venv with both distributions and the tools installed
+venv: $(INSTALLED) ## Make .venv with both distributions alone, to use them here
 
-$(STAMP): $(LOCK) pyproject.toml client/pyproject.toml setup.py batchd/runtime/compiled.py $(wildcard batchd/data/pipeline/_*.[ch] batchd/data/storage/_*.[ch])
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 setup"; exit 1; }
+setup: $(STAMP) ## Make .venv with both distributions and the tools for tests, checks and docs
+
+$(INSTALLED): $(LOCK) pyproject.toml client/pyproject.toml setup.py batchd/runtime/compiled.py $(wildcard batchd/data/pipeline/_*.[ch] batchd/data/storage/_*.[ch])
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "batchd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || { echo "$(PYTHON) lacks the venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@echo "1 of 3: an environment in $(VENV)"
+	@echo "an environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP_INSTALL) --upgrade pip
-	@echo "2 of 3: batchd, with its extensions compiled where libjpeg-turbo is installed"
+	@echo "batchd, with its extensions compiled where libjpeg-turbo is installed (half a minute or so)"
 	@$(BIN)/python $(PIP_INSTALL) --build-constraint $(LOCK) --editable ./client --editable .
-	@echo "3 of 3: the tools for tests and docs (a minute or so in all)"
+	@touch $@
+
+$(STAMP): $(INSTALLED)
+	@echo "the tools for tests and docs (half a minute or so)"
 	@$(BIN)/python $(PIP_INSTALL) --group dev
 	@touch $@
 
-bytecode: setup # as an installation has it, also where PYTHONDONTWRITEBYTECODE is set: a daemon starts in two thirds of the time
-	@$(BIN)/python -m compileall -q batchd client/batchd_client client/batchd_wire tests/support
+bytecode: setup
+	@$(COMPILE)
 
-demo: bytecode ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
+demo: $(INSTALLED) ## Serve photographs to two trainers and draw a batch (DATA=/path/to/images)
+	@$(COMPILE)
 	@$(BIN)/batchd demo $(if $(DATA),--data '$(DATA)')
 
 demo-cluster: bytecode ## Let two nodes (of a Ray cluster, after make test-ray) help a slow daemon, kill one, and compare all bytes (DATA=/path/to/images)

@@ -9,6 +9,7 @@ Invariant: each photograph of an epoch is decoded once, and nothing is left runn
 
 import json
 import selectors
+import shlex
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ import batchd_client
 from batchd.cli.options import as_command, option
 from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
+from batchd.runtime.suggestions import own_command
 
 PHOTOS = 512
 BATCH_SIZE = 64
@@ -37,7 +39,7 @@ TRAINERS = ("trainer A", "trainer B")
 SHOWN_EVERY_S = 0.25
 FOLDER = Path("demo")
 CONFIG = """\
-# Written by `batchd demo`; `batchd serve --config {path}` serves the same.
+# Written by `batchd demo`; `batchd serve {path}` serves the same.
 [streams.photos]
 source = {{ type = "folder", path = {source} }}
 batch_size = {batch_size}
@@ -222,3 +224,4 @@ def run(data: str | None, folder: Path, epochs: int) -> None:
     if photos["bad_samples"]:
         console.print(f"{photos['bad_samples']} samples were bad and had another in their place.")
     console.print(f"A batch as a picture: {sheet.resolve()}", soft_wrap=True)
+    console.print(f"\nNext: {own_command()} init {shlex.quote(data) if data else 'YOUR_FOLDER'}", soft_wrap=True)

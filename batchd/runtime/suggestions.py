@@ -2,9 +2,11 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
 """Limits of a typo; the first one for a name among very many."""
@@ -32,6 +34,20 @@ def pip_command(*packages: str, python: str | None = None, has_pip: bool | None 
     path = python or sys.executable
     here = [path, "-m", "pip"] if with_pip else ["python3", "-m", "pip", "--python", path]
     return shlex.join([*here, "install", *(DISTRIBUTIONS.get(package, package) for package in packages)])
+
+
+def own_command() -> str:
+    """How a shell here calls this program, for messages that name the next command.
+
+    ``batchd``, if the shell finds this one by its name; else its path, such as ``.venv/bin/batchd``
+    in a clone, or the interpreter with the module that it runs.
+    """
+    program, found = Path(sys.argv[0]).absolute(), shutil.which("batchd")
+    if program.name == "__main__.py" and found is None:
+        return f"{shlex.quote(sys.executable)} -m batchd"
+    if program.name != "batchd" or (found is not None and program.exists() and program.samefile(found)):
+        return "batchd"
+    return shlex.quote(str(program.relative_to(Path.cwd()) if Path.cwd() in program.parents[1:] else program))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -15,6 +15,7 @@ def test_two_trainers_share_one_decode_and_a_batch_is_drawn(tmp_path):
     assert rows == [[name, "4", "of", "4", "140"] for name in "AB"]
     assert "4 batches were decoded once and handed out 8 times" in said
     assert (tmp_path / "new" / "demo" / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    assert said.endswith(f"\nNext: batchd init {photos}\n")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

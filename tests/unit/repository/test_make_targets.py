@@ -1,6 +1,6 @@
 """What the Makefile promises.
 
-Locked versions of all that develops and tests, and ARGS that choose tests.
+Locked versions of all that develops and tests, ARGS that choose tests, and a demo without tools.
 """
 
 import re
@@ -74,3 +74,13 @@ def test_a_path_in_args_chooses_and_an_option_narrows(target: str, folder: str) 
     assert "-k one" in shown("-k one")
     assert f" {folder} " not in shown("tests/chosen/test_one.py -x").replace(";", " ")
     assert "chosen/test_one.py" in shown("tests/chosen/test_one.py -x")
+
+
+@pytest.mark.parametrize(("target", "has_tools"), [("venv", False), ("demo", False), ("setup", True), ("test", True)])
+def test_only_what_tests_installs_the_tools_for_tests(target: str, has_tools: bool) -> None:
+    """A newcomer waits for what the demo needs alone."""
+    command = ["make", "--dry-run", "--always-make", "--no-print-directory", target]
+    shown = subprocess.run(command, cwd=TREE, capture_output=True, text=True, check=True).stdout
+
+    assert "--editable ./client --editable ." in shown
+    assert ("--group dev" in shown) == has_tools
