@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import chain, repeat
 
 import pytest
 
@@ -22,6 +23,8 @@ from support.waiting import wait_until
 PATIENCE_MS = 60_000
 HOSTILE = "<img src=x onerror=document.title=1>"
 FITS = "document.documentElement.scrollWidth <= innerWidth"
+LEGENDS = ["…large-4711", "…small-4711"]
+SHORTENED = "imagenet-ba…-small-4711"
 DRAWN = "[...document.querySelectorAll('details.sheet img')].some((one) => one.naturalWidth > 0)"
 
 
@@ -350,6 +353,43 @@ def test_numbers_beside_each_other_are_the_same(open_page, serve_page):
     assert "no CPU 0.32 ms" in text
     assert text.count("no CPU 0.32 ") == 2
     assert "resnet-55-sweep 60%" in text
+
+
+def test_legends_have_the_runs_that_read_now_by_short_names(observed, open_page, picture):
+    """What all names begin with is left out; a pointer on a name shows all of it."""
+    page = open_page(address_of(observed))
+    legend = page.locator("figure", has_text="Trainers wait, %").locator(".legend li > span:nth-child(2)")
+    first, second = (f"imagenet-baseline-{name}-4711" for name in ("small", "large"))
+    with batchd_client.connect(observed.address, name=first) as one, one.stream("photos") as stream:
+        batches = chain.from_iterable(repeat(stream))
+        with batchd_client.connect(observed.address, name=second) as two, two.stream("photos") as other:
+            others = chain.from_iterable(repeat(other))
+            wait_until(
+                lambda: next(batches) and next(others) and sorted(legend.all_text_contents()) == LEGENDS,
+                "both are shown",
+            )
+            assert {entry.get_attribute("title") for entry in legend.all()} == {first, second}
+            picture(page, "legends")
+        wait_until(lambda: next(batches) and legend.all_text_contents() == [SHORTENED], "one is left")
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["decode", "random_resized_crop"], ["decode", "random_resized_crop"]),
+        (["resnet-51-sweep", "resnet-52-sweep"], ["resnet-51-sweep", "resnet-52-sweep"]),
+        (["pretraining.py-1, rank 0", "pretraining.py-1, rank 12"], ["rank 0", "rank 12"]),
+        (["vit_base/run_1_of_sweep", "vit_base/run_12_of_sweep"], ["…1_of_sweep", "…12_of_sweep"]),
+        (["a-long-name-of-one-run-alone"], ["a-long-name…e-run-alone"]),
+        (["the same long name", "the same long name"], ["…name", "…name"]),
+        ([], []),
+    ],
+)
+def test_names_are_shortened_at_words(open_page, serve_page, names, short):
+    """Short ones stay as they are."""
+    page = open_page(serve_page(3, trainers=1))
+
+    assert page.evaluate("async (names) => (await import('/plots.js')).shortNames(names)", names) == short
 
 
 def test_lines_to_copy_connect_a_trainer_to_an_idle_daemon(observed, open_page, tmp_path):

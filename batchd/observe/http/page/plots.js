@@ -3,7 +3,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 46, RIGHT = 8, TOP = 10, BOTTOM = 20, HEIGHT = 150, TIME_PIXELS = 48;
 // between two times under a plot: the smallest that gives few of them
 const APART_S = [5, 10, 15, 30, 60, 120, 300];
-const TIMES_MAX = 4, LEGEND_MAX = 12;
+const TIMES_MAX = 4, LEGEND_MAX = 12, SHORT_MAX = 16, NAME_MAX = 24;
 
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
@@ -40,16 +40,34 @@ export function fillBar(bar, parts, total) {
   });
 }
 
-// A legend whose entries are {name, value, kind, isLine}; values are beside their names.
+// Names for a legend: without what all begin with, if one is long, up to a border of words; of what
+// is still too long, the two ends. Whoever points at a name sees all of it.
+export function shortNames(names) {
+  const [first, ...others] = names;
+  let shared = 0;
+  if (others.length && names.some((name) => name.length > SHORT_MAX))
+    while (shared < first.length && others.every((name) => name[shared] === first[shared])) shared++;
+  const begin = names.length ? (first.slice(0, shared).match(/^.*[^\p{L}\p{N}]/su)?.[0] ?? "") : "";
+  const isRank = begin.endsWith(", rank ");
+  const cut = isRank ? begin.length - "rank ".length : begin.length;
+  return names.map((name) => {
+    const short = cut > 1 ? `${isRank ? "" : "…"}${name.slice(cut)}` : name;
+    const ends = Math.floor((NAME_MAX - 1) / 2);
+    return short.length <= NAME_MAX ? short : `${short.slice(0, ends)}…${short.slice(-ends)}`;
+  });
+}
+
+// A legend whose entries are {name, short, value, kind, isLine}; values are beside their names.
 export function fillLegend(list, entries) {
   if (list.firstChild?.className === "label") list.firstChild.remove();
   while (list.children.length > entries.length) list.lastChild.remove();
   while (list.children.length < entries.length)
     list.append(html("li", {}, html("span", { "aria-hidden": "true" }), html("span"), html("span", { class: "value" })));
-  entries.forEach(({ name, value, kind, isLine }, index) => {
+  entries.forEach(({ name, short = name, value, kind, isLine }, index) => {
     const [key, label, number] = list.children[index].children;
     key.setAttribute("class", `key ${kind}${isLine ? " line" : ""}`);
-    say(label, name);
+    say(label, short);
+    if (label.title !== (short === name ? "" : name)) label.title = short === name ? "" : name;
     say(number, value);
   });
 }
@@ -63,15 +81,15 @@ function niceTop(value) {
 export class Plot {
   // `unit` is what the numbers are; `format` writes one at the axis, `exact` one of the legend;
   // `isStacked`: areas on each other; `top`: of the axis, if it is fixed; `colours`: the class of
-  // the nth series.
-  constructor({ title, unit, format, exact = format, isStacked = false, top = null, colours = colour }) {
-    Object.assign(this, { title, unit, format, exact, isStacked, top, colours });
+  // the nth series; `isPresent`: without series that have no present value.
+  constructor({ title, unit, format, exact = format, isStacked = false, top = null, colours = colour, isPresent = false }) {
+    Object.assign(this, { title, unit, format, exact, isStacked, top, colours, isPresent });
     this.svg = svg("svg", { class: "plot", role: "img" });
     this.when = html("span", { class: "label" });
     this.legend = html("ul", { class: "legend" });
     this.node = html("figure", {}, html("figcaption", {}, html("span"), this.when), this.svg, this.legend);
     say(this.node.firstChild.firstChild, `${title}, ${unit}`);
-    this.series = [];
+    this.recorded = this.series = [];
     this.count = 2;
     this.at = null;
     this.current = {};
@@ -82,7 +100,7 @@ export class Plot {
 
   // `series`: [{name, values}], the newest value last, null where nothing is known.
   show(series, { points, step_s: stepS }) {
-    this.series = series.filter(({ values }) => values.length === points);
+    this.recorded = series.filter(({ values }) => values.length === points).map((one, index) => ({ ...one, index }));
     this.count = points;
     this.stepS = stepS;
     this.at = this.at === null ? null : Math.min(this.at, points - 1);
@@ -91,8 +109,9 @@ export class Plot {
 
   // The present values by name, which the legend has unless a user points at the past.
   now(values) {
+    const isOther = this.isPresent && this.recorded.some(({ name }) => (name in values) !== (name in this.current));
     this.current = values;
-    this.tell();
+    isOther ? this.draw() : this.tell();
   }
 
   point(event) {
@@ -109,13 +128,14 @@ export class Plot {
     const width = this.svg.clientWidth;
     if (!width) return;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
+    this.series = this.recorded.filter(({ name }) => !this.isPresent || name in this.current);
     const layers = this.layers();
     const highest = Math.max(0, ...layers.flatMap(({ upper }) => upper.filter((one) => one !== null)));
     const top = this.top ?? niceTop(highest);
     const x = (index) => LEFT + (index / Math.max(1, this.count - 1)) * (width - LEFT - RIGHT);
     const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
     const drawn = [...this.axes(x, y, top)];
-    for (const layer of layers) drawn.push((this.isStacked ? area : line)(layer, this.colours(layer.index, this.series[layer.index].name), x, y));
+    for (const layer of layers) drawn.push((this.isStacked ? area : line)(layer, this.colours(layer.index, layer.name), x, y));
     if (this.at !== null) drawn.push(svg("line", { class: "cursor", x1: x(this.at), x2: x(this.at), y1: TOP, y2: HEIGHT - BOTTOM }));
     this.svg.replaceChildren(...drawn);
     this.tell();
@@ -123,12 +143,12 @@ export class Plot {
 
   layers() {
     let below = new Array(this.count).fill(0);
-    return this.series.map(({ values }, index) => {
-      if (!this.isStacked) return { index, lower: null, upper: values };
+    return this.series.map(({ name, values, index }) => {
+      if (!this.isStacked) return { index, name, lower: null, upper: values };
       const lower = below;
       const upper = values.map((value, at) => (value === null ? null : lower[at] + value));
       below = upper.map((value, at) => value ?? lower[at]);
-      return { index, lower, upper };
+      return { index, name, lower, upper };
     });
   }
 
@@ -154,9 +174,10 @@ export class Plot {
   // What the legend says: the values under the pointer, or else the newest there are.
   tell() {
     const valueOf = (name, values) => (this.at === null ? this.current[name] : values[this.at]) ?? null;
-    const all = this.series.map(({ name, values }, index) => {
+    const short = shortNames(this.series.map(({ name }) => name));
+    const all = this.series.map(({ name, values, index }, at) => {
       const value = valueOf(name, values);
-      return { name, value: value === null ? "–" : this.exact(value), kind: this.colours(index, name), isLine: !this.isStacked, amount: value ?? -1 };
+      return { name, short: short[at], value: value === null ? "–" : this.exact(value), kind: this.colours(index, name), isLine: !this.isStacked, amount: value ?? -1 };
     });
     const entries = all.length <= LEGEND_MAX ? all : [...all].sort((one, other) => other.amount - one.amount).slice(0, LEGEND_MAX);
     const left = all.length - entries.length;
