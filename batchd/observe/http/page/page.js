@@ -167,7 +167,7 @@ class Stream {
     this.parts = bar("a sample's time");
     this.plots = {
       rates: new Plot({ title: "Throughput", unit: "samples/s", format: short, exact: number }),
-      waits: new Plot({ title: "Trainers wait", unit: "% of the time", format: percent, top: 100, isPresent: true }),
+      waits: new Plot({ title: "Trainers wait", unit: "% of the time", format: percent, top: 100, isOfRuns: true }),
       ring: new Plot({ title: "Ring", unit: "slots", format: short, exact: number, isStacked: true, colours: ringColour }),
       parts: new Plot({ title: "A sample's time", unit: "ms", format: short, exact: (value) => number(value, 2), isStacked: true, colours: (_index, name) => this.partColour(name) }),
     };

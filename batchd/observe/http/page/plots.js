@@ -81,9 +81,9 @@ function niceTop(value) {
 export class Plot {
   // `unit` is what the numbers are; `format` writes one at the axis, `exact` one of the legend;
   // `isStacked`: areas on each other; `top`: of the axis, if it is fixed; `colours`: the class of
-  // the nth series; `isPresent`: without series that have no present value.
-  constructor({ title, unit, format, exact = format, isStacked = false, top = null, colours = colour, isPresent = false }) {
-    Object.assign(this, { title, unit, format, exact, isStacked, top, colours, isPresent });
+  // the nth series; `isOfRuns`: each is a run, by a short name, without those that read no more.
+  constructor({ title, unit, format, exact = format, isStacked = false, top = null, colours = colour, isOfRuns = false }) {
+    Object.assign(this, { title, unit, format, exact, isStacked, top, colours, isOfRuns });
     this.svg = svg("svg", { class: "plot", role: "img" });
     this.when = html("span", { class: "label" });
     this.legend = html("ul", { class: "legend" });
@@ -109,7 +109,7 @@ export class Plot {
 
   // The present values by name, which the legend has unless a user points at the past.
   now(values) {
-    const isOther = this.isPresent && this.recorded.some(({ name }) => (name in values) !== (name in this.current));
+    const isOther = this.isOfRuns && this.recorded.some(({ name }) => (name in values) !== (name in this.current));
     this.current = values;
     isOther ? this.draw() : this.tell();
   }
@@ -128,7 +128,7 @@ export class Plot {
     const width = this.svg.clientWidth;
     if (!width) return;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    this.series = this.recorded.filter(({ name }) => !this.isPresent || name in this.current);
+    this.series = this.recorded.filter(({ name }) => !this.isOfRuns || name in this.current);
     const layers = this.layers();
     const highest = Math.max(0, ...layers.flatMap(({ upper }) => upper.filter((one) => one !== null)));
     const top = this.top ?? niceTop(highest);
@@ -174,7 +174,8 @@ export class Plot {
   // What the legend says: the values under the pointer, or else the newest there are.
   tell() {
     const valueOf = (name, values) => (this.at === null ? this.current[name] : values[this.at]) ?? null;
-    const short = shortNames(this.series.map(({ name }) => name));
+    const names = this.series.map(({ name }) => name);
+    const short = this.isOfRuns ? shortNames(names) : names;
     const all = this.series.map(({ name, values, index }, at) => {
       const value = valueOf(name, values);
       return { name, short: short[at], value: value === null ? "–" : this.exact(value), kind: this.colours(index, name), isLine: !this.isStacked, amount: value ?? -1 };
