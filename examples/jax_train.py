@@ -3,8 +3,8 @@
 Press Ctrl-C, run it again, and it goes on where it was.
 
 Serves a folder with one sub-folder for each class (generated photographs, if none is given) as a
-child of this script. Needs JAX alone: pip install jax. The checkpoint holds the parameters and the
-position in the data, always of the same step.
+child of this script. The checkpoint holds the parameters and the position in the data, always of
+the same step. Needs, in a clone: pip install ./client . jax
 
     python examples/jax_train.py [--data /path/to/images] [--epochs 20] [--folder demo/jax]
 """

@@ -3,8 +3,8 @@
     python examples/keras_train.py [--data /path/to/images] [--epochs 5]    Ctrl-C, then again
 
 ``--data`` has one sub-folder for each class; without it photographs are made. Model and position
-are in ``demo/keras``. Needs ``pip install keras tensorflow``; with ``--py-dataset`` another backend
-of Keras will do.
+are in ``demo/keras``. Needs, in a clone: pip install ./client . keras tensorflow; with
+``--py-dataset`` another backend of Keras will do.
 """
 
 import argparse

@@ -6,7 +6,7 @@ Nothing but the launcher says who is who.
 
 Rank 0 runs the daemon as its child, unless $BATCHD_ADDRESS names one that serves a stream
 ``photos``. Kill a rank or press Ctrl-C, start it again, and it goes on after the last checkpoint,
-with another number of processes too.
+with another number of processes too. Needs, in a clone: pip install ./client . torch
 """
 
 import argparse

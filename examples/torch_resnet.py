@@ -6,7 +6,7 @@ Ctrl-C, start it again, and it goes on.
     python examples/torch_resnet.py                                         generates photographs
 
 A daemon runs as a child of this script, unless $BATCHD_ADDRESS names one that serves a stream
-``photos``.
+``photos``. Needs, in a clone: pip install ./client . torch
 """
 
 import argparse

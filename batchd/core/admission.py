@@ -20,10 +20,7 @@ SUBSCRIPTIONS_MAX = 64
 NAME_SHOWN_CHARACTERS_MAX = 64
 """The longest name that a stream can have."""
 STREAMS_SHOWN_MAX = 32
-UPGRADE_CLIENT = (
-    "upgrade the client, where the trainer runs: python3 -m pip install --upgrade batchd_client-*.whl, which `make wheels` "
-    "of the daemon's version builds"
-)
+UPGRADE_CLIENT = "upgrade the client, where the trainer runs: pip install ./client in a clone of the daemon's version"
 UPGRADE_DAEMON = (
     "upgrade the daemon: `sudo make install` in the tree of the client's version, then systemctl restart batchd"
 )

@@ -123,7 +123,7 @@ def test_a_word_of_the_other_socket_is_not_understood(raw):
 @pytest.mark.parametrize(
     ("version", "older", "command"),
     [
-        (OLDEST_VERSION - 1, "client, where", "python3 -m pip install --upgrade batchd_client-*.whl"),
+        (OLDEST_VERSION - 1, "client, where", "pip install ./client"),
         (PROTOCOL_VERSION + 1, "daemon", "`sudo make install`"),
     ],
 )

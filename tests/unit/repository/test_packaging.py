@@ -21,6 +21,22 @@ ADAPTERS = ("torch", "lightning", "jax", "tensorflow", "keras")
 """Modules of the client for users of a framework; no other module imports them."""
 ARRAY = re.compile(r"\b(Array|NDArray|ndarray|Picture|Tensors?)\b")
 ARRAY_WORDS = re.compile(r"dtype|shape|``\[|uint8|u?int64|float32|\bSee ``")
+TREE = Path(__file__).parents[3]
+INSTALLS = re.compile(r"\b(?:(?:pip|pipx|uv pip|uv tool) (?:install|run)|uv add) ([^`\"\n]*)")
+VALUED_OPTIONS = {
+    "--only-binary",
+    "--target",
+    "--find-links",
+    "--index-url",
+    "--extra-index-url",
+    "--pip-args",
+    "--spec",
+    "--python",
+}
+AFTER_A_LINE = {"in", "or", "and", "with", "which", "next", "on", "installs", "takes", "&&"}
+"""Words that go on with a sentence behind a line."""
+OTHER_PACKAGES = {"torch", "torchvision", "jax", "tensorflow", "tensorflow-cpu", "keras", "scikit-image", "lightning"}
+"""Packages of public indexes that pages name, and that develop and test nothing here."""
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
@@ -54,22 +70,63 @@ def without_frameworks() -> list[str]:
     return [name for name in modules_of(batchd_client) if name.split(".")[1:2] not in ([one] for one in ADAPTERS)]
 
 
-def test_nothing_tells_to_install_batchd_from_an_index() -> None:
-    """No index has batchd yet. For extras, pip uses the installed batchd."""
-    root = Path(__file__).parents[3]
-    texts = [
-        *root.glob("*.md"),
-        root / "client" / "README.md",
-        *(root / "docs").rglob("*.md"),
-        *(root / "examples").rglob("*.md"),
-    ]
+def texts() -> dict[str, str]:
+    """Return all that tells users what to install, by its path: pages, examples, messages."""
+    found = [*TREE.glob("*.md"), TREE / "client" / "README.md", *(TREE / "docs").rglob("*.md")]
+    found += [file for file in (TREE / "examples").rglob("*") if file.suffix in {".py", ".md"}]
     for folder in ("batchd", "client/batchd_client", "client/batchd_wire", "deploy"):
-        texts += [file for file in (root / folder).rglob("*") if file.suffix in {".py", ".md", ".sh", ".yaml"}]
-    told = re.compile(r"\b(?:pip|pipx|uv pip|uv tool) (?:install|run) [^`'\n]*\bbatchd(?:-client)?(?![\w\[./-])")
+        found += [file for file in (TREE / folder).rglob("*") if file.suffix in {".py", ".md", ".sh", ".yaml"}]
+    return {str(file.relative_to(TREE)): file.read_text(errors="replace") for file in found}
 
-    found = [str(file) for file in texts if file.name != "release.md" and told.search(file.read_text(errors="replace"))]
 
-    assert found == []
+def installed_by(text: str) -> list[str]:
+    """Return what the lines for pip, uv and pipx in a text install, without options."""
+    names = []
+    for words in INSTALLS.findall(text):
+        before = ""
+        for word in words.replace("'", "").split():
+            if word in AFTER_A_LINE or word.startswith(("#", "(", "{")):
+                break
+            if not word.startswith("-") and before not in VALUED_OPTIONS:
+                names.append(word.rstrip(",;:)") if word == "." else word.rstrip(".,;:)"))
+            if word.endswith((",", ";", ":", ")")):
+                break
+            before = word
+    return names
+
+
+def test_an_index_or_the_tree_has_all_that_pages_and_messages_install() -> None:
+    """No index has batchd yet. For extras, pip uses the installed batchd."""
+    known = {line.partition("==")[0].partition(" ")[0] for line in (TREE / "constraints.txt").read_text().splitlines()}
+    known |= OTHER_PACKAGES
+
+    found = {
+        (path, name)
+        for path, text in texts().items()
+        for name in installed_by(text)
+        if re.split(r"[\[=<>]", name)[0].lower() not in known
+        and not name.isupper()
+        and not name.startswith((".", "https://packages.example.org/batchd_client-", "batchd["))
+        and not (path == "docs/release.md" and name in {"batchd", "dist", "demo"})
+    }
+
+    assert found == set()
+
+
+def test_each_page_for_trainers_has_the_line_that_installs_the_client() -> None:
+    """It is the same line everywhere, and it works in a clone."""
+    pages = [
+        f"docs/{name}.md" for name in ("torch", "jax", "tensorflow", "notebooks", "quickstart", "remote", "install")
+    ]
+    pages += [
+        "README.md",
+        "client/README.md",
+        *(f"docs/moving/{file.name}" for file in (TREE / "docs/moving").glob("*.md")),
+    ]
+    pages += [f"examples/{name}.py" for name in ("torch_resnet", "torch_ddp", "jax_train", "keras_train")]
+
+    assert (TREE / "client" / "pyproject.toml").exists()
+    assert [page for page in pages if "pip install ./client" not in texts()[page].replace("\n", " ")] == []
 
 
 def test_the_client_needs_exactly_three_distributions() -> None:
