@@ -368,6 +368,15 @@ def test_the_dashboard_has_a_plot_for_each_part_of_the_work():
     assert all(target["expr"] for panel in panels if panel["type"] != "row" for target in panel["targets"])
 
 
+def test_the_dashboard_shows_what_each_alert_is_about():
+    """An alert leads to the dashboard, which has the number that it has fired for."""
+    alerts, board = ((ROOT / "deploy" / file).read_text() for file in ("prometheus/alerts.yml", "grafana/batchd.json"))
+    metrics = re.findall(r"\bbatchd_[a-z_]+", alerts)
+
+    assert "batchd_stream_away" in metrics
+    assert [metric for metric in metrics if metric not in board] == []
+
+
 @needs_promtool
 def test_promtool_finds_nothing_wrong_with_the_exposition():
     """The tool promtool accepts the names, types and help texts."""
