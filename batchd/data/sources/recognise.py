@@ -81,6 +81,25 @@ _NUMBERS_JOINED = {*_IN_FLOAT32, "int32", "uint32", "int64", "float64"}
 _LAST_DIGITS = re.compile(r"[0-9]+$")
 
 
+SOUND_ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".wma")
+_SOUND_STARTS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"FORM")
+
+
+def not_yet(what: str, section: str) -> str:
+    """What to say of data that no source reads yet; the page has lines that serve it."""
+    return f'no source reads {what} yet; docs/when-not.md ("{section}") has lines that serve it'
+
+
+SOUND = not_yet("sound", "Sound")
+CHATS = not_yet("chats", "Chats")
+IMAGE_LISTS = not_yet("lists of images", "Several images in a column")
+
+
+def is_sound(start: bytes) -> bool:
+    """True for the first bytes of the usual files of sound, if they are of no image."""
+    return start.startswith(_SOUND_STARTS) and image_format(start) is None
+
+
 _NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
@@ -107,6 +126,8 @@ class FoundSource(NamedTuple):
     def _reason(self, ending: str) -> str:
         if ending in type(self.recognised.source).endings:
             return OTHER_PART
+        if ending in SOUND_ENDINGS:
+            return SOUND
         is_known = any(ending in kind.endings for kind in SOURCE_KINDS.values())
         return "which a stream of its own can read" if is_known else "which no source reads"
 
@@ -169,7 +190,9 @@ def _unknown(path: Path, files: FoundFiles, survey: Survey) -> SourceInvalid:
     """The error for a place without any file that a kind reads."""
     found = annotations_of(files, (), survey)
     if found is not None:
-        return SourceInvalid(f"{path} has {advice_on(found.form)}; name the folder that has the images, too")
+        return SourceInvalid(f"{path} has {advice_on(found.form)}")
+    if sound := [name for name in files.names if ending_of(name) in SOUND_ENDINGS]:
+        return SourceInvalid(f"{path} has {endings_text(sound)}: {SOUND}")
     lines = [f"{path} has no files that batchd recognises, but {endings_text(files.names)}"]
     packed = sorted({ending for ending in map(ending_of, files.names) if ending in PACKED})
     if packed and files.patterns == (path.name,):
@@ -401,12 +424,8 @@ def _stem(name: bytes) -> bytes:
 
 
 def advice_on(form: str) -> str:
-    """What to do with boxes that no source reads."""
-    return (
-        f"detection data in the form of {form}: no source reads its boxes yet, so this stream has the images alone; the program "
-        'of docs/cookbook.md ("Detection") writes a line of JSON for each image, with its boxes in pixels, and batchd init on '
-        "that file configures a stream with boxes"
-    )
+    """What to do with boxes."""
+    return f"detection data in the form of {form}: {not_yet('its boxes', 'Detection')}"
 
 
 # --- fields ---------------------------------------------------------------------------------------
@@ -473,9 +492,18 @@ def why_no_type(values: Sequence[object], count: int) -> str:
         return f"of several kinds: {', '.join(kinds)}"
     if kinds == ["lists"] and not any(value for value in values):
         return "empty lists"
+    if kinds == ["lists"] and is_chat(values):
+        return CHATS
     return "lists of other things than numbers, or of different depth" if kinds == ["lists"] else f"{kinds[0]}"
 
 
+def is_chat(values: Iterable[object]) -> bool:
+    """True if all are lists of messages: objects, each with a role or a sender."""
+    turns = [turn for value in values for turn in (value if isinstance(value, (list, tuple)) else [value])]
+    return bool(turns) and all(isinstance(turn, dict) and not _SENDERS.isdisjoint(turn) for turn in turns)
+
+
+_SENDERS = {"role", "from"}
 _KINDS = {dict: "objects", list: "lists", tuple: "lists", str: "texts", bool: "truths", type(None): "nulls"}
 _KINDS |= {int: "numbers beyond int64", float: "numbers", bytes: "bytes"}
 

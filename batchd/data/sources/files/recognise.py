@@ -57,9 +57,10 @@ def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: recogni
     except SourceInvalid:
         names, others, patterns = list(images), (), recognise.patterns_of(files, images)
     left_out = dict.fromkeys(images, recognise.OTHER_PART)
-    left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}, which no source reads")
+    left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}")
     source = GlobSource(root=files.root, patterns=patterns)
-    return Recognised(source, names, (recognise.advice_on(found.form),), left_out, others)
+    note = f"the images alone of {recognise.advice_on(found.form)}"
+    return Recognised(source, names, (note,), left_out, others)
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:

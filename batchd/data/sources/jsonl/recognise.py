@@ -41,7 +41,9 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
             if root is not None and image_root in (None, root):
                 types[name], image_root = "image", root
     if not types:
-        raise SourceInvalid(f"{path}: no key has a text, a number or a list of numbers in each of its first lines")
+        what = "no key has a text, a number or a list of numbers in each of its first lines"
+        has_chats = any(map(recognise.is_chat, values.values()))
+        raise SourceInvalid(f"{path}: {recognise.CHATS if has_chats else what}")
     whole = {
         name: [one for one in values[name] if isinstance(one, int)] for name, text in types.items() if text == "int64"
     }

@@ -31,14 +31,15 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         try:
             file = open_table(stream)
             found = {field.name: _type(file, field) for field in file.schema}
-            kinds = {field.name: str(field.type) for field in file.schema}
+            why = {field.name: _why_none(file, field) for field in file.schema if found[field.name] is None}
         except row_groups.Unreadable as error:
             raise SourceInvalid(f"{path} {error}") from None
         types = {title: text for title, text in found.items() if text is not None}
         label = next((title for title in types if row_groups.class_names(file.schema, title)), None)
     if not types:
-        raise SourceInvalid(f"{path} has no column that batchd reads, only {', '.join(found)}")
-    reasons = {title: f"no type reads {kinds[title][:60]}" for title in found if title not in types}
+        listed = ", ".join(f"{title} ({reason})" for title, reason in why.items())
+        raise SourceInvalid(f"{path} has no column that batchd reads, only {listed}")
+    reasons = dict(why)
     values = _Values(types)
     for name in names:
         with survey.open(files.root / os.fsdecode(name)) as stream:
@@ -106,7 +107,29 @@ def _type(file: TableFile, field: pa.Field) -> str | None:
         number = str(row_groups.dtype_of(kind.value_type))
         number = "int64" if number in _WHOLE - {"int8", "uint8", "uint64"} else number
         wanted.append(f"{number}[{getattr(kind, 'list_size', '?')}]")
+    if row_groups.is_image(kind) and any(map(recognise.is_sound, _first_files(file, field.name))):
+        return None
     return next((text for text in wanted if _reads(text, kind)), None)
+
+
+def _why_none(file: TableFile, field: pa.Field) -> str:
+    kind = field.type
+    if row_groups.is_image(kind):
+        return recognise.SOUND
+    if row_groups.is_list(kind):
+        inner = kind.value_type
+        if row_groups.is_image(inner) or row_groups.is_bytes(inner):
+            return recognise.IMAGE_LISTS
+        values = [value for value in _first_values(file, field.name) if value is not None]
+        if pa.types.is_struct(inner) and recognise.is_chat(values):
+            return recognise.CHATS
+    return f"no type reads {str(kind)[:60]}"
+
+
+def _first_files(file: TableFile, title: str) -> list[bytes]:
+    """The first bytes of a column of files."""
+    values = [value.get(row_groups.BYTES) for value in _first_values(file, title) if isinstance(value, dict)]
+    return [value for value in values if value]
 
 
 def _reads(text: str, kind: pa.DataType) -> bool:

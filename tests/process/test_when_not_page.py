@@ -1,0 +1,170 @@
+"""What docs/when-not.md says of data that no source reads yet: its lines, and `batchd init`."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd.embedded import serve
+from support.commands import batchd
+from support.images import jpeg, photo
+from support.parquet_files import write_parquet
+from support.shards import write_shard
+from support.videos import write_video
+
+TEXT = (Path(__file__).parents[2] / "docs" / "when-not.md").read_text()
+RATE = 16_000
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the indexes of a test's data out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def lines_of(section: str, language: str, data: Path | None = None) -> str:
+    """Return the lines of a section of the page; its data is in a folder of the test."""
+    (text,) = re.findall(rf"^### {section}\n(?:(?!^###).)*?^```{language}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    return text.replace('"/data/', f'"{data}/') if data else text
+
+
+def write_sound(path: Path, codec: str, seconds: float) -> Path:
+    """Write a tone of 440 Hz in the form that the ending says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tone = (0.5 * np.sin(2 * np.pi * 440 * np.arange(int(RATE * seconds)) / RATE)).astype(np.float32)
+    with av.open(path, "w") as file:
+        stream = file.add_stream(codec, rate=RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(tone[None], "fltp", "mono")
+        frame.sample_rate = RATE
+        resampler = av.AudioResampler(
+            stream.codec_context.format, "mono", RATE, stream.codec_context.frame_size or None
+        )
+        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
+            file.mux(stream.encode(part))
+    return path
+
+
+def test_the_lines_for_sound_serve_files_of_every_form(tmp_path: Path) -> None:
+    """Two seconds of each: what is longer is cut, and zeros are behind what is shorter."""
+    write_sound(tmp_path / "sounds" / "bird" / "0.wav", "pcm_s16le", 3)
+    write_sound(tmp_path / "sounds" / "bird" / "1.flac", "flac", 1)
+    write_sound(tmp_path / "sounds" / "frog" / "2.mp3", "mp3", 1)
+    write_sound(tmp_path / "sounds" / "frog" / "3.mp4", "aac", 1)
+    (tmp_path / "sounds.py").write_text(lines_of("Sound", "python"))
+    config = lines_of("Sound", "toml", tmp_path).replace("batch_size = 64", "batch_size = 4\nshuffle = false")
+    (tmp_path / "batchd.toml").write_text(config)
+
+    with serve(tmp_path / "batchd.toml") as address, batchd_client.connect(address) as daemon:
+        batch = next(iter(daemon.stream("sounds")))
+        sounds, labels = np.array(batch["sound"]), batch["label"].tolist()
+
+    assert labels == [0, 0, 1, 1]
+    assert sounds.shape == (4, 2 * RATE)
+    for sound in sounds:
+        spectrum = np.abs(np.fft.rfft(sound[:RATE]))
+        assert abs(int(spectrum.argmax()) - 440) <= 2
+    assert np.abs(sounds[0, RATE:]).max() > 0.4
+    assert np.abs(sounds[1, RATE:]).max() == 0
+
+
+def test_the_lines_for_chats_make_texts_that_init_configures(tmp_path: Path) -> None:
+    """Each chat is one text, whatever number of turns it has."""
+    (tmp_path / "chats.py").write_text(lines_of("Chats", "python"))
+    chats = "\n".join(json.dumps({"messages": CHAT * count}) for count in (1, 2, 3))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "chats.py"], input=chats, stdout=subprocess.PIPE, text=True, check=True
+    )
+    (tmp_path / "texts.jsonl").write_text(done.stdout)
+
+    whole = json.loads(batchd("init", tmp_path / "texts.jsonl", "--json", "-n").stdout)
+
+    assert (whole["samples"], whole["fields"]) == (3, {"text": "text"})
+    assert json.loads(done.stdout.splitlines()[0])["text"] == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
+    )
+
+
+def test_the_lines_for_several_images_serve_each_as_a_field(tmp_path: Path) -> None:
+    """They are of one column of Parquet."""
+    (tmp_path / "pages").mkdir()
+    images = [[{"bytes": jpeg(photo(seed=at)), "path": ""} for at in (row, row + 9)] for row in range(4)]
+    write_parquet(tmp_path / "pages" / "a.parquet", {"images": images})
+    config = lines_of("Several images in a column", "toml", tmp_path).replace("= 32", "= 4")
+    (tmp_path / "batchd.toml").write_text(config)
+
+    with serve(tmp_path / "batchd.toml") as address, batchd_client.connect(address) as daemon:
+        batch = next(iter(daemon.stream("pages")))
+        assert batch["first"].shape == batch["second"].shape == (4, 224, 224, 3)
+        assert (np.array(batch["first"]) != np.array(batch["second"])).any()
+
+
+# --- batchd init ----------------------------------------------------------------------------------
+
+SOUND = 'no source reads sound yet; docs/when-not.md ("Sound") has lines that serve it'
+BOXES = 'no source reads its boxes yet; docs/when-not.md ("Detection") has lines that serve it'
+CHATS = 'no source reads chats yet; docs/when-not.md ("Chats") has lines that serve it'
+LISTS = 'no source reads lists of images yet; docs/when-not.md ("Several images in a column") has lines that serve it'
+
+
+def coco(folder: Path) -> None:
+    document = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": []}
+    (folder / "instances.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda folder: (folder / "a.wav").write_bytes(b"RIFF"), SOUND),
+        (lambda folder: (folder / "a.flac").write_bytes(b"fLaC"), SOUND),
+        (lambda folder: (folder / "a.mp3").write_bytes(b"ID3"), SOUND),
+        (lambda folder: write_shard(folder / "a.tar", [("0.flac", b"fLaC"), ("1.flac", b"fLaC")]), SOUND),
+        (coco, BOXES),
+        (lambda folder: (folder / "a.jsonl").write_text(json.dumps({"messages": CHAT})), CHATS),
+        (lambda folder: write_parquet(folder / "a.parquet", {"images": [[b"\xff\xd8\xff"]] * 2}), LISTS),
+    ],
+)
+def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told: str) -> None:
+    """The line names the page, and nothing that does not help."""
+    write(tmp_path)
+
+    (line,) = batchd("init", tmp_path, "-n", status=2).stderr.splitlines()
+
+    assert line.startswith(f"batchd: {tmp_path}")
+    assert told in line
+    section = told.split('"')[1]
+    assert f"### {section}\n" in TEXT
+
+
+@pytest.mark.usefixtures("forked_scans")
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (lambda folder: write_video(folder / "a.mp4", 4), f"frames without their sound: {SOUND}"),
+        (lambda folder: (folder / "b.jsonl").write_text(json.dumps({"id": 1, "messages": CHAT})), f"{CHATS}: messages"),
+        (
+            lambda folder: write_parquet(folder / "b.parquet", {"images": [[b"\xff\xd8\xff"]], "id": [1]}),
+            f"{LISTS}: images",
+        ),
+        (
+            lambda folder: write_parquet(folder / "b.parquet", {"audio": [{"bytes": b"fLaC", "path": ""}], "id": [1]}),
+            f"{SOUND}: audio",
+        ),
+        (lambda folder: write_shard(folder / "b.tar", [("0.mp3", b"ID3"), ("0.cls", b"1")]), f"{SOUND}: .mp3"),
+    ],
+)
+def test_what_is_left_out_of_a_stream_comes_with_the_page(tmp_path: Path, write, told: str) -> None:
+    """It is a comment of the configuration."""
+    write(tmp_path)
+
+    text = batchd("init", tmp_path, "-n").stdout
+
+    assert told in text.replace("\n#   ", " ")
+    assert len(tomllib.loads(text)["streams"]) == 1
