@@ -10,7 +10,7 @@ from pathlib import Path
 
 SLIPS_MAX, LETTERS_PER_SLIP = 2, 3
 """Limits of a typo; the first one for a name among very many."""
-NAMES_MAX = 40
+NAMES_MAX = 80
 """Names that a message lists."""
 _SEPARATORS = re.compile(r"[-_. ]+")
 DISTRIBUTIONS = {

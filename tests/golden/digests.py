@@ -15,7 +15,7 @@ import numpy as np
 
 import batchd_client
 from golden.data import write_data
-from golden.streams import golden_streams
+from golden.streams import MEMORY, golden_streams
 from support.daemon_process import DaemonProcess
 from support.kernel import RUN_VARIABLE
 from support.seen import digest_of
@@ -50,7 +50,7 @@ def main() -> None:
         data = Path(folder) / "data"
         write_data(data)
         streams = golden_streams(data)
-        daemon = DaemonProcess(Path(folder), streams, python_path=[str(data)]).start()
+        daemon = DaemonProcess(Path(folder), streams, python_path=[str(data)], memory=MEMORY).start()
         try:
             found = digests(daemon, list(streams))
         finally:

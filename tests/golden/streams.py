@@ -5,6 +5,8 @@ from typing import Any
 
 DECODE = {"op": "decode"}
 SMALL = {"op": "resize", "size": [24, 32]}
+MEMORY = "96MiB"
+"""Of a daemon that serves all of them: each needs a part of its own."""
 STILL = [DECODE, SMALL]
 """Steps with the same result in each epoch."""
 
@@ -270,6 +272,11 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "color": [{**DECODE, "color": "bgr"}, SMALL],
         "gray-decode": [{**DECODE, "color": "gray", "exif": "ignore", "scale": "off"}, SMALL],
         "cubic": [DECODE, {**SMALL, "interpolation": "cubic"}],
+        "letterbox": [
+            DECODE,
+            {"op": "resize", "longer_side": 60, "multiple_of": 8, "interpolation": "lanczos"},
+            {"op": "letterbox", "size": [40, 40]},
+        ],
         "nearest": [DECODE, {**SMALL, "interpolation": "nearest"}],
         "area": [DECODE, {**SMALL, "interpolation": "area"}],
         "enlarge": [DECODE, {"op": "resize", "size": [130, 150], "interpolation": "linear"}],
@@ -377,11 +384,21 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "pad_batch", "field": "boxes", "max_shape": [2, 4]},
         {"op": "pad_batch", "field": "points", "max_shape": [1, 2]},
     ]
+    warped = [
+        DECODE,
+        follow,
+        {"op": "letterbox", "size": [32, 32]},
+        {"op": "affine", "degrees": [-20, 20], "shear_y": [-9, 9]},
+        {"op": "perspective"},
+        {"op": "elastic", "interpolation": "nearest", "probability": 0.5},
+        *followed[-2:],
+    ]
     return {
         **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
         **{name: {"source": _texts(folder), "pipeline": steps} for name, steps in text.items()},
         "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
         "followed": {"source": _annotated(folder), "pipeline": followed},
+        "followed-warps": {"source": _annotated(folder), "pipeline": warped},
     }
 
 

@@ -10,7 +10,7 @@ from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.sources.options import SOURCE_KINDS
 from golden.data import write_data
 from golden.digests import FILE, digests
-from golden.streams import golden_streams
+from golden.streams import MEMORY, golden_streams
 
 LOCKED = Path(__file__).parents[2] / "constraints.txt"
 DIFFER_EACH_TIME = {"push", "generator"}
@@ -34,7 +34,7 @@ def test_each_golden_stream_gives_the_bytes_that_it_always_gave(start_daemon, tm
     data = tmp_path / "data"
     write_data(data)
     streams = golden_streams(data)
-    daemon = start_daemon(streams, python_path=[str(data)])
+    daemon = start_daemon(streams, python_path=[str(data)], memory=MEMORY)
 
     found = digests(daemon, list(streams))
 
@@ -49,7 +49,7 @@ def test_a_cache_of_pixels_changes_no_golden_stream(start_daemon, tmp_path):
     write_data(data)
     streams = {name: stream for name, stream in golden_streams(data).items() if "cache" not in stream}
     streams = {name: {**stream, "cache_memory": "8MiB"} for name, stream in streams.items() if _decodes(stream)}
-    daemon = start_daemon(streams, python_path=[str(data)])
+    daemon = start_daemon(streams, python_path=[str(data)], memory=MEMORY)
 
     found = digests(daemon, list(streams))
 

@@ -13,7 +13,7 @@ import pytest
 import batchd_client
 from golden.data import write_data
 from golden.digests import FILE, digests
-from golden.streams import golden_streams
+from golden.streams import MEMORY, golden_streams
 from support.commands import batchd
 from support.expected import Expected
 from support.gs_server import MODIFIED
@@ -430,7 +430,7 @@ def test_each_golden_stream_gives_its_bytes_through_several_gateways(start_daemo
     data = tmp_path / "data"
     write_data(data)
     streams = golden_streams(data)
-    daemon = start_daemon(streams, python_path=[str(data)], **pool_keys(2), chunk_rows=1)
+    daemon = start_daemon(streams, python_path=[str(data)], memory=MEMORY, **pool_keys(2), chunk_rows=1)
     for name in ("one", "two"):
         start_host(daemon, "--name", name, workers=1)
     wait_until(lambda: sum(link["workers"] for link in links(daemon)) == 2, "all workers are connected")

@@ -23,7 +23,7 @@ from batchd_client.errors import PermissionDenied
 from batchd_wire.position import Position
 from golden.data import write_data
 from golden.digests import FILE as GOLDEN_FILE
-from golden.streams import golden_streams
+from golden.streams import MEMORY, golden_streams
 from support.commands import batchd as run_batchd
 from support.daemon_process import clean_environment
 from support.images import encode, write_photos
@@ -52,7 +52,9 @@ def golden(tmp_path_factory):
     return (
         streams,
         data,
-        write_settings(data.parent / "batchd.toml", streams, {"python_path": [str(data)], "workers": 2}),
+        write_settings(
+            data.parent / "batchd.toml", streams, {"python_path": [str(data)], "workers": 2, "memory": MEMORY}
+        ),
     )
 
 

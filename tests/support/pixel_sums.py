@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from batchd.data.pipeline.augment.options import (
+    Affine,
     Autocontrast,
     Blur,
+    Elastic,
     Equalize,
     Erase,
     Invert,
+    Perspective,
     Posterize,
     Sharpen,
     Solarize,
@@ -33,6 +36,7 @@ from batchd.data.pipeline.image.options import (
     Follow,
     Gray,
     Layout,
+    Letterbox,
     Normalize,
     Pad,
     RandomCrop,
@@ -68,9 +72,17 @@ SAMPLES = 3
 RECOLORED_SAMPLES = 24
 """Rounding hides most differences in the last bit, so it takes many values to find one."""
 COLORS = ("rgb", "bgr", "gray")
-METHODS = ("auto", "nearest", "linear", "area", "cubic")
+METHODS = ("auto", "nearest", "linear", "area", "cubic", "lanczos")
 SIZES = ((97, 131), (120, 158), (300, 420), (40, 400), (300, 5), (1, 1))
 PICTURES = ("noise", "photo")
+WARPS: Mapping[str, tuple[type[StepOptions], Mapping[str, object]]] = {
+    "affine": (
+        Affine,
+        {"degrees": (-90, 90), "translate": (0.2, 0.1), "scale": (0.5, 2), "shear_x": (-40, 40), "shear_y": (-9, 9)},
+    ),
+    "perspective": (Perspective, {}),
+    "elastic": (Elastic, {"alpha": 60}),
+}
 GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
     **{f"resize {method} to {size}": [Resize(size=size, interpolation=method)] for method in METHODS for size in SIZES},
     "resize shorter_side": [Resize(shorter_side=100), CenterCrop(size=(90, 90))],
@@ -85,6 +97,12 @@ GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
     "rotate linear": [Rotate(degrees=(-180, 180), fill=(10, 200, 99))],
     "rotate nearest": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
     "rotate by a little": [Rotate(degrees=(-1, 1))],
+    "resize longer_side": [Resize(longer_side=90, multiple_of=7), Letterbox(size=(99, 98), fill=(9,))],
+    **{
+        f"{name} {method}": [kind(**given, interpolation=method, fill=(10,))]
+        for method in ("linear", "nearest")
+        for name, (kind, given) in WARPS.items()
+    },
 }
 """Steps that need other steps after them."""
 PIXELS: Mapping[str, Sequence[StepOptions]] = {

@@ -165,11 +165,14 @@ def why_none(stream: StreamConfig) -> str:
     for _key, source in sources_in(stream.source):
         if isinstance(source, (PythonSource, PluginSource)):
             return "the source is code of your own"
-    others = [step.op for step in stream.pipeline if not isinstance(step, KNOWN) or _acts_at_random(step)]
+    others = [step.op for step in stream.pipeline if not isinstance(step, KNOWN) or _is_special(step)]
     return f"no counterpart of the step {', '.join(dict.fromkeys(others))}" if others else ""
 
 
-def _acts_at_random(step: StepOptions) -> bool:
+def _is_special(step: StepOptions) -> bool:
+    """Whether it has options that its counterpart lacks."""
+    if isinstance(step, Resize):
+        return (step.size or step.shorter_side) is None or (step.max_longer_side or step.multiple_of) is not None
     return isinstance(step, ChanceStep) and step.probability < 1
 
 

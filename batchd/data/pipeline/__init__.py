@@ -18,6 +18,6 @@ decode         bytes to pixels; ``jpeg_box`` decodes a part of a JPEG, by the ex
 resample       the moves of that paper, done to pixels
 recolor        the steps that change the values of pixels
 followers      mask, boxes and points of an image
-augment.tone   the steps that change levels
+augment.tone   the steps that change levels; ``augment.warp`` those that move pixels anywhere
 opencv         the one place that loads cv2, and the memory of its images
 """

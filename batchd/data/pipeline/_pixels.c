@@ -4,12 +4,11 @@
  *     resample    each new pixel is a weighted sum of pixels, along the columns, then the rows
  *     scale       the same, with the weights of "linear" or "area"; also what _jpeg.c calls
  *     shift_hue   red, green and blue are changed as if it were hue that was
- *     warp        each new pixel is that at its centre's source, in steps of 1/2^32 of a pixel
  *
- * `_pixels_tone.c` has what counts and sharpens.
+ * `_pixels_tone.c` has what counts and sharpens, `_pixels_warp.c` what moves pixels anywhere.
  *
- * `resample.py` and `warp.py` say which weights and which places; they and `recolor.py` do the same
- * without this extension, in more time.
+ * `resample.py` says which weights; it and `recolor.py` do the same without this extension, in more
+ * time.
  *
  * Invariant: nothing is read outside of the buffers, whatever the arguments are. Each sum fits into
  * 32 bits: see `resample.py`.
@@ -30,7 +29,7 @@
 #define PREFETCH(address) (void)(address)
 #endif
 
-enum { FRACTION_BITS = 11, PLACE_BITS = 32, WEIGHT_BITS = 2 * FRACTION_BITS, HUE_BITS = 16 };
+enum { HUE_BITS = 16 };
 
 /* --- resample --- */
 
@@ -446,65 +445,6 @@ static int scale(const struct image *from, const struct image *into, enum method
     return is_made;
 }
 
-/* --- warp --- */
-
-struct warp {
-    /* factors of x, y and 1, in 1/2^PLACE_BITS of a pixel: where a new pixel comes from */
-    int64_t across[3], down[3];
-    uint8_t fill[CHANNELS_MAX];
-};
-
-static inline const uint8_t *pixel_at(const struct image *from, const struct warp *warp, int64_t x, int64_t y)
-{
-    const int is_inside = x >= 0 && x < from->width && y >= 0 && y < from->height;
-    return is_inside ? from->pixels + y * from->stride + x * from->channels : warp->fill;
-}
-
-static inline void between(const struct image *from, const struct warp *warp, int64_t x, int64_t y, uint8_t *into,
-                           Py_ssize_t channels)
-{
-    const int64_t left = x >> PLACE_BITS, top = y >> PLACE_BITS;
-    const int32_t one = 1 << FRACTION_BITS;
-    const int32_t right = (int32_t)(x >> (PLACE_BITS - FRACTION_BITS)) & (one - 1);
-    const int32_t lower = (int32_t)(y >> (PLACE_BITS - FRACTION_BITS)) & (one - 1);
-    const uint8_t *upper_left, *upper_right, *lower_left, *lower_right;
-    if (left >= 0 && left < from->width - 1 && top >= 0 && top < from->height - 1) {
-        upper_left = from->pixels + top * from->stride + left * channels;
-        upper_right = upper_left + channels;
-        lower_left = upper_left + from->stride;
-        lower_right = lower_left + channels;
-    } else {
-        upper_left = pixel_at(from, warp, left, top);
-        upper_right = pixel_at(from, warp, left + 1, top);
-        lower_left = pixel_at(from, warp, left, top + 1);
-        lower_right = pixel_at(from, warp, left + 1, top + 1);
-    }
-    for (Py_ssize_t channel = 0; channel < channels; channel++) {
-        const int32_t upper = (one - right) * upper_left[channel] + right * upper_right[channel];
-        const int32_t under = (one - right) * lower_left[channel] + right * lower_right[channel];
-        into[channel] = (uint8_t)(((one - lower) * upper + lower * under + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS);
-    }
-}
-
-static inline void warp_rows(const struct image *from, const struct image *into, const struct warp *warp, int is_linear,
-                             Py_ssize_t channels)
-{
-    for (Py_ssize_t row = 0; row < into->height; row++) {
-        int64_t x = warp->across[1] * row + warp->across[2], y = warp->down[1] * row + warp->down[2];
-        uint8_t *made = into->pixels + row * into->stride;
-        for (Py_ssize_t column = 0; column < into->width; column++, made += channels) {
-            if (is_linear)
-                between(from, warp, x, y, made, channels);
-            else {
-                const uint8_t *pixel = pixel_at(from, warp, x >> PLACE_BITS, y >> PLACE_BITS);
-                for (Py_ssize_t channel = 0; channel < channels; channel++) made[channel] = pixel[channel];
-            }
-            x += warp->across[0];
-            y += warp->down[0];
-        }
-    }
-}
-
 /* --- hue --- */
 
 /* Hue is in sixths of the circle, times the chroma of the pixel, so that it is a whole number;
@@ -694,49 +634,6 @@ static PyObject *use_avx2(PyObject *self, PyObject *is_used)
     return PyBool_FromLong(uses_avx2);
 }
 
-PyDoc_STRVAR(warp_doc,
-"warp(source, target, across, down, is_linear, fill)\n\n"
-"Write into ``target`` what lies where ``across`` and ``down`` (factors of x, y and 1, in 1/2**32 of a pixel) say that its pixels come\n"
-"from: the pixel there, or between the four around. ``fill``: four bytes, for what lies outside.");
-
-static PyObject *warp(PyObject *self, PyObject *arguments)
-{
-    struct image from, into;
-    struct warp warp;
-    PyObject *source, *target;
-    const char *fill;
-    Py_ssize_t fill_length;
-    int is_linear, is_made = 0;
-    long long across[3], down[3];
-    (void)self;
-    memset(&from, 0, sizeof from), memset(&into, 0, sizeof into);
-    if (!PyArg_ParseTuple(arguments, "OO(LLL)(LLL)py#:warp", &source, &target, &across[0], &across[1], &across[2], &down[0],
-                          &down[1], &down[2], &is_linear, &fill, &fill_length))
-        return NULL;
-    for (int i = 0; i < 3; i++) warp.across[i] = across[i], warp.down[i] = down[i];
-    if (take_image(source, 0, &from) && take_image(target, PyBUF_WRITABLE, &into)) {
-        if (from.channels != into.channels || fill_length != CHANNELS_MAX)
-            PyErr_SetString(PyExc_ValueError, "other channels, or a fill that is not four bytes");
-        else {
-            memcpy(warp.fill, fill, CHANNELS_MAX);
-            Py_BEGIN_ALLOW_THREADS
-            if (from.channels == 3 && is_linear)
-                warp_rows(&from, &into, &warp, 1, 3);
-            else if (from.channels == 3)
-                warp_rows(&from, &into, &warp, 0, 3);
-            else if (from.channels == 1 && !is_linear)
-                warp_rows(&from, &into, &warp, 0, 1);
-            else
-                warp_rows(&from, &into, &warp, is_linear, from.channels);
-            Py_END_ALLOW_THREADS
-            is_made = 1;
-        }
-    }
-    release_image(&into), release_image(&from);
-    if (!is_made) return NULL;
-    Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(shift_hue_doc,
 "shift_hue(pixels, shift, is_bgr)\n\n"
 "Shift the hue of an image of three channels by ``shift``, from 0 to 6 * 2**16, which is once round the circle.");
@@ -766,6 +663,7 @@ static PyObject *shift_hue(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"count_levels", count_levels, METH_VARARGS, count_levels_doc},
+    {"remap", remap, METH_VARARGS, remap_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
     {"scale", scale_images, METH_VARARGS, scale_doc},
     {"sharpen", sharpen, METH_VARARGS, sharpen_doc},

@@ -6,6 +6,9 @@ _Taps: TypeAlias = tuple[NDArray[Any], NDArray[Any], int]
 _Place: TypeAlias = tuple[int, int, int]
 
 def count_levels(pixels: NDArray[Any], counts: NDArray[Any], /) -> None: ...
+def remap(
+    source: NDArray[Any], target: NDArray[Any], places: NDArray[Any], is_linear: bool, fill: bytes, /
+) -> None: ...
 def resample(
     source: NDArray[Any],
     target: NDArray[Any],

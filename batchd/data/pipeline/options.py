@@ -21,7 +21,7 @@ SIDE_PIXELS_MAX = 16_384
 PIXELS_MAX = 1 << 30
 FILE_BYTES_MAX = 1 << 32
 
-Interpolation: TypeAlias = Literal["auto", "nearest", "linear", "area", "cubic"]
+Interpolation: TypeAlias = Literal["auto", "nearest", "linear", "area", "cubic", "lanczos"]
 
 
 Side: TypeAlias = Annotated[int, Range(1, SIDE_PIXELS_MAX)]

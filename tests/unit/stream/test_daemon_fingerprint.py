@@ -10,6 +10,19 @@ import numpy as np
 from batchd.config.tree import Mark, StreamConfig, Weights, keys_marked
 from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
+from batchd.data.pipeline.augment.options import (
+    Affine,
+    Autocontrast,
+    Blur,
+    Elastic,
+    Equalize,
+    Erase,
+    Invert,
+    Perspective,
+    Posterize,
+    Sharpen,
+    Solarize,
+)
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename, Scale
@@ -21,6 +34,7 @@ from batchd.data.pipeline.image.options import (
     Follow,
     Gray,
     Layout,
+    Letterbox,
     Normalize,
     Pad,
     RandomCrop,
@@ -72,15 +86,35 @@ STEPS = (
     ColorJitter(),
     Gray(),
     Cutout(size=(8, 8)),
+    Letterbox(size=(32, 32)),
+    Solarize(),
+    Posterize(),
+    Equalize(),
+    Autocontrast(),
+    Invert(),
+    Sharpen(),
+    Blur(),
+    Erase(),
+    Affine(),
+    Perspective(),
+    Elastic(),
     SubtractMean(),
     To(),
     Call(function="a:b"),
 )
-OTHER_OPTIONS = {
+PROBABILITY: Mapping[str, object] = {"probability": 0.25}
+WARPED: Mapping[str, object] = {"interpolation": "nearest", "fill": (1,), **PROBABILITY}
+OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
-    "resize": {"shorter_side": 41, "interpolation": "area"},
-    "center_crop": {"size": (36, 35)},
-    "random_resized_crop": {"size": (32, 31), "scale": (0.1, 1.0), "ratio": (0.5, 2.0), "interpolation": "cubic"},
+    "resize": {"shorter_side": 41, "max_longer_side": 99, "multiple_of": 2, "interpolation": "area"},
+    "center_crop": {"size": (36, 35), **PROBABILITY},
+    "random_resized_crop": {
+        "size": (32, 31),
+        "scale": (0.1, 1.0),
+        "ratio": (0.5, 2.0),
+        "interpolation": "cubic",
+        **PROBABILITY,
+    },
     "random_flip": {"probability": 0.25, "direction": "vertical"},
     "normalize": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "dtype": "float16"},
     "layout": {"order": "nhwc"},
@@ -131,18 +165,37 @@ OTHER_OPTIONS = {
         "keep_empty": False,
         "min_visible": 0.5,
     },
-    "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,)},
+    "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,), **PROBABILITY},
     "pad": {"border": (0, 0, 0, 1), "place": "top_left", "fill": (1,)},
-    "rotate": {"degrees": (-6.0, 5.0), "interpolation": "nearest", "fill": (1,)},
-    "color_jitter": {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5, "hue": 0.5},
-    "gray": {"channels": 1},
-    "cutout": {"holes": 2, "size": (8, 7), "fill": (1,)},
+    "rotate": {"degrees": (-6.0, 5.0), "interpolation": "nearest", "fill": (1,), **PROBABILITY},
+    "color_jitter": {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5, "hue": 0.5, **PROBABILITY},
+    "gray": {"channels": 1, **PROBABILITY},
+    "cutout": {"holes": 2, "size": (8, 7), "fill": (1,), **PROBABILITY},
+    "letterbox": {"size": (32, 31), "enlarge": False, "place": "top_left", "interpolation": "area", "fill": (1,)},
+    "solarize": {"threshold": 1, **PROBABILITY},
+    "posterize": {"bits": 1, **PROBABILITY},
+    "equalize": PROBABILITY,
+    "autocontrast": PROBABILITY,
+    "invert": PROBABILITY,
+    "sharpen": {"factor": (0.5, 1.0), **PROBABILITY},
+    "blur": {"sigma": (0.5, 1.0), **PROBABILITY},
+    "erase": {"area": (0.1, 0.2), "aspect": (1.0, 2.0), "count": 2, "fill": "noise", **PROBABILITY},
+    "affine": {
+        "degrees": (-1.0, 1.0),
+        "translate": (0.5, 0.0),
+        "scale": (1.0, 2.0),
+        "shear_x": (0.0, 1.0),
+        "shear_y": (0.0, 1.0),
+        **WARPED,
+    },
+    "perspective": {"distortion": 0.25, **WARPED},
+    "elastic": {"alpha": 1.0, "sigma": 1.0, **WARPED},
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
 }
 WITHOUT_FIELD = {"drop", "call"}
-OTHER_WAYS = {"resize": {"size"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
+OTHER_WAYS = {"resize": {"size", "longer_side"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
 """Options that exclude others, which the steps above have."""
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail"}

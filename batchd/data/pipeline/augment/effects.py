@@ -5,7 +5,7 @@ They keep the size and the channels of an image.
 
 from batchd.data.pipeline.augment import options
 from batchd.data.pipeline.effects import Columns, StepInvalid, changed, effect
-from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of
+from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of, placed
 from batchd.data.pipeline.image.options import ChanceStep
 
 
@@ -27,3 +27,10 @@ def _erase(step: options.Erase, columns: Columns) -> Columns:
             ("fill",),
         )
     return _same(step, columns)
+
+
+@effect.register
+def _moved(step: options.WarpStep, columns: Columns) -> Columns:
+    check_fill(step, step.fill, columns)
+    height, width, _channels = pixels_of(step, columns).shape
+    return placed(step, columns, (height, width))

@@ -6,13 +6,17 @@ before them leave it. Each takes uint8 pixels; what is not said of channels hold
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.data.pipeline.image.options import ChanceStep, Fill
+from batchd.data.pipeline.image.options import ChanceStep, Degrees, Fill
 from batchd.data.samples.checks import Range
 from batchd_wire.record import options
 
 SIGMA_MAX = 64.0
 FACTOR_MAX = 10.0
 ERASED_MAX = 100
+SHEAR_MAX = 80.0
+DISTORTION_MAX = 0.65
+"""Up to 2/3 of the way to the middle, four corners always are a convex shape."""
+ALPHA_MAX = 10_000.0
 
 
 def check_range(name: str, ends: tuple[float, float]) -> None:
@@ -145,3 +149,83 @@ class Erase(ChanceStep):
     def __post_init__(self) -> None:
         check_range("area", self.area)
         check_range("aspect", self.aspect)
+
+
+@options
+class WarpStep(ChanceStep):
+    """Base of the steps that move pixels anywhere, on a canvas that stays."""
+
+    loses_edges: ClassVar[bool] = True
+    interpolation: Literal["nearest", "linear"] = "linear"
+    """How pixels are made from pixels; "linear" mixes with ``fill`` at the image's edge."""
+    fill: Fill = (0,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+
+Shear: TypeAlias = Annotated[float, Range(-SHEAR_MAX, SHEAR_MAX)]
+Zoom: TypeAlias = Annotated[float, Range(0.1, 10.0)]
+Share: TypeAlias = Annotated[float, Range(0.0, 1.0)]
+
+
+@options
+class Affine(WarpStep):
+    """Shear, scale, rotate and move the image about its middle: torchvision's RandomAffine.
+
+    Drawn: the angle, the distances across and down, the scale, both shears; each that has a choice.
+    """
+
+    op: Literal["affine"] = "affine"
+    degrees: tuple[Degrees, Degrees] = (0.0, 0.0)
+    """The smallest and the largest angle, counter-clockwise."""
+    translate: tuple[Share, Share] = (0.0, 0.0)
+    """The longest way across and down, as a fraction of width and height, in either direction. It
+    is rounded to pixels."""
+    scale: tuple[Zoom, Zoom] = (1.0, 1.0)
+    """The smallest and the largest factor; 2 shows the image twice as large."""
+    shear_x: tuple[Shear, Shear] = (0.0, 0.0)
+    """The smallest and the largest angle by which columns are slanted, in degrees."""
+    shear_y: tuple[Shear, Shear] = (0.0, 0.0)
+    """The smallest and the largest angle by which rows are slanted, in degrees."""
+
+    def __post_init__(self) -> None:
+        for name in ("degrees", "scale", "shear_x", "shear_y"):
+            check_range(name, getattr(self, name))
+
+    @property
+    def varies(self) -> bool:
+        """True if there is any choice."""
+        ranges = (self.degrees, self.scale, self.shear_x, self.shear_y)
+        return any(self.translate) or any(low < high for low, high in ranges)
+
+
+@options
+class Perspective(WarpStep):
+    """Look at the image from aside: each corner is moved inwards. torchvision's RandomPerspective.
+
+    Drawn: how far each corner is moved, across and down, from the top left clockwise.
+    """
+
+    op: Literal["perspective"] = "perspective"
+    distortion: Annotated[float, Range(0.0, DISTORTION_MAX)] = 0.5
+    """The longest way of a corner, as a fraction of that to the middle of the image."""
+
+    @property
+    def varies(self) -> bool:
+        """True unless corners stay."""
+        return self.distortion > 0
+
+
+@options
+class Elastic(WarpStep):
+    """Move each pixel by smooth noise: elastic distortion (Simard et al. 2003).
+
+    The distance is ``alpha`` times even noise from -1 to 1, smoothed by a Gaussian. torchvision's
+    ElasticTransform with twice this alpha, for images as wide as high.
+    """
+
+    op: Literal["elastic"] = "elastic"
+    alpha: Annotated[float, Range(0.0, ALPHA_MAX)] = 25.0
+    """How strong, in pixels before smoothing."""
+    sigma: Annotated[float, Range(0.5, SIGMA_MAX)] = 5.0
+    """How smooth: the standard deviation of the Gaussian, in pixels."""

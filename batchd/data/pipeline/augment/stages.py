@@ -1,8 +1,8 @@
 """The steps that augment images, done to pixels: as a part of an ``ImageStage``. Worker process.
 
-``tone`` changes levels. Each registers with ``image.recolor.recolor_for``.
+``tone`` changes levels, ``warp`` moves pixels. Each registers with ``image.recolor.recolor_for``.
 """
 
-from batchd.data.pipeline.augment import tone
+from batchd.data.pipeline.augment import tone, warp
 
-__all__ = ["tone"]
+__all__ = ["tone", "warp"]

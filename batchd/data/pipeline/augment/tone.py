@@ -39,7 +39,7 @@ _SMOOTH_SUM, _SMOOTH_CENTRE = 13, 5
 _WEIGHT_BITS = 14
 _KEPT_BITS = 7
 _REACH = 4
-_KEY_BITS = 53
+KEY_BITS: Final = 53
 _EXPONENT_TERMS = 12
 
 Levels = npt.NDArray[np.uint8]
@@ -213,12 +213,17 @@ def blur_taps(side: int, sigma: float) -> resample.Taps:
     return resample.Taps(first.astype(np.int32), made, _WEIGHT_BITS)
 
 
-def gaussian(sigma: float, bits: int) -> npt.NDArray[np.int16]:
-    """The weights of a Gaussian, as far as four times sigma; they add up to ``1 << bits``."""
+def gaussian_weights(sigma: float) -> list[float]:
+    """The weights of a Gaussian from its centre as far as four times sigma; both sides add to 1."""
     reach = max(1, math.ceil(_REACH * sigma))
-    exact = np.array([exponential(-(place * place) / (2 * sigma * sigma)) for place in range(reach + 1)])
+    exact = [exponential(-(place * place) / (2 * sigma * sigma)) for place in range(reach + 1)]
     whole = exact[0] + 2 * math.fsum(exact[1:])
-    weights = np.rint(exact * ((1 << bits) / whole)).astype(np.int16)
+    return [weight / whole for weight in exact]
+
+
+def gaussian(sigma: float, bits: int) -> npt.NDArray[np.int16]:
+    """The same on both sides, in whole numbers, which add up to ``1 << bits``."""
+    weights = np.rint(np.array(gaussian_weights(sigma)) * (1 << bits)).astype(np.int16)
     weights[0] = (1 << bits) - 2 * weights[1:].sum(dtype=np.int64)
     return np.concatenate([weights[:0:-1], weights])
 
@@ -242,19 +247,25 @@ def _blur(step: options.Blur, scratch: Scratch, *, is_bgr: bool) -> Recolor:  # 
 # --- erase ----------------------------------------------------------------------------------------
 
 
-def noise(key: int, box: Cut, channels: int) -> Pixels:
-    """Even random levels for a box of an image, by place: uint8 [height, width, channels].
+def random_words(key: int, top: int, left: int, height: int, width: int) -> npt.NDArray[np.uint64]:
+    """64 random bits for each pixel of a box of an image, by its place: uint64 [height, width].
 
-    A level is a byte of SplitMix64 of (key, row, column): https://prng.di.unimi.it/splitmix64.c
+    SplitMix64 of (key, row, column): https://prng.di.unimi.it/splitmix64.c
     """
-    rows = np.arange(box.top, box.top + box.height, dtype=np.uint64)[:, np.newaxis] << np.uint64(32)
-    mixed = (rows | np.arange(box.left, box.left + box.width, dtype=np.uint64)) + np.uint64(key << 64 - _KEY_BITS)
-    mixed = mixed * np.uint64(0x9E3779B97F4A7C15)
+    rows = np.arange(top, top + height, dtype=np.uint64)[:, np.newaxis] << np.uint64(32)
+    mixed = (rows | np.arange(left, left + width, dtype=np.uint64)) + np.uint64(key << 64 - KEY_BITS)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed ^= mixed >> np.uint64(shift)
         mixed *= np.uint64(factor)
     mixed ^= mixed >> np.uint64(31)
-    return mixed.astype("<u8", copy=False).view(np.uint8).reshape(box.height, box.width, 8)[:, :, :channels]
+    return mixed
+
+
+def noise(key: int, box: Cut, channels: int) -> Pixels:
+    """Even random levels for a box of an image, by place: uint8 [height, width, channels]."""
+    words = random_words(key, *box)
+    return words.astype("<u8", copy=False).view(np.uint8).reshape(box.height, box.width, 8)[:, :, :channels]
 
 
 @recolor_for.register
@@ -273,7 +284,7 @@ def _erase(step: options.Erase, _scratch: Scratch, *, is_bgr: bool) -> Recolor:
     def draw(random: RandomNumber, shape: tuple[int, ...]) -> Change:
         height, width, channels = shape
         boxes = [box for _ in range(step.count) if (box := place(random, height, width)) is not None]
-        key = int(random() * (1 << _KEY_BITS)) if step.fill == "noise" else 0
+        key = int(random() * (1 << KEY_BITS)) if step.fill == "noise" else 0
 
         def erase(pixels: Pixels, _out: Pixels | None) -> Pixels:
             for box in boxes:

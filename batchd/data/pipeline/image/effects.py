@@ -103,6 +103,12 @@ def _resize(step: options.Resize, columns: Columns) -> Columns:
 
 
 @effect.register
+def _letterbox(step: options.Letterbox, columns: Columns) -> Columns:
+    check_fill(step, step.fill, columns)
+    return placed(step, columns, step.size)
+
+
+@effect.register
 def _crop(step: options.CropStep, columns: Columns) -> Columns:
     if isinstance(step, options.RandomCrop):
         check_fill(step, step.fill, columns)

@@ -36,7 +36,17 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
-from batchd.data.pipeline.image.geometry import Cut, Geometry, Move, Orientation, Padding, Resampling, Warp
+from batchd.data.pipeline.image.geometry import (
+    Cut,
+    Geometry,
+    Motion,
+    Move,
+    Orientation,
+    Padding,
+    Resampling,
+    TrailPart,
+    Warp,
+)
 from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, decode_file
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.resample import follow_trail, sine_and_cosine
@@ -109,7 +119,7 @@ class Followers:
                 values[self._points] = points.astype(np.float32)
 
     def _move_boxes(
-        self, values: dict[str, Value], name: str, maps: Sequence[CoordinateMap], size: tuple[int, int]
+        self, values: dict[str, Value], name: str, maps: Sequence[CoordinateMap | Motion], size: tuple[int, int]
     ) -> None:
         boxes, is_left = moved_boxes(_numbers(values, name), maps, size, self._min_visible)
         values[name] = boxes[is_left] if self._drops_boxes else boxes
@@ -135,18 +145,21 @@ class Followers:
         return mask[:, :, np.newaxis]
 
 
-def coordinate_maps(trail: Sequence[Move | Orientation], height: int, width: int) -> list[CoordinateMap]:
+def coordinate_maps(trail: Sequence[TrailPart], height: int, width: int) -> list[CoordinateMap | Motion]:
     """The move of coordinates by each step of a trail, for an image of this size."""
-    maps = []
+    maps: list[CoordinateMap | Motion] = []
     for move in trail:
-        step = _coordinate_map(move, height, width)
+        step = move if isinstance(move, Motion) else _coordinate_map(move, height, width)
         maps.append(step)
         height, width = step.height, step.width
     return maps
 
 
 def moved_boxes(
-    boxes: npt.NDArray[np.float32], maps: Sequence[CoordinateMap], size: tuple[int, int], min_visible: float = 0.0
+    boxes: npt.NDArray[np.float32],
+    maps: Sequence[CoordinateMap | Motion],
+    size: tuple[int, int],
+    min_visible: float = 0.0,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
     """Move boxes, float32 [n, 4], of an image of ``size``.
 

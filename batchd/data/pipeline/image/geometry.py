@@ -19,13 +19,18 @@ upright image would.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import singledispatch
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from batchd.data.pipeline.image import options
-from batchd.data.pipeline.options import Interpolation, Size, StepOptions
+from batchd.data.pipeline.options import SIDE_PIXELS_MAX, Interpolation, Size, StepOptions
 from batchd.data.samples.errors import SampleUndecodable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DECODE_FACTORS = (8, 4, 2)
 """3/8, 5/8, 6/8 and 7/8 have no vector code, so they take longer than decoding a JPEG whole."""
@@ -85,6 +90,9 @@ class Resampling(NamedTuple):
     width: int
     interpolation: Interpolation
     mirrored: Mirrored = (False, False)
+    transposed: bool = False
+    """Whether the rows that are looked at are columns as stored; "lanczos" wants to know it, as it
+    weighs one side before the other."""
 
 
 class Padding(NamedTuple):
@@ -111,6 +119,25 @@ class Warp(NamedTuple):
 Move: TypeAlias = Cut | Resampling | Padding | Warp
 
 
+class Motion(ABC):
+    """The move of a step that moves pixels by itself, and knows how to move what follows them."""
+
+    height: int
+    width: int
+    """The size of the image afterwards."""
+
+    @abstractmethod
+    def moved(self, points: "npt.NDArray[np.float64]") -> "npt.NDArray[np.float64]":
+        """The points, x and y in ``[..., 2]``, afterwards; the first pixel is from 0 to 1."""
+
+    @abstractmethod
+    def move_mask(self, mask: "npt.NDArray[np.uint8]", into: "npt.NDArray[np.uint8]", fill: int) -> None:
+        """Write a mask, uint8 ``[height, width, 1]``, into other memory; no number is invented."""
+
+
+TrailPart: TypeAlias = Move | Orientation | Motion
+
+
 class Geometry:
     """An image being planned: ``height`` and ``width`` for the viewer, ``moves`` as stored."""
 
@@ -123,7 +150,7 @@ class Geometry:
         """The rest when all moves are made."""
         self.height, self.width = (width, height) if self.turn.transpose else (height, width)
         self.moves: list[Move] = []
-        self.trail: list[Move | Orientation] | None = [] if is_followed else None
+        self.trail: list[TrailPart] | None = [] if is_followed else None
         self.pixels_max = pixels_max
 
     def copy(self) -> "Geometry":
@@ -166,8 +193,8 @@ class Geometry:
                 f"{self.width} x {self.height} pixels would be resized to {width} x {height}, "
                 f"more than the {self.pixels_max} pixels of max_pixels"
             )
-        mirrored = self._mirrored(interpolation)
-        self.moves.append(Resampling(*self._stored_size(height, width), interpolation, mirrored))
+        mirrored, transposed = self._mirrored(interpolation), interpolation == "lanczos" and self.turn.transpose
+        self.moves.append(Resampling(*self._stored_size(height, width), interpolation, mirrored, transposed))
         self.height, self.width = height, width
         if self.trail is not None:
             self.trail.append(Resampling(height, width, interpolation))
@@ -294,9 +321,41 @@ def _plan_resize(step: options.Resize) -> Planner:
         if step.size is not None:
             geometry.scale(*step.size, step.interpolation)
             return
-        assert step.shorter_side is not None
-        shorter = min(height, width)
-        geometry.scale(step.shorter_side * height // shorter, step.shorter_side * width // shorter, step.interpolation)
+        geometry.scale(*_proportional(step, height, width), step.interpolation)
+
+    return plan
+
+
+def _proportional(step: options.Resize, height: int, width: int) -> Size:
+    """The size of an image whose proportions are kept: torchvision's, in whole numbers."""
+    shorter, longer = sorted((height, width))
+    if step.longer_side is not None:
+        short, long = max(1, step.longer_side * shorter // longer), step.longer_side
+    else:
+        assert step.shorter_side is not None, "one of the two"
+        short, long = step.shorter_side, step.shorter_side * longer // shorter
+        if step.max_longer_side is not None and long > step.max_longer_side:
+            short, long = max(1, step.max_longer_side * short // long), step.max_longer_side
+    if (unit := step.multiple_of) is not None:
+        most = (step.max_longer_side or SIDE_PIXELS_MAX) // unit * unit
+        short, long = (min(max(unit, (side + unit // 2) // unit * unit), most) for side in (short, long))
+    return (short, long) if height <= width else (long, short)
+
+
+@planner_for.register
+def _plan_letterbox(step: options.Letterbox) -> Planner:
+    high, wide = step.size
+
+    def plan(geometry: Geometry, _random: RandomNumber) -> None:
+        height, width = geometry.height, geometry.width
+        if step.enlarge or height > high or width > wide:
+            if high * width <= wide * height:
+                height, width = high, max(1, (2 * width * high + height) // (2 * height))
+            else:
+                height, width = max(1, (2 * height * wide + width) // (2 * width)), wide
+            geometry.scale(height, width, step.interpolation)
+        top, left = ((high - height) // 2, (wide - width) // 2) if step.place == "center" else (0, 0)
+        geometry.window(-top, -left, high, wide, step.fill)
 
     return plan
 
@@ -454,13 +513,16 @@ def noting(step: StepOptions, planner: Planner, draws: list[dict[str, object]]) 
     return plan
 
 
-def _drawn(step: StepOptions, trail: Sequence[Move | Orientation], whole: Cut) -> dict[str, object]:
+def _drawn(step: StepOptions, trail: Sequence[TrailPart], whole: Cut) -> dict[str, object]:
     """What a random step chose, by what it did to a ``whole`` image; boxes as the viewer sees."""
     if isinstance(step, options.RandomFlip):
         return {"flips": ["horizontal" if one == _MIRRORED else "vertical" for one in trail]}
     if isinstance(step, options.Rotate):
         (turn,) = trail
-        return {"degrees": turn.degrees if isinstance(turn, Warp) else 90 * QUARTER_TURNS.index(turn)}
+        if isinstance(turn, Orientation):
+            return {"degrees": 90 * QUARTER_TURNS.index(turn)}
+        assert isinstance(turn, Warp), "what a rotation does"
+        return {"degrees": turn.degrees}
     cut = next((one for one in trail if isinstance(one, Cut)), whole)
     padded = next((one for one in trail if isinstance(one, Padding)), None)
     return {"crop": cut._asdict(), **({"padded": {"top": padded.top, "left": padded.left}} if padded else {})}

@@ -98,25 +98,44 @@ class Decode(ImageStep):
 
 @options
 class Resize(ImageStep):
-    """Scale the image: to ``size`` exactly, or to ``shorter_side`` with its proportions kept.
+    """Scale the image: to ``size``, or with its proportions to a shorter or longer side.
 
-    Needs one of the two.
+    Needs one of the three.
     """
 
     keeps_pixels: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"longer_side", "max_longer_side", "multiple_of"})
     op: Literal["resize"] = "resize"
     size: Annotated[Size | None, Example([224, 224])] = None
     """Height and width afterwards, in pixels; proportions are not kept."""
     shorter_side: Side | None = None
     """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then
     fix the size."""
+    longer_side: Side | None = None
+    """Length of the longer side afterwards, in pixels; the shorter follows, at least 1 pixel."""
+    max_longer_side: Side | None = None
+    """With ``shorter_side``: the longest that the longer side may be; the shorter one follows."""
+    multiple_of: Side | None = None
+    """Round both sides to the nearest multiple of this, at least one and at most
+    ``max_longer_side``; not with ``size``."""
     interpolation: Interpolation = "auto"
     """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
     there on."""
 
     def __post_init__(self) -> None:
-        if (self.size is None) == (self.shorter_side is None):
-            raise ValueError("resize needs either size = [height, width] or shorter_side = pixels")
+        if (self.size, self.shorter_side, self.longer_side).count(None) != 2:  # noqa: PLR2004  one of three is there
+            raise ValueError(
+                "resize needs either size = [height, width], shorter_side = pixels or longer_side = pixels"
+            )
+        if self.max_longer_side is not None and self.shorter_side is None:
+            raise ValueError("max_longer_side limits what shorter_side leads to; longer_side alone is a length")
+        if self.multiple_of is not None and self.size is not None:
+            raise ValueError("multiple_of is for shorter_side or longer_side: write multiples into size")
+        if (
+            self.max_longer_side is not None
+            and max(self.shorter_side or 1, self.multiple_of or 1) > self.max_longer_side
+        ):
+            raise ValueError("max_longer_side is less than shorter_side or multiple_of")
 
 
 @options
@@ -252,6 +271,29 @@ class Pad(ImageStep):
     def __post_init__(self) -> None:
         if (self.size is None) == (self.border is None):
             raise ValueError("pad needs either size = [height, width] or border = [above, below, left, right]")
+
+
+@options
+class Letterbox(ImageStep):
+    """Scale the image with its proportions until it just fits into ``size``; ``fill`` around it.
+
+    The shorter side is rounded to the nearest pixel.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    op: Literal["letterbox"] = "letterbox"
+    size: Annotated[Size, Example([640, 640])]
+    """Height and width afterwards, in pixels."""
+    enlarge: bool = True
+    """Whether an image that is smaller than ``size`` is scaled, too, and not only put into it."""
+    place: Literal["center", "top_left"] = "center"
+    """The place of the image in ``size``; an odd pixel is added below and to the right."""
+    interpolation: Interpolation = "auto"
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
+    there on."""
+    fill: Fill = (114,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
 
 
 @options

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.image import resample
-from batchd.data.pipeline.image.geometry import Move, Orientation, RandomNumber
+from batchd.data.pipeline.image.geometry import RandomNumber, TrailPart
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.data.pipeline.image.options import ColorJitter, Cutout, Gray
 from batchd.data.pipeline.options import StepOptions
@@ -44,7 +44,7 @@ class Change(NamedTuple):
     into the second argument, which is the row where there is one, or into memory of its own."""
     drew: Mapping[str, object] = {}
     """The numbers, for ``batchd replay``."""
-    trail: Sequence[Move | Orientation] = ()
+    trail: Sequence[TrailPart] = ()
     """What it does to the fields that follow the image."""
 
 

@@ -29,13 +29,14 @@ kept, less where the second side's weights need them.
 import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.image import geometry
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
+from batchd.data.pipeline.image.options import Fill
 from batchd.data.pipeline.options import Interpolation
 from batchd_wire.views import Array
 
@@ -105,7 +106,8 @@ def make_moves(
         into = out if out is not None and is_last else scratch.image(place, (move.height, move.width, pixels.shape[2]))
         if isinstance(move, geometry.Resampling):
             method = _method(pixels.shape[0], pixels.shape[1], move)
-            resample(pixels, into, method, move.mirrored, turn if is_last else geometry.UPRIGHT)
+            then = turn if is_last else geometry.UPRIGHT
+            resample(pixels, into, method, move.mirrored, then, transposed=move.transposed)
             if is_last:
                 return into
         elif isinstance(move, geometry.Padding):
@@ -116,9 +118,7 @@ def make_moves(
     return turned(pixels, turn, scratch, out)
 
 
-def follow_trail(
-    mask: Pixels, trail: Sequence[geometry.Move | geometry.Orientation], scratch: Scratch, fill: int
-) -> Pixels:
+def follow_trail(mask: Pixels, trail: Sequence[geometry.TrailPart], scratch: Scratch, fill: int) -> Pixels:
     """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers."""
     for place, move in enumerate(trail):
         if isinstance(move, geometry.Cut):
@@ -128,7 +128,9 @@ def follow_trail(
             mask = turned(mask, move, scratch, None, place)
             continue
         into = scratch.image(place, (move.height, move.width, 1))
-        if isinstance(move, geometry.Resampling):
+        if isinstance(move, geometry.Motion):
+            move.move_mask(mask, into, fill)
+        elif isinstance(move, geometry.Resampling):
             resample(mask, into, "nearest")
         elif isinstance(move, geometry.Padding):
             _pad(mask, move._replace(fill=(fill,)), into)
@@ -188,9 +190,13 @@ _PORTION_NUMBERS = 40_000
 _CACHED_SIDES = 1024
 """A random crop has as many sizes as a side has pixels; weights take as long as their use."""
 _CUBIC = -0.75
+_LOBES = 3
+_LANCZOS_SHIFT_MAX, _LANCZOS_BITS = 18, 22
+"""Magnitudes of weights add up to 1.6 times their sum: 22 bits of it, times 8 bits, fit into 31."""
 
 Places = npt.NDArray[np.int32]
 Weights = npt.NDArray[np.int16]
+Number = TypeVar("Number", float, npt.NDArray[np.float64])
 
 
 class Taps(NamedTuple):
@@ -202,12 +208,14 @@ class Taps(NamedTuple):
     """The weights of each new pixel add up to ``1 << shift``."""
 
 
-def resample(
+def resample(  # noqa: PLR0913  each is one thing that is known of the move
     pixels: Pixels,
     into: Pixels,
     method: Interpolation,
     mirrored: geometry.Mirrored = (False, False),
     turn: geometry.Orientation = geometry.UPRIGHT,
+    *,
+    transposed: bool = False,
 ) -> None:
     """Resample an image, uint8 [height, width, channels], into one of another size, flipped."""
     assert method != "auto", "a method that was chosen"
@@ -228,6 +236,9 @@ def resample(
         rows = _nearest(height, into.shape[0], is_mirrored=mirrored[0])
         columns = _nearest(width, into.shape[1], is_mirrored=mirrored[1])
         np.take(pixels[rows], columns, axis=1, out=into, mode="clip")
+        return
+    if method == "lanczos":
+        _resample_lanczos(pixels, into, turn, columns_first=transposed)
         return
     down = taps(height, into.shape[0], method, is_mirrored=mirrored[0])
     across = taps(width, into.shape[1], method, is_mirrored=mirrored[1])
@@ -326,7 +337,59 @@ def _cubic(near: npt.NDArray[np.float64]) -> Weights:
     return rounded
 
 
-_MAKERS = {"linear": _linear_taps, "area": _area_taps, "cubic": _cubic_taps}
+def _lanczos_taps(source: int, target: int) -> Taps:
+    """Mix the pixels below a Lanczos window of three lobes, which is as wide as it must be.
+
+    Pillow's ``precompute_coeffs``: the window covers three source pixels on each side of a new
+    centre, or three new pixels if those are larger.
+    """
+    scale = source / target
+    wide = max(1.0, scale)
+    centre = (np.arange(target) + 0.5) * scale
+    begin = np.maximum(np.floor(centre - _LOBES * wide + 0.5), 0).astype(np.intp)
+    end = np.minimum(np.floor(centre + _LOBES * wide + 0.5), source).astype(np.intp)
+    count = int((end - begin).max())
+    first = np.minimum(begin, source - count)
+    pixels = first[:, np.newaxis] + np.arange(count)
+    place = (pixels - centre[:, np.newaxis] + 0.5) / wide
+    exact = np.where(np.abs(place) < _LOBES, _sinc(place) * _sinc(place / _LOBES), 0.0)
+    exact[(pixels < begin[:, np.newaxis]) | (pixels >= end[:, np.newaxis])] = 0
+    sums = np.cumsum(exact, axis=1)
+    shift = min(_LANCZOS_SHIFT_MAX, _WEIGHT_BITS + max(0, (source // target).bit_length() - 1))
+    # so that the weights add up
+    rounded = np.rint(sums / sums[:, -1:] * (1 << shift)).astype(np.int64)
+    return Taps(first.astype(np.int32), np.diff(rounded, axis=1, prepend=0).astype(np.int16), shift)
+
+
+def _sinc(place: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``sin(pi x) / (pi x)``: float64 sums and products, the same everywhere."""
+    half_turns = np.rint(place)
+    sine = _small_sine((place - half_turns) * math.pi) * np.where(half_turns % 2, -1.0, 1.0)
+    return np.divide(sine, place * math.pi, out=np.ones_like(place), where=place != 0)
+
+
+def _resample_lanczos(pixels: Pixels, into: Pixels, turn: geometry.Orientation, *, columns_first: bool) -> None:
+    """Resample rows, then columns, as Pillow does: 8 bits between them, cut off at 0 and 255.
+
+    Of a window that overshoots, that is no small difference: a sum of both sides at once is up to
+    60 levels away, where black and white meet.
+    """
+    height, width, channels = pixels.shape
+    new_height, new_width = into.shape[:2]
+    down, across = taps(height, new_height, "lanczos"), taps(width, new_width, "lanczos")
+    size = (new_height, width) if columns_first else (height, new_width)
+    middle = np.empty((*size, channels), np.uint8)
+    same_down, same_across = (taps(side, side, "nearest") for side in size)
+    kept_across = min(_KEPT_BITS, _LANCZOS_BITS - across.shift)
+    if columns_first:
+        weigh(pixels, middle, down, same_across, _KEPT_BITS - 1)
+        weigh(middle, into, same_down, across, kept_across, turn)
+    else:
+        weigh(pixels, middle, same_down, across, kept_across)
+        weigh(middle, into, down, same_across, _KEPT_BITS - 1, turn)
+
+
+_MAKERS = {"linear": _linear_taps, "area": _area_taps, "cubic": _cubic_taps, "lanczos": _lanczos_taps}
 
 
 def side_by_side(pixels: Pixels) -> Pixels:
@@ -375,13 +438,20 @@ def warp(pixels: Pixels, move: geometry.Warp, into: Pixels) -> None:
 
     Both are uint8 ``[height, width, channels]``, of the same shape.
     """
-    fill = bytes(move.fill * _CHANNELS_MAX if len(move.fill) == 1 else move.fill).ljust(_CHANNELS_MAX, b"\0")
-    is_linear = move.interpolation == "linear"
-    across, down = origins(move)
+    warp_from(pixels, into, origins(move), move.fill, is_linear=move.interpolation == "linear")
+
+
+def warp_from(pixels: Pixels, into: Pixels, origin: tuple[Origin, Origin], fill: Fill, *, is_linear: bool) -> None:
+    """Make each new pixel that of its origin, which is rounded as ``origins`` says."""
     if IS_BUILT:
-        _pixels.warp(side_by_side(pixels), into, across, down, is_linear, fill)
+        _pixels.warp(side_by_side(pixels), into, *origin, is_linear, fill_bytes(fill))
     else:
-        _warp(pixels, into, (across, down), fill, is_linear=is_linear)
+        _warp(pixels, into, origin, fill_bytes(fill), is_linear=is_linear)
+
+
+def fill_bytes(fill: Fill) -> bytes:
+    """A colour as the extension takes it."""
+    return bytes(fill * _CHANNELS_MAX if len(fill) == 1 else fill).ljust(_CHANNELS_MAX, b"\0")
 
 
 def origins(move: geometry.Warp) -> tuple[Origin, Origin]:
@@ -409,24 +479,60 @@ def sine_and_cosine(degrees: float) -> tuple[float, float]:
     quarters = round(degrees / _QUARTER_DEGREES)
     angle = (degrees - quarters * _QUARTER_DEGREES) * (math.pi / 180)
     square = angle * angle
-    sine = cosine = 0.0
-    for term in range(2 * _TERMS, 0, -2):  # Horner's rule
-        sine = -(1 + sine) * square / (term * (term + 1))
+    cosine = 0.0
+    for term in range(2 * _TERMS, 0, -2):
         cosine = -(1 + cosine) * square / (term * (term - 1))
-    sine, cosine = angle + angle * sine, 1 + cosine
+    sine, cosine = _small_sine(angle), 1 + cosine
     for _ in range(quarters % 4):
         sine, cosine = cosine, -sine
     return sine, cosine
 
 
+def _small_sine(angle: Number) -> Number:
+    """Sine of an angle of up to a quarter turn, in radians: Taylor's series by Horner's rule."""
+    square = angle * angle
+    sine = 0 * angle
+    for term in range(2 * _TERMS, 0, -2):
+        sine = -(1 + sine) * square / (term * (term + 1))
+    return angle + angle * sine
+
+
+def remap(pixels: Pixels, into: Pixels, places: npt.NDArray[np.int32], fill: Fill, *, is_linear: bool) -> None:
+    """Make each new pixel that of a place: ``places``, int32 ``[height, width, 2]``, x and y.
+
+    In 1/2048 of a pixel, of whose centres are whole numbers; the pixel at the place, or between
+    the four around it, with ``fill`` outside of the image. ``into`` may have another size.
+    """
+    if not is_linear:
+        places = places + np.int32(1 << _FRACTION_BITS - 1)
+    if IS_BUILT:
+        _pixels.remap(side_by_side(pixels), into, places, is_linear, fill_bytes(fill))
+        return
+    shift = _PLACE_BITS - _FRACTION_BITS
+    across, down = (places[:, :, side].astype(np.int64) << shift for side in range(2))
+    _take(pixels, into, across, down, fill_bytes(fill), is_linear=is_linear)
+
+
 def _warp(pixels: Pixels, into: Pixels, origin: tuple[Origin, Origin], fill: bytes, *, is_linear: bool) -> None:
     """What the extension does, by numpy."""
+    rows, columns = np.ogrid[: into.shape[0], : into.shape[1]]
+    across, down = (by_x * columns + by_y * rows + by_one for by_x, by_y, by_one in origin)
+    _take(pixels, into, across, down, fill, is_linear=is_linear)
+
+
+def _take(  # noqa: PLR0913  each is one thing that the extension takes
+    pixels: Pixels,
+    into: Pixels,
+    across: npt.NDArray[np.int64],
+    down: npt.NDArray[np.int64],
+    fill: bytes,
+    *,
+    is_linear: bool,
+) -> None:
     height, width, channels = pixels.shape
     framed = np.empty((height + 2 * _FRAME, width + 2 * _FRAME, channels), np.uint8)
     framed[...] = np.frombuffer(fill, np.uint8)[:channels]
     framed[_FRAME:-_FRAME, _FRAME:-_FRAME] = pixels
-    rows, columns = np.ogrid[: into.shape[0], : into.shape[1]]
-    across, down = (by_x * columns + by_y * rows + by_one for by_x, by_y, by_one in origin)
     row_bytes = width + 2 * _FRAME
     place = np.clip(down >> _PLACE_BITS, -_FRAME, height) + _FRAME
     place *= row_bytes

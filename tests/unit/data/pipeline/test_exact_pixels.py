@@ -11,7 +11,7 @@ from batchd.data.pipeline.image import recolor, resample
 from batchd.data.pipeline.image.geometry import Orientation, Warp
 from batchd.data.pipeline.image.resample import sine_and_cosine, warp
 
-METHODS = ("nearest", "linear", "area", "cubic")
+METHODS = ("nearest", "linear", "area", "cubic", "lanczos")
 RANDOM = np.random.default_rng(11)
 if resample.IS_BUILT:
     from batchd.data.pipeline import _pixels
@@ -162,6 +162,24 @@ def test_the_extension_warps_as_numpy_does(monkeypatch, method) -> None:
 
 
 @needs_extension
+@pytest.mark.parametrize("is_linear", [False, True])
+def test_the_extension_remaps_as_numpy_does(monkeypatch, is_linear) -> None:
+    """Places are anywhere, also far outside, and the target has a size of its own."""
+    for number in range(60):
+        height, width, channels, rows, columns = (int(one) for one in RANDOM.integers(1, (40, 40, 5, 30, 30)))
+        pixels = image(height, width, channels)
+        reach = (50, 2**20)[number % 2] << 11 - number % 2 * 2
+        places = RANDOM.integers(-reach, reach, (rows, columns, 2)).astype(np.int32)
+
+        def make(pixels=pixels, places=places):
+            into = np.full((*places.shape[:2], pixels.shape[2]), 7, np.uint8)
+            resample.remap(pixels, into, places, (9,), is_linear=is_linear)
+            return into
+
+        assert np.array_equal(*both(monkeypatch, make))
+
+
+@needs_extension
 @pytest.mark.parametrize("is_bgr", [False, True])
 def test_the_extension_shifts_hues_as_numpy_does(monkeypatch, is_bgr) -> None:
     """The test covers every hue and grey, with shifts of all sizes."""
@@ -214,6 +232,11 @@ def test_sines_are_exact_to_the_last_bits() -> None:
         ("count_levels", lambda: (PIXELS, np.zeros((3, 256), np.uint16))),
         ("count_levels", lambda: (PIXELS, np.zeros(768, np.uint32))),
         ("count_levels", lambda: (PIXELS[:, ::2], np.zeros((3, 256), np.uint32))),
+        ("remap", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), PLACES, True, b"1234")),
+        ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES, True, b"123")),
+        ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES[:3], True, b"1234")),
+        ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES[..., :1].copy(), True, b"1234")),
+        ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES.astype(np.int64), True, b"1234")),
         ("sharpen", lambda: (PIXELS, np.zeros((4, 5, 3), np.uint8), 5)),
         ("sharpen", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), 5)),
         ("sharpen", lambda: (PIXELS[:0], PIXELS[:0].copy(), 5)),
@@ -231,6 +254,7 @@ def test_invalid_arguments_are_refused(name, arguments) -> None:
 
 
 PIXELS = np.zeros((4, 4, 3), np.uint8)
+PLACES = np.zeros((4, 4, 2), np.int32)
 TAPS = resample.taps(4, 4, "linear")
 
 
@@ -242,6 +266,10 @@ def test_places_far_outside_are_fill() -> None:
             into = PIXELS.copy()
             _pixels.warp(PIXELS, into, (2**32, 0, place), (0, 2**32, -place), is_linear, b"\7\7\7\7")
             assert (into == 7).all()
+            for end in (np.iinfo(np.int32).min, np.iinfo(np.int32).max):
+                into = PIXELS.copy()
+                _pixels.remap(PIXELS, into, np.full((4, 4, 2), end, np.int32), is_linear, b"\7\7\7\7")
+                assert (into == 7).all()
 
 
 @needs_extension

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from batchd.data.pipeline.augment.options import (
+    Affine,
     Autocontrast,
     Blur,
+    Elastic,
     Equalize,
     Erase,
     Invert,
+    Perspective,
     Posterize,
     Sharpen,
     Solarize,
@@ -55,6 +58,12 @@ STEPS = [
     (Sharpen, {"factor": (0.1, 5.0)}),
     (Blur, {}),
     (Erase, {"fill": "noise", "count": 3}),
+    (
+        Affine,
+        {"degrees": (-40, -10), "translate": (0.1, 0.2), "scale": (0.8, 1.2), "shear_x": (3, 9), "shear_y": (-9, 9)},
+    ),
+    (Perspective, {}),
+    (Elastic, {}),
 ]
 
 

@@ -13,11 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from batchd.config.schema import json_schema
 from batchd.data.pipeline.augment.options import (
+    Affine,
     Autocontrast,
     Blur,
+    Elastic,
     Equalize,
     Erase,
     Invert,
+    Perspective,
     Posterize,
     Sharpen,
     Solarize,
@@ -34,6 +37,7 @@ from batchd.data.pipeline.image.options import (
     Follow,
     Gray,
     Layout,
+    Letterbox,
     Normalize,
     Pad,
     RandomCrop,
@@ -99,6 +103,12 @@ EVERY_STEP = [
     Invert(),
     Sharpen(factor=(0.5, 1.5)),
     Blur(sigma=(1, 3)),
+    Affine(degrees=(-5, 5), translate=(0.1, 0), scale=(0.5, 2), shear_x=(1, 2), shear_y=(-1, 1), fill=(1,)),
+    Perspective(distortion=0.25, interpolation="nearest"),
+    Elastic(alpha=3, sigma=2),
+    Resize(shorter_side=20, max_longer_side=99, multiple_of=8, interpolation="lanczos"),
+    Resize(longer_side=20),
+    Letterbox(size=(9, 8), enlarge=False, place="top_left", fill=(1, 2, 3)),
     Erase(area=(0.1, 0.2), aspect=(1, 2), count=3, fill=(1, 2, 3)),
     Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
 ]
