@@ -1,5 +1,16 @@
-"""``python -m batchd``: the same as the ``batchd`` command."""
+"""The command ``batchd``, also as ``python -m batchd``."""
 
-from batchd.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line. Ctrl-C while it is still loaded is as quiet as later."""
+    try:
+        from batchd.cli.main import main as run_command_line  # noqa: PLC0415  guarded
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run_command_line()
+
+
+if __name__ == "__main__":
+    main()

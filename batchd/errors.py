@@ -1,12 +1,14 @@
 """Errors on the server's side, sorted by what the operator does next. Daemon, workers and CLI.
 
     BatchdError                   exit code 1: it failed
+    ├── ArgumentInvalid           2: give the command something else, as what is there does not fit
     ├── ConfigInvalid             2: correct the configuration
     ├── SourceInvalid             2: correct the files that the configuration names
     ├── KeysInvalid               2: correct the key files, or use another name
     ├── DaemonUnreachable         3: start the daemon, or name its address
     ├── AlreadyRunning            4: use the daemon that runs, or another runtime directory
-    └── MemoryTooSmall            5: give more memory, or ask for less
+    ├── MemoryTooSmall            5: give more memory, or ask for less
+    └── Interrupted               130: start the command again if it is to go on
 
 Invariant: every error that leaves the command line because of the world outside is one of these,
 and its exit code is the class's. A bad sample is no error but data (``SampleUnreadable``,
@@ -183,7 +185,13 @@ class Problem:
         return self.message.partition(REMEDY)[2]
 
 
-class ConfigInvalid(BatchdError):  # noqa: N818  the tree names things by what is wrong with them
+class ArgumentInvalid(BatchdError):  # noqa: N818  the tree names things by what is wrong with them
+    """A command cannot do what its arguments say with what is there, such as a file that exists."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigInvalid(BatchdError):  # noqa: N818  as above
     """The configuration cannot be used; ``problems`` holds all problems, not only the first."""
 
     exit_code = ExitCode.USAGE

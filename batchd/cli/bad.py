@@ -1,10 +1,8 @@
 """``batchd bad``: the bad samples of a stream, with reasons. Runs in the user's shell."""
 
-import json
 from time import monotonic
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.asking import RunningStream, running_daemon
 from batchd.cli.options import Address, JsonObject, as_command
 from batchd.cli.text import escaped
@@ -25,14 +23,14 @@ def command(*, stream: RunningStream, address: Address, as_json: JsonObject) -> 
         deadline = monotonic() + ANSWER_TIMEOUT_S
         answer = session.request(lambda request: AskBad(request, stream), BadSamples, deadline)
     if as_json:
-        click.echo(json.dumps(answer.to_plain(), indent=2))
+        terminal.emit_json(answer.to_plain())
         return
     if not answer.total:
-        click.echo(f"no bad samples so far in stream {stream}")
+        terminal.say(f"no bad samples so far in stream {stream}")
         return
     for sample, path, reason, times in answer.samples:
         first, *more = map(escaped, reason.splitlines() or [""])
-        click.echo("\n".join([f"{escaped(path)}: {first} (met {counted(times, 'time')}, sample {sample})", *more]))
+        terminal.say(f"{escaped(path)}: {first} (met {counted(times, 'time')}, sample {sample})", *more)
     if answer.left_out:
         where = f"; all are in {escaped(answer.file)}" if answer.file else ""
-        click.echo(f"... and {answer.left_out:,} more, {answer.total:,} in total{where}")
+        terminal.say(f"... and {answer.left_out:,} more, {answer.total:,} in total{where}")

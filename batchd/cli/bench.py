@@ -6,7 +6,6 @@ loses only CPU time.
 Invariant: it ends some seconds after ``--seconds``, and prints what it has if it is interrupted.
 """
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,14 +16,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
-import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
+from batchd.cli import terminal
 from batchd.cli.options import ConfigFile, JsonObject, Overrides, argument, as_command, option, stream_unknown
-from batchd.cli.problems import echo_unknown_variables
-from batchd.cli.tables import TableColumn, own_console, table
+from batchd.cli.problems import warn_of_unknown_variables
+from batchd.cli.tables import TableColumn, table
 from batchd.cli.text import escaped
 from batchd.commands.bench.advice import BenchResult, disturbances, helps, part_times, verdict
 from batchd.commands.bench.beside import (
@@ -94,7 +92,7 @@ def command(
     use the CPUs, the report says so. Ctrl-C ends the measurement and prints the figures so far.
     Without a configuration, begin with `batchd init`.
     """
-    echo_unknown_variables()
+    warn_of_unknown_variables()
     interpreter = find_interpreter(sys.executable if python is None else python)
     with Storage(CHECK_LIMITS) as storage, tempfile.TemporaryDirectory(prefix="batchd-bench-") as folder:
         reading = read_config(config_file, overrides)
@@ -119,7 +117,7 @@ def command(
         except KeyboardInterrupt:
             result.is_interrupted = True
     if as_json:
-        click.echo(json.dumps(_plain(result), indent=2))
+        terminal.emit_json(_plain(result))
     else:
         _show(result)
     if result.is_interrupted:
@@ -229,9 +227,7 @@ class _Bench:
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[str], Report]]:
     """Show on a terminal what is measured, and how fast that is so far."""
-    console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(BAR_CELLS))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with terminal.progress(TextColumn("{task.description}"), BarColumn(BAR_CELLS)) as bar:
         task, began_s = bar.add_task("", total=seconds), monotonic()
 
         def of(what: str) -> Report:
@@ -254,12 +250,11 @@ def _rows(result: BenchResult) -> list[tuple[str, Figures]]:
 
 
 def _show(result: BenchResult) -> None:
-    console = own_console()
-    source = result.config.source
-    console.print(
+    width, source = terminal.console_of().width, result.config.source
+    terminal.say(
         f"stream {result.name}: {source.type} {escaped(source.place)}, {counted(result.samples, 'sample')}, "
-        f"batches of {result.config.batch_size:,}, {counted(result.cpus, 'CPU')}\n",
-        soft_wrap=True,
+        f"batches of {result.config.batch_size:,}, {counted(result.cpus, 'CPU')}",
+        "",
     )
     rows = _rows(result)
     if rows:
@@ -270,9 +265,9 @@ def _show(result: BenchResult) -> None:
             TableColumn("", MIDDLE, lambda row: _bar(row[1].samples_per_s / most), is_text=True),
             TableColumn("CPU of a sample", 0, lambda row: "-" if row[1].cpu_ms is None else f"{row[1].cpu_ms:.2f} ms"),
         ]
-        console.print(table(speeds, rows, console.width))
+        terminal.draw([table(speeds, rows, width)])
     if result.loader is not None:
-        console.print(f"the DataLoader: {result.loader_tools}", soft_wrap=True)
+        terminal.say(f"the DataLoader: {result.loader_tools}")
     best = result.best
     if best is not None and (parts := part_times(best)):
         longest = max(ms for _name, ms in parts) or 1.0
@@ -281,17 +276,15 @@ def _show(result: BenchResult) -> None:
             TableColumn("CPU of a sample", 0, lambda part: f"{part[1]:.3f} ms"),
             TableColumn("", MIDDLE, lambda part: _bar(part[1] / longest), is_text=True),
         ]
-        console.print()
-        console.print(table(steps, parts, console.width))
+        terminal.draw(["", table(steps, parts, width)])
     for title, lines in (
         ("Is it worth it?", verdict(result)),
         ("What would help", helps(result)),
         ("To know", disturbances(result)),
     ):
         if lines:
-            console.print(Text(f"\n{title}", "bold"))
-        for line in lines:
-            console.print(f"  {escaped(line)}", soft_wrap=True)
+            terminal.draw([Text(f"\n{title}", "bold")])
+            terminal.say(*(f"  {escaped(line)}" for line in lines))
 
 
 def _bar(share: float) -> Text:

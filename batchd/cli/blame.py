@@ -6,7 +6,6 @@ or from a file of lines; the pixels from worker processes of this command's own.
 Invariant: a group is named only with the chance that it stands out without a cause.
 """
 
-import json
 from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated
 import click
 import numpy as np
 
+from batchd.cli import terminal
 from batchd.cli.asking import RunningStream, client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import (
@@ -29,7 +29,8 @@ from batchd.cli.options import (
 )
 from batchd.cli.peeked import PeekedBatch
 from batchd.cli.replay import ask_card
-from batchd.cli.text import aligned, escaped
+from batchd.cli.tables import fitted
+from batchd.cli.text import escaped
 from batchd.commands.history.batches import Replayer, check_fingerprint
 from batchd.commands.history.blame import DEVIATIONS, Found
 from batchd.commands.history.cards import RunCard, read_card
@@ -105,7 +106,10 @@ def command(
         assert losses is not None, "from the daemon, or from the file"
         blame = examine(replayer, losses, ROWS_DRAWN if output is not None else ROWS_SHOWN)
         bgr_fields = next(iter(blame.batches.values())).bgr_fields if blame.batches else ()
-    click.echo(json.dumps(blame.to_plain(), indent=2) if as_json else "\n".join(shown(blame)))
+    if as_json:
+        terminal.emit_json(blame.to_plain())
+    else:
+        terminal.say(*shown(blame))
     if output is not None:
         _draw(blame, output, field, bgr_fields)
 
@@ -139,7 +143,10 @@ def shown(blame: Blame) -> list[str]:
     if blame.bad:
         lines += [
             "",
-            *aligned([("batch", "loss", "usual", "deviations"), *map(_batch_cells, blame.bad[:BATCHES_SHOWN])]),
+            *fitted(
+                [("batch", "loss", "usual", "deviations"), *map(_batch_cells, blame.bad[:BATCHES_SHOWN])],
+                terminal.columns(),
+            ),
         ]
         lines += _more(blame.bad_batches - BATCHES_SHOWN)
     lines.append("")
@@ -228,4 +235,4 @@ def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[st
     }
     first = blame.worst[0].position
     draw(PeekedBatch(*first, blame.batches[first].classes, arrays, varying, bgr_fields), blame.stream, output, field)
-    click.echo(f"{output}: drawn", err=True)
+    terminal.note(f"{output}: drawn")

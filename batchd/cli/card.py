@@ -6,8 +6,7 @@ Runs in the user's shell. Of a running daemon, or of a configuration, whose sour
 from pathlib import Path
 from typing import Annotated
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import Address, ConfigFile, Overrides, as_command, option
 from batchd.cli.prepare import ConfiguredStream
@@ -65,10 +64,10 @@ def command(
         card = replace(card, state=state)
     card = joined_card(card, [(file, read_card(file)) for file in joined_files])
     if output is None:
-        click.echo(card.to_json(), nl=False)
+        terminal.emit(card.to_json())
         return
     try:
         output.write_text(card.to_json())
     except OSError as error:
         raise BatchdError(f"{output} cannot be written: {error.strerror}") from None
-    click.echo(f"{output}: stream {stream}, fingerprint {card.fingerprint}")
+    terminal.say(f"{output}: stream {stream}, fingerprint {card.fingerprint}")

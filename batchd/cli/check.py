@@ -6,17 +6,17 @@ fast for any number of files; ``--explain`` scans all.
 Invariant: a daemon starts with what passes here, except for what the last lines list.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import click
 
+from batchd.cli import terminal
 from batchd.cli.options import ConfigFile, Overrides, as_command, option
-from batchd.cli.problems import echo_unknown_variables, plain_problems
-from batchd.cli.tables import facts, own_console
-from batchd.cli.text import aligned, escaped
+from batchd.cli.problems import plain_problems, warn_of_unknown_variables
+from batchd.cli.tables import facts, fitted
+from batchd.cli.text import escaped
 from batchd.config.load import LoadedConfig, read_config
 from batchd.config.tree import Config
 from batchd.daemon.config_checks import (
@@ -69,7 +69,7 @@ def command(
     and addresses, if a daemon runs already. Exit code 2 if something must be corrected, 5 if only
     the memory is too small.
     """
-    echo_unknown_variables()
+    warn_of_unknown_variables()
     if output_format == "text":
         _check(config_file, overrides, explain=explain)
         return
@@ -79,9 +79,9 @@ def command(
         with Storage(CHECK_LIMITS) as storage:
             checked(read_config(config_file, overrides), config_file, storage)
     except BatchdError as error:
-        click.echo(json.dumps({"problems": plain_problems(error, str(config_file))}, indent=2))
+        terminal.emit_json({"problems": plain_problems(error, str(config_file))})
         sys.exit(error.exit_code)
-    click.echo(json.dumps({"problems": []}, indent=2))
+    terminal.emit_json({"problems": []})
 
 
 def checked(reading: LoadedConfig, config_file: Path, storage: Storage) -> tuple[Config, dict[str, RingSize], Preview]:
@@ -105,10 +105,10 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
     """Print a summary of a valid configuration."""
     with Storage(CHECK_LIMITS) as storage:
         config, rings, found = checked(read_config(config_file, overrides), config_file, storage)
-        width = own_console().width if sys.stdout.isatty() else sys.maxsize  # a pipe: no limit
+        width = terminal.columns()
         workers = counted(config.daemon.worker_count(), "worker")
-        click.echo(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
-        click.echo("\n".join(described(config, rings, width)))
+        terminal.say(f"{config_file} is fine: {workers}, {_memory(config, rings)}\n")
+        terminal.say(*described(config, rings, width))
         unused = [(name, stream.unused_by_cache) for name, stream in config.streams.items() if stream.unused_by_cache]
         for title, lines in (
             (f"Decoded on, with worker hosts at {config.daemon.worker_address}:", decoding_places(config, rings)),
@@ -118,7 +118,7 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
             ("Not looked at, as only the daemon and its workers do:", found.unseen),
         ):
             if lines:
-                click.echo("\n".join(("", title, *facts(lines, width))))
+                terminal.say("", title, *facts(lines, width))
         if explain:
             _explain(config, rings, storage)
 
@@ -128,10 +128,10 @@ def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> No
 
     storage.limits = config.daemon.storage_limits()
     for name, stream in config.streams.items():
-        click.echo()
+        terminal.say("")
         plan = plan_stream(name, stream, rings[name].columns, config.daemon.python_path or ())
         for line in explained(plan, config.daemon, storage):
-            click.echo(escaped(line))
+            terminal.say(escaped(line))
 
 
 def _memory(config: Config, rings: dict[str, RingSize]) -> str:
@@ -143,14 +143,9 @@ def _memory(config: Config, rings: dict[str, RingSize]) -> str:
 
 def described(config: Config, rings: dict[str, RingSize], width: int) -> list[str]:
     """The streams: a table, or, where that is wider than ``width``, a paragraph for each."""
-    titles = ("stream", "source", "fields of a batch", "slot", "slots in the ring")
-    rows = [titles]
+    rows = [("stream", "source", "fields of a batch", "slot", "slots in the ring")]
     for name, stream in config.streams.items():
         layout, source = rings[name].layout, f"{stream.source.type} {stream.source.place}"
         fields = ", ".join(layout.field_texts)
         rows.append((name, source, fields, round_bytes(layout.slot_bytes), str(rings[name].slots_max)))
-    lines = aligned(rows)
-    if max(map(len, lines)) <= width:
-        return lines
-    paragraphs = [[row[0], *facts(list(zip(titles[1:], row[1:], strict=True)), width)] for row in rows[1:]]
-    return [line for lines in paragraphs for line in lines]
+    return fitted(rows, width)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from textwrap import fill, wrap
 from typing import Annotated
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.options import as_command, option
 from batchd.config.schema import Node, alternatives, json_schema, resolve, table_of, toml_default, toml_example
 
@@ -65,11 +64,11 @@ def command(
     """
     match form:
         case "schema":
-            click.echo(json.dumps(json_schema(), indent=2))
+            terminal.emit_json(json_schema())
         case "reference":
-            click.echo(reference_markdown(), nl=False)
+            terminal.emit(reference_markdown())
         case _:
-            click.echo(annotated_toml(), nl=False)
+            terminal.emit(annotated_toml())
 
 
 def annotated_toml() -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from batchd.cli import terminal
 from batchd.errors import BatchdError
 from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
 from batchd.worker.entry import start_early
@@ -69,10 +70,16 @@ def run_daemon(
             set_up_logs(log_level, log_format, kept.add)
             log_unknown_variables()
             config = load_config(config_file, overrides)
+        say_ready = ready or print_line
+
+        def begin_serving(address: str) -> None:
+            terminal.show_progress("")
+            say_ready(address)
+
         options = ServeOptions(
             lifeline=lifeline,
-            progress=_ScanProgress(),
-            ready=ready or print_line,
+            progress=_show_scan,
+            ready=begin_serving,
             origin=Origin(config_file.absolute(), overrides),
             log=kept,
             launched=fork_server,
@@ -88,17 +95,8 @@ def run_daemon(
             fork_server.channel.close()
 
 
-class _ScanProgress:
-    """Counts samples on a line of the terminal while a source is scanned."""
-
-    def __init__(self) -> None:
-        self._shows = sys.stderr is not None and sys.stderr.isatty()  # None if it was closed
-
-    def __call__(self, stream: str, found: int) -> None:
-        if self._shows:
-            with suppress(OSError):  # the terminal is gone
-                sys.stderr.write(f"\rscanning {stream}: {counted(found, 'sample')}\x1b[K\r")
-                sys.stderr.flush()
+def _show_scan(stream: str, found: int) -> None:
+    terminal.show_progress(f"scanning {stream}: {counted(found, 'sample')}")
 
 
 @contextmanager
@@ -153,7 +151,7 @@ def main() -> None:
         run_daemon(Path(config), overrides, "warning", "text", lifeline=int(sys.argv[2]))
     except BatchdError as error:
         with suppress(OSError):  # the script has ended meanwhile
-            print(error, flush=True)  # noqa: T201  the script reads it
+            terminal.emit(str(error))  # the script reads it
         sys.exit(error.exit_code)
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchd.cli.text import aligned
+from batchd.cli import terminal
+from batchd.cli.tables import fitted
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import BucketOrder, BucketSizes
@@ -146,7 +147,7 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield from _whole_images(name, whole, decode)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
-    yield from aligned([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)])
+    yield from fitted([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)], terminal.columns())
     if good and stream.cache_kind not in {"off", "points"}:
         yield f"{name}: {_need(plan, index, kept, stream.cache_bytes)}"
 
@@ -308,7 +309,7 @@ def _mixed(name: str, epochs: Plan, mixture: Mixture) -> Iterator[str]:
         ]
         moment = f"epoch {epoch}, batch {-(-row // epochs.batch_size)}"
         rows.append((moment, " ".join(f"{share:.1%}" for share in shares), " ".join(passes)))
-    yield from aligned(rows)
+    yield from fitted(rows, terminal.columns())
 
 
 def _drawn(name: str, epochs: Plan) -> str:

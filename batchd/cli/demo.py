@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import numpy as np
-from rich.console import Console
 from rich.live import Live
-from rich.progress import Progress
 from rich.table import Table
 
 import batchd
 import batchd_client
+from batchd.cli import terminal
 from batchd.cli.options import as_command, option
 from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.errors import BatchdError
@@ -96,7 +94,7 @@ def train(address: str, epochs: int) -> None:
 
 def tell(**numbers: float) -> None:
     """Write one line for the demo."""
-    click.echo(json.dumps(numbers))
+    terminal.emit(json.dumps(numbers))
 
 
 # --- what the demo does around it -----------------------------------------------------------------
@@ -126,7 +124,7 @@ def trainers(address: str, epochs: int) -> Iterator[list[Trainer]]:
         yield started
 
 
-def watch(running: list[Trainer], console: Console) -> None:
+def watch(running: list[Trainer]) -> None:
     """Begin together, and show what the trainers tell until both are done."""
     for trainer in running:
         assert trainer.process.stdout is not None, "a pipe"
@@ -137,7 +135,7 @@ def watch(running: list[Trainer], console: Console) -> None:
         assert trainer.process.stdin is not None, "a pipe"
         trainer.process.stdin.write("go\n")
         trainer.process.stdin.flush()
-    with Live(table(running), console=console, auto_refresh=False) as live:
+    with Live(table(running), console=terminal.console_of(), auto_refresh=False) as live:
         shown_s = 0.0
         for _line in lines(running):
             if time.monotonic() - shown_s > SHOWN_EVERY_S:
@@ -183,45 +181,44 @@ def table(running: list[Trainer]) -> Table:
     return drawn
 
 
-def photographs(data: str | None, folder: Path, console: Console) -> Path:
+def photographs(data: str | None, folder: Path) -> Path:
     """The folder to serve: ``data``, or generated photographs in ``folder``."""
     if data:
         return Path(data).expanduser().resolve()
     folder = (folder / "photos").resolve()
     if sum(1 for _ in folder.glob("*/*.jpg")) == PHOTOS:
         return folder
-    with Progress(console=console, transient=True) as progress:
+    with terminal.progress() as progress:
         task = progress.add_task(f"making {PHOTOS} photographs", total=PHOTOS)
         make_photos(folder, PHOTOS, 0, lambda made: progress.update(task, completed=made))
-    console.print(f"made {PHOTOS} photographs in {folder}", soft_wrap=True)
+    terminal.say(f"made {PHOTOS} photographs in {folder}")
     return folder
 
 
 def run(data: str | None, folder: Path, epochs: int) -> None:
     """Serve, train, and draw."""
-    console = Console(highlight=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        source = photographs(data, folder, console)
+        source = photographs(data, folder)
     except OSError as error:
         raise BatchdError(f"{error.filename}: {error.strerror}; --folder names another place") from None
     config, sheet = folder / "batchd.toml", folder / "sheet.png"
     config.write_text(CONFIG.format(path=config, source=json.dumps(str(source)), batch_size=BATCH_SIZE))
     with batchd.serve(config) as address:
-        console.print(f"serving {source} at {address}\n", soft_wrap=True)
+        terminal.say(f"serving {source} at {address}", "")
         with trainers(address, epochs) as running:
-            watch(running, console)
+            watch(running)
         with batchd_client.connect(address) as daemon:
             status: Any = daemon.status()
         peek = [sys.executable, "-m", "batchd", "peek", "photos", "--address", address, "-o", str(sheet)]
         subprocess.run(peek, check=True, stdout=subprocess.DEVNULL)
     photos = status["streams"][0]
-    console.print(
-        f"\n{photos['decoded_batches']} batches were decoded once and handed out {photos['delivered_batches']} times; "
+    terminal.say(
+        "",
+        f"{photos['decoded_batches']} batches were decoded once and handed out {photos['delivered_batches']} times; "
         f"{photos['shared_batches']} of them were read by both trainers.",
-        soft_wrap=True,
     )
     if photos["bad_samples"]:
-        console.print(f"{photos['bad_samples']} samples were bad and had another in their place.")
-    console.print(f"A batch as a picture: {sheet.resolve()}", soft_wrap=True)
-    console.print(f"\nNext: {own_command()} init {shlex.quote(data) if data else 'YOUR_FOLDER'}", soft_wrap=True)
+        terminal.say(f"{photos['bad_samples']} samples were bad and had another in their place.")
+    terminal.say(f"A batch as a picture: {sheet.resolve()}")
+    terminal.say("", f"Next: {own_command()} init {shlex.quote(data) if data else 'YOUR_FOLDER'}")

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.options import argument, as_command, option
 from batchd.cli.text import escaped
 
@@ -34,11 +33,11 @@ def command(
     states = [run if isinstance(run, TrainerState) else run.state for run in runs]
     for file, state in zip((run_a, run_b), states, strict=True):
         if state is not None:
-            click.echo(f"{file}: next batch at {state.position.epoch}:{state.position.step}")
+            terminal.say(f"{file}: next batch at {state.position.epoch}:{state.position.step}")
     cards = [run for run in runs if isinstance(run, RunCard)]
     if len(cards) < len(runs):
         is_same = runs[0].fingerprint == runs[1].fingerprint
-        click.echo(
+        terminal.say(
             "the same batch at each position"
             if is_same
             else "other batches, and a state does not say why: compare two cards, which `batchd card` writes"
@@ -47,11 +46,11 @@ def command(
     before, after = cards
     found = difference(before, after, (RowOrder.scan(before), RowOrder.scan(after)) if scan else None)
     for line in [*found.parts, *found.versions]:
-        click.echo(escaped(line))
+        terminal.say(escaped(line))
     if found.position is not None:
-        click.echo(f"first other batch: {found.position.epoch}:{found.position.step}")
+        terminal.say(f"first other batch: {found.position.epoch}:{found.position.step}")
     elif not found.parts:
-        click.echo("the same batch at each position")
+        terminal.say("the same batch at each position")
     for line in filter(None, [found.note, *found.delivered]):
-        click.echo(line)
+        terminal.say(line)
     sys.exit(DIFFERENT if found.parts or found.has_other_rows else 0)

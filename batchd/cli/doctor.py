@@ -3,29 +3,34 @@
 Invariant: each finding is one line, with its remedy below it, and is printed at once.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, ConfigFile, JsonObject, Overrides, as_command, is_config_given
-from batchd.cli.text import escaped
+from batchd.cli.text import escaped, wrapped
 from batchd.commands.doctor.examine import DoctorTarget, check_daemon, examine
 from batchd.commands.doctor.machine import Finding, Level, Machine, Running
 from batchd.config.load import load_config
 from batchd.errors import BatchdError, ConfigInvalid, ExitCode
+from batchd.observe.columns import MIDDLE
 from batchd.runtime import __version__
 from batchd_client.asking import ask_status
 from batchd_wire.wording import counted
 
 ANSWER_TIMEOUT_S = 5.0
-STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "bold yellow", Level.PROBLEM: "bold red"}
+STYLES: dict[Level, dict[str, Any]] = {
+    Level.OK: {"fg": "green"},
+    Level.NOTE: {"fg": "cyan"},
+    Level.WARNING: {"fg": "yellow", "bold": True},
+    Level.PROBLEM: {"fg": "red", "bold": True},
+}
 LEVEL_WIDTH = max(map(len, Level))
 SUBJECT_WIDTH = 20
 
@@ -42,16 +47,15 @@ def command(
     """
     counts = dict.fromkeys(Level, 0)
     shown = []
-    console = Console(markup=False, highlight=False, emoji=False)
     for finding in _findings(_target(config_file, overrides, is_given=is_config_given(context)), address):
         counts[finding.level] += 1
         shown.append(asdict(finding))
         if not as_json:
-            _show(console, finding)
+            _show(finding)
     if as_json:
-        click.echo(json.dumps({"version": __version__, "findings": shown, "counts": counts}, indent=2))
+        terminal.emit_json({"version": __version__, "findings": shown, "counts": counts})
     else:
-        console.print(f"\n{_summary(counts)}", soft_wrap=True)
+        terminal.say("", _summary(counts))
     if counts[Level.PROBLEM]:
         sys.exit(ExitCode.FAILED)
 
@@ -82,14 +86,17 @@ def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> DoctorT
         return DoctorTarget(machine, file, None, why, is_broken=True)
 
 
-def _show(console: Console, finding: Finding) -> None:
-    """One line, never cut: a terminal wraps it. The remedy is indented below it."""
-    level = (f"{finding.level:<{LEVEL_WIDTH}}", STYLES[finding.level])
-    subject = (f"  {finding.subject:<{SUBJECT_WIDTH}}  ", "bold")
-    console.print(Text.assemble(level, subject, escaped(finding.found)), soft_wrap=True)
+def _show(finding: Finding) -> None:
+    """The subject, what was found, and below it what helps."""
+    width = terminal.columns()
+    level = click.style(f"{finding.level:<{LEVEL_WIDTH}}", **STYLES[finding.level])
+    subject = click.style(f"{finding.subject:<{SUBJECT_WIDTH}}", bold=True)
+    blank = " " * (LEVEL_WIDTH + 2)
+    below = blank + (" " * (SUBJECT_WIDTH + 2) if width >= MIDDLE else "")
+    terminal.say(*wrapped(escaped(finding.found), width, f"{level}  {subject}  ", below))
     if finding.advice:
-        style = "dim" if finding.level is Level.NOTE else "default"
-        console.print(Text(f"{'':{LEVEL_WIDTH}}  -> {escaped(finding.advice)}", style), soft_wrap=True)
+        lines = wrapped(f"-> {escaped(finding.advice)}", width, blank, f"{blank}   ")
+        terminal.say(*(click.style(line, dim=True) if finding.level is Level.NOTE else line for line in lines))
 
 
 def _summary(counts: dict[Level, int]) -> str:

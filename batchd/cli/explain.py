@@ -6,9 +6,10 @@ from typing import Annotated
 import click
 from click.shell_completion import CompletionItem
 
+from batchd.cli import terminal
 from batchd.cli.options import argument, as_command, completions
 from batchd.config.manual import MANUAL, Entry
-from batchd.errors import ProblemKind
+from batchd.errors import ArgumentInvalid, ProblemKind
 from batchd.runtime.suggestions import suggestion
 
 COLUMNS_MAX = 100
@@ -25,13 +26,13 @@ def command(*, name: Annotated[str | None, argument(shell_complete=_names)]) -> 
     Without NAME, list all names.
     """
     if name is None:
-        click.echo("\n".join(ProblemKind))
+        terminal.say(*ProblemKind)
         return
     word = name.strip("[]")
     if word not in list(ProblemKind):
-        raise click.UsageError(f"there is no problem {name!r}; {suggestion(word, list(ProblemKind))}")
+        raise ArgumentInvalid(f"there is no problem {name!r}; {suggestion(word, list(ProblemKind))}")
     width = min(COLUMNS_MAX, shutil.get_terminal_size().columns)
-    click.echo(explanation(MANUAL[ProblemKind(word)], width))
+    terminal.say(explanation(MANUAL[ProblemKind(word)], width))
 
 
 def explanation(entry: Entry, width: int) -> str:

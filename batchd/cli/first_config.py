@@ -20,12 +20,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import Field, dataclass, fields, replace
 from itertools import chain, count
-from textwrap import wrap
 from time import monotonic
 
 import numpy as np
 
-from batchd.cli.text import escaped
+from batchd.cli.text import escaped, wrapped
 from batchd.config.schema import toml_value
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.samples.columns import Column
@@ -56,7 +55,7 @@ DROPPING_BATCHES = 16
 """With fewer, the last batch of an epoch is too large a part of the data to be left out."""
 RECORD_BYTES_MAX = 1 << 28
 CLASSES_SHOWN, FIELDS_SHOWN = 5, 12
-COMMENT_CHARACTERS = 118
+LINE_CHARACTERS = 78
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _PIXEL_DIMENSIONS = 3
 _CHANNELS = (1, 3)
@@ -313,10 +312,17 @@ def config_text(name: str, table: Mapping[str, object], comments: Sequence[str])
     """The text of batchd.toml: ``comments``, each on as many lines as it takes, and the stream."""
     lines = []
     for comment in comments:
-        first, *others = wrap(escaped(comment), COMMENT_CHARACTERS, break_long_words=False, break_on_hyphens=False)
-        lines += [f"# {first}", *(f"#   {other}" for other in others)]
-    lines += [f"[{path_text(('streams', name))}]", *(f"{key} = {toml_value(value)}" for key, value in table.items())]
+        lines += wrapped(escaped(comment), LINE_CHARACTERS, "# ", "#   ")
+    lines += [f"[{path_text(('streams', name))}]", *(_pair(key, value) for key, value in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _pair(key: str, value: object) -> str:
+    """A key and its value, a long list with a line for each item."""
+    line = f"{key} = {toml_value(value)}"
+    if len(line) <= LINE_CHARACTERS or not isinstance(value, Sequence) or isinstance(value, str):
+        return line
+    return "\n".join([f"{key} = [", *(f"    {toml_value(item)}," for item in value), "]"])
 
 
 def comments_on(found: FoundSource, facts: Facts) -> list[str]:

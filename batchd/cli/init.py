@@ -7,7 +7,6 @@ decodes the batch. ``cli.config_file`` writes a new file, or adds the stream to 
 Invariant: the written configuration passes ``batchd check``. An interrupt leaves no partial file.
 """
 
-import json
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from typing import Annotated, NamedTuple
 
 import click
 
-from batchd.cli import first_config
+from batchd.cli import first_config, terminal
 from batchd.cli.config_file import FileInUse, NewFile, served_as
 from batchd.cli.options import (
     DEFAULT_CONFIG_FILE,
@@ -32,7 +31,7 @@ from batchd.cli.options import (
     running_file,
 )
 from batchd.cli.parts import Look, Part, training_stream
-from batchd.cli.problems import echo_unknown_variables
+from batchd.cli.problems import warn_of_unknown_variables
 from batchd.cli.reload import reload
 from batchd.config.problems import NAME_RULE
 from batchd.config.schema import toml_value
@@ -41,7 +40,7 @@ from batchd.data.sources.files.options import FolderSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import ReportProgress
-from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.errors import ArgumentInvalid, BatchdError, ConfigInvalid, MemoryTooSmall
 from batchd_wire.keys import STREAM_NAME_PATTERN
 
 STANDARD_OUTPUT = Path("-")
@@ -122,7 +121,7 @@ def command(
     prints = dry_run or output == STANDARD_OUTPUT
     if sheet is not None and (prints or as_json):
         raise click.UsageError("--sheet saves a batch, but --dry-run, -o - and --json make none; leave --sheet out")
-    echo_unknown_variables()
+    warn_of_unknown_variables()
     if add is not None:
         _add(
             add,
@@ -139,14 +138,15 @@ def command(
     if not prints:
         file.write(drafted.text)
     if as_json:
-        click.echo(json.dumps(_found(drafted, None if prints else file.path), indent=2))
+        terminal.emit_json(_found(drafted, None if prints else file.path))
     elif prints:
-        click.echo(drafted.text, nl=False)
+        terminal.emit(drafted.text)
     else:
-        click.echo(f"{drafted.text}\n{file.path} is written; the first batch:")
+        terminal.emit(drafted.text)
+        terminal.say("", f"{file.path} is written; the first batch:")
         _show_batch(file.path, drafted.streams[0].name, sheet)
         serve = "" if file.path == DEFAULT_CONFIG_FILE else f" -c {file.path}"
-        click.echo(f"\nNext: batchd serve{serve}\n{_in_a_trainer(drafted)}")
+        terminal.say("", f"Next: batchd serve{serve}", _in_a_trainer(drafted))
 
 
 class Output(NamedTuple):
@@ -183,13 +183,14 @@ def _add(path: Path, config: Path, name: str | None, output: Output, *, allow_ou
     if not output.prints:
         file.write(drafted.text)
     if output.as_json:
-        click.echo(json.dumps(_found(drafted, None if output.prints else config), indent=2))
+        terminal.emit_json(_found(drafted, None if output.prints else config))
     elif output.prints:
-        click.echo(drafted.text, nl=False)
+        terminal.emit(drafted.text)
     else:
-        click.echo(f"{drafted.text}\nadded to {config} as {' and '.join(one.name for one in drafted.streams)}")
+        terminal.emit(drafted.text)
+        terminal.say("", f"added to {config} as {' and '.join(one.name for one in drafted.streams)}")
         _offer_reload(config)
-        click.echo(_in_a_trainer(drafted))
+        terminal.say(_in_a_trainer(drafted))
 
 
 def _offer_reload(config: Path) -> None:
@@ -197,11 +198,15 @@ def _offer_reload(config: Path) -> None:
     running = running_file()
     serve = "" if config == DEFAULT_CONFIG_FILE else f" {config}"
     if running is None or not os.path.samefile(running[1], config):  # noqa: PTH121  either may be a link
-        click.echo(f"\nNext: batchd serve{serve}")
-    elif sys.stdin.isatty() and sys.stdout.isatty() and click.confirm(f"\nReload the daemon at {running[0]} now?"):
+        terminal.say("", f"Next: batchd serve{serve}")
+    elif (
+        terminal.is_terminal(sys.stdin)
+        and terminal.is_terminal(sys.stdout)
+        and terminal.confirm(f"Reload the daemon at {running[0]} now?")
+    ):
         reload(running[0])
     else:
-        click.echo("\nNext: batchd reload")
+        terminal.say("", "Next: batchd reload")
 
 
 def _check_output(file: NewFile, *, force: bool) -> None:
@@ -217,7 +222,7 @@ def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: b
     try:
         place = as_location("PATH", path)
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise ArgumentInvalid(str(error)) from None
     if not isinstance(place, Url):
         place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
     with Storage() as storage, _progress() as progress:
@@ -277,12 +282,9 @@ def _drafted(parts: Sequence[Part], names: Sequence[str], batch_size: int, train
 @contextmanager
 def _progress() -> Iterator[Callable[[str], ReportProgress]]:
     """Show the numbers of files and samples found so far, on a terminal."""
-    from rich.console import Console  # noqa: PLC0415  it takes longer to load than the rest
-    from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415  the same
+    from rich.progress import SpinnerColumn, TextColumn  # noqa: PLC0415  it takes longer to load than the rest
 
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,} {task.description}"))
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with terminal.progress(SpinnerColumn(), TextColumn("{task.completed:,} {task.description}")) as bar:
 
         def counter(noun: str) -> ReportProgress:
             task = bar.add_task(noun, total=None)
@@ -327,7 +329,7 @@ def _show_batch(file: Path, stream: str, sheet: Path | None) -> None:
     if sheet is not None:
         show(batch, stream, sheet)
     else:
-        click.echo("\n".join(batch_table(batch)))
+        terminal.say(*batch_table(batch, terminal.columns()))
 
 
 def _in_a_trainer(draft: Draft) -> str:

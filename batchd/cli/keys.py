@@ -7,22 +7,21 @@ Invariant: a secret is written only to the requested file, or to standard output
 an argument.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
 import click
 
-from batchd.cli.options import DEFAULT_CONFIG_FILE, argument, as_command, option
+from batchd.cli import terminal
+from batchd.cli.options import DEFAULT_CONFIG_FILE, CommandGroup, argument, as_command, option
 from batchd.config.environment import DAEMON_VARIABLES
 from batchd.config.load import load_config
-from batchd.errors import BatchdError
+from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.runtime.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, connection_file_text
@@ -50,7 +49,7 @@ KeysConfig = Annotated[
 ]
 
 
-@click.group("keys")
+@click.group("keys", cls=CommandGroup)
 def command() -> None:
     """Make, list and revoke the keys of trainers and worker hosts on other machines.
 
@@ -84,7 +83,7 @@ def _new(
     The secret is stored nowhere else: if it is lost, make another key.
     """
     keys = named_keys(keys_dir, config_file)
-    with nullcontext(partial(click.echo, nl=False)) if output is None else _new_file(output) as write:
+    with nullcontext(terminal.emit) if output is None else _new_file(output) as write:
         key = keys.new(name, frozenset(streams) or None, Role(role))
         try:
             write(connection_file_text(key))
@@ -106,18 +105,18 @@ def _list(
     keys = named_keys(keys_dir, config_file)
     accepted = sorted((key for one in keys.roles for key in one.accepted()), key=attrgetter("name"))
     for reason in (reason for one in keys.roles for reason in one.damaged().values()):
-        click.echo(f"batchd: this key is invalid: {reason}", err=True)
+        terminal.warn(f"this key is invalid: {reason}")
     if as_json:
         plain = [{**asdict(key), "streams": None if key.streams is None else sorted(key.streams)} for key in accepted]
-        click.echo(json.dumps(plain, indent=2))
+        terminal.emit_json(plain)
         return
     if not accepted:
-        click.echo(f"no keys in {keys.path}; `{Role.TRAINER.command}` makes one")
+        terminal.say(f"no keys in {keys.path}; `{Role.TRAINER.command}` makes one")
         return
     width = max(len(key.name) for key in accepted)
     for key in accepted:
         streams = "every stream" if key.streams is None else ", ".join(sorted(key.streams))
-        click.echo(f"{key.name.ljust(width)}  {key.role.ljust(ROLE_WIDTH)}  {key.public}  {streams}")
+        terminal.say(f"{key.name.ljust(width)}  {key.role.ljust(ROLE_WIDTH)}  {key.public}  {streams}")
 
 
 @as_command("revoke", command)
@@ -125,7 +124,7 @@ def _revoke(*, name: Annotated[str, argument()], keys_dir: KeysDirectory, config
     """Revoke the key NAME."""
     keys = named_keys(keys_dir, config_file)
     keys.revoke(name)
-    click.echo(f"revoked {name} in {keys.path}")
+    terminal.say(f"revoked {name} in {keys.path}")
     _say_when(keys)
 
 
@@ -146,7 +145,7 @@ def _new_file(path: Path) -> Iterator[Callable[[str], None]]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     except FileExistsError:
-        raise click.UsageError(f"{path} exists and is not overwritten; name another file, or remove it first") from None
+        raise ArgumentInvalid(f"{path} exists and is not overwritten; name another file, or remove it first") from None
     except OSError as error:
         raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
     with ExitStack() as where_it_fails:
@@ -172,12 +171,12 @@ def _explain(key: ConnectionKey, output: Path | None, keys: KeyDirectory) -> Non
         host = "the trainer's host"
         use = f"{ADDRESS_VARIABLE}=tcp://HOST:7070 {KEY_VARIABLE}={file.name} python train.py"
     where = f"Copy {file} to" if output else f"Keep the above as {file}, for its owner alone (chmod 600), on"
-    click.echo(f"made the key {key.name} in {keys.path}. {where} {host}, and there:", err=True)
-    click.echo(f"    {use}", err=True)
+    terminal.note(f"made the key {key.name} in {keys.path}. {where} {host}, and there:")
+    terminal.note(f"    {use}")
     _say_when(keys)
 
 
 def _say_when(keys: KeyDirectory) -> None:
     if keys.path == SYSTEM_KEYS_DIRECTORY:
         text = f"A service that gets its keys as credentials knows of this once it starts again: {RESTART}"
-        click.echo(text, err=True)
+        terminal.note(text)

@@ -6,19 +6,17 @@ left a link to its log in the runtime directory, if that was a file.
 """
 
 import os
-import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, as_command, option
 from batchd.cli.status import log_line
-from batchd.cli.tables import echo, own_console
 from batchd.cli.text import escaped
 from batchd.errors import DaemonUnreachable
 from batchd_client.asking import ANSWER_TIMEOUT_S
@@ -31,10 +29,7 @@ from batchd_wire.runtime import (
     parse_address,
     runtime_directory,
 )
-from batchd_wire.status import DaemonStatus, read_status
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from batchd_wire.status import DaemonStatus, LogLine, read_status
 
 LINES = 20
 TAIL_BYTES = 1 << 20
@@ -55,9 +50,8 @@ def command(
     that it logs. The place of the whole log goes to standard error. Where no daemon runs, the lines
     are those of the last one that wrote its log to a file.
     """
-    console = own_console()
     try:
-        _print_log(console, address, lines, follow=follow)
+        _print_log(address, lines, follow=follow)
     except DaemonUnreachable as error:
         log = _last_log(address)
         if log is None or follow:
@@ -67,27 +61,28 @@ def command(
             last = _last_lines(log, lines)
         except OSError:
             raise error from None
-        click.echo(f"no daemon runs; the last one wrote until {ended:%Y-%m-%d %H:%M:%S}, to {log}", err=True)
-        for line in last:
-            click.echo(escaped(line))
+        terminal.note(f"no daemon runs; the last one wrote until {ended:%Y-%m-%d %H:%M:%S}, to {log}")
+        terminal.say(*map(escaped, last))
 
 
-def _print_log(console: "Console", address: str | None, lines: int, *, follow: bool) -> None:
+def _print_log(address: str | None, lines: int, *, follow: bool) -> None:
     with running_daemon(address) as session:
         status = _ask(session, 0)
         if status.daemon.log:
-            click.echo(f"the whole log: {status.daemon.log}", err=True)
+            terminal.note(f"the whole log: {status.daemon.log}")
         shown = status.log[max(0, len(status.log) - lines) :]
         last = status.log[-1].number if status.log else 0
-        echo(console, (log_line(line, console.width) for line in shown))
-        sys.stdout.flush()
+        _draw(shown)
         with suppress(KeyboardInterrupt):
             while follow:
                 time.sleep(FOLLOW_S)
                 news = _ask(session, last).log
-                echo(console, (log_line(line, console.width) for line in news))
-                sys.stdout.flush()
+                _draw(news)
                 last = news[-1].number if news else last
+
+
+def _draw(lines: Sequence[LogLine]) -> None:
+    terminal.draw(log_line(line, terminal.columns()) for line in lines)
 
 
 def _last_log(address: str | None) -> Path | None:

@@ -9,18 +9,16 @@ exception is a bug in batchd and keeps its traceback. What the system lacks (spa
 memory, a reader of the output) becomes a sentence, too.
 """
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from importlib import import_module
-from pathlib import Path
 
 import click
 
-from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode, scarcity
+from batchd.cli import terminal
+from batchd.cli.options import CommandGroup
+from batchd.errors import EXIT_CODE_MEANINGS, BatchdError, ExitCode
 from batchd.runtime import __version__
-from batchd.runtime.suggestions import suggestion
+from batchd.runtime.suggestions import probably_meant
 
 COMMANDS = {
     "init": "Look at data, and write the configuration that serves it.",
@@ -57,11 +55,11 @@ ENVIRONMENT = {
     "BATCHD_CONNECTIONS": "number of TCP connections of a trainer",
     "BATCHD_RECONNECT_TIMEOUT": "seconds that a trainer waits for a daemon that went away",
     "BATCHD_NAME": "name of a trainer's run in status, top, why and the page",
-    "BATCHD_WORKERS, …": "each key of [daemon] in capitals; overrides batchd.toml",
+    "BATCHD_WORKERS, ...": "each key of [daemon] in capitals; overrides batchd.toml",
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(CommandGroup):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's interface
@@ -74,14 +72,6 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"batchd.cli.{cmd_name}").command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the called command; suggest a name for an unknown one."""
-        if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            ctx.fail(f"No such command '{args[0]}'; {suggestion(args[0], list(COMMANDS))}")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's interface
         """Write the overview without importing anything."""
@@ -109,51 +99,34 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit; the entry point of the console script."""
+    terminal.accept_any_text()
     try:
-        with _output_guarded():
-            cli.main(args=arguments, prog_name="batchd")
-    except BatchdError as error:
-        from batchd.cli.problems import echo_error  # noqa: PLC0415  errors only
-
-        with suppress(OSError):  # the exit code says it, too
-            echo_error(error)
+        with terminal.guarded_output():
+            status = cli.main(args=arguments, prog_name="batchd", standalone_mode=False)
+    except click.Abort:
+        sys.exit(ExitCode.INTERRUPTED)
+    except click.ClickException as error:
+        _show_misuse(error)
         sys.exit(error.exit_code)
+    except BatchdError as error:
+        from batchd.cli.problems import show_error  # noqa: PLC0415  errors only
+
+        show_error(error)
+        sys.exit(error.exit_code)
+    sys.exit(status or ExitCode.FINE)
 
 
-@contextmanager
-def _output_guarded() -> Iterator[None]:
-    """Write all of the output, and make a sentence of what keeps a command from writing.
-
-    Raises ``BatchdError``. A reader that is gone, such as `head`, ends a command in silence.
-    """
-    if sys.stdout is None:  # it was closed
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  it lasts as long as the process
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except OSError as error:
-        is_output = _is_stuck()
-        if isinstance(error, BrokenPipeError) and is_output:
-            sys.exit(ExitCode.FAILED)
-        text = scarcity(error)
-        if text is None:
-            raise
-        raise BatchdError(f"standard output cannot be written: {text}" if is_output else text) from None
-
-
-def _is_stuck() -> bool:
-    """Whether standard output takes nothing.
-
-    What it has not taken is dropped, not tried at exit.
-    """
-    try:
-        sys.stdout.write("\n")  # where nothing is buffered, only another write tells
-        sys.stdout.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        return True
-    return False
+def _show_misuse(error: click.ClickException) -> None:
+    """Print what is wrong with the words of a command, and how it is used."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        terminal.note(error.format_message())
+        return
+    text = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        known = [name for one in context.command.get_params(context) for name in one.opts] if context else []
+        meant = probably_meant(error.option_name, known)
+        text = f"there is no option {error.option_name}" + (f"; did you mean {meant}?" if meant else "")
+    terminal.warn(text[:1].lower() + text[1:])
+    if context is not None:
+        terminal.note(context.get_usage(), f"`{context.command_path} --help` says more")

@@ -27,6 +27,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid
+from batchd.runtime.suggestions import suggestion
 from batchd_wire.position import Position
 from batchd_wire.runtime import TcpAddress, parse_address
 
@@ -63,6 +64,20 @@ def option(text: str, *names: str, parse: Callable[..., object] | None = None, *
     the default, too. ``limits`` are those of a number; further ``details`` are click's.
     """
     return _Mark(text, names, parse, details)
+
+
+class CommandGroup(click.Group):
+    """Commands of which the one that was probably meant is suggested."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that ``args`` begin with."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not ctx.resilient_parsing:
+            what = "option" if args[0].startswith("-") else "command"
+            ctx.fail(f"there is no {what} {args[0]!r}; {suggestion(args[0], names)}")
+        return super().resolve_command(ctx, args)
 
 
 def as_command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
@@ -212,7 +227,7 @@ def _checked(kind: object, details: Mapping[str, object]) -> object:
 
 def stream_unknown(name: str, names: Iterable[str]) -> BatchdError:
     """The error for a STREAM that is none of ``names``."""
-    return BatchdError(f"there is no stream {name!r}; there are {', '.join(names)}")
+    return BatchdError(f"there is no stream {name!r}; {suggestion(name, list(names))}")
 
 
 def parse_position(value: str) -> Position:

@@ -7,13 +7,13 @@ Invariant: the batch is a copy, so its slot is released at once.
 """
 
 import logging
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 import click
 
 import batchd_client
+from batchd.cli import terminal
 from batchd.cli.asking import RunningStream, client_errors, running_daemon
 from batchd.cli.options import Address, DrawnField, PositionArgument, as_command, option, parse_position
 from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
@@ -23,6 +23,8 @@ from batchd_wire.wording import counted
 
 BATCH_TIMEOUT_S = 120.0
 BEGINNING = Position(0, 0)
+ROW_COLUMNS = 120
+"""Width of the drawing of a packed row, where the terminal is not narrower."""
 
 
 @as_command("peek")
@@ -55,20 +57,20 @@ def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None
     batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     if field is None and not image_fields(batch):
-        click.echo(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
-        click.echo("\n".join(batch_table(batch)))
+        terminal.say(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
+        terminal.say(*batch_table(batch, terminal.columns()))
         if is_packed(batch):
-            click.echo("\n".join(drawn_rows(batch, shutil.get_terminal_size().columns)))
+            terminal.say(*drawn_rows(batch, min(terminal.columns(), ROW_COLUMNS)))
         return
     draw(batch, stream, output, field, is_bgr=is_bgr)
-    click.echo(f"{output}: {where}")
+    terminal.say(f"{output}: {where}")
 
 
 class _Echo(logging.Handler):
     """Prints warnings that the client logs, such as that a live stream has no samples yet."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"batchd: {record.getMessage()}", err=True)
+        terminal.warn(record.getMessage())
 
 
 def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch:

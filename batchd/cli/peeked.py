@@ -8,7 +8,8 @@ from math import isqrt
 import click
 import numpy as np
 
-from batchd.cli.text import aligned
+from batchd.cli.tables import fitted
+from batchd.cli.text import aligned, width_of
 from batchd_client.batch import Room
 from batchd_client.showing import cell_text
 from batchd_wire.fields import Varying, length_texts
@@ -108,7 +109,11 @@ def drawn_rows(batch: PeekedBatch, columns: int) -> list[str]:
     return lines
 
 
-def batch_table(batch: PeekedBatch) -> list[str]:
+def batch_table(batch: PeekedBatch, width: int) -> list[str]:
     """The fields of a batch with their types, and the values of its first samples."""
-    columns = [[name, batch.type_text(name), *map(cell_text, batch.samples(name)[:ROWS_MAX])] for name in batch.arrays]
-    return aligned(list(zip(*columns, strict=True)))
+    fields = [[name, batch.type_text(name), *map(cell_text, batch.samples(name)[:ROWS_MAX])] for name in batch.arrays]
+    lines = aligned(list(zip(*fields, strict=True)))
+    if max(map(width_of, lines)) <= width:
+        return lines
+    titles = ["", "type", *(f"sample {row}" for row in range(min(batch.rows, ROWS_MAX)))]
+    return fitted([titles, *fields], width)

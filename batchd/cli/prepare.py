@@ -4,23 +4,21 @@ Runs in the user's shell without a daemon: a process for each CPU writes shards 
 """
 
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
+from batchd.cli import terminal
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, ConfigFile, Overrides, argument, as_command, completions, option
 from batchd.commands.prepare import Output, Prepared, PrepareJob, prepare, source_table
 from batchd.config.load import load_config, read_config
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
-from batchd.errors import BatchdError, SourceInvalid
+from batchd.errors import ArgumentInvalid, BatchdError, Interrupted, SourceInvalid
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.runtime.suggestions import suggestion
@@ -42,7 +40,7 @@ ConfiguredStream = Annotated[str, argument(shell_complete=configured_streams)]
 def refuse_seekable(_context: click.Context, _option: click.Parameter, value: object) -> None:
     """Say what replaces options of earlier versions. Raises ``click.UsageError``."""
     if value:
-        raise click.UsageError(
+        raise ArgumentInvalid(
             "--seekable, with --short-side and --files, is no more: shards have access points, so --set "
             "'streams.STREAM.pipeline=[]' writes the source's own images for fast crops, and a pipeline of decode and resize "
             "smaller ones"
@@ -91,9 +89,8 @@ def command(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(file=sys.stderr)
     try:
-        with Bar(*columns, TextColumn("{task.fields[bad]}"), console=console, transient=True) as bar:
+        with terminal.progress(*columns, TextColumn("{task.fields[bad]}")) as bar:
             task = bar.add_task(stream, total=None, bad="")
 
             def show(samples: int, done: int, bad: int) -> None:
@@ -101,7 +98,7 @@ def command(
 
             prepared = prepare(work, Output(folder, shard_samples, image_format, quality), show)
     except KeyboardInterrupt:
-        raise BatchdError("interrupted; the same command continues where it stopped") from None
+        raise Interrupted("interrupted; the same command continues where it stopped") from None
     _summarise(folder, stream, prepared)
 
 
@@ -110,10 +107,10 @@ def _summarise(folder: Path, stream: str, prepared: Prepared) -> None:
     count, bad = len(prepared.shards), len(prepared.left_out)
     good = prepared.samples - bad
     made = f"{counted(good, 'sample')} in {counted(count, 'shard')} of {round_bytes(prepared.shard_bytes)}"
-    click.echo(made + (f"; {counted(bad, 'bad one')} left out, see {folder / 'bad.tsv'}" if bad else ""))
+    terminal.say(made + (f"; {counted(bad, 'bad one')} left out, see {folder / 'bad.tsv'}" if bad else ""))
     if prepared.empty:
-        click.echo(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")
+        terminal.say(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")
     if prepared.columns and len(prepared.empty) < count:
         shards = f"{stream}-{{000000..{count - 1:06}}}.tar"
-        click.echo("serve them:")
-        click.echo(f"  source = {source_table(folder.absolute(), shards, prepared.columns)}")
+        terminal.say("serve them:")
+        terminal.emit(f"  source = {source_table(folder.absolute(), shards, prepared.columns)}")

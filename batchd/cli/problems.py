@@ -11,35 +11,30 @@ Invariant: text from the file goes through ``escaped``, so it cannot change the 
 
 import os
 import sys
-import textwrap
-from collections.abc import Sequence
 from dataclasses import replace
 
 import click
 
-from batchd.cli.text import escaped
+from batchd.cli import terminal
+from batchd.cli.text import escaped, width_of, wrapped
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, Problem, ProblemKind
 from batchd_wire.wording import counted
 
 LINE_CHARACTERS_MAX = 66
 """Longest excerpt of a line: 80 columns with its number."""
-NARROWEST = 40
 
 
-def echo_error(error: BatchdError) -> None:
-    """Write an error to standard error: in colours on a terminal, unless NO_COLOR is set."""
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    color = False if not is_terminal or os.environ.get("NO_COLOR") else None
-    text = _problems_text(error, _columns() if is_terminal else None) if _has_problems(error) else str(error)
-    click.echo(f"{click.style('batchd:', fg='red', bold=True)} {text}", err=True, color=color)
+def show_error(error: BatchdError) -> None:
+    """Print an error on standard error."""
+    terminal.warn(_problems_text(error, terminal.columns(sys.stderr)) if _has_problems(error) else str(error))
 
 
-def echo_unknown_variables() -> None:
-    """Warn on standard error of variables that look like batchd's, and that nothing reads."""
+def warn_of_unknown_variables() -> None:
+    """Warn of variables that look like batchd's, and that nothing reads."""
     from batchd.config.environment import unknown_variables  # noqa: PLC0415  most errors have no use for pydantic
 
     for variable, advice in unknown_variables(os.environ).items():
-        click.echo(f"batchd: {escaped(variable)} is none of batchd's variables, so it does nothing; {advice}", err=True)
+        terminal.warn(f"{escaped(variable)} is none of batchd's variables, so it does nothing; {advice}")
 
 
 def plain_problems(error: BatchdError, file: str) -> list[dict[str, object]]:
@@ -68,7 +63,7 @@ def _has_problems(error: BatchdError) -> bool:
     return isinstance(error, (ConfigInvalid, MemoryTooSmall))
 
 
-def _problems_text(error: BatchdError, columns: int | None) -> str:
+def _problems_text(error: BatchdError, columns: int) -> str:
     assert isinstance(error, (ConfigInvalid, MemoryTooSmall))
     name = error.file or "the configuration"
     parts = [f"{name} has {counted(len(error.problems), 'problem')}:"]
@@ -82,48 +77,34 @@ def _problems_text(error: BatchdError, columns: int | None) -> str:
     return "\n\n".join([*parts, more])
 
 
-def _lines(problem: Problem, file: str, columns: int | None) -> list[str]:
-    """One problem; ``columns``: width of the terminal, None for lines of any length."""
+def _lines(problem: Problem, file: str, columns: int) -> list[str]:
+    """One problem, for a terminal of ``columns``."""
     place = f"{file}:{problem.line}: " if file and problem.line is not None else ""
     key = f"{problem.path}: " if problem.path else ""
     number = str(problem.line) if problem.source else ""
     margin = " " * len(number)
     lines = [f"{click.style(f'{place}{key}', bold=True)}{problem.what} {click.style(f'[{problem.kind}]', dim=True)}"]
     if problem.source:
-        shown, caret = _excerpt(problem.source, problem.column or 1, problem.length)
+        room = min(LINE_CHARACTERS_MAX, columns - len(margin) - len(" | "))
+        shown, caret = _excerpt(problem.source, problem.column or 1, problem.length, room)
         bar = click.style("|", fg="blue")
         lines += [f"{margin} {bar}", f"{click.style(number, fg='blue')} {bar} {shown}"]
         lines.append(f"{margin} {bar} {click.style(caret, fg='red', bold=True)}")
     for word, color, text in (("help", "green", problem.remedy), ("note", "blue", problem.meaning)):
         if text:
-            lines += _wrapped(f"{margin} = ", click.style(f"{word}:", fg=color), len(word) + 1, text, columns)
+            first = f"{margin} = {click.style(f'{word}:', fg=color)} "
+            lines += wrapped(text, columns, first, " " * width_of(first))
     return lines
 
 
-def _excerpt(source: str, column: int, length: int) -> tuple[str, str]:
+def _excerpt(source: str, column: int, length: int, line_max: int) -> tuple[str, str]:
     """A line of the file without what is far from ``column``, and carets under the key."""
     before, key, behind = source[: column - 1], source[column - 1 : column - 1 + length], source[column - 1 + length :]
     before, key, behind = (escaped(part.replace("\t", " ")) for part in (before, key, behind))
-    room = LINE_CHARACTERS_MAX - len(key)
+    room = line_max - len(key)
     if len(before) + len(behind) > room:
         before_max = max(room // 2, room - len(behind))
         before = before if len(before) <= before_max else "..." + before[-max(1, before_max - 3) :]
         behind_max = max(0, room - len(before))
         behind = behind if len(behind) <= behind_max else behind[: max(0, behind_max - 3)] + "..."
     return f"{before}{key}{behind}".rstrip(), " " * len(before) + "^" * max(1, len(key))
-
-
-def _wrapped(margin: str, label: str, label_length: int, text: str, columns: int | None) -> Sequence[str]:
-    indent = " " * (len(margin) + label_length + 1)
-    if columns is None:
-        return [f"{margin}{label} {text}"]
-    width = max(NARROWEST, columns - len(indent))
-    first, *others = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-    return [f"{margin}{label} {first}", *(indent + other for other in others)]
-
-
-def _columns() -> int:
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except OSError:
-        return 80

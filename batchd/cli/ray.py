@@ -18,12 +18,13 @@ from typing import Annotated
 import click
 import structlog
 
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
 from batchd.cli.keys import KeysConfig, KeysDirectory, named_keys
 from batchd.cli.log_lines import set_up_logs
-from batchd.cli.options import LogFormat, LogLevel, argument, as_command, option, worker_address
-from batchd.cli.text import aligned
-from batchd.errors import BatchdError
+from batchd.cli.options import CommandGroup, LogFormat, LogLevel, argument, as_command, option, worker_address
+from batchd.cli.tables import fitted
+from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.pool.ray.actor import ActorOptions, ActorReport
 from batchd.pool.ray.scaling import Limits
 from batchd.runtime.keys import KeyDirectory
@@ -42,7 +43,7 @@ QUIET = "warning"
 _log = structlog.get_logger()
 
 
-class _UpByDefault(click.Group):
+class _UpByDefault(CommandGroup):
     """A group that calls ``default`` where no command is named."""
 
     default = UP
@@ -151,9 +152,10 @@ def _status(*, cluster: Cluster) -> None:
             pool.look(on_ray.ANSWER_TIMEOUT_S)
             rows += [[address, str(number), *_cells(pool.hosts[number].report)] for number in sorted(pool.hosts)]
     if not rows:
-        click.echo("no worker hosts; `batchd ray ADDRESS` starts some")
+        terminal.say("no worker hosts; `batchd ray ADDRESS` starts some")
         return
-    click.echo("\n".join(aligned([["pool", "host", "state", "node", "workers", "starts", "printed last"], *rows])))
+    titles = ["pool", "host", "state", "node", "workers", "starts", "printed last"]
+    terminal.say(*fitted([titles, *rows], terminal.columns()))
 
 
 def _cells(report: ActorReport | None) -> list[str]:
@@ -178,7 +180,7 @@ def _down(
     with on_ray.cluster(cluster):
         pools = [address] if address else on_ray.pools()
         if len(pools) != 1:
-            raise click.UsageError(f"name one ADDRESS; there are worker hosts of: {', '.join(pools) or 'no daemon'}")
+            raise ArgumentInvalid(f"name one ADDRESS; there are worker hosts of: {', '.join(pools) or 'no daemon'}")
         where = worker_address(pools[0])
         if not on_ray.Pool(where.address).hosts:
             raise BatchdError(f"{where.address} has no worker hosts on this cluster; `batchd ray up` ends at Ctrl-C")
@@ -186,7 +188,7 @@ def _down(
         while (pool := on_ray.Pool(where.address)).hosts:
             pool.take_down()
     _revoke(keys, where)
-    click.echo(f"the worker hosts of {where.address} have left")
+    terminal.say(f"the worker hosts of {where.address} have left")
 
 
 class WorkerDemand:

@@ -4,8 +4,7 @@ import sys
 from math import inf
 from typing import Annotated
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, as_command, option
 from batchd_wire.messages import AskReload, Reloaded
@@ -32,6 +31,6 @@ def reload(address: str | None, *, dry_run: bool = False, keep_trainers: bool = 
     with running_daemon(address) as session:
         outcome = session.request(lambda request: AskReload(request, dry_run, keep_trainers), Reloaded, inf)
     if outcome.exit_code:
-        click.echo(f"batchd: {outcome.text}", err=True)
+        terminal.warn(outcome.text)
         sys.exit(outcome.exit_code)
-    click.echo(outcome.text)
+    terminal.say(outcome.text)

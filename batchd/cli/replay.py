@@ -6,17 +6,15 @@ Invariant: a batch of other files or other settings than those of the given card
 made. A file that was written later is named, and the command fails unless a checksum matches.
 """
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import wrap
 from time import monotonic
 from typing import Annotated
 
 import click
 import numpy as np
 
+from batchd.cli import terminal
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import (
@@ -33,13 +31,12 @@ from batchd.cli.options import (
 )
 from batchd.cli.peeked import PeekedBatch
 from batchd.cli.prepare import ConfiguredStream
-from batchd.cli.tables import own_console
-from batchd.cli.text import escaped
+from batchd.cli.text import escaped, wrapped
 from batchd.commands.history import batches as history
 from batchd.commands.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
 from batchd.commands.history.journal import JournalReader, live_position
 from batchd.config.load import load_config
-from batchd.errors import BatchdError
+from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_client.batch import Room, ragged_view
@@ -50,7 +47,8 @@ from batchd_wire.status import DaemonStatus
 from batchd_wire.status import read_status as typed_status
 from batchd_wire.wording import counted
 
-PIPED_CHARACTERS = 80
+COLUMNS_MAX = 80
+"""Width of the text, where the terminal is not narrower."""
 CHANGED_SHOWN_MAX = 10
 
 
@@ -123,7 +121,7 @@ def command(
         config = load_config(config_file, overrides)
     if stream in config.streams and config.streams[stream].journal is not None:
         if output is not None or npz is not None:
-            raise click.UsageError(f"stream {stream!r} is live: a journal has no samples to draw or to write")
+            raise ArgumentInvalid(f"stream {stream!r} is live: a journal has no samples to draw or to write")
         at = live_position(begin, history.TrainerRank(rank, world_size), back)
         _show_journal(JournalReader(config, stream, state), at, expected, as_json=as_json)
         return
@@ -134,13 +132,12 @@ def command(
     for older in (card, served):
         _warn_of_versions(older, replayed)
     if as_json:
-        click.echo(json.dumps(replayed.to_plain(), indent=2))
+        terminal.emit_json(replayed.to_plain())
     else:
-        width = own_console().width if sys.stdout.isatty() else PIPED_CHARACTERS
-        click.echo("\n".join(shown(replayed, width)))
+        terminal.say(*shown(replayed, min(terminal.columns(), COLUMNS_MAX)))
     if npz is not None:
         write_npz(replayed, npz)
-        click.echo(f"{npz}: written", err=True)
+        terminal.note(f"{npz}: written")
     if output is not None:
         _draw(replayed, output, field)
     _check(replayed, expected)
@@ -150,16 +147,16 @@ def _show_journal(journal: JournalReader, position: Position, expected: set[int]
     """Print what a push stream's journal has. Raises ``BatchdError`` without a matching CRC."""
     batches = journal.at(position)
     if as_json:
-        click.echo(json.dumps([batch.to_plain() for batch in batches], indent=2))
+        terminal.emit_json([batch.to_plain() for batch in batches])
     for batch in [] if as_json else batches:
         epoch, step = batch.position
-        click.echo(f"epoch {epoch}, step {step}, delivered {batch.time_text}, CRC {history.crc_text(batch.crc32)}")
-        click.echo(f"fingerprint {batch.fingerprint}")
-        click.echo("".join(f"row {row}: {batch.row_text(row)}\n" for row in range(len(batch.pushed))))
+        terminal.say(f"epoch {epoch}, step {step}, delivered {batch.time_text}, CRC {history.crc_text(batch.crc32)}")
+        terminal.say(f"fingerprint {batch.fingerprint}")
+        terminal.say(*(f"row {row}: {batch.row_text(row)}" for row in range(len(batch.pushed))), "")
     if expected and not expected & {batch.crc32 for batch in batches}:
         raise BatchdError("no batch that was delivered at this position has this CRC: its bytes differ")
     if expected:
-        click.echo("the CRC matches: the trainer got these rows", err=True)
+        terminal.note("the CRC matches: the trainer got these rows")
 
 
 def _card_in(state_file: Path | None) -> RunCard | None:
@@ -211,13 +208,11 @@ def ask_card(stream: str, address: str | None) -> RunCard:
 def _warn_of_versions(card: RunCard | None, replayed: history.Replayed) -> None:
     differ = version_differences(card.versions, replayed.versions) if card is not None else []
     if differ:
-        click.echo(
-            "batchd: other versions than those of the run made this batch, so pixels may differ; --verify CRC shows whether "
-            "they do",
-            err=True,
+        terminal.warn(
+            "other versions than those of the run made this batch, so pixels may differ; --verify CRC shows whether they do"
         )
     for line in differ:
-        click.echo(f"  {escaped(line)}", err=True)
+        terminal.note(f"  {escaped(line)}")
 
 
 def _check(replayed: history.Replayed, expected: set[int] | None) -> None:
@@ -226,7 +221,7 @@ def _check(replayed: history.Replayed, expected: set[int] | None) -> None:
         wanted = " or ".join(sorted(map(history.crc_text, expected)))
         raise BatchdError(f"the batch has the CRC {history.crc_text(replayed.crc32)}, not {wanted}: its bytes differ")
     if expected:
-        click.echo(f"the CRC {history.crc_text(replayed.crc32)} matches: the batch has the same bytes", err=True)
+        terminal.note(f"the CRC {history.crc_text(replayed.crc32)} matches: the batch has the same bytes")
         return
     if replayed.changed:
         names = "".join(f"\n  {name}" for name in replayed.changed[:CHANGED_SHOWN_MAX])
@@ -254,7 +249,7 @@ def shown(replayed: history.Replayed, width: int) -> list[str]:
 
 def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     blank = " " * indent
-    return wrap(text, width, initial_indent=blank, subsequent_indent=blank + "  ", break_on_hyphens=False)
+    return wrapped(text, width, blank, f"{blank}  ")
 
 
 def _head(row: history.ReplayedRow) -> str:
@@ -336,4 +331,4 @@ def _draw(replayed: history.Replayed, output: Path, field: str | None) -> None:
     arrays = {name: room.array for name, room in rooms.items()}
     batch = PeekedBatch(*replayed.position, replayed.classes, arrays, varying, replayed.bgr_fields)
     draw(batch, replayed.stream, output, field)
-    click.echo(f"{output}: drawn", err=True)
+    terminal.note(f"{output}: drawn")

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import click
 
+from batchd.cli import terminal
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import (
@@ -38,7 +39,8 @@ from batchd.commands.history.cards import TrainerState, read_card, read_state
 from batchd.commands.history.journal import PUSHED, JournalReader, parse_wanted
 from batchd.commands.history.seen import Leg, SampleLookup, Seen, SeenPlace
 from batchd.config.load import load_config
-from batchd.errors import BatchdError
+from batchd.data.storage.paths import why_unreadable
+from batchd.errors import ArgumentInvalid, BatchdError
 from batchd_client.asking import ANSWER_TIMEOUT_S
 from batchd_wire.messages import AskBad, BadSamples
 from batchd_wire.position import Position
@@ -127,9 +129,7 @@ def command(
     config = of_card.config() if of_card is not None else load_config(config_file, overrides)
     if stream in config.streams and config.streams[stream].journal is not None:
         if makes_rows or bad_file is not None or legs:
-            raise click.UsageError(
-                f"stream {stream!r} is live: --rows, --bad and --world-size do not go with a journal"
-            )
+            raise ArgumentInvalid(f"stream {stream!r} is live: --rows, --bad and --world-size do not go with a journal")
         state = read_state(state_file)[0] if state_file is not None else None
         end = state.position if state is not None else end
         wanted = file if file is not None else f"label={label}" if label is not None else f"pushed={index}"
@@ -151,10 +151,10 @@ def command(
     with ExitStack() as until_done:
         replayer = until_done.enter_context(Replayer(config, stream)) if makes_rows else None
         if as_json:
-            click.echo(json.dumps(_plain(seen, lookup, bad, replayer), indent=2))
+            terminal.emit_json(_plain(seen, lookup, bad, replayer))
             return
         for line in _shown(seen, lookup, bad, replayer):
-            click.echo(line)
+            terminal.say(line)
 
 
 def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position | None, *, as_json: bool) -> None:
@@ -165,13 +165,13 @@ def _show_journal(journal: JournalReader, wanted: tuple[str, int], end: Position
             {**batch.position._asdict(), "row": row, "time_s": batch.time_s, "push": int(batch.pushed[row])}
             for batch, row in found
         ]
-        click.echo(json.dumps({"batches": len(journal), "places": rows}, indent=2))
+        terminal.emit_json({"batches": len(journal), "places": rows})
         return
     what = f"push {value}" if field == PUSHED else f"{field} = {value}"
-    click.echo(f"{what}: {counted(len(found), 'row')} of the journal, which has {journal.extent}")
+    terminal.say(f"{what}: {counted(len(found), 'row')} of the journal, which has {journal.extent}")
     for batch, row in found:
         epoch, step = batch.position
-        click.echo(f"  epoch {epoch}, step {step}, row {row}, {batch.time_text}: {batch.row_text(row)}")
+        terminal.say(f"  epoch {epoch}, step {step}, row {row}, {batch.time_text}: {batch.row_text(row)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class _Bad:
             of_file = plain.get("samples", [plain]) if isinstance(plain, dict) else plain
             samples = tuple(int(entry["sample"]) for entry in of_file)
         except OSError as error:
-            raise BatchdError(f"{file} cannot be read: {error.strerror}") from None
+            raise BatchdError(why_unreadable(file, error)) from None
         except (ValueError, TypeError, KeyError):
             raise BatchdError(f"{file} is no list of bad samples; write what `batchd bad --json` prints") from None
         return cls(samples, len(samples) if total is None else total, str(file))

@@ -16,11 +16,10 @@ from typing import Annotated
 
 import click
 
+from batchd.cli import terminal
 from batchd.cli.daemon import run_daemon
 from batchd.cli.options import ConfigFile, LogFormat, LogLevel, Overrides, as_command, option
-from batchd.errors import BatchdError
-
-INTERRUPTED = 128 + signal.SIGINT
+from batchd.errors import BatchdError, ExitCode
 
 
 @as_command("serve")
@@ -84,26 +83,20 @@ def await_start(parent: int, told: int, path: Path, began: int) -> int:
         try:
             pid = int(next(lines, "0"))
             if pid:
-                click.echo(f"starting the daemon (pid {pid}); its log: {_near(path)}", err=True)
+                terminal.note(f"starting the daemon (pid {pid}); its log: {path}")
             for address in lines:
-                click.echo(address.rstrip("\n"))
+                terminal.emit(address)
                 return 0
         except KeyboardInterrupt:
             if pid:
                 os.kill(pid, signal.SIGTERM)
             os.waitpid(parent, 0)
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
     _, status = os.waitpid(parent, 0)
     with path.open("rb") as log:
         log.seek(began)
-        click.echo(log.read().decode(errors="replace"), nl=False, err=True)
+        terminal.note(*log.read().decode(errors="replace").splitlines())
     return os.waitstatus_to_exitcode(status)
-
-
-def _near(path: Path) -> str:
-    """The path from where the user stands, if it is below."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _fork_daemon(log: int) -> int:

@@ -1,19 +1,18 @@
 """``batchd status``: the state of daemon, workers and trainers. In the user's shell."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic, time
 from typing import Annotated
 
-import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon, running_streams
 from batchd.cli.options import Address, argument, as_command, option, stream_unknown
-from batchd.cli.tables import echo, facts, observed, own_console, paragraph
+from batchd.cli.tables import facts, observed, paragraph
 from batchd.cli.text import escaped
 from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS
 from batchd.observe.diagnosis.overview import overview_between, parts_of_sample
@@ -49,10 +48,10 @@ def command(
         raise stream_unknown(stream, (one.name for one in status.streams))
     if as_json:
         streams = [one for one in _tables(plain["streams"]) if stream in (None, one["name"])]
-        click.echo(json.dumps({**plain, "streams": streams}, indent=2))
+        terminal.emit_json({**plain, "streams": streams})
         return
-    console = own_console()
-    echo(console, whole(status, console.width) if found is None else detail(status, found, console.width))
+    width = terminal.console_of().width
+    terminal.draw(whole(status, width) if found is None else detail(status, found, width))
 
 
 def _tables(plain: object) -> Sequence[dict[str, object]]:

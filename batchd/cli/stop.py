@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import click
-
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, as_command, option
 from batchd.errors import BatchdError, DaemonUnreachable
@@ -52,12 +51,12 @@ def command(
             # Not SIGTERM again: the kernel may deliver two equal signals as one.
             _signal(process, pid, signal.SIGINT)
         if not _has_ended(process, min(timeout_s, SAID_AFTER_S)):
-            click.echo(f"draining (pid {pid}); kill -INT {pid} ends it at once", err=True)
+            terminal.note(f"draining (pid {pid}); kill -INT {pid} ends it at once")
             if not _has_ended(process, timeout_s - SAID_AFTER_S):
                 raise BatchdError(f"the daemon (pid {pid}) has not ended within {timeout_s:g} s, and still drains")
     finally:
         os.close(process)
-    click.echo(f"stopped the daemon at {found} (pid {pid})")
+    terminal.say(f"stopped the daemon at {found} (pid {pid})")
 
 
 def _open(pid: int) -> int:

@@ -9,21 +9,17 @@ Runs in the user's shell.
 Invariant: nothing is wider than the terminal, and a column with ``from_width`` 0 is always there.
 """
 
-import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from batchd.cli.text import aligned, escaped
+from batchd.cli.terminal import PIPED_COLUMNS
+from batchd.cli.text import aligned, escaped, width_of, wrapped
 from batchd.observe.columns import BAD, GOOD, MIDDLE, NAME, NUMBER, PLAIN, STREAM, WIDE, Bar, Cell, StatusColumn
 
-PIPED_COLUMNS = 200
-"""Width without a terminal, where names are not cut."""
 NAME_CHARACTERS_MAX = 24
 GAP = 2
 TEXT_COLUMNS_MIN = 20
@@ -122,30 +118,21 @@ def name(text: str, width: int = MIDDLE) -> str:
 def facts(rows: Sequence[tuple[str, str]], width: int, indent: int = 2) -> Iterator[str]:
     """Lines of names and texts; a long text continues below its beginning."""
     room = max(TEXT_COLUMNS_MIN, width - indent - GAP - max((len(head) for head, _text in rows), default=0))
-    broken = [
-        (head if at == 0 else "", part)
-        for head, text in rows
-        for at, part in enumerate(textwrap.wrap(text, room, break_on_hyphens=False) or [""])
-    ]
+    broken = [(head if at == 0 else "", part) for head, text in rows for at, part in enumerate(wrapped(text, room))]
     return (" " * indent + line for line in aligned(broken))
+
+
+def fitted(rows: Sequence[Sequence[str]], width: int, indent: int = 2) -> list[str]:
+    """Rows below their titles, or, where that is wider than ``width``, a paragraph for each."""
+    lines = aligned(rows)
+    if max(map(width_of, lines)) <= width:
+        return lines
+    titles, *others = rows
+    paragraphs = [[row[0], *facts(list(zip(titles[1:], row[1:], strict=True)), width, indent)] for row in others]
+    return [line for lines in paragraphs for line in lines]
 
 
 def paragraph(text: str, width: int, first: str = "", indent: int = 2) -> str:
     """A text in lines of at most ``width``, indented, the first one behind ``first``."""
     blank = " " * indent
-    return textwrap.fill(
-        text, width, initial_indent=blank + first, subsequent_indent=blank + " " * len(first), break_on_hyphens=False
-    )
-
-
-def own_console() -> Console:
-    """Standard output: as wide as the terminal, or wide and without a line cut short."""
-    width = None if sys.stdout.isatty() else PIPED_COLUMNS
-    return Console(markup=False, highlight=False, width=width, soft_wrap=False)
-
-
-def echo(console: Console, parts: Iterable[RenderableType]) -> None:
-    """Print one below the other. Lines of text are whole where there is no terminal."""
-    for part in parts:
-        is_line = isinstance(part, Text | str)
-        console.print(part, soft_wrap=is_line and console.width >= PIPED_COLUMNS and not console.is_terminal)
+    return "\n".join(wrapped(text, width, blank + first, blank + " " * width_of(first)))

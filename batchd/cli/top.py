@@ -24,10 +24,11 @@ from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from batchd.cli import terminal
 from batchd.cli.asking import client_errors, running_daemon
 from batchd.cli.frame import ESCAPE, EVERYTHING, SORTS, TopView, frame
 from batchd.cli.options import Address, as_command, option
-from batchd.cli.tables import NAME_CHARACTERS_MAX, own_console
+from batchd.cli.tables import NAME_CHARACTERS_MAX
 from batchd.errors import BatchdError, DaemonUnreachable
 from batchd.observe.diagnosis.overview import StatusWindow
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status
@@ -58,12 +59,12 @@ def command(
     Keys: s sorts the trainers, / filters by name (Enter ends it, Esc clears it), p pauses, q quits.
     """
     view = TopView(sort or "", text_filter[:NAME_CHARACTERS_MAX])
-    if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+    if once or not terminal.can_ask():
         _print_once(address, interval_s, view)
         return
     with closing(Source(address)) as source:
         source.open()
-        with _terminal() as wake, Live(console=own_console(), screen=True, auto_refresh=False) as live:
+        with _terminal() as wake, Live(console=terminal.console_of(), screen=True, auto_refresh=False) as live:
             watch(source, live, wake, interval_s, view)
 
 
@@ -138,8 +139,7 @@ def _print_once(address: str | None, interval_s: float, view: TopView) -> None:
         window.add(ask_status(session))
         select.select([], [], [], interval_s)
         window.add(ask_status(session))
-    console = own_console()
-    console.print(_drawn(window, console.width, None, "", view))
+    terminal.draw([_drawn(window, terminal.console_of().width, None, "", view)])
 
 
 def watch(source: Source, live: Live, wake: int, interval_s: float, view: TopView = EVERYTHING) -> None:

@@ -1,18 +1,17 @@
 """``batchd why``: one line for each trainer about what it waits for. In the user's shell."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
-import click
 from rich.text import Text
 
+from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
 from batchd.cli.options import Address, argument, as_command, option, stream_unknown
-from batchd.cli.tables import own_console, paragraph
+from batchd.cli.tables import paragraph
 from batchd.cli.text import escaped
 from batchd.errors import BatchdError
 from batchd.observe.diagnosis.pool import pool_view, summary
@@ -37,8 +36,8 @@ def command(
     """
     with running_daemon(address) as session:
         before = ask_status(session)
-        if sys.stderr.isatty():
-            click.echo(f"looking for {seconds:g} s", err=True)
+        if terminal.is_terminal(sys.stderr):
+            terminal.note(f"looking for {seconds:g} s")
         time.sleep(seconds)
         after = ask_status(session)
     names = [stream.name for stream in after.streams]
@@ -49,28 +48,26 @@ def command(
         raise BatchdError("the daemon restarted in between, so its numbers cannot be compared: try again")
     verdicts = [verdict for verdict in judge(reading) if stream in (None, verdict.stream)]
     if as_json:
-        click.echo(json.dumps([asdict(verdict) | {"kind": verdict.kind.value} for verdict in verdicts], indent=2))
+        terminal.emit_json([asdict(verdict) | {"kind": verdict.kind.value} for verdict in verdicts])
         return
     read = [status.name for status in after.streams if status.subscriptions and stream in (None, status.name)]
     if verdicts:
         echo_verdicts(verdicts)
     elif read:
-        click.echo(f"the trainers of {', '.join(read)} connected less than {reading.seconds:.0f} s ago: try again")
+        terminal.say(f"the trainers of {', '.join(read)} connected less than {reading.seconds:.0f} s ago: try again")
     else:
-        click.echo(f"no trainer reads {stream or 'any stream'}, so none waits")
+        terminal.say(f"no trainer reads {stream or 'any stream'}, so none waits")
     if after.pool is not None:
         view = pool_view(after.pool, reading.pool)
-        click.echo("\n".join(["worker hosts: " + summary(view), *(f"  {escaped(note)}" for note in view.notes)]))
+        terminal.say(f"worker hosts: {summary(view)}", *(f"  {escaped(note)}" for note in view.notes))
 
 
 def echo_verdicts(verdicts: Sequence[Verdict]) -> None:
     """Print one line for each, for programs; on a terminal, paragraphs that fit it."""
-    console = own_console()
-    for verdict in verdicts:
-        if console.is_terminal:
-            console.print(in_columns(verdict, console.width))
-        else:
-            click.echo(str(verdict))
+    if terminal.is_terminal(sys.stdout):
+        terminal.draw(in_columns(verdict, terminal.columns()) for verdict in verdicts)
+    else:
+        terminal.say(*map(str, verdicts))
 
 
 def in_columns(verdict: Verdict, width: int) -> Text:

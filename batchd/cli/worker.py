@@ -15,6 +15,7 @@ from typing import Annotated
 
 import click
 
+from batchd.cli import terminal
 from batchd.cli.daemon import imports_for_a_daemon
 from batchd.cli.options import LogFormat, LogLevel, argument, as_command, option, worker_address
 from batchd.core.work import HOST_WORKERS_MAX
@@ -143,7 +144,7 @@ def command(
             budget=CacheBudget(cache_memory, cache_dir, cache_size),
             index_folder=index_dir or (cache / "worker-host" if cache is not None else None),
             launched=fork_server,
-            progress=_show_progress if sys.stderr is not None and sys.stderr.isatty() else None,
+            progress=_show_progress if terminal.is_terminal(sys.stderr) else None,
             serving=print_line,
             output=output,
         )
@@ -176,11 +177,13 @@ def _key(file: Path | None, address: TcpAddress) -> ConnectionKey | None:
     try:
         return read_connection_key(file, Role.WORKER)
     except (OSError, ValueError) as error:
-        text = str(error) if isinstance(error, ValueError) else f"{file} cannot be read: {error.strerror}"
+        from batchd.data.storage.paths import why_unreadable  # noqa: PLC0415  errors only
+
+        text = str(error) if isinstance(error, ValueError) else why_unreadable(file, error)
         raise KeysInvalid(text) from None
 
 
 def _show_progress(streams: str, received: int, size: int) -> None:
     """Show how much of an index has arrived, on a line that the last call clears."""
     text = f"index of {streams}: {round_bytes(received)} of {round_bytes(size)}" if received < size else ""
-    click.echo(f"\r{text}\x1b[K\r", err=True, nl=False)
+    terminal.show_progress(text)

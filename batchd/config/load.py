@@ -26,6 +26,7 @@ from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config
 from batchd.data.samples.location import looks_like_url
+from batchd.data.storage.paths import why_unreadable
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, ProblemKind, path_text
 from batchd.runtime.compiled import outdated_extension
 from batchd.runtime.suggestions import suggestion
@@ -223,8 +224,10 @@ def _read_text(file: Path) -> str:
         with file.open("rb") as stream:
             content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        hint = "; `batchd init PATH` writes one for your data" if isinstance(error, FileNotFoundError) else ""
-        raise _unusable(file, f"cannot be read: {error.strerror}{hint}") from None
+        text = why_unreadable(file, error)
+        if isinstance(error, FileNotFoundError):
+            text += f"{' ' if REMEDY in text else REMEDY}`batchd init PATH` writes one for your data"
+        raise _unusable(file, text) from None
     if len(content) > FILE_BYTES_MAX:
         raise _unusable(file, f"is longer than {FILE_BYTES_MAX} bytes, so it is not a configuration")
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from batchd.core.course import Course
 from batchd.core.events import StreamSpec, SubscriptionAsked
 from batchd.core.subscription import ENTITLEMENT_SLOTS
+from batchd.runtime.suggestions import probably_meant
 from batchd_wire.codes import ErrorCode
 from batchd_wire.wording import counted
 
@@ -31,12 +32,12 @@ Refusal = tuple[ErrorCode, str]
 
 def unknown_stream(name: str, served: Iterable[str]) -> Refusal:
     """Return the refusal of a name that no served stream has."""
-    names = sorted(served)
+    names, shown = sorted(served), name[:NAME_SHOWN_CHARACTERS_MAX]
     more = len(names) - STREAMS_SHOWN_MAX
-    return ErrorCode.UNKNOWN_STREAM, (
-        f"there is no stream {name[:NAME_SHOWN_CHARACTERS_MAX]!r}; this daemon serves: "
-        f"{', '.join(names[:STREAMS_SHOWN_MAX])}" + (f" and {more} more" if more > 0 else "")
-    )
+    meant = probably_meant(shown, names) if more <= 0 else None
+    listed = f"{', '.join(names[:STREAMS_SHOWN_MAX])}" + (f" and {more} more" if more > 0 else "")
+    helps = f"this daemon serves: {listed}" if meant is None else f"did you mean {meant}?"
+    return ErrorCode.UNKNOWN_STREAM, f"there is no stream {shown!r}; {helps}"
 
 
 def too_many_subscriptions() -> Refusal:

@@ -86,7 +86,7 @@ def test_a_stream_that_cannot_be_measured_is_an_error(folder: Path) -> None:
 
     assert "`batchd init PATH` writes one" in batchd("bench", "-c", "none.toml", folder=folder, status=2).stderr
     assert "name one of the streams: photos, live" in batchd("bench", "-c", "two.toml", folder=folder, status=1).stderr
-    assert "no stream 'foto'; there are photos" in batchd("bench", "foto", folder=folder, status=1).stderr
+    assert "no stream 'foto'; known here: photos" in batchd("bench", "foto", folder=folder, status=1).stderr
     assert (
         "your own programs push its samples"
         in batchd("bench", "live", "-c", "two.toml", folder=folder, status=1).stderr

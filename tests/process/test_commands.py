@@ -171,11 +171,11 @@ def is_shown(image, picture):
 
 
 @pytest.mark.parametrize("arguments", [("peek", "photo", "-o", "never.png"), ("bad", "photo")])
-def test_an_unknown_stream_is_named_together_with_those_there_are(daemon, tmp_path, arguments):
+def test_an_unknown_stream_is_named_together_with_the_one_that_was_meant(daemon, tmp_path, arguments):
     """The command exits with status 1 and writes no file."""
     message = batchd(*arguments, address=daemon.address, folder=tmp_path, status=1).stderr
 
-    assert message == "batchd: there is no stream 'photo'; this daemon serves: check, photos\n"
+    assert message == "batchd: there is no stream 'photo'; did you mean photos?\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -248,9 +248,9 @@ def test_a_killed_daemon_is_no_daemon(start_daemon):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("stauts",), "No such command 'stauts'"),
-        (("peek",), "Missing argument 'STREAM'"),
-        (("status", "--jsn"), "--jsn"),
+        (("stauts",), "there is no command 'stauts'; did you mean status?"),
+        (("peek",), "missing argument 'STREAM'"),
+        (("status", "--jsn"), "there is no option --jsn; did you mean --json?"),
         (("serve", "--set", "nonsense"), "'nonsense' is not PATH=VALUE"),
         (("serve", "-c", "none.toml"), "none.toml"),
     ],

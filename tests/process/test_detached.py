@@ -38,7 +38,7 @@ def test_a_detached_daemon_serves_until_it_is_stopped(config: Path) -> None:
     with batchd_client.connect(address) as daemon:
         pid = daemon.status()["daemon"]["pid"]
         assert next(iter(daemon.stream("photos"))).step == 0
-    assert started.stderr == f"starting the daemon (pid {pid}); its log: batchd.log\n"
+    assert started.stderr == f"starting the daemon (pid {pid}); its log: {config.parent}/batchd.log\n"
     assert os.getsid(pid) not in {pid, os.getsid(0)}
     stopped = batchd("stop", address=address)
     assert f"(pid {pid})" in stopped.stdout

@@ -522,7 +522,7 @@ def test_what_cannot_be_replayed_is_said(daemon, tmp_path):
         (["photos", "0:0", "--card", torn], 1, "is a damaged card: fingerprint, samples, parts"),
         (["photos", "0:0", "--card", old], 1, "is a card of version 99"),
         (["photos", "0:0", "--card", state], 1, "is the state of a trainer, not a card"),
-        (["photos", "0:0", "--card", tmp_path / "none.json"], 1, "cannot be read: No such file"),
+        (["photos", "0:0", "--card", tmp_path / "none.json"], 1, "there is no file"),
         (["photos", "--state", daemon.config], 1, "is neither a card nor the state of a trainer"),
         (
             ["photos", "0:0", *config, "-o", tmp_path / "a.png", "--field", "label"],

@@ -120,7 +120,7 @@ def test_without_a_trainer_no_stream_has_a_verdict(daemon):
     printed = batchd("why", "--seconds", "0.5", address=daemon.address).stdout
     assert printed == "no trainer reads any stream, so none waits\n"
     message = batchd("why", "photo", "--seconds", "0.5", address=daemon.address, status=1).stderr
-    assert message.startswith("batchd: there is no stream 'photo'; there are ")
+    assert message.startswith("batchd: there is no stream 'photo'; did you mean photos")
 
 
 def test_a_slow_trainer_is_told_that_it_is_its_own_pace(daemon):

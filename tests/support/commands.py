@@ -16,6 +16,13 @@ PROCESSES = {"serve", "doctor", "top"}
 """Commands that serve, inspect their own process, or need a terminal."""
 
 
+class FakeTerminal(io.TextIOWrapper):
+    """Keeps what is written, as a terminal that says so."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def batchd(
     *arguments: str | Path, address: str | None = None, folder: Path | None = None, status: int = 0
 ) -> "subprocess.CompletedProcess[str]":
@@ -45,8 +52,22 @@ def _in_a_process(words: list[str], environment: dict[str, str], folder: Path) -
     )
 
 
-def _in_this_process(words: list[str], environment: dict[str, str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+def in_a_terminal(
+    words: list[str], columns: int, environment: dict[str, str], folder: Path, encoding: str = "utf-8"
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``batchd`` in this process, in a terminal of so many columns without colours."""
+    seen = {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
+    return _in_this_process(words, environment | seen, folder, FakeTerminal, encoding)
+
+
+def _in_this_process(
+    words: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    kind: type[io.TextIOWrapper] = io.TextIOWrapper,
+    encoding: str = "utf-8",
+) -> "subprocess.CompletedProcess[str]":
+    output, errors = (kind(io.BytesIO(), encoding, write_through=True) for _ in range(2))
     status, at_sigterm = 0, signal.getsignal(signal.SIGTERM)
     with (
         patch.dict("os.environ", environment, clear=True),
@@ -60,5 +81,5 @@ def _in_this_process(words: list[str], environment: dict[str, str], folder: Path
             status = end.code
         finally:
             signal.signal(signal.SIGTERM, at_sigterm)
-    said = (stream.detach().getvalue().decode() for stream in (output, errors))
+    said = (stream.detach().getvalue().decode(encoding) for stream in (output, errors))
     return subprocess.CompletedProcess(words, status, *said)

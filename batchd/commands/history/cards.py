@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from batchd.config.tree import Config
 from batchd.core.digests import RowsDigest, joined
 from batchd.core.plan import Facts
+from batchd.data.storage.paths import why_unreadable
 from batchd.errors import BatchdError
 from batchd.runtime import __version__
 from batchd_wire.position import Position
@@ -167,7 +168,7 @@ def _read_json(file: Path) -> dict[str, object]:
             text = stream.read(FILE_BYTES_MAX + 1)
         plain = json.loads(text) if len(text) <= FILE_BYTES_MAX else None
     except OSError as error:
-        raise BatchdError(f"{file} cannot be read: {error.strerror}") from None
+        raise BatchdError(why_unreadable(file, error)) from None
     except (ValueError, RecursionError):
         plain = None
     if not isinstance(plain, dict):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.plan import Plan
+from batchd.data.storage.paths import why_unreadable
 from batchd.errors import BatchdError
 from batchd_wire.position import Position
 from batchd_wire.reports import HEAD
@@ -97,8 +98,10 @@ def from_lines(file: Path, plan: Plan) -> Losses:
                     head, here = _read_line(f"{file}, line {number}", line, plan)
                     heads.append((*head[:2], number, *head[2:]))
                     values.append(here)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BatchdError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise BatchdError(why_unreadable(file, error)) from None
+    except UnicodeDecodeError as error:
+        raise BatchdError(f"{file} is not UTF-8: {error}") from None
     if not heads:
         raise BatchdError(
             f'{file} is empty; each line is a JSON object such as {{"epoch": 0, "step": 117, "loss": 0.71}}'

@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.options import StepOptions, step_to_plain
+from batchd.data.storage.paths import why_unreadable
 from batchd.errors import KeyPath
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
@@ -66,10 +67,8 @@ def open_file(path: Path) -> Iterator[BufferedReader]:
     try:
         with open(path, "rb", opener=_open_regular) as stream:
             yield stream
-    except FileNotFoundError:
-        raise StepFileInvalid(f"there is no file {path}") from None
     except OSError as error:
-        raise StepFileInvalid(f"{path} cannot be read: {error.strerror}") from None
+        raise StepFileInvalid(why_unreadable(path, error)) from None
 
 
 def digest_of(path: Path) -> str:

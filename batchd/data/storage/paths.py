@@ -99,6 +99,14 @@ def absent(what: str, path: Path) -> str:
     return f"there is no {what} {path}"
 
 
+def why_unreadable(path: Path, error: OSError) -> str:
+    """Say why a file that someone named cannot be read, and what helps."""
+    if isinstance(error, FileNotFoundError):
+        return absent("file", path)
+    right = f"; give this user (uid {os.geteuid()}) the right to read it" if isinstance(error, PermissionError) else ""
+    return f"{path} cannot be read: {error.strerror}{right}"
+
+
 def status_of(path: bytes) -> os.stat_result:
     """The status of a file or folder that has to be there. Raises ``SourceInvalid``."""
     try:

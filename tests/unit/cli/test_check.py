@@ -780,7 +780,7 @@ def test_programs_get_valid_json_without_problems_or_without_a_file(check: Check
     assert found[0] == (0, [])
     code, (problem,) = found[1]
     assert (code, problem["line"], problem["key"]) == (2, None, "")
-    assert problem["problem"] == "cannot be read: No such file or directory"
+    assert problem["problem"] == f"there is no file {check.folder}/none.toml"
     assert "leave out --format json" in told
 
 

@@ -142,7 +142,7 @@ def test_an_unknown_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -
     code, text = fail(capsys, "chek")
 
     assert code == 2
-    assert "No such command 'chek'; did you mean check?" in text
+    assert "there is no command 'chek'; did you mean check?" in text
 
 
 def test_an_error_leaves_with_its_message_and_its_exit_code(

@@ -128,7 +128,7 @@ def test_two_positions_are_refused() -> None:
 )
 def test_values_are_shortened(value, text) -> None:
     """The table has numbers, the starts of arrays, and bytes as text if all can be printed."""
-    assert batch_table(PeekedBatch(0, 0, [], {"x": value}))[2] == text
+    assert batch_table(PeekedBatch(0, 0, [], {"x": value}), 80)[2] == text
 
 
 def test_a_table_has_only_the_first_samples() -> None:
@@ -137,7 +137,7 @@ def test_a_table_has_only_the_first_samples() -> None:
     room = Room(array, sizes.reshape(18, 1).astype(np.int64), Varying("ragged", (0,)))
     batch = PeekedBatch(0, 0, [], {"x": array, "x_length": sizes}, {"x": room})
 
-    lines = batch_table(batch)
+    lines = batch_table(batch, 80)
 
     assert len(lines) == 2 + ROWS_MAX
     assert [line.split() for line in lines[:4]] == [

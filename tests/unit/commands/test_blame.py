@@ -295,7 +295,7 @@ def test_line_that_is_no_report_is_named(tmp_path, line, named) -> None:
 def test_missing_and_empty_files_are_named(tmp_path) -> None:
     """So is one that is no text."""
     file = tmp_path / "losses.jsonl"
-    with pytest.raises(BatchdError, match="cannot be read: No such file"):
+    with pytest.raises(BatchdError, match="there is no file"):
         from_lines(file, PLAN)
     file.touch()
     with pytest.raises(BatchdError, match="is empty; each line is a JSON object"):

@@ -911,7 +911,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The file is missing, a directory, not text or endless: each error is one sentence."""
     (tmp_path / "latin1.toml").write_bytes(b"# good\n# caf\xe9\n")
     expected = {
-        tmp_path / "none.toml": "No such file or directory; `batchd init PATH` writes one for your data",
+        tmp_path / "none.toml": f"there is no file {tmp_path}/none.toml; `batchd init PATH` writes one for your data",
         tmp_path: "Is a directory",
         tmp_path / "latin1.toml": "not UTF-8: byte 0xe9",
         Path("/dev/zero"): "not a configuration",
@@ -993,10 +993,12 @@ def test_every_error_has_its_exit_code() -> None:
     }
 
     assert codes == {
+        "ArgumentInvalid": 2,
         "ConfigInvalid": 2,
         "SourceInvalid": 2,
         "KeysInvalid": 2,
         "DaemonUnreachable": 3,
         "AlreadyRunning": 4,
         "MemoryTooSmall": 5,
+        "Interrupted": 130,
     }
