@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # the daemon of a script imports no click
 
 _log = structlog.get_logger()
 
-Keep: TypeAlias = Callable[[str, str, str], None]
-"""Called with level, event, and the event with its facts as text."""
+Keep: TypeAlias = Callable[[str, str, str, str], None]
+"""Called with level, event, its stream or "", and the event with its facts as text."""
 
 JOURNAL_VARIABLE = "JOURNAL_STREAM"
 JOURNAL_COMMAND = "journalctl -u"
@@ -152,7 +152,7 @@ def _kept(keep: Keep | None) -> list[Processor]:
 
     def pass_on(_logger: object, method: str, event: EventDict) -> EventDict:
         if keep is not None:
-            keep(method, str(event["event"]), _line(event))
+            keep(method, str(event["event"]), str(event.get("stream", "")), _line(event))
         return event
 
     return [pass_on] if keep is not None else []

@@ -31,7 +31,7 @@ COMMANDS = {
     "explain": "Explain a problem of a configuration, with examples.",
     "doctor": "Check the machine: limits, memory, processors, decoders, storage.",
     "config": "Print all keys with their defaults and meanings.",
-    "status": "Show the daemon, its streams, trainers and last warnings.",
+    "status": "Show the daemon, its streams, trainers and warnings.",
     "top": "Watch streams, trainers and workers, live.",
     "reload": "Have the daemon read its configuration again.",
     "logs": "Print the last lines of the daemon's log, and follow it.",

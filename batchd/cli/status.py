@@ -35,9 +35,10 @@ def command(
     address: Address,
     as_json: Annotated[bool, option("Print everything as JSON, for programs.", "--json")],
 ) -> None:
-    """Show the daemon, its workers, its streams, its trainers, and its last warnings.
+    """Show the daemon, its workers, its streams, its trainers, and its warnings.
 
-    With STREAM, that stream in detail. Totals count from the daemon's start. A narrow terminal has
+    Warnings are those of the last 10 minutes that nothing has repaired since. With STREAM, that
+    stream in detail. Totals count from the daemon's start. A narrow terminal has
     only the important columns. Exit code 3 if no daemon answers.
     """
     with running_daemon(address) as session:
@@ -136,7 +137,7 @@ def _headline(status: wire.DaemonStatus) -> str:
     reloading = ", reading its configuration" if daemon.reloading else ""
     return (
         f"batchd {daemon.version}{host}, pid {daemon.pid}, up {duration(daemon.uptime_s)}, "
-        f"{round_bytes(daemon.memory_bytes)} in slots, {daemon.decoders or 'no worker ready yet'}"
+        f"{round_bytes(daemon.memory_bytes)} in slots{'' if daemon.decoders else ', no worker ready yet'}"
         f"{ending}{deaths}{reloading}{draining}{http}"
     )
 
@@ -206,9 +207,11 @@ def _cache(stream: wire.StreamStatus, cache: wire.CacheStatistics) -> str:
 
 def _warnings(status: wire.DaemonStatus, width: int) -> Iterator[RenderableType]:
     if status.warnings:
-        yield Text("\nlast warnings (batchd logs has more lines):")
-    for line in status.warnings:
-        yield log_line(line, width)
+        yield Text("\nwarnings (`batchd logs` has whole lines):")
+    ages = [f"{duration(max(0.0, time() - line.time_s))} ago" for line in status.warnings]
+    for age, line in zip(ages, status.warnings, strict=True):
+        text = f"  {age:>{max(map(len, ages))}}  {escaped(line.text)}"
+        yield Text(text if len(text) <= width else f"{text[: width - 1]}…", LEVEL_STYLES.get(line.level, ""))
 
 
 LEVEL_STYLES = {"warning": "yellow", "error": "bold red", "critical": "bold red", "debug": "dim"}

@@ -25,7 +25,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from batchd.cli.text import width_of, without_styles, wrapped
+from batchd.cli.text import escaped, width_of, without_styles, wrapped
 from batchd.errors import BatchdError, ExitCode, scarcity
 
 if TYPE_CHECKING:  # a daemon has no use for rich
@@ -173,10 +173,13 @@ def _below_here(folder: str) -> re.Pattern[str]:
 
 _BEGINNING = re.compile(r"((?:\x1b\[[0-9;]*m)*)( *)")
 """Styles and blanks at the beginning of a line."""
+_OBEYED = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Styles, and characters that a terminal obeys."""
 
 
 def _fitting(text: str, stream: TextIO | None) -> str:
-    """The text as ``stream`` can show it."""
+    """The text as ``stream`` can show it. No character of it moves a cursor, whoever wrote it."""
+    text = _OBEYED.sub(lambda found: found[0] if found[0].endswith("m") else escaped(found[0]), text)
     if not is_terminal(stream):
         return without_styles(text)
     text = "\n".join(_lines(near(text), columns(stream)))

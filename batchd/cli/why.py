@@ -59,7 +59,7 @@ def command(
         terminal.say(f"no trainer reads {stream or 'any stream'}, so none waits")
     if after.pool is not None:
         view = pool_view(after.pool, reading.pool)
-        terminal.say(f"worker hosts: {summary(view)}", *(f"  {escaped(note)}" for note in view.notes))
+        terminal.say(f"worker hosts: {escaped(summary(view))}", *(f"  {escaped(note)}" for note in view.notes))
 
 
 def echo_verdicts(verdicts: Sequence[Verdict]) -> None:

@@ -164,9 +164,8 @@ TRAINERS: tuple[StatusColumn[TrainerView], ...] = (
 )
 
 WORKERS: tuple[StatusColumn[WorkerView], ...] = (
-    StatusColumn("worker", lambda row: str(row.now.number), SHORT, status=0),
-    StatusColumn("worker", lambda row: str(row.now.place), SHORT, top=0),
-    StatusColumn("worker", lambda row: f"worker {row.now.place}", NAME, page="worker"),
+    StatusColumn("worker", lambda row: str(row.now.number), SHORT, status=0, top=0),
+    StatusColumn("worker", lambda row: f"worker {row.now.number}", NAME, page="worker"),
     StatusColumn("pid", lambda row: str(row.now.pid or "-"), status=30, top=0, page="pid"),
     StatusColumn(
         "state", lambda row: Cell(row.now.state, "" if row.now.state == "ready" else BAD), SHORT, 0, 0, "state"

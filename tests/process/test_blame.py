@@ -137,7 +137,7 @@ def test_clean_losses_blame_nothing(animals, tmp_path) -> None:
             1,
             "no rows 0 to 8 at epoch 0, step 500; give the configuration of the run",
         ),
-        (["--losses", "{none}", "--config", "{config}"], 1, "cannot be read"),
+        (["--losses", "{none}", "--config", "{config}"], 1, "there is no file"),
         (["--config", "{config}"], 2, "--config and --card go with --losses"),
         (["--losses", "{losses}", "--run", "a"], 2, "leave --run out"),
     ],

@@ -72,7 +72,7 @@ def refused(path: Path | str, status: int = 2) -> str:
 
 
 def test_a_folder_of_classes_is_written_checked_and_served(data: Path) -> None:
-    """The first configuration has eight lines; the output has a batch, and the next steps."""
+    """Each step has a line of its own; the output has a batch, and the next steps."""
     write_photos(data, {"cat": 5, "dog": 7})
 
     text = batchd("init", data, folder=data.parent).stdout
@@ -86,7 +86,11 @@ def test_a_folder_of_classes_is_written_checked_and_served(data: Path) -> None:
         "[streams.things]",
         f'source = {{ type = "folder", path = "{data}" }}',
         "batch_size = 8",
-        'pipeline = [{ op = "decode" }, { op = "random_resized_crop", size = [48, 48] }, { op = "random_flip" }]',
+        "pipeline = [",
+        '    { op = "decode" },',
+        '    { op = "random_resized_crop", size = [48, 48] },',
+        '    { op = "random_flip" },',
+        "]",
     ]
     assert "uint8[48, 48, 3] " in text
     assert "\nNext: batchd serve\n" in text

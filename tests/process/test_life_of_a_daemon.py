@@ -211,7 +211,7 @@ def test_ctrl_c_ends_daemon_and_workers_without_a_traceback(start_daemon, moment
     os.killpg(daemon.pid, signal.SIGINT)
     daemon.send(signal.SIGCONT)
 
-    assert daemon.wait() == (1 if moment == "starting" else 0)
+    assert daemon.wait() == (130 if moment == "starting" else 0)
     wait_until(lambda: not daemon.offspring(), "the workers have ended")
 
 

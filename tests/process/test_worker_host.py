@@ -950,7 +950,7 @@ def test_another_host_is_not_dialled_without_a_key() -> None:
         (["tcp://127.0.0.1:1", "--map", "data=/mnt"], "is not FROM=TO with absolute paths"),
         (["tcp://127.0.0.1:1", "--cache-dir", "/tmp"], "--cache-dir and --cache-size"),
         (["tcp://127.0.0.1:1", "--cache-memory", "much"], "no amount of memory"),
-        (["tcp://127.0.0.1:1", "--key", "/nowhere.key"], "/nowhere.key cannot be read"),
+        (["tcp://127.0.0.1:1", "--key", "/nowhere.key"], "there is no file /nowhere.key"),
     ],
 )
 def test_wrong_words_are_refused(words, text) -> None:

@@ -91,6 +91,13 @@ def test_what_an_encoding_lacks_falls_back(monkeypatch, encoding, shown) -> None
     assert stream.buffer.getvalue().decode(encoding) == f"{shown}\n"  # type: ignore[attr-defined]
 
 
+def test_nothing_that_is_said_moves_the_cursor(tmp_path) -> None:
+    """Colours are the commands' own; everything else that a terminal obeys is shown as text."""
+    with screen(tmp_path) as (output, _errors):
+        terminal.say("a\x1b[2Jb\rc\u202ed", "\x1b[1mbold\x1b[0m")
+    assert output.getvalue().decode() == "a\\x1b[2Jb\\rc\\u202ed\n\x1b[1mbold\x1b[0m\n"
+
+
 def test_a_name_that_is_no_text_is_escaped(monkeypatch) -> None:
     """A file's name may be bytes that no encoding has."""
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
