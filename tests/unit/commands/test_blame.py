@@ -301,7 +301,7 @@ def test_missing_and_empty_files_are_named(tmp_path) -> None:
     with pytest.raises(BatchdError, match="is empty; each line is a JSON object"):
         from_lines(file, PLAN)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(BatchdError, match="cannot be read"):
+    with pytest.raises(BatchdError, match="is not UTF-8"):
         from_lines(file, PLAN)
 
 
