@@ -51,8 +51,14 @@ def command(
         terminal.emit_json([asdict(verdict) | {"kind": verdict.kind.value} for verdict in verdicts])
         return
     read = [status.name for status in after.streams if status.subscriptions and stream in (None, status.name)]
+    stopped = [one for one in after.streams if one.stopped is not None and stream in (None, one.name)]
+    for one in stopped:
+        text = f"stream {one.name} has stopped: {escaped(str(one.stopped))}"
+        terminal.say(text, "  once that is mended, `batchd reload` starts it again")
     if verdicts:
         echo_verdicts(verdicts)
+    elif stopped:
+        pass
     elif read:
         terminal.say(f"the trainers of {', '.join(read)} connected less than {reading.seconds:.0f} s ago: try again")
     else:

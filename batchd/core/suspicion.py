@@ -61,6 +61,8 @@ class BadSampleList:
         self.listed: dict[int, ListedBadSample] = {}
         self.total = 0
         """Different bad samples; some of them are not listed."""
+        self._one_reason: str | None = None
+        """That of all bad samples so far; "" if they have several."""
         self._unlisted = bytearray()
         """A bit for each sample, from the first that is not listed on."""
         self._long_reasons = 0
@@ -68,6 +70,7 @@ class BadSampleList:
     def record(self, sample: int, path: str, reason: str) -> bool:
         """Count a bad row; return whether its sample is bad for the first time."""
         self.bad_rows += 1
+        self._one_reason = reason if self._one_reason in {None, reason} else ""
         known = self.listed.get(sample)
         if known is None and len(self.listed) >= LISTED_MAX:
             return self._count_unlisted(sample)
@@ -105,7 +108,8 @@ class BadSampleList:
             bad = f"{self.bad_rows} of {self.rows} rows read so far"
         else:
             return None
-        return f"{bad} are bad, more than max_bad_fraction = {self._fraction_max:g}"
+        why = f", all for one reason: {self._one_reason}" if self._one_reason and self.bad_rows > 1 else ""
+        return f"{bad} are bad, more than max_bad_fraction = {self._fraction_max:g}{why}"
 
 
 class Suspects:

@@ -115,6 +115,8 @@ class Loop:
     _cpus: int = field(default_factory=available_cpus)
     _once_per_minute: OncePerMinute = field(default_factory=OncePerMinute)
     _lines_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(BAD_SAMPLE_LINES_PER_MINUTE))
+    _reasons_per_minute: LinesPerMinute = field(default_factory=lambda: LinesPerMinute(1, warns=False))
+    """One function may make all samples of a stream bad, for the same reason."""
     _session_log: SessionLog = field(default_factory=SessionLog)
     _side_work: SideWork = field(init=False)
     _ended: deque[SessionEnded | SessionCutOff] = field(default_factory=deque)
@@ -608,7 +610,9 @@ class Loop:
 
     def _report_bad(self, action: act.ReportBad) -> None:
         stream = self.streams[action.stream]
-        write = _log.warning if self._lines_per_minute.allows("bad samples", stream.name) else _log.debug
+        is_new = self._reasons_per_minute.allows("bad samples of a reason", f"{stream.name}: {action.reason}")
+        is_said = is_new and self._lines_per_minute.allows("bad samples", stream.name)
+        write = _log.warning if is_said else _log.debug
         write("bad sample", stream=stream.name, path=action.path, reason=action.reason, treatment=stream.spec.on_error)
         self.bad_lists.add(action.stream, stream.name, action.sample, ListedBadSample(action.path, action.reason))
 

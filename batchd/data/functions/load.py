@@ -181,7 +181,14 @@ _PYTHON_KINDS = {"b": "b", "i": "iuf", "u": "iuf", "f": "f"}
 
 
 class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
-    """A value does not fit its column; the text says what it is."""
+    """A value does not fit its column; the text says what it is.
+
+    ``column`` and ``found``, the type of the value such as "float32[64,64,3]": of arrays alone.
+    """
+
+    def __init__(self, text: str, column: Column | None = None, found: str = "") -> None:
+        super().__init__(text)
+        self.column, self.found = column, found
 
 
 def checked_value(column: Column, value: object) -> Value:
@@ -197,7 +204,8 @@ def checked_value(column: Column, value: object) -> Value:
     array = _array(column, value)
     if array.dtype != column.dtype or not column.takes(array.shape):
         shown = f"{array.dtype.name if array.dtype.isnative else array.dtype.str}{list(array.shape) or ''}"
-        raise NotAsDeclared(f"{column.name!r} is {shown.replace(' ', '')} instead of {column.text}")
+        found = shown.replace(" ", "")
+        raise NotAsDeclared(f"{column.name!r} is {found} instead of {column.text}", column, found)
     return array if array.flags.c_contiguous else array.copy()
 
 

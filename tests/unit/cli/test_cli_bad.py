@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from batchd.cli.main import cli
 from batchd.cli.seen import _Bad
-from batchd_wire.messages import AskBad, BadSamples
+from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from support.fake_daemon import FakeDaemon
 
 
@@ -24,6 +24,33 @@ def test_a_path_cannot_command_the_terminal(tmp_path) -> None:
         shown = CliRunner().invoke(cli, ["bad", "photos", "--address", fake.address]).output
 
     assert shown == "a\\x1b[2J\\nb.jpg: no JPEG (met 1 time, sample 7)\nline 2\\x07\n"
+
+
+def test_samples_with_one_reason_are_listed_below_it_and_a_stop_is_said(tmp_path) -> None:
+    """A function that gives the wrong type has one line, and a line for each sample."""
+    reason = "mine:fn changes 'image' from uint8[8] to float32[8]"
+
+    def answer(session, message) -> bool:
+        match message:
+            case AskBad():
+                samples = [(7, "a.jpg", reason, 1), (8, "b.jpg", "empty file", 2), (9, "c.jpg", reason, 1)]
+                fake.send(session, BadSamples(message.request, 3, samples))
+            case AskStatus():
+                streams = [{"name": "photos", "stopped": "too many bad samples"}]
+                fake.send(session, Status(message.request, {"streams": streams}))
+        return isinstance(message, AskBad | AskStatus)
+
+    with FakeDaemon(tmp_path / "run") as fake:
+        fake.answer = answer
+        shown = CliRunner().invoke(cli, ["bad", "photos", "--address", fake.address]).output
+
+    assert shown.splitlines() == [
+        "stream photos has stopped: too many bad samples",
+        f"2 samples: {reason}",
+        "  a.jpg (met 1 time, sample 7)",
+        "  c.jpg (met 1 time, sample 9)",
+        "b.jpg: empty file (met 2 times, sample 8)",
+    ]
 
 
 def test_what_is_left_out_is_said_with_the_file_that_has_it(tmp_path) -> None:

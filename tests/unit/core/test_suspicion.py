@@ -365,8 +365,18 @@ def test_more_bad_samples_than_the_share_of_the_source_are_too_many():
     for sample in range(5):
         bad.record(sample, "x", "y")
     assert bad.excess() is None
-    bad.record(5, "x", "y")
+    bad.record(5, "x", "z")
     assert bad.excess() == "6 of 100 samples are bad, more than max_bad_fraction = 0.05"
+
+
+def test_one_reason_for_all_is_said_once():
+    """A function that returns another type than is declared makes every sample bad."""
+    bad = BadSampleList(100, 0.05)
+    for sample in range(6):
+        bad.record(sample, "x", "mine:fn returns the wrong type")
+    told = bad.excess()
+    assert told is not None
+    assert told.endswith("max_bad_fraction = 0.05, all for one reason: mine:fn returns the wrong type")
 
 
 def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
@@ -377,7 +387,7 @@ def test_a_stream_that_is_mostly_broken_is_known_from_the_rows_read():
     bad = BadSampleList(10**6, 0.05)
     bad.rows = SURE_ROWS - 1
     for sample in range(40):
-        bad.record(sample, "x", "y")
+        bad.record(sample, "x", f"reason {sample}")
     assert bad.excess() is None
     bad.rows = SURE_ROWS
     assert bad.excess() == "40 of 256 rows read so far are bad, more than max_bad_fraction = 0.05"

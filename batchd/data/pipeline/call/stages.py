@@ -39,7 +39,7 @@ class CallStage:
         self._is_random = step.random
         self._fields = tuple(before)
         self._changing = {name: after[name] for name in step.outputs or before}
-        self._required = frozenset(step.outputs)
+        self._outputs = step.outputs
         self._of_same_type = {name for name in before if before[name].text == after[name].text}
         self._followed = [name for name in self._changing if name in before and before[name].followers]
         self._copies: dict[str, Array] = {}
@@ -58,12 +58,25 @@ class CallStage:
         except FunctionFailed as error:
             raise SampleUndecodable(f"{self._name}: {error}") from None
         except NotAsDeclared as error:
-            raise SampleUndecodable(f"{self._name} gives another type than is declared: {error}") from None
+            raise SampleUndecodable(self._misfit(error)) from None
         for name, size in sizes.items():
             if _size(values[name]) != size:
                 raise SampleUndecodable(
                     f"{self._name} changed the size of {name!r}, but the mask, boxes or points that follow it would not move"
                 )
+
+    def _misfit(self, error: NotAsDeclared) -> str:
+        """Say which type the function gives, and which line of the step would declare it."""
+        if error.column is None:
+            return f"{self._name} gives another type than is declared: {error}"
+        name, declared, found = error.column.name, error.column.text, error.found
+        dtype, _bracket, shape = declared.partition("[")
+        wanted = dtype if found.partition("[")[2] == shape else declared
+        outputs = ", ".join(f'{key} = "{text}"' for key, text in {**self._outputs, name: found}.items())
+        return (
+            f"{self._name} changes {name!r} from {declared} to {found}; return {wanted}, or declare "
+            f"outputs = {{ {outputs} }}"
+        )
 
     def _given(self, name: str, value: Value) -> object:
         """Return what the function gets of a field, which the next sample does not overwrite."""
@@ -92,7 +105,7 @@ class CallStage:
     def _checked(self, made: object, given: dict[str, object]) -> dict[str, Value]:
         if not isinstance(made, dict):
             raise SampleUndecodable(f"{self._name} returned {type(made).__name__} instead of a dict of fields")
-        missing = self._required - made.keys()
+        missing = self._outputs.keys() - made.keys()
         if missing:
             raise SampleUndecodable(f"{self._name} did not return {_listed(missing)}, which its outputs declare")
         undeclared = [

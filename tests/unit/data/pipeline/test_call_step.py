@@ -67,7 +67,7 @@ def test_without_outputs_every_field_may_change_and_none_its_type(write):
 
     assert np.array_equal(row["image"], IMAGE[::-1])
     assert row["label"] == 3
-    with pytest.raises(SampleUndecodable, match="'label' is float64 instead of int64"):
+    with pytest.raises(SampleUndecodable, match="changes 'label' from int64 to float64; return int64"):
         run(Call(function="mine:bad"))
 
 
@@ -93,8 +93,14 @@ def test_the_sample_may_be_changed_and_returned(write):
         ),
         ("return {'score': 1.0, 'label': 4}", "mine:fn returned 'label', which its outputs do not declare"),
         ("return {'score': 'high'}", "mine:fn gives another type than is declared: 'score' is str instead of float32"),
-        ("return {'score': __import__('numpy').float64(1)}", "'score' is float64 instead of float32"),
-        ("return {'score': [1.0, 2.0]}", r"'score' is float32\[2\] instead of float32"),
+        (
+            "return {'score': __import__('numpy').float64(1)}",
+            r"changes 'score' from float32 to float64; return float32, or declare outputs = { score = \"float64\" }",
+        ),
+        (
+            "return {'score': [1.0, 2.0]}",
+            r"from float32 to float32\[2\]; return float32, or declare outputs = { score = \"float32\[2\]\" }",
+        ),
         ("sample['image'][0] = 0", "ValueError: assignment destination is read-only\n  at .*mine.py:2 in fn: "),
         ("return {'score': 1 / 0}", "mine:fn: ZeroDivisionError: division by zero\n  at .*mine.py:2 in fn: return "),
         ("exit()", "mine:fn: SystemExit"),
