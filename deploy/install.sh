@@ -254,7 +254,7 @@ what_next() {
     say "  1. name your data in $CONFIG"
     say "  2. $PREFIX/bin/batchd check $CONFIG"
     if is_personal; then
-        say "  3. $PREFIX/bin/batchd serve --config $CONFIG"
+        say "  3. $PREFIX/bin/batchd serve $CONFIG"
         say "You are not root, so there is no system user and no systemd unit: the daemon runs as you, from a shell or a job"
         case :$PATH: in *:$PREFIX/bin:*) ;; *) say "$PREFIX/bin is not in your PATH" ;; esac
         return

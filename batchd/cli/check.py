@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import click
 
 from batchd.cli import terminal
-from batchd.cli.options import ConfigFile, Overrides, as_command, option
+from batchd.cli.options import ConfigFile, Overrides, as_command, option, with_running_file
 from batchd.cli.problems import plain_problems, warn_of_unknown_variables
 from batchd.cli.tables import facts, fitted
 from batchd.cli.text import escaped
@@ -38,6 +38,7 @@ from batchd_wire.wording import counted
 
 @as_command("check")
 def command(
+    context: click.Context,
     *,
     config_file: ConfigFile,
     overrides: Overrides,
@@ -78,7 +79,8 @@ def command(
     try:
         with Storage(CHECK_LIMITS) as storage:
             checked(read_config(config_file, overrides), config_file, storage)
-    except BatchdError as error:
+    except BatchdError as failure:
+        error = with_running_file(context, failure) if isinstance(failure, ConfigInvalid) else failure
         terminal.emit_json({"problems": plain_problems(error, str(config_file))})
         sys.exit(error.exit_code)
     terminal.emit_json({"problems": []})

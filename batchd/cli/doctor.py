@@ -13,7 +13,7 @@ import click
 
 from batchd.cli import terminal
 from batchd.cli.asking import running_daemon
-from batchd.cli.options import Address, ConfigFile, JsonObject, Overrides, as_command, is_config_given
+from batchd.cli.options import Address, ConfigFile, JsonObject, Overrides, as_command, is_config_given, running_file
 from batchd.cli.text import escaped, wrapped
 from batchd.commands.doctor.examine import DoctorTarget, check_daemon, examine
 from batchd.commands.doctor.machine import Finding, Level, Machine, Running
@@ -78,7 +78,11 @@ def _target(file: Path, overrides: dict[str, str], *, is_given: bool) -> DoctorT
     """The default configuration may be missing; any existing one must be valid."""
     machine = Machine()
     if not is_given and not file.exists():
-        return DoctorTarget(machine, file, None, f"there is no {file} here, so only the machine is looked at")
+        running = running_file()
+        used = (
+            "" if running is None else f"; the daemon at {running[0]} uses {running[1]}: `batchd doctor {running[1]}`"
+        )
+        return DoctorTarget(machine, file, None, f"there is no {file} here, so only the machine is looked at{used}")
     try:
         return DoctorTarget(machine, file, load_config(file, overrides))
     except ConfigInvalid as error:

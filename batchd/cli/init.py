@@ -145,7 +145,7 @@ def command(
         terminal.emit(drafted.text)
         terminal.say("", f"{file.path} is written; the first batch:")
         _show_batch(file.path, drafted.streams[0].name, sheet)
-        serve = "" if file.path == DEFAULT_CONFIG_FILE else f" -c {file.path}"
+        serve = "" if file.path == DEFAULT_CONFIG_FILE else f" {file.path}"
         terminal.say("", f"Next: batchd serve{serve}", _in_a_trainer(drafted))
 
 

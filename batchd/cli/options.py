@@ -137,11 +137,7 @@ class _ConfigCommand(click.Command):
         try:
             return super().invoke(ctx)
         except ConfigInvalid as error:
-            if is_config_given(ctx):
-                raise
-            is_told = ctx.info_name != "serve"
-            command = ctx.command_path.split() if is_told else []
-            raise naming_running_file(error, command, ctx.meta[_WORDS]) from None
+            raise with_running_file(ctx, error) from None
 
 
 class _ConfigArgument(click.Argument):
@@ -171,6 +167,14 @@ def running_file() -> tuple[str, str] | None:
     except (BatchdClientError, SessionLost):
         return None
     return (address, file) if file else None
+
+
+def with_running_file(context: click.Context, error: ConfigInvalid) -> ConfigInvalid:
+    """The error of a command, with the file of the running daemon if the user named no other."""
+    if is_config_given(context):
+        return error
+    command = context.command_path.split() if context.info_name != "serve" else []
+    return naming_running_file(error, command, context.meta[_WORDS])
 
 
 def naming_running_file(error: ConfigInvalid, before: Sequence[str], after: Sequence[str]) -> ConfigInvalid:

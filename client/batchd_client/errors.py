@@ -95,7 +95,7 @@ class DaemonUnavailable(BatchdClientError):
 class DaemonNotFound(DaemonUnavailable):
     """No batchd daemon answers.
 
-    Start one with `batchd serve --config batchd.toml` (`batchd init PATH` writes that file for your
+    Start one with `batchd serve batchd.toml` (`batchd init PATH` writes that file for your
     data), or give its address:
     batchd_client.connect("ipc:///run/batchd"), or BATCHD_ADDRESS=ipc:///run/batchd in the
     environment. In a container, share the daemon's runtime directory (docker run -v

@@ -233,6 +233,12 @@ def test_without_a_file_here_commands_name_that_of_the_daemon(daemon, tmp_path):
 
     assert f"the daemon at {daemon.address} uses {daemon.config}: `{command}`; `batchd init PATH`" in told
     assert batchd(*command.split()[1:], folder=tmp_path).stdout.startswith("check, epoch 0, step 1: ")
+    (problem,) = json.loads(
+        batchd("check", "--format", "json", address=daemon.address, folder=tmp_path, status=2).stdout
+    )["problems"]
+    assert f"the daemon at {daemon.address} uses {daemon.config}: `batchd check {daemon.config}" in problem["help"]
+    examined = batchd("doctor", "--json", address=daemon.address, folder=tmp_path).stdout
+    assert f"the daemon at {daemon.address} uses {daemon.config}: `batchd doctor {daemon.config}`" in examined
     told = batchd("serve", address=daemon.address, folder=tmp_path, status=2).stderr
     assert f"the daemon at {daemon.address} uses {daemon.config}; `batchd init PATH`" in told
 

@@ -477,7 +477,7 @@ def test_a_batch_of_text_and_tokens_is_shown(data: Path) -> None:
 
     assert '"abc"' in text
     assert "1 2 3" in text
-    assert "\nNext: batchd serve -c my.toml\n" in text
+    assert "\nNext: batchd serve my.toml\n" in text
 
 
 def test_a_batch_of_pictures_is_drawn(data: Path) -> None:
