@@ -10,7 +10,7 @@ Invariant: the written configuration passes ``batchd check``. An interrupt leave
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -227,15 +227,18 @@ def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: b
         place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
     with Storage() as storage, _progress() as progress:
         parts = Look(storage, progress, allow_outside_root=allow_outside_root).parts(place)
-    same = next(filter(None, (served_as(file.config, part.source) for part in parts)), None)
-    if name is None and same is not None:
+    served = [served_as(file.config, part.source) if name is None else None for part in parts]
+    new = [part for part, stream in zip(parts, served, strict=True) if stream is None]
+    if not new:
         raise BatchdError(
-            f"{file.path} serves this data already, as stream {same}; --name NAME adds it once more, for other steps"
+            f"{file.path} serves this data already, as stream {served[0]}; --name NAME adds it once more, for other steps"
         )
-    names = _names(parts, name, first_config.stream_name(str(place)), file.streams)
+    training = served[0] or training_stream(parts[0].source, file.config)
+    names = _names(new, name, first_config.stream_name(str(place)), file.streams)
+    shapes = first_config.same_shapes(parts[0].facts, [part.facts for part in parts[1:]])
     batch_size = first_config.first_batch_size(parts[0].facts.samples)
     while True:
-        drafted = _drafted(parts, names, batch_size, training_stream(parts[0].source, file.config))
+        drafted = _drafted(dict(zip(names, new, strict=True)), shapes, batch_size, training)
         try:
             file.check(drafted.text)
         except MemoryTooSmall:
@@ -248,29 +251,28 @@ def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: b
 
 def _names(parts: Sequence[Part], wanted: str | None, of_place: str, taken: Collection[str]) -> list[str]:
     """A free name for the stream of each part."""
+    ours = [first_config.stream_name(part.name) if part.name else of_place for part in parts]
     if len(parts) == 1:
-        return [wanted or first_config.free_name(of_place, taken)]
-    ours = [first_config.stream_name(part.name) for part in parts]
+        return [wanted or first_config.free_name(ours[0], taken)]
     if wanted is None and not set(ours) & set(taken):
         return ours
-    before = wanted or of_place
-    return [wanted or first_config.free_name(f"{before}-{ours[0]}", taken)] + [
-        first_config.free_name(f"{before}-{name}", taken) for name in ours[1:]
-    ]
+    first, *others = (first_config.free_name(f"{wanted or of_place}-{name}", taken) for name in ours)
+    return [wanted or first, *others]
 
 
-def _drafted(parts: Sequence[Part], names: Sequence[str], batch_size: int, training: str | None) -> Draft:
-    """The stream of each part, and their text. ``batch_size``: the largest.
+def _drafted(parts: Mapping[str, Part], shapes: first_config.Facts, batch_size: int, training: str | None) -> Draft:
+    """The streams of parts, by their names, and their text. ``batch_size``: the largest.
 
-    ``training``: the stream of the training part, if the file has it already.
+    ``shapes``: facts that all parts get the same shapes from. ``training``: the stream of the
+    training part, if the file has it already.
     """
-    shapes = first_config.same_shapes(parts[0].facts, [part.facts for part in parts[1:]])
     streams, texts = [], []
-    for name, part in zip(names, parts, strict=True):
-        is_training = False if training else part is parts[0] if len(parts) > 1 else None
+    of_training = training or next(iter(parts))
+    for name, part in parts.items():
+        is_training = name == of_training if training or len(parts) > 1 else None
         source = part.source
         if isinstance(source, FolderSource) and part.class_names and is_training is False and not source.classes:
-            source = replace(source, classes=training or names[0])
+            source = replace(source, classes=of_training)
         rows = min(batch_size, first_config.first_batch_size(part.facts.samples))
         facts = replace(shapes, samples=part.facts.samples)
         table = first_config.stream_table(source, facts, rows, is_training=is_training)

@@ -122,7 +122,8 @@ class Look:
         part = self._part(name, place, recognise_files(place, files, self._survey, [training.finding.kind]))
         if training.has_class_folders != part.has_class_folders:
             which = "the training part" if part.has_class_folders else "it"
-            raise SourceInvalid(f"{which} has no class folders, so labels of both would differ")
+            remedy = "a source of type list has them from lines of path and label"
+            raise SourceInvalid(f"{which} has no class folders, so its labels are not known; {remedy}")
         classes = list(dict.fromkeys((*training.class_names, *part.class_names)))
         source = _as_part(_with_classes(training.source, classes), part.source, classes)
         if not part.has_class_folders:

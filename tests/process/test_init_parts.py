@@ -71,6 +71,17 @@ def test_the_usual_names_of_parts_are_known(tmp_path: Path, parts: tuple[str, ..
     assert list(streams_of(tmp_path)[0]) == ["train", *parts[1:]]
 
 
+def test_parts_may_be_below_folders_that_all_files_share(tmp_path: Path) -> None:
+    """Those of ImageNet are in Data/CLS-LOC; nothing of a folder above them is a class."""
+    for part in ("train", "val"):
+        write_photos(tmp_path / "Data" / "CLS-LOC" / part, {"cat": 2, "dog": 2})
+
+    streams, _notes = streams_of(tmp_path)
+
+    paths = [stream["source"]["path"] for stream in streams.values()]
+    assert paths == [str(tmp_path / "Data" / "CLS-LOC" / part) for part in ("train", "val")]
+
+
 def test_a_class_that_validation_has_alone_is_numbered_behind_the_others(tmp_path: Path) -> None:
     """So it changes no label of the training; a class that only training has keeps its number."""
     write_photos(tmp_path / "train", {"bee": 2, "dog": 2})
@@ -93,7 +104,7 @@ def test_parts_with_other_labels_or_fields_get_no_stream(tmp_path: Path) -> None
 
     streams, notes = streams_of(tmp_path / "photos")
     assert list(streams) == ["photos"]
-    assert notes == ["no stream of the part test: it has no class folders, so labels of both would differ"]
+    assert notes[0].startswith("no stream of the part test: it has no class folders, so its labels are not known")
     streams, (note,) = streams_of(tmp_path / "tables")
     assert list(streams) == ["tables"]
     assert note.startswith("no stream of the part test: ")
@@ -188,17 +199,25 @@ def test_large_training_parts_drop_the_last_batch(tmp_path: Path) -> None:
 
 
 def test_parts_are_added_under_free_names_and_with_the_classes_of_the_training_stream(tmp_path: Path) -> None:
-    """A single folder of validation gets the classes of the training folder beside it, too."""
+    """So does a folder of validation alone, and a part that is new beside those in the file."""
     for data in ("pets", "birds"):
         write_photos(tmp_path / data / "train", {"cat": 2, "dog": 2})
         write_photos(tmp_path / data / "val", {"dog": 2})
     batchd("init", "pets/train", folder=tmp_path)
     batchd("init", "--add", "pets/val", folder=tmp_path)
     batchd("init", "--add", "birds", folder=tmp_path)
+    write_photos(tmp_path / "birds" / "test", {"dog": 2})
+    assert "as test\n" in batchd("init", "--add", "birds", folder=tmp_path).stdout
 
     streams = tomllib.loads((tmp_path / "batchd.toml").read_text())["streams"]
 
     classes = {name: stream["source"].get("classes") for name, stream in streams.items()}
-    assert classes == {"train": None, "val": "train", "birds-train": None, "birds-val": "birds-train"}
-    assert [stream.get("shuffle") for stream in streams.values()] == [None, False, None, False]
+    assert classes == {
+        "train": None,
+        "val": "train",
+        "birds-train": None,
+        "birds-val": "birds-train",
+        "test": "birds-train",
+    }
+    assert [stream.get("shuffle") for stream in streams.values()] == [None, False, None, False, False]
     assert "is fine" in batchd("check", folder=tmp_path).stdout

@@ -349,13 +349,20 @@ def _selects(text: str, names: Sequence[bytes], wanted: Sequence[bytes]) -> bool
 
 
 def training_folder(names: Sequence[bytes], part: str) -> tuple[bytes, tuple[str, ...]]:
-    """The folder of a part ("": training), and the others; "" if not all top folders are parts."""
-    tops = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
-    wanted = [top for top in tops if (readable(top) == part if part else readable(top).lower() in TRAINING_PARTS)]
-    if len(wanted) != 1 or any(readable(top).lower() not in PARTS for top in tops):
-        return b"", ()
-    others = [readable(top) for top in tops if top != wanted[0]]
-    return wanted[0], tuple(sorted(others, key=lambda other: PARTS.index(other.lower())))
+    """The folder of a part ("": training), and the others; "" if no folder has parts alone.
+
+    The parts may be below folders that all files share, as in Data/CLS-LOC/train.
+    """
+    shared = os.path.commonpath(names).split(b"/") if names else []
+    for depth in range(len(shared) + 1):
+        before = b"".join(folder + b"/" for folder in shared[:depth])
+        tops = sorted({name[len(before) :].partition(b"/")[0] for name in names if b"/" in name[len(before) :]})
+        wanted = [top for top in tops if (readable(top) == part if part else readable(top).lower() in TRAINING_PARTS)]
+        are_parts = all(readable(top).lower() in PARTS for top in tops) and (depth == 0 or len(tops) > 1)
+        if len(wanted) == 1 and are_parts:
+            others = [readable(top) for top in tops if top != wanted[0]]
+            return before + wanted[0], tuple(sorted(others, key=lambda other: PARTS.index(other.lower())))
+    return b"", ()
 
 
 def training_part(names: Sequence[bytes], part: str) -> tuple[list[bytes], tuple[str, ...]]:
