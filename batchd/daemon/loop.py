@@ -233,8 +233,11 @@ class Loop:
 
     def _compared(self, asked: SubscriptionAsked) -> SubscriptionAsked:
         """Say how a stream differs from the one of a trainer's state, or convert the state."""
-        stream = next((one for one in self.streams.values() if one.name == asked.stream), None)
-        if stream is None or asked.fingerprint is None or asked.fingerprint == stream.spec.fingerprint:
+        number = self.state.numbers.get(asked.stream)  # not of one that a reload has retired
+        if number is None or asked.fingerprint is None:
+            return asked
+        stream = self.streams[number]
+        if asked.fingerprint == stream.spec.fingerprint:
             return asked
         changes = changes_since(asked.fingerprint, asked.parts, stream.content)
         if asked.converts and changes.batch_size is not None:

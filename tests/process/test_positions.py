@@ -247,7 +247,7 @@ def test_a_look_at_a_stream_that_a_reload_has_changed_is_an_error(start_daemon, 
         stream.at(0, 0).release()
         daemon.config.write_text(daemon.config.read_text().replace("window = 4", "window = 4\nseed = 5"))
         daemon.reload()
-        with pytest.raises(StreamChanged, match="other files or other settings"):
+        with pytest.raises(StreamChanged, match="seed: 0 became 5"):
             stream.at(0, 0)
 
 
