@@ -15,7 +15,7 @@ from batchd.errors import BatchdError, DaemonUnreachable
 from batchd_client import errors
 from batchd_client.asking import ANSWER_TIMEOUT_S, ask_status, asking
 from batchd_client.lifeline import SessionLost
-from batchd_client.opening import first_line
+from batchd_client.opening import ENDED, first_line
 from batchd_client.session import Session
 from batchd_wire.runtime import ADDRESS_VARIABLE
 
@@ -35,8 +35,9 @@ def running_daemon(address: str | None, timeout_s: float = ANSWER_TIMEOUT_S) -> 
         with asking(address, timeout_s) as session, client_errors():
             yield session
     except errors.DaemonNotFound as error:
+        why = "`batchd logs` shows the end of the last one; " if ENDED in str(error) else ""
         remedy = f"start one with `batchd serve`, or name its address with --address or {ADDRESS_VARIABLE}"
-        raise DaemonUnreachable(f"{first_line(error)}: {remedy}") from None
+        raise DaemonUnreachable(f"{first_line(error)}; {why}{remedy}") from None
     except errors.ConnectTimeout as error:
         raise DaemonUnreachable(f"{first_line(error)}; {STUCK}") from None
     except (errors.PermissionDenied, errors.AddressInvalid) as error:

@@ -43,6 +43,8 @@ from batchd_wire.runtime import RuntimeDirectory, TcpAddress, unmapped_id
 
 RECONNECT_INTERVAL_MS = 20
 RECONNECT_INTERVAL_MAX_MS = 500
+ENDED = "the daemon has ended"
+"""Of a socket in a runtime directory on which no process listens."""
 DIAGNOSIS_S = 1.0
 DIAGNOSIS_MAX_S = 3.0
 """Time limits for a diagnosis; the shorter one is granted even past the deadline."""
@@ -305,7 +307,7 @@ def reason_of(place: Place, error: Exception) -> str:
         case ConnectionRefusedError() if not place.lifeline_path.is_socket():
             return f"there is a {place.lifeline_path.name}, but it is no socket"
         case ConnectionRefusedError():
-            return "there is a socket, but no process listens on it any more: the daemon has ended"
+            return f"there is a socket, but no process listens on it any more: {ENDED}"
         case FileNotFoundError() if place.path.is_dir():
             return f"the directory exists, but has no {place.lifeline_path.name}: no daemon runs there"
         case FileNotFoundError():

@@ -56,6 +56,12 @@ def test_stop_ends_the_daemon_and_waits_until_it_is_gone(start_daemon):
     assert said == f"stopped the daemon at {daemon.address} (pid {daemon.pid})\n"
     gone = batchd("stop", address=daemon.address, status=3).stderr
     assert "start one with `batchd serve`" in gone
+    assert "batchd logs" not in gone
+    daemon.wait()
+    daemon.start()
+    daemon.kill()
+    killed = batchd("status", address=daemon.address, status=3).stderr
+    assert "the daemon has ended; `batchd logs` shows the end of the last one; start one with" in killed
 
 
 def test_a_daemon_of_a_service_is_not_stopped_behind_its_manager(start_daemon, monkeypatch):
