@@ -84,6 +84,8 @@ def test_streams_are_added_removed_and_left_alone(reloading):
         kept = command("reload", "--keep-trainers", address=it.daemon.address, status=1)
         assert kept.stderr == f"batchd: nothing has changed, since trainers would end:\n{dry.stdout}"
         assert it.serves() == {"photos", "more"}
+        assert it.daemon.log_lines("configuration not reloaded") == []
+        assert it.daemon.status()["daemon"]["reload"]["exit_code"] == 0
         assert command("reload", address=it.daemon.address).stdout == dry.stdout
         with pytest.raises(StreamRemoved, match="more"):
             read_on(stream)
@@ -189,7 +191,7 @@ def test_a_trainer_of_a_stream_with_other_batches_is_told_so(reloading):
     with batchd_client.connect(it.daemon.address) as connection, connection.stream("photos") as stream:
         next(iter(stream)).release()
         it.reload({"photos": it.stream(seed=99)})
-        with pytest.raises(StreamChanged):
+        with pytest.raises(StreamChanged, match=r"seed: \d+ became 99"):
             read_on(stream)
         with connection.stream("photos", epochs=1) as new:
             assert len(list(new)) == 10

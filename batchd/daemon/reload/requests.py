@@ -274,16 +274,18 @@ class Reloader:
 
     def _conclude(self, exit_code: int, text: str) -> None:
         """Log the outcome, and send it to every session that asked."""
+        is_kept = text.startswith(KEPT)
         is_dry = bool(self._askers) and not self._is_signalled and all(asker.is_dry for asker in self._askers)
-        if exit_code and not is_dry:
+        is_tried = not is_dry and not is_kept  # where trainers are kept, nothing is wrong with the file
+        if exit_code and is_tried:
             _log.error("configuration not reloaded", reason=text, advice="the one before stays in force")
         shown = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[: TEXT_CHARACTERS_MAX - 4]} ..."
-        if not is_dry:
+        if is_tried:
             self.outcome = ReloadOutcome(time(), exit_code, shown)
         for asker in self._askers:
             self.send(asker.session, Reloaded(asker.request, exit_code, shown))
         self._askers.clear()
-        outcome = "a dry run: nothing has changed" if is_dry else shown.partition("\n")[0]
+        outcome = "a dry run: nothing has changed" if is_dry else shown.partition("\n")[0].rstrip(":")
         self.service.reloaded(self.applier.workers_wanted, outcome)
 
     def _kill(self, reading: _Reading) -> None:
