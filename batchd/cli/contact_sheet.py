@@ -6,13 +6,17 @@ last, colour or grey, each image in its own shape. ``batchd_client.showing`` say
 images.
 """
 
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 
 from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
+from batchd_client.mixing import MIX_BOX, MIX_LAMBDA, MIX_ROW, Mixing, mixed
 from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, label_text, range_of
 
 IMAGES_MAX = 64
@@ -54,10 +58,36 @@ def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr:
 
 
 def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Image:
-    """The sheet as a BGR image: uint8 [height, width, 3]."""
+    """The sheet as a BGR image: uint8 [height, width, 3].
+
+    Images of a stream with ``mix`` are drawn as they are, and below as a trainer mixes them.
+    """
     images = batch.samples(field)[:IMAGES_MAX]
-    low, high = range_of(images)
-    channels_first = has_channels_first(batch.shape(field))
+    captions = [label_text(batch.arrays, batch.classes, index) for index in range(len(images))]
+    layout = _Layout(*range_of(images), has_channels_first(batch.shape(field)), is_bgr)
+    sheet = _grid(images, captions, layout)
+    if not {MIX_ROW, MIX_LAMBDA, MIX_BOX} <= batch.arrays.keys() or field in batch.varying:
+        return sheet
+    mixed_images = mixed(batch.arrays, 1, Mixing(image=field, label=MIX_ROW))[0][:IMAGES_MAX]
+    pairs = zip(batch.arrays[MIX_ROW].tolist(), batch.arrays[MIX_LAMBDA].tolist(), strict=True)
+    mixes = [
+        f"{share:.0%} {captions[row]} + {label_text(batch.arrays, batch.classes, partner % batch.rows)}"
+        for row, (partner, share) in enumerate(islice(pairs, len(images)))
+    ]
+    return np.vstack([sheet, _grid(list(mixed_images), mixes, layout)])
+
+
+class _Layout(NamedTuple):
+    """How images are drawn: the numbers that are black and white, and their channels."""
+
+    low: float
+    high: float
+    channels_first: bool
+    is_bgr: bool
+
+
+def _grid(images: Sequence[np.ndarray], captions: Sequence[str], layout: _Layout) -> Image:
+    """Images in tiles, each above its caption."""
     columns = min(COLUMNS, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
@@ -66,10 +96,10 @@ def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Ima
         top = MARGIN_PIXELS + index // columns * step_y
         left = MARGIN_PIXELS + index % columns * step_x
         if image.size:  # a masked sample may have no pixels at all
-            picture = as_rgb(as_bytes(image, low, high), channels_first=channels_first)
-            tile = _tile(picture if is_bgr else picture[:, :, ::-1])
+            picture = as_rgb(as_bytes(image, layout.low, layout.high), channels_first=layout.channels_first)
+            tile = _tile(picture if layout.is_bgr else picture[:, :, ::-1])
             sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = tile
-        caption = _caption(batch, index)
+        caption = _caption(captions[index])
         baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
         cv2.putText(sheet, caption, baseline, cv2.FONT_HERSHEY_SIMPLEX, FONT_SCALE, INK, 1, cv2.LINE_AA)
     return sheet
@@ -87,8 +117,7 @@ def _tile(image: Image) -> Image:
     return tile
 
 
-def _caption(batch: PeekedBatch, index: int) -> str:
-    text = label_text(batch.arrays, batch.classes, index)
+def _caption(text: str) -> str:
     room = int(TILE_PIXELS / CHARACTER_PIXELS)
     plain = text.encode("ascii", "replace").decode()
     return plain if len(plain) <= room else plain[: room - 2] + ".."

@@ -55,6 +55,8 @@ BLOCK_SAMPLES_MAX = 1 << 30
 DRAWS_MAX = 1 << 32
 BALANCE_MAX = 1024
 BUDGET_MAX = 1 << 40
+ALPHA_MIN, ALPHA_MAX = 0.01, 100.0
+"""Of a mix, if it is not 0."""
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 SAMPLE_SHARE = 0.8
@@ -384,6 +386,42 @@ class Weights(_Branch):
         return self
 
 
+class Mix(_Branch):
+    """How rows of a batch are mixed with others of it: mixup, cutmix, or one of both by chance.
+
+    Each batch gets the numbers, as the fields mix_row, mix_lambda and mix_box; the trainer applies
+    them. docs/steps.md says how.
+    """
+
+    mixup: Annotated[float, Field(ge=0, le=ALPHA_MAX)] = 0.0
+    """Alpha of mixup: the share of a row is drawn from Beta(alpha, alpha). 0: no mixup."""
+
+    cutmix: Annotated[float, Field(ge=0, le=ALPHA_MAX)] = 0.0
+    """Alpha of cutmix, likewise. 0: no cutmix."""
+
+    probability: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Probability of a mix at all."""
+
+    switch: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """With both, the probability of cutmix in place of mixup."""
+
+    by: Literal["batch", "row"] = "batch"
+    """Whether all rows of a batch have the same share and box, or each its own."""
+
+    field: Annotated[str | None, Example("image")] = None
+    """The images that are mixed, whose size cutmix needs. When not set, the only field that holds
+    images of one size."""
+
+    @model_validator(mode="after")
+    def _mixes(self) -> Self:
+        if not self.mixup and not self.cutmix:
+            raise ValueError("give mixup, cutmix, or both an alpha above 0, such as mixup = 0.8, cutmix = 1.0")
+        for name in ("mixup", "cutmix"):
+            if 0 < getattr(self, name) < ALPHA_MIN:
+                raise ValueError(f"{name} = {getattr(self, name)}: alpha is 0, or at least {ALPHA_MIN}")
+        return self
+
+
 class Bucket(_Branch):
     """Batches of samples of nearly the same size, so that little of a padded batch is filling.
 
@@ -483,6 +521,10 @@ class StreamConfig(_Branch):
     """Number of ranks that get batches of nearly the same cost in each step, so that no rank waits
     for another. With a bucket, so many consecutive steps are of one bucket; with "pack", their rows
     cost attention about the same. Every world size that divides the number is served as well."""
+
+    mix: Annotated[Mix | None, Mark.DECIDES_BYTES, Example({"mixup": 0.8, "cutmix": 1.0})] = None
+    """When set, rows of a batch are mixed in pairs (mixup, cutmix), such as
+    { mixup = 0.8, cutmix = 1.0 }: batches have the numbers, and the loader applies them."""
 
     drop_last: Annotated[bool, Mark.DECIDES_BYTES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a

@@ -52,7 +52,15 @@ from batchd.runtime.sizes import format_bytes
 from batchd.stream.cache_file import file_problem
 from batchd.stream.cache_memory import cache_spec
 from batchd.stream.grouping import MeasureOptions, bad_ones
-from batchd.stream.plan import StreamPlan, check_bucket, epoch_plan, look_at_stream, plan_stream, planned_index
+from batchd.stream.plan import (
+    StreamPlan,
+    check_bucket,
+    epoch_plan,
+    look_at_stream,
+    mixing_of,
+    plan_stream,
+    planned_index,
+)
 from batchd.stream.rings import (
     MEBIBYTE,
     SLOTS_MAX,
@@ -375,6 +383,7 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
     kind = ProblemKind.STEP_MISFIT
     try:
         check_bucket(name, stream, ring.columns)
+        mixing_of(name, stream, ring.columns)
         kind = ProblemKind.UNUSABLE_SOURCE
         plan = plan_stream(name, stream, ring.columns, python_path)
         if plan.pack is None and stream.bucket is None:  # else all sizes decide

@@ -30,7 +30,7 @@ from batchd.stream.differences import part_differences, shown
 FINGERPRINT_DIGITS = 32
 PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
 """Parts of a fingerprint that are not called as the keys of the configuration."""
-DIGESTED = ("source", "columns", "shuffle", "weights", "cut", "accept", "modules")
+DIGESTED = ("source", "columns", "shuffle", "weights", "cut", "accept", "modules", "mix")
 """Parts whose earlier value a sketch does not tell."""
 SKETCH_CHARACTERS = 80
 """Beyond, a sketch has no options of steps: a state stays below 200 bytes."""
@@ -136,7 +136,7 @@ def _named_before(digests: str, order: int, content: Content) -> tuple[dict[str,
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for place, (key, code) in enumerate(_named_codes(content).items()):
-        was = digests[2 * place : 2 * place + 2]
+        was = digests[2 * place : 2 * place + 2] or _ABSENT  # of a part that is newer
         name = "module of your functions" if key == "modules" else PART_NAMES.get(key, key)
         if was == code:
             continue

@@ -31,6 +31,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import BlockShuffle, StreamConfig, Weights
 from batchd.core.draws import POINT_BITS, SINGLE_MAX, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
+from batchd.core.mixing import Mixing
 from batchd.core.mixtures import Segment
 from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
@@ -38,8 +39,16 @@ from batchd.data.functions.find import CallArguments, ModuleNotFound, find_modul
 from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.effects import MIX_BOX, MIX_LAMBDA, MIX_ROW
 from batchd.data.pipeline.options import StepOptions, step_to_plain
-from batchd.data.pipeline.sample_fields import StepCheck, columns_after, drawing_step, pack_of, reserved_names
+from batchd.data.pipeline.sample_fields import (
+    SAMPLE_FIELDS_MAX,
+    StepCheck,
+    columns_after,
+    drawing_step,
+    pack_of,
+    reserved_names,
+)
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.data.samples.columns import Column
@@ -61,6 +70,8 @@ from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 IMAGE_AXES = 2
+IMAGE_SHAPE = 3
+CHANNELS_MAX = 4
 """The dimensions of an image that vary: its height and its width."""
 LIVE_STEPS = 1 << 40
 """Batches in an epoch of a live stream, which never ends: at a million per second it lasts twelve
@@ -96,6 +107,11 @@ class StreamPlan:
         """The last step of a packed stream."""
         return pack_of(self.pipeline.steps)
 
+    @property
+    def mixing(self) -> Mixing | None:
+        """How rows of a batch are mixed; None if they are not."""
+        return mixing_of(self.name, self.config, self.columns)
+
     def recipe(self) -> SampleRecipe:
         """How samples are made, for the processes that make them; ``pack`` joins them to rows."""
         return SampleRecipe(
@@ -118,6 +134,7 @@ def plan_stream(
     """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
     pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
     check_bucket(name, config, columns)
+    mixing_of(name, config, columns)
     try:
         code = code_of(config, python_path)
     except SourceInvalid as error:
@@ -127,6 +144,46 @@ def plan_stream(
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
+
+
+def mixing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> Mixing | None:
+    """How the rows of a stream are mixed. Raises ``SourceInvalid`` if it has no images for that."""
+    mix = config.mix
+    if mix is None:
+        return None
+    key = f"streams.{name}.mix"
+    if pack_of(config.pipeline) is not None:
+        raise SourceInvalid(f'{key}: rows of "pack" have several samples each, so none are mixed; leave mix out')
+    made = columns_after(columns, config.pipeline)
+    sizes = {name: size for name, column in made.items() if (size := _image_size(column)) is not None}
+    if taken := {MIX_ROW, MIX_LAMBDA, MIX_BOX} & made.keys():
+        raise SourceInvalid(f"{key}: a sample has a field {min(taken)!r} already; rename it")
+    if len(made) > SAMPLE_FIELDS_MAX - 3:
+        text = (
+            f'{len(made)} fields, and with those of a mix a batch holds {SAMPLE_FIELDS_MAX - 3}; "drop" leaves some out'
+        )
+        raise SourceInvalid(f"{key}: a sample has {text}")
+    field = mix.field or next(iter(sizes), "")
+    if field not in sizes or (mix.field is None and len(sizes) > 1):
+        text = (
+            f"{mix.field!r} is no field of images of one size" if mix.field else "which images are mixed is not clear"
+        )
+        known = (
+            f"give field one of {', '.join(sizes)}"
+            if sizes
+            else "a step such as random_resized_crop makes such a field"
+        )
+        raise SourceInvalid(f"{key}: {text}; {known}")
+    height, width = sizes[field]
+    return Mixing(mix.mixup, mix.cutmix, mix.probability, mix.switch, mix.by == "row", height, width)
+
+
+def _image_size(column: Column) -> tuple[int, int] | None:
+    """Height and width of a field of images of one size, channels last or first; else None."""
+    if not column.is_fixed or column.varying is not None or len(column.fixed_shape) != IMAGE_SHAPE:
+        return None
+    first, second, third = column.fixed_shape
+    return (first, second) if third <= CHANNELS_MAX else (second, third) if first <= CHANNELS_MAX else None
 
 
 def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:

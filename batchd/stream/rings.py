@@ -132,7 +132,7 @@ def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksum
     Where a budget decides the room, it is the most that any buckets can need: ``bucket_layout``
     returns the layout with those of an index.
     """
-    fields = sample_fields(columns, stream.pipeline, stream.on_error)
+    fields = sample_fields(columns, stream.pipeline, stream.on_error, is_mixed=stream.mix is not None)
     field, rooms = budgeted_field(stream, columns), None
     if field is not None and stream.bucket is not None and stream.bucket.budget is not None:
         rooms = Rooms(field, ((stream.batch_size, ceil(stream.bucket.budget / stream.batch_size)),))

@@ -226,7 +226,8 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     ring = replace(ring, layout=bucket_layout(ring.layout, planned_with.arrays))
     content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(plan, whole.daemon))
     is_planned = epochs.order is not None or epochs.draws is not None
-    repeats = not (config.shuffle or is_planned or source.is_live or plan.pipeline.is_random)
+    is_random = plan.pipeline.is_random or plan.mixing is not None
+    repeats = not (config.shuffle or is_planned or source.is_live or is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
@@ -272,6 +273,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         pack={} if plan.pack is None else step_to_plain(plan.pack),
         as_of_ns=storage.as_of_ns,
         waits_for_storage=config.storage_away_s > 0,
+        mixing=None if plan.mixing is None else to_plain(plan.mixing),
     )
     journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]
@@ -396,10 +398,13 @@ def content_of(
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
         "shuffle": config.is_shuffled,  # not if live
     }
-    if config.weights is None:
-        del content["weights"]
-    elif epochs is not None and epochs.draws is not None:
+    for key in ("weights", "mix"):
+        if content[key] is None:
+            del content[key]
+    if epochs is not None and epochs.draws is not None:
         content["weights"] = epochs.draws.digest
+    if plan.mixing is not None:
+        content["mix"] = to_plain(plan.mixing)
     if epochs is not None and epochs.order is not None:
         content["shuffle"] = epochs.order.digest
     if config.cache == "decoded":

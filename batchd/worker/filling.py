@@ -21,21 +21,26 @@ Invariant: ``fill`` writes every field of every row of its chunk, whatever happe
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.plan import Plan
 from batchd.core.rows import Rows
-from batchd.data.pipeline.effects import INDEX, VALID
+from batchd.data.pipeline.effects import INDEX, MIX_BOX, MIX_LAMBDA, MIX_ROW, VALID
 from batchd.data.pipeline.stages import Row
 from batchd.runtime import failpoints
+from batchd.runtime.plain import from_plain
 from batchd.worker import messages as orders
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker, WantedRow, shortened
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.fields import SlotLayout, sizes_field
+from batchd_wire.position import Position
+
+if TYPE_CHECKING:
+    from batchd.core.mixing import Mixing
 
 ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
@@ -56,18 +61,23 @@ RowReport = orders.RowMade | orders.DocumentMade
 class ChunkRows(NamedTuple):
     """Rows of a chunk: numbers of rows in the slot with ``arrays``, and the sample of each.
 
-    ``order`` to ``places``: as in ``messages.Chunk``. ``samples``: int64 ``[rows]``; of a packed
+    ``order`` and ``places``: as in ``messages.Chunk``. ``samples``: int64 ``[rows]``; of a packed
     stream, its documents. ``write_checksums`` writes those of the complete rows it is called with,
     if the stream has checksums.
     """
 
     order: int
-    epoch: int
+    position: Position
     places: list[int]
     rows: Rows
     samples: NDArray[np.int64]
     arrays: Arrays
     write_checksums: Callable[..., None]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch."""
+        return self.position.epoch
 
     @property
     def selector(self) -> slice | NDArray[np.int64]:
@@ -153,6 +163,11 @@ class OneByOne(Strategy):
         super().__init__(context)
         self._plan = context.plan
         self._on_error = context.message.on_error
+        self._mixing: Mixing | None = None
+        if context.message.mixing is not None:
+            from batchd.core import mixing  # noqa: PLC0415  few streams need it
+
+            self._mixing = from_plain(mixing.Mixing, context.message.mixing)
         sizes = [sizes_field(field) for field in context.layout.fields if context.layout.buckets]
         self._sizes = [field.name for field in sizes if field is not None]
         """Fields of sizes in slots whose former batch may have had another layout."""
@@ -189,6 +204,11 @@ class OneByOne(Strategy):
         chunk.arrays[INDEX][chunk.selector] = chunk.samples
         if VALID in chunk.arrays:
             chunk.arrays[VALID][chunk.selector] = True
+        if self._mixing is not None:
+            rows = self._plan.rows(chunk.position)
+            numbers = self._mixing.numbers(self._plan.seed, chunk.position, rows)
+            for name, values in zip((MIX_ROW, MIX_LAMBDA, MIX_BOX), numbers, strict=True):
+                chunk.arrays[name][chunk.selector] = values[chunk.selector]
 
     def _make_alone(self, chunk: ChunkRows, row: int, sample: int, bad: Bad) -> str:
         """Make a row of a sample, or by the stream's policy; says why the policy has failed."""

@@ -395,11 +395,12 @@ class WorkerStream:
     def _in_slot(self, chunk: orders.Chunk, rows: Rows, samples: NDArray[np.int64], slots: Slots) -> ChunkRows:
         """A planned chunk, with its slot in the layout of its batch."""
         page, of_buckets = slots[chunk.slot]  # a slot belongs to one stream
-        bucket = self._plan.bucket_of(Position(chunk.epoch, chunk.step)) if self.layout.buckets else 0
+        position = Position(chunk.epoch, chunk.step)
+        bucket = self._plan.bucket_of(position) if self.layout.buckets else 0
         if bucket not in of_buckets:
             of_buckets[bucket] = slot_arrays(page, self.layout.of(bucket))
         write_checksums = partial(self._checksums[bucket].write, page)
-        return ChunkRows(chunk.order, chunk.epoch, chunk.places, rows, samples, of_buckets[bucket], write_checksums)
+        return ChunkRows(chunk.order, position, chunk.places, rows, samples, of_buckets[bucket], write_checksums)
 
     def _planned_order(self, message: orders.FillChunks) -> PlannedOrder:
         chunks: list[PlannedChunk] = []

@@ -106,7 +106,8 @@ class ServeStream(Message):
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
     servers, as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is
     followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
-    began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``.
+    began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``. ``mixing``: a
+    ``core.mixing.Mixing`` as plain data; empty if no rows are mixed.
     """
 
     stream: int
@@ -123,6 +124,7 @@ class ServeStream(Message):
     tells_rows: bool = False
     as_of_ns: int = 0
     waits_for_storage: bool = False
+    mixing: object = None
 
 
 @message(32)

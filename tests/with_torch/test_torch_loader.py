@@ -12,6 +12,7 @@ from batchd_client.errors import (  # noqa: E402
     RankInvalid,
     TensorsInvalid,
 )
+from batchd_client.mixing import Mixing, mixed  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from support.loader_suite import LoaderSuite  # noqa: E402
 from support.loaders import loading  # noqa: E402
@@ -28,6 +29,10 @@ def daemon(start_shared_daemon, photos):
     return start_shared_daemon(
         {
             "photos": folder_stream(photos),
+            "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
+            "unnamed": folder_stream(
+                photos, mix={"mixup": 0.8}, source={"type": "glob", "root": str(photos), "patterns": ["**/*.jpg"]}
+            ),
             "floats": folder_stream(photos, pipeline=[*folder_stream(photos)["pipeline"], {"op": "normalize"}]),
             "first": folder_stream(
                 photos, pipeline=[*folder_stream(photos)["pipeline"], {"op": "layout", "order": "nchw"}]
@@ -37,6 +42,39 @@ def daemon(start_shared_daemon, photos):
 
 
 load = pytest.fixture(loading(BatchdLoader))
+
+
+def test_a_loader_mixes_images_and_labels(daemon, load):
+    """It gives what the numbers of the bare client's batches say; the loop does not see these."""
+    with batchd_client.connect(daemon.address) as connection:
+        for batch, (images, targets) in zip(
+            connection.stream("mixed", epochs=1), load("mixed", mix=Mixing(smoothing=0.1)), strict=False
+        ):
+            wanted, soft = mixed(dict(batch), 4, Mixing(smoothing=0.1))
+            assert images.dtype == torch.uint8
+            assert np.abs(images.permute(0, 2, 3, 1).numpy().astype(int) - wanted).max() <= 1
+            assert np.allclose(targets.numpy(), soft)
+    floats = next(iter(load("mixed", mix=True, normalize=(MEAN, STD), as_dict=True)))
+    assert set(floats) == {"image", "label", "index"}
+    assert floats["image"].dtype == floats["label"].dtype == torch.float32
+    for wrong, text in (("photos", "no field 'mix_row'"), ("unnamed", r"mix=Mixing\(classes=1000\)")):
+        with pytest.raises(TensorsInvalid, match=text):
+            load(wrong, mix=True)
+
+
+def test_mixed_images_are_those_of_torchvision():
+    """Its formulas for one share and one box, written out: a batch rolled by one, and added."""
+    images, labels = torch.rand(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0, 1])
+    rolled, share, box = torch.roll(torch.arange(6), 1).int(), torch.full((6,), 0.3), torch.tensor([2, 1, 6, 5])
+    one_hot = torch.nn.functional.one_hot(labels, 4).float()
+    fields = {"image": images, "label": labels, "mix_row": rolled, "mix_lambda": share}
+    found, targets = mixed(fields | {"mix_box": torch.zeros(6, 4, dtype=torch.int32)}, 4)
+    assert torch.allclose(found, images.roll(1, 0).mul(1 - 0.3).add(images.mul(0.3)))
+    assert torch.allclose(targets, one_hot.roll(1, 0).mul(1 - 0.3).add(one_hot.mul(0.3)))
+    found, _targets = mixed(fields | {"mix_box": box.repeat(6, 1).int()}, 4)
+    wanted = images.clone()
+    wanted[..., 1:5, 2:6] = images.roll(1, 0)[..., 1:5, 2:6]
+    assert torch.equal(found, wanted)
 
 
 class TestLoader(LoaderSuite):

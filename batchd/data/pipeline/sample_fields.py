@@ -30,14 +30,25 @@ OTHERS_MAX = 4
 """Fields that are proposed in the place of one that is not there."""
 
 
-def sample_fields(columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str) -> tuple[Field, ...]:
-    """The fields of one sample: those of valid steps, ``index``, and ``valid`` for "mask"."""
+def sample_fields(
+    columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str, *, is_mixed: bool = False
+) -> tuple[Field, ...]:
+    """The fields of one sample: those of valid steps, ``index``, and ``valid`` for "mask".
+
+    ``is_mixed``: with the numbers by which a row is mixed with another one.
+    """
     made = columns_after(columns, steps).values()
     fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
     pack = pack_of(steps)
     fields.append(Field(effects.INDEX, "int64", () if pack is None else (pack.documents_max,)))
     if on_error == "mask":
         fields.append(Field(effects.VALID, "bool", ()))
+    if is_mixed:
+        fields += [
+            Field(effects.MIX_ROW, "int32", ()),
+            Field(effects.MIX_LAMBDA, "float32", ()),
+            Field(effects.MIX_BOX, "int32", (4,)),
+        ]
     return tuple(fields)
 
 

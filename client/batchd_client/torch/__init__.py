@@ -41,6 +41,7 @@ from batchd_client.loader import (
     checked_fields,
     find_share,
 )
+from batchd_client.mixing import MIX_FIELDS, Mixing, classes_of, fields_read, mixed
 from batchd_client.prefetch import Prefetcher
 from batchd_client.subscription import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
@@ -85,7 +86,10 @@ class BatchdLoader(Loader[Any]):
     number for each channel: ``(x / 255 - mean) / std``, float32 unless ``dtype`` is given.
     ``channels_last``: give images in that memory format, which saves a pass over them. Other fields
     keep the dtype and shape of ``Stream.schema``; a ragged field is a list of tensors.
-    ``transform``: called with each item, on the device; the loop gets what it returns.
+    ``mix``: apply the mixup and cutmix of a stream with ``mix``, on the device; labels become
+    float32 ``[B, classes]``, and the loop does not get their numbers. A ``Mixing`` says how many
+    classes there are, and smooths labels. ``transform``: called with each item, on the device; the
+    loop gets what it returns.
 
     ``rank`` and ``world_size``: default: those of torch.distributed if it is initialised, else of
     torchrun, Slurm or mpirun. ``data_parallel``: instead, where several ranks compute one model (by
@@ -113,6 +117,7 @@ class BatchdLoader(Loader[Any]):
         normalize: tuple[Sequence[float], Sequence[float]] | None = None,
         channels_last: bool = False,
         as_dict: bool = False,
+        mix: Mixing | bool = False,
         transform: Callable[[Any], Any] | None = None,
         prefetch: int = PREFETCH,
         window: int | None = None,
@@ -129,6 +134,7 @@ class BatchdLoader(Loader[Any]):
         self._window, self._epochs, self._state, self._convert = window, epochs, state, convert
         self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
         self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
+        self._mixing = Mixing() if mix is True else mix or None
         self._recipes: tuple[Recipe, ...] = ()
         self._open()
 
@@ -172,7 +178,7 @@ class BatchdLoader(Loader[Any]):
         runtime = CudaRuntime(self._wanted_device) if self._wanted_device.type == "cuda" else None
         self._device = self._wanted_device if runtime is None else runtime.device
         daemon = self._connect_daemon(writable_slots=runtime is not None and needs_writable(runtime))
-        as_dict, transform = self._as_dict, self._transform
+        as_dict, transform, mixing = self._as_dict, self._transform, self._mixing
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
             stream = daemon.stream(
@@ -183,14 +189,22 @@ class BatchdLoader(Loader[Any]):
                 state=self._state,
                 convert=self._convert,
             )
-            names = checked_fields(stream.schema, self._fields, as_dict=as_dict)
+            names = shown = checked_fields(stream.schema, self._fields, as_dict=as_dict)
+            classes = 0
+            if mixing is not None:
+                classes = classes_of(mixing, stream.classes)
+                shown = tuple(name for name in names if name not in MIX_FIELDS)
+                names = fields_read(stream.schema, shown, mixing)
             # the events of batches follow it there
             with nullcontext() if runtime is None else runtime.aside():
                 self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
 
             # without self, which it would keep alive
             def make_item(tensors: list[Tensors]) -> object:
-                item: object = dict(zip(names, tensors, strict=True)) if as_dict else tuple(tensors)
+                read = dict(zip(names, tensors, strict=True))
+                if mixing is not None:
+                    read[mixing.image], read[mixing.label] = mixed(read, classes, mixing)
+                item: object = {name: read[name] for name in shown} if as_dict else tuple(map(read.__getitem__, shown))
                 return item if transform is None else transform(item)
 
             if runtime is not None:

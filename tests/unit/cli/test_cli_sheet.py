@@ -19,6 +19,8 @@ from batchd.cli.contact_sheet import (
 from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
 from batchd_client.batch import Room
+from batchd_client.mixing import Mixing, mixed
+from batchd_client.showing import label_text
 from batchd_wire.fields import Field, Varying
 
 RED_IN_BGR, GREEN, BLUE_IN_BGR = (0, 0, 255), (0, 255, 0), (255, 0, 0)
@@ -44,6 +46,11 @@ def tile(sheet: np.ndarray, index: int, columns: int) -> np.ndarray:
 def caption_strip(sheet: np.ndarray) -> np.ndarray:
     """The pixels of the strip below the first image."""
     return sheet[MARGIN_PIXELS + TILE_PIXELS : MARGIN_PIXELS + TILE_PIXELS + CAPTION_PIXELS]
+
+
+def caption_of(batch: PeekedBatch) -> str:
+    """The caption of the first image."""
+    return _caption(label_text(batch.arrays, batch.classes, 0))
 
 
 def middle(sheet: np.ndarray, index: int = 0, columns: int = 1) -> tuple[int, ...]:
@@ -160,7 +167,19 @@ def test_a_caption_is_drawn_under_its_image() -> None:
 )
 def test_a_caption_shows_the_label_within_its_width(label, options, text) -> None:
     """It has number and name in the font's letters, fits the image, and marks masked samples."""
-    assert _caption(batch_of(filled((1, 1, 1))[None], [label], **options), 0) == text
+    assert caption_of(batch_of(filled((1, 1, 1))[None], [label], **options)) == text
+
+
+def test_mixed_images_are_drawn_below_the_others() -> None:
+    """The upper part is the sheet without a mix."""
+    images = np.stack([filled((200, 100, 50)), filled((0, 20, 40))])
+    numbers = {"mix_row": [1, 0], "mix_lambda": np.float32([0.25, 1.0]), "mix_box": np.zeros((2, 4), np.int32)}
+    batch = batch_of(images, **numbers)
+    sheet, above = draw_sheet(batch, is_bgr=False), draw_sheet(batch_of(images), is_bgr=False)
+    below = sheet[len(above) :]
+    assert np.array_equal(sheet[: len(above)], above)
+    wanted = mixed(batch.arrays, 2, Mixing())[0]
+    assert [middle(below, index, 2) for index in (0, 1)] == [tuple(image[0, 0, ::-1].tolist()) for image in wanted]
 
 
 def test_the_sheet_is_written_as_a_png(tmp_path) -> None:
@@ -244,7 +263,7 @@ def test_an_image_without_channels_is_grey() -> None:
     batch = PeekedBatch(0, 0, [], {"digit": np.full((1, 9, 9), 90, np.uint8), "index": np.array([7])})
 
     assert middle(draw_sheet(batch, "digit", is_bgr=False)) == (90, 90, 90)
-    assert _caption(batch, 0) == "#7"
+    assert caption_of(batch) == "#7"
 
 
 @pytest.mark.parametrize(
@@ -255,4 +274,4 @@ def test_a_label_may_have_any_type_or_be_absent(label, text) -> None:
     """A number is shown directly; otherwise the caption has the sample's index in its source."""
     images = filled((1, 1, 1))[None]
 
-    assert _caption(PeekedBatch(0, 0, [], {"image": images, "label": label, "index": np.array([3])}), 0) == text
+    assert caption_of(PeekedBatch(0, 0, [], {"image": images, "label": label, "index": np.array([3])})) == text

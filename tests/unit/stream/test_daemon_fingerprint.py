@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from batchd.config.tree import Mark, StreamConfig, Weights, keys_marked
+from batchd.config.tree import Mark, Mix, StreamConfig, Weights, keys_marked
 from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
 from batchd.data.pipeline.augment.options import (
@@ -268,7 +268,7 @@ def test_a_field_for_paths_changes_the_fingerprint() -> None:
 
 def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> None:
     """The mark on a key includes it in the fingerprint."""
-    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys() | {"weights"}
+    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys() | {"weights", "mix"}
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
@@ -339,6 +339,18 @@ def test_a_fingerprint_is_short_text() -> None:
     """Every saved state includes it."""
     assert len(fingerprint_with()) == FINGERPRINT_DIGITS
     int(fingerprint_with(), 16)
+
+
+def test_a_mix_counts_with_the_size_of_the_images() -> None:
+    """Without a mix nothing is named: streams keep their fingerprints."""
+    base = BASE | {"pipeline": (Decode(), CenterCrop(size=(36, 24)))}
+    whole = [content_of(plan_of(StreamConfig(**base | keys)), "x") for keys in ({}, {"mix": Mix(mixup=0.8)})]
+    assert "mix" not in whole[0]
+    assert {key: whole[1]["mix"][key] for key in ("mixup", "height", "width")} == {
+        "mixup": 0.8,
+        "height": 36,
+        "width": 24,
+    }
 
 
 def test_weights_count_by_what_they_draw() -> None:

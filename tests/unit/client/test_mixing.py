@@ -1,0 +1,113 @@
+"""Mixing in the trainer: images and soft targets by the numbers of a batch."""
+
+import numpy as np
+import pytest
+
+from batchd_client.errors import TensorsInvalid
+from batchd_client.mixing import Mixing, classes_of, fields_read, mixed
+
+ROWS, HEIGHT, WIDTH = 4, 6, 8
+
+
+def batch(dtype=np.float32, **others):
+    random = np.random.default_rng(1)
+    fields = {
+        "image": (random.random((ROWS, HEIGHT, WIDTH, 3)) * 255).astype(dtype),
+        "label": np.array([0, 2, 1, 2]),
+        "mix_row": np.array([1, 2, 3, 0], np.int32),
+        "mix_lambda": np.array([0.25, 0.75, 1.0, 0.5], np.float32),
+        "mix_box": np.array([[0] * 4, [2, 1, 5, 5], [0] * 4, [0] * 4], np.int32),
+    }
+    return fields | others
+
+
+def by_hand(fields):
+    """The same in float64, a row at a time."""
+    images = fields["image"].astype(np.float64)
+    for row, (partner, share, box) in enumerate(
+        zip(fields["mix_row"], fields["mix_lambda"], fields["mix_box"], strict=True)
+    ):
+        left, top, right, bottom = box
+        mine, other = fields["image"][row].astype(np.float64), fields["image"][partner].astype(np.float64)
+        if right > left:
+            images[row, top:bottom, left:right] = other[top:bottom, left:right]
+        else:
+            images[row] = share * mine + (1 - share) * other
+    return images
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 1e-4), (np.float16, 0.2), (np.uint8, 0.501)])
+def test_images_are_mixed_as_by_hand(dtype, most):
+    """Their dtype stays; what cutmix takes, and what it leaves, has the very bytes."""
+    fields = batch(dtype)
+    images, _targets = mixed(fields, 3)
+    assert images.dtype == dtype
+    assert np.abs(images.astype(np.float64) - by_hand(fields)).max() <= most
+    assert (images[1, 1:5, 2:5] == fields["image"][2, 1:5, 2:5]).all()
+    assert (images[1, 5:] == fields["image"][1, 5:]).all()
+
+
+def test_the_order_of_channels_makes_no_difference():
+    """Channels first, as torch has them, and last."""
+    fields = batch()
+    turned = batch(image=np.ascontiguousarray(fields["image"].transpose(0, 3, 1, 2)))
+    assert (mixed(turned, 3)[0] == mixed(fields, 3)[0].transpose(0, 3, 1, 2)).all()
+
+
+def test_targets_are_shares_of_classes():
+    """With smoothing, as timm has it: the share of each class is smoothed, and then mixed."""
+    _images, targets = mixed(batch(), 3)
+    assert targets.dtype == np.float32
+    assert targets.tolist() == [[0.25, 0, 0.75], [0, 0.25, 0.75], [0, 1, 0], [0.5, 0, 0.5]]
+    smooth = mixed(batch(), 3, Mixing(smoothing=0.3))[1]
+    assert np.allclose(smooth, targets * 0.7 + 0.1)
+
+
+def test_a_row_whose_partner_is_bad_stays_as_it_is():
+    """Its target is its own label; a masked partner has no pixels to give."""
+    fields = batch(valid=np.array([True, True, False, True]))
+    images, targets = mixed(fields, 3)
+    assert (images[1] == fields["image"][1]).all()
+    assert targets[1].tolist() == [0, 0, 1]
+    assert (images[0] != fields["image"][0]).any()
+
+
+def test_a_part_of_a_batch_is_mixed_among_its_rows():
+    """In the last round of an epoch, ranks share a batch: a partner may be with another rank."""
+    part = {name: array[1:3] for name, array in batch().items()}
+    images, targets = mixed(part, 3)
+    assert images.shape[0] == 2
+    assert targets.sum(1).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("missing", ["image", "label", "mix_row", "mix_lambda", "mix_box"])
+def test_a_missing_field_is_named(missing):
+    """The error says what to set in batchd.toml."""
+    fields = {name: array for name, array in batch().items() if name != missing}
+    with pytest.raises(TensorsInvalid, match=f"no field '{missing}'.*batchd.toml"):
+        mixed(fields, 3)
+    with pytest.raises(TensorsInvalid, match=f"no field '{missing}'"):
+        fields_read(fields, ("index",), Mixing())
+
+
+def test_fields_of_another_shape_are_refused():
+    """Views have another axis; labels of pixels are no classes of rows."""
+    for wrong in ({"image": np.zeros((ROWS, 2, HEIGHT, WIDTH, 3))}, {"label": np.zeros((ROWS, 2), int)}):
+        with pytest.raises(TensorsInvalid, match="are mixed, not"):
+            mixed(batch(**wrong), 3)
+
+
+def test_a_loader_reads_what_the_mix_needs_once():
+    """The loop gets what it asked for."""
+    assert fields_read(batch(), ("image", "label"), Mixing()) == (
+        "image",
+        "label",
+        "mix_row",
+        "mix_lambda",
+        "mix_box",
+    )
+    assert fields_read(batch(valid=0), ("image",), Mixing())[-1] == "valid"
+    assert classes_of(Mixing(), ["cat", "dog"]) == 2
+    assert classes_of(Mixing(classes=7), ["cat", "dog"]) == 7
+    with pytest.raises(TensorsInvalid, match=r"mix=Mixing\(classes=1000\)"):
+        classes_of(Mixing(), [])
