@@ -338,13 +338,14 @@ def _in_a_trainer(draft: Draft) -> str:
     columns = draft.streams[0].part.facts.columns
     names = sorted((column.name for column in columns), key=lambda name: name not in ("image", "label"))
     shown = ", ".join(f"batch[{toml_value(name)}]" for name in names[:2])
-    first, *others = (toml_value(stream.name) for stream in draft.streams)
-    return "\n".join(
-        [
-            "and in a trainer:",
-            "  import batchd_client",
-            f"  for batch in batchd_client.connect().stream({first}):",
-            f"      {shown}  # arrays in shared memory",
-            *(f"  ... connect().stream({name}, epochs=1)  # each sample once, in order" for name in others),
-        ]
-    )
+    lines = ["and in a trainer:", "  import batchd_client"]
+    daemon = "batchd_client.connect()"
+    if len(draft.streams) > 1:
+        lines.append(f"  daemon = {daemon}")
+        daemon = "daemon"
+    for stream in draft.streams:
+        is_in_order = stream.table.get("shuffle") is False
+        epochs = ", epochs=1" if is_in_order else ""
+        lines.append(f"  for batch in {daemon}.stream({toml_value(stream.name)}{epochs}):")
+        lines.append(f"      {shown}  # {'each sample once, in order' if is_in_order else 'arrays in shared memory'}")
+    return "\n".join(lines)
