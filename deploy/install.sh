@@ -259,7 +259,11 @@ what_next() {
         case :$PATH: in *:$PREFIX/bin:*) ;; *) say "$PREFIX/bin is not in your PATH" ;; esac
         return
     fi
-    say "  3. systemctl enable --now batchd      (not done by itself)"
+    if has_systemd; then
+        say "  3. systemctl enable --now batchd      (not done by itself)"
+    else
+        say "  3. $PREFIX/bin/batchd serve --detach $CONFIG      (no systemd runs here)"
+    fi
     say "  4. usermod -aG $USER_NAME ALICE         for each person who may train from it"
 }
 

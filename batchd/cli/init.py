@@ -41,6 +41,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import ReportProgress
 from batchd.errors import ArgumentInvalid, BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.runtime.suggestions import own_command
 from batchd_wire.keys import STREAM_NAME_PATTERN
 
 STANDARD_OUTPUT = Path("-")
@@ -146,7 +147,7 @@ def command(
         terminal.say("", f"{file.path} is written; the first batch:")
         _show_batch(file.path, drafted.streams[0].name, sheet)
         serve = "" if file.path == DEFAULT_CONFIG_FILE else f" {file.path}"
-        terminal.say("", f"Next: batchd serve{serve}", _in_a_trainer(drafted))
+        terminal.say("", f"Next: {own_command()} serve{serve}", _in_a_trainer(drafted))
 
 
 class Output(NamedTuple):
@@ -198,7 +199,7 @@ def _offer_reload(config: Path) -> None:
     running = running_file()
     serve = "" if config == DEFAULT_CONFIG_FILE else f" {config}"
     if running is None or not os.path.samefile(running[1], config):  # noqa: PTH121  either may be a link
-        terminal.say("", f"Next: batchd serve{serve}")
+        terminal.say("", f"Next: {own_command()} serve{serve}")
     elif (
         terminal.is_terminal(sys.stdin)
         and terminal.is_terminal(sys.stdout)
@@ -206,7 +207,7 @@ def _offer_reload(config: Path) -> None:
     ):
         reload(running[0])
     else:
-        terminal.say("", "Next: batchd reload")
+        terminal.say("", f"Next: {own_command()} reload")
 
 
 def _check_output(file: NewFile, *, force: bool) -> None:
