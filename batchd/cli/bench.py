@@ -58,7 +58,7 @@ SECONDS = 20.0
 LATER_SHARE = 0.3
 """Part of a measurement's time that the first epoch of the measured samples takes."""
 FILES_LOOKED_AT = 8
-BAR_CELLS = 30
+BAR_CELLS = 24
 POWERS_MAX = 8
 """Measure with each power of two up to this number of workers, else with each power of four."""
 
@@ -104,7 +104,7 @@ def command(
             interpreter.require(result.config)
         elif not result.why_no_loader and (lacking := interpreter.lacking(result.config)):
             result.why_no_loader = (
-                f"batchd's own environment has no {' and no '.join(lacking)}; name the one that trains: --python PATH"
+                f"batchd's own environment has no {', '.join(lacking)}; name the one that trains: --python PATH"
             )
         served = OneStream(name, result.config, reading.data, rings[name].ring_bytes)
         bench = _Bench(result, served, Path(folder), workers or config.daemon.worker_count())

@@ -102,7 +102,8 @@ def verdict(result: BenchResult) -> list[str]:
 def _beside_loader(result: BenchResult, mine: Figures) -> Iterator[str]:
     its = result.loader
     if its is None or not its.cpu_ms or not mine.cpu_ms:
-        why = result.why_no_loader or "it made no sample in its time"
+        late = "Ctrl-C came before it was measured" if result.is_interrupted else "it made no sample in its time"
+        why = result.why_no_loader or late
         yield f"Not known beside a DataLoader: {why}."
         return
     is_busy = max(mine.others_cpus, its.others_cpus) > BUSY_SHARE * result.cpus

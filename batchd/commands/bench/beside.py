@@ -110,7 +110,7 @@ class Interpreter:
         """Raise ``InterpreterError`` if something is lacking, with the line that installs it."""
         if lacking := self.lacking(stream):
             line = pip_command(*lacking, python=self.path, has_pip="pip" in self.modules)
-            raise InterpreterError(f"{self.path} (Python {self.version}) has no {' and no '.join(lacking)}: {line}")
+            raise InterpreterError(f"{self.path} (Python {self.version}) has no {', '.join(lacking)}: {line}")
 
 
 def find_interpreter(given: str) -> Interpreter:

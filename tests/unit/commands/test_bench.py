@@ -99,6 +99,13 @@ def test_the_verdict_has_its_numbers(beside: Figures | None, reads: float | None
     assert verdict(found)[-1].endswith("if its step takes less than 64.0 ms for 64 samples.")
 
 
+def test_an_interrupt_is_the_reason_why_nothing_was_measured() -> None:
+    """A DataLoader that was not started has not failed."""
+    said = verdict(result(measurement(), is_interrupted=True))
+
+    assert said[0] == "Not known beside a DataLoader: Ctrl-C came before it was measured."
+
+
 def test_later_epochs_count_for_the_verdict() -> None:
     """Most of a training is not its first epoch."""
     found = result(measurement(500), later=measurement(1000, epoch=1), loader=loader(500, 4.0))
