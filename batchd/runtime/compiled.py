@@ -34,7 +34,7 @@ def outdated_extension() -> str:
         file = Path(spec.origin)
         digest = sources_digest(file.parent, extension.rpartition(".")[2])
         if bytes.fromhex(digest) not in file.read_bytes():
-            command = [sys.executable, "-m", "pip", "install", "--editable", str(Path(__file__).parent.parent)]
+            command = [sys.executable, "-m", "pip", "install", "--editable", str(Path(__file__).parents[2])]
             return (
                 f"{file} was compiled from other sources than those beside it, as after an update of the source checkout; "
                 f"compile it again: {shlex.join(command)}; or remove the file: batchd works without it, in more time"
