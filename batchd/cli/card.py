@@ -12,6 +12,7 @@ from batchd.cli.options import Address, ConfigFile, Overrides, as_command, optio
 from batchd.cli.prepare import ConfiguredStream
 from batchd.cli.replay import ask_card
 from batchd.config.load import load_config
+from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
 
 
@@ -69,5 +70,5 @@ def command(
     try:
         output.write_text(card.to_json())
     except OSError as error:
-        raise BatchdError(f"{output} cannot be written: {error.strerror}") from None
+        raise BatchdError(why_unwritable(output, error)) from None
     terminal.say(f"{output}: stream {stream}, fingerprint {card.fingerprint}")

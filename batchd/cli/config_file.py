@@ -25,6 +25,7 @@ from batchd.daemon.config_checks import preview_streams
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.storage.access import Storage
+from batchd.data.storage.paths import why_unwritable
 from batchd.data.storage.values import CHECK_LIMITS
 from batchd.errors import BatchdError, ConfigInvalid, MemoryTooSmall, ProblemKind, path_text
 from batchd.runtime.available import available_bytes, shortage
@@ -51,7 +52,7 @@ class NewFile:
         """Raise ``BatchdError`` if the file cannot be written; called before the data is read."""
         folder = self.path.resolve().parent
         if not folder.is_dir():
-            raise BatchdError(f"{self.path} cannot be written: there is no folder {folder}")
+            raise BatchdError(why_unwritable(self.path, FileNotFoundError()))
         if not os.access(folder, os.W_OK | os.X_OK):
             text = f"{self.path} cannot be written: this user may not write to {folder}"
             raise BatchdError(f"{text}; {self.remedy}")
@@ -159,4 +160,4 @@ def _replace(file: Path, content: bytes) -> None:
         finally:
             unfinished.unlink(missing_ok=True)
     except OSError as error:
-        raise BatchdError(f"{file} cannot be written: {error.strerror}") from None
+        raise BatchdError(why_unwritable(file, error)) from None

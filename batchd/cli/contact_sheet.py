@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 
 from batchd.cli.peeked import PeekedBatch
+from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
 from batchd_client.mixing import MIX_BOX, MIX_LAMBDA, MIX_ROW, Mixing, mixed
 from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, label_text, range_of
@@ -54,7 +55,7 @@ def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr:
     try:
         path.write_bytes(encoded.tobytes())
     except OSError as error:
-        raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
+        raise BatchdError(why_unwritable(path, error)) from None
 
 
 def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Image:

@@ -28,6 +28,7 @@ import batchd_client
 from batchd.cli import terminal
 from batchd.cli.options import as_command, option
 from batchd.data.pipeline.image.synthetic_images import make_photos
+from batchd.data.storage.paths import absent
 from batchd.errors import BatchdError
 from batchd.runtime.suggestions import own_command
 
@@ -197,6 +198,8 @@ def photographs(data: str | None, folder: Path) -> Path:
 
 def run(data: str | None, folder: Path, epochs: int) -> None:
     """Serve, train, and draw."""
+    if data and not (given := Path(data).expanduser()).exists():
+        raise BatchdError(f"{absent('folder', given)}; --data takes one with images")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         source = photographs(data, folder)

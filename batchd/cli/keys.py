@@ -21,6 +21,7 @@ from batchd.cli import terminal
 from batchd.cli.options import DEFAULT_CONFIG_FILE, CommandGroup, argument, as_command, option
 from batchd.config.environment import DAEMON_VARIABLES
 from batchd.config.load import load_config
+from batchd.data.storage.paths import why_unwritable
 from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.directories import SYSTEM_KEYS_DIRECTORY
 from batchd.runtime.keys import FILE_MODE, RESTART, KeyDirectory, open_keys
@@ -89,8 +90,12 @@ def _new(
             write(connection_file_text(key))
         except OSError as error:
             keys.revoke(name)
-            place = output or "standard output"
-            raise BatchdError(f"{place} cannot be written: {error.strerror}; no key was made") from None
+            text = (
+                f"standard output cannot be written: {error.strerror}"
+                if output is None
+                else why_unwritable(output, error)
+            )
+            raise BatchdError(f"{text}; no key was made") from None
     _explain(key, output, keys)
 
 
@@ -147,15 +152,16 @@ def _new_file(path: Path) -> Iterator[Callable[[str], None]]:
     except FileExistsError:
         raise ArgumentInvalid(f"{path} exists and is not overwritten; name another file, or remove it first") from None
     except OSError as error:
-        raise BatchdError(f"{path} cannot be written: {error.strerror}") from None
+        raise BatchdError(why_unwritable(path, error)) from None
     with ExitStack() as where_it_fails:
         where_it_fails.callback(path.unlink, missing_ok=True)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:  # its end writes nothing, so it cannot fail
             os.fchmod(descriptor, FILE_MODE)  # whatever the umask
 
             def write(text: str) -> None:
-                file.write(text)
-                file.flush()
+                data = text.encode()
+                while data:
+                    data = data[file.write(data) :]
                 os.fsync(descriptor)
 
             yield write

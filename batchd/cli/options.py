@@ -219,11 +219,28 @@ def _make(kind: Callable[..., click.Parameter], names: Sequence[str], details: M
     return kind(names, **details)
 
 
+class _Number(click.ParamType):  # type: ignore[type-arg]
+    """A number within limits, whose error says them in words."""
+
+    def __init__(self, within: click.IntRange | click.FloatRange) -> None:
+        self.within, self.name = within, within.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number that a text has."""
+        try:
+            return self.within.convert(value, param, ctx)
+        except click.BadParameter:
+            least, most = (None if limit is None else f"{limit:,g}" for limit in (self.within.min, self.within.max))
+            what = "whole number" if isinstance(self.within, click.IntRange) else "number"
+            limits = f"from {least} to {most}" if most is not None else f"of {least} or more"
+            self.fail(f"{value!r} is not a {what} {limits}", param, ctx)
+
+
 def _checked(kind: object, details: Mapping[str, object]) -> object:
     """The type of a value for click."""
     limits = details.get("limits")
     if isinstance(limits, tuple):
-        return click.IntRange(*limits) if kind is int else click.FloatRange(*limits)
+        return _Number(click.IntRange(*limits) if kind is int else click.FloatRange(*limits))
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     return click.Path(path_type=Path) if kind is Path else kind if kind is bool else str

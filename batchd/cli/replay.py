@@ -36,6 +36,7 @@ from batchd.commands.history import batches as history
 from batchd.commands.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
 from batchd.commands.history.journal import JournalReader, live_position
 from batchd.config.load import load_config
+from batchd.data.storage.paths import why_unwritable
 from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ANSWER_TIMEOUT_S
@@ -319,7 +320,7 @@ def write_npz(replayed: history.Replayed, file: Path) -> None:
         with file.open("wb") as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     except OSError as error:
-        raise BatchdError(f"{file} cannot be written: {error.strerror}") from None
+        raise BatchdError(why_unwritable(file, error)) from None
 
 
 def _draw(replayed: history.Replayed, output: Path, field: str | None) -> None:

@@ -19,6 +19,7 @@ import click
 from batchd.cli import terminal
 from batchd.cli.daemon import run_daemon
 from batchd.cli.options import ConfigFile, LogFormat, LogLevel, Overrides, as_command, option
+from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError, ExitCode
 
 
@@ -51,7 +52,7 @@ def command(
     try:
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise BatchdError(f"{path} cannot be written: {error.strerror}; name another file with --log-file") from None
+        raise BatchdError(f"{why_unwritable(path, error)} with --log-file") from None
     began = os.fstat(log).st_size
     told, telling = os.pipe()
     parent = os.fork()

@@ -36,13 +36,12 @@ def command(
     """
     with running_daemon(address) as session:
         before = ask_status(session)
+        if stream is not None and before.stream(stream) is None:
+            raise stream_unknown(stream, (one.name for one in before.streams))
         if terminal.is_terminal(sys.stderr):
             terminal.note(f"looking for {seconds:g} s")
         time.sleep(seconds)
         after = ask_status(session)
-    names = [stream.name for stream in after.streams]
-    if stream is not None and stream not in names:
-        raise stream_unknown(stream, names)
     reading = compare(before, after)
     if reading is None:
         raise BatchdError("the daemon restarted in between, so its numbers cannot be compared: try again")

@@ -43,6 +43,7 @@ from batchd.data.sources.webdataset import options as webdataset
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import readable
 from batchd.data.storage.index_cache import IndexCache
+from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
 from batchd.stream.plan import code_problems, plan_stream
 from batchd.worker.members import is_image, main_image
@@ -82,7 +83,7 @@ class ShardFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise BatchdError(f"{path} cannot be used: {error.strerror}") from None
+            raise BatchdError(why_unwritable(path, error)) from None
         with ExitStack() as where_it_fails:
             where_it_fails.callback(os.close, self._descriptor)
             try:
@@ -131,7 +132,7 @@ class ShardFolder:
             (self.path / f"{shard}{UNFINISHED}").rename(self.path / shard)
             os.fsync(self._descriptor)
         except OSError as error:
-            raise BatchdError(f"{self.path / shard} cannot be written: {error.strerror}") from None
+            raise BatchdError(why_unwritable(self.path / shard, error)) from None
 
     def _claim(self, about: dict[str, object]) -> None:
         """Record what is prepared here, or compare it with the record."""

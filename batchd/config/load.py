@@ -225,6 +225,8 @@ def _read_text(file: Path) -> str:
             content = stream.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         text = why_unreadable(file, error)
+        if isinstance(error, IsADirectoryError):
+            text = f"{file} is a folder{REMEDY}`batchd init {file}` writes a configuration for the data in it"
         if isinstance(error, FileNotFoundError):
             text += f"{' ' if REMEDY in text else REMEDY}`batchd init PATH` writes one for your data"
         raise _unusable(file, text) from None
@@ -235,7 +237,9 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         place, text = Place(line, 1, 1), content.decode(errors="replace")
-        raise _unusable(file, f"is not UTF-8: byte 0x{content[error.start]:02x}", place, text) from None
+        raise _unusable(
+            file, f"is not UTF-8: byte 0x{content[error.start]:02x}{REMEDY}save the file as UTF-8", place, text
+        ) from None
 
 
 def _unusable(

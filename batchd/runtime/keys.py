@@ -288,7 +288,7 @@ class KeyDirectory:
             found = [keys for keys, one in files if one == file and wire.KEY_NAME.fullmatch(name)]
             if folder is None or not found:
                 known = ", ".join(sorted(one.removesuffix(FILE_ENDING) for _keys, one in files))
-                have = f"known here: {known}" if known else "it has none"
+                have = f"known here: {known}" if known else f"it has none; `{wire.Role.TRAINER.command}` makes one"
                 raise KeysInvalid(f"{self.path} has no key {name!r}; {have}")
             for keys in found:
                 keys.remove(folder, file)

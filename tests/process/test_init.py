@@ -503,9 +503,13 @@ def test_a_batch_is_smaller_where_memory_is_short(data: Path, monkeypatch: pytes
 
 def test_what_cannot_be_served_is_said(data: Path) -> None:
     """Missing data, an empty folder, unknown files and unreadable files each have a message."""
-    assert refused(data / "absent") == f"batchd: there is no file or folder {data / 'absent'}\n"
-    assert refused(data) == f"batchd: {data} has no files\n"
-    assert refused(f"{data}s") == f"batchd: there is no file or folder {data}s; did you mean {data}?\n"
+    assert refused(data / "absent") == (
+        f"batchd: there is no file or folder {data / 'absent'}; name the folder or file that has the data\n"
+    )
+    assert refused(data) == f"batchd: {data} has no files; name the folder or file that has the data\n"
+    assert refused(f"{data}s") == (
+        f"batchd: there is no file or folder {data}s; did you mean {data}?; name the folder or file that has the data\n"
+    )
 
     (data / "a.xyz").write_text("x")
     text = refused(data)

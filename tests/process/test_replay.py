@@ -529,7 +529,7 @@ def test_what_cannot_be_replayed_is_said(daemon, tmp_path):
             1,
             "has no images in a field 'label'",
         ),
-        (["photos", "0:0", *config, "--npz", tmp_path / "no" / "a.npz"], 1, "cannot be written: No such file"),
+        (["photos", "0:0", *config, "--npz", tmp_path / "no" / "a.npz"], 1, "cannot be written: there is no folder"),
         (["pushed", "0:0", "--config", live], 1, 'is live: samples of type "push" come once and are not kept'),
     ]:
         done = run_batchd("replay", *options, status=status)

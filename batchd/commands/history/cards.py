@@ -168,7 +168,8 @@ def _read_json(file: Path) -> dict[str, object]:
             text = stream.read(FILE_BYTES_MAX + 1)
         plain = json.loads(text) if len(text) <= FILE_BYTES_MAX else None
     except OSError as error:
-        raise BatchdError(why_unreadable(file, error)) from None
+        made = "`batchd card STREAM -o FILE` writes a card, json.dumps(stream.state_dict()) a state"
+        raise BatchdError(f"{why_unreadable(file, error)}; {made}") from None
     except (ValueError, RecursionError):
         plain = None
     if not isinstance(plain, dict):

@@ -33,6 +33,7 @@ assert HEAD_DTYPE.itemsize == HEAD.size, "as batchd_wire.reports has it"
 LINE_CHARACTERS_MAX = 1 << 24
 NUMBER_MAX = (1 << 31) - 1
 OWN_RUN = ""
+EXAMPLE = 'each line is a JSON object such as {"epoch": 0, "step": 117, "loss": 0.71}'
 """The run of a file."""
 
 
@@ -99,13 +100,11 @@ def from_lines(file: Path, plan: Plan) -> Losses:
                     heads.append((*head[:2], number, *head[2:]))
                     values.append(here)
     except OSError as error:
-        raise BatchdError(why_unreadable(file, error)) from None
+        raise BatchdError(f"{why_unreadable(file, error)}; {EXAMPLE}") from None
     except UnicodeDecodeError as error:
         raise BatchdError(f"{file} is not UTF-8: {error}") from None
     if not heads:
-        raise BatchdError(
-            f'{file} is empty; each line is a JSON object such as {{"epoch": 0, "step": 117, "loss": 0.71}}'
-        )
+        raise BatchdError(f"{file} is empty; {EXAMPLE}")
     table = np.array(heads, HEAD_DTYPE)
     return _ordered(OWN_RUN, table, np.concatenate(values), np.ones(len(table), np.bool_))
 
@@ -114,9 +113,9 @@ def _read_line(where: str, line: str, plan: Plan) -> tuple[tuple[int, ...], NDAr
     try:
         facts = json.loads(line)
     except (ValueError, RecursionError):
-        raise BatchdError(f"{where}: not JSON") from None
+        raise BatchdError(f"{where}: not JSON; {EXAMPLE}") from None
     if not isinstance(facts, Mapping):
-        raise BatchdError(f'{where}: not an object such as {{"epoch": 0, "step": 117, "loss": 0.71}}')
+        raise BatchdError(f"{where}: not an object; {EXAMPLE}")
     epoch, step, first, rank = (_number(where, facts, name) for name in ("epoch", "step", "first", "rank"))
     there = plan.rows(Position(epoch, step)) if step < plan.steps else 0
     rows = _number(where, facts, "rows", there - first)
@@ -128,7 +127,7 @@ def _read_line(where: str, line: str, plan: Plan) -> tuple[tuple[int, ...], NDAr
     try:
         values = np.array(facts["loss"], np.float64).reshape(-1)
     except KeyError:
-        raise BatchdError(f'{where}: has no "loss"') from None
+        raise BatchdError(f'{where}: has no "loss"; {EXAMPLE}') from None
     except (TypeError, ValueError):
         raise BatchdError(f'{where}: "loss" is a number, or a list with a number for each row') from None
     if values.size not in {1, rows}:
@@ -139,7 +138,7 @@ def _read_line(where: str, line: str, plan: Plan) -> tuple[tuple[int, ...], NDAr
 
 def _number(where: str, facts: Mapping[str, object], name: str, otherwise: int = 0) -> int:
     if name not in facts and name in {"epoch", "step"}:
-        raise BatchdError(f'{where}: has no "{name}"')
+        raise BatchdError(f'{where}: has no "{name}"; {EXAMPLE}')
     value = facts.get(name, otherwise)
     if type(value) is not int or not 0 <= value <= NUMBER_MAX:
         raise BatchdError(f'{where}: "{name}" is a whole number from 0, not {json.dumps(value)[:40]}')

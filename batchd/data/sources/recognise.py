@@ -136,7 +136,7 @@ def recognise(path: Path, survey: Survey) -> FoundSource:
     """Find the source that reads the most files of a place. Raises ``SourceInvalid``."""
     files = find_files(path, survey)
     if not files.names:
-        raise SourceInvalid(f"{path} has no files")
+        raise SourceInvalid(f"{path} has no files; name the folder or file that has the data")
     return recognise_files(path, files, survey)
 
 
@@ -250,7 +250,7 @@ def find_files(path: Path, survey: Survey) -> FoundFiles:
             f"'{path}/train-{{000..123}}.tar'"
         )
     if not isinstance(path, Url) and not is_there:
-        raise SourceInvalid(absent("file or folder", path))
+        raise SourceInvalid(f"{absent('file or folder', path)}; name the folder or file that has the data")
     if problems := store.folder_problems(path, is_listed=True):
         raise SourceInvalid(problems[0])
     return _files_below(path, survey)

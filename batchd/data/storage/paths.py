@@ -107,6 +107,18 @@ def why_unreadable(path: Path, error: OSError) -> str:
     return f"{path} cannot be read: {error.strerror}{right}"
 
 
+def why_unwritable(path: Path, error: OSError) -> str:
+    """Say why a file that a command writes cannot be written, and what helps."""
+    folder, reason = path.absolute().parent, f"{error.strerror}; "
+    if isinstance(error, FileNotFoundError) and not folder.is_dir():
+        reason = f"{absent('folder', path.parent)}; make it, or "
+    elif isinstance(error, PermissionError):
+        reason = f"this user (uid {os.geteuid()}) may not write to {folder}; give it the right, or "
+    elif error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        reason += "make room there, or "
+    return f"{path} cannot be written: {reason}name another place"
+
+
 def status_of(path: bytes) -> os.stat_result:
     """The status of a file or folder that has to be there. Raises ``SourceInvalid``."""
     try:

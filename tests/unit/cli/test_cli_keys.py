@@ -107,7 +107,10 @@ def test_a_key_that_cannot_be_made_leaves_no_file(folder: Path, capsys: pytest.C
     assert (code, "there is a key a already" in text) == (2, True)
     assert not (folder / "a.key").exists()
     code, text = fail(capsys, "keys", "new", "--name", "b", "--keys-dir", "keys", "-o", "none/b.key")
-    assert (code, text) == (1, "batchd: none/b.key cannot be written: No such file or directory\n")
+    assert (code, text) == (
+        1,
+        "batchd: none/b.key cannot be written: there is no folder none; make it, or name another place\n",
+    )
     assert [trainer.name for trainer in KeyDirectory(folder / "keys").trainers.accepted()] == ["a"]
 
 
@@ -124,7 +127,10 @@ def test_a_key_that_cannot_be_written_is_revoked(
     monkeypatch.setattr(os, "fsync", full)
     code, text = fail(capsys, "keys", "new", "--name", "a", "--keys-dir", "keys", "-o", "full.key")
 
-    assert (code, text) == (1, "batchd: full.key cannot be written: No space left on device; no key was made\n")
+    told = (
+        "full.key cannot be written: No space left on device; make room there, or name another place; no key was made"
+    )
+    assert (code, text) == (1, f"batchd: {told}\n")
     assert not file.exists()
     assert KeyDirectory(folder / "keys").trainers.accepted() == []
 

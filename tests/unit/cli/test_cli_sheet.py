@@ -199,7 +199,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path, name) -> None:
     """The error has the kernel's reason."""
     (tmp_path / "file").touch()
 
-    with pytest.raises(BatchdError, match=rf"{tmp_path / name} cannot be written: [A-Z]"):
+    with pytest.raises(BatchdError, match=rf"{tmp_path / name} cannot be written: .*name another place"):
         write_sheet(batch_of(filled((1, 1, 1))[None]), tmp_path / name)
 
 

@@ -912,8 +912,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin1.toml").write_bytes(b"# good\n# caf\xe9\n")
     expected = {
         tmp_path / "none.toml": f"there is no file {tmp_path}/none.toml; `batchd init PATH` writes one for your data",
-        tmp_path: "Is a directory",
-        tmp_path / "latin1.toml": "not UTF-8: byte 0xe9",
+        tmp_path: f"is a folder; `batchd init {tmp_path}` writes a configuration for the data in it",
+        tmp_path / "latin1.toml": "not UTF-8: byte 0xe9; save the file as UTF-8",
         Path("/dev/zero"): "not a configuration",
     }
 
