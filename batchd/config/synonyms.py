@@ -27,6 +27,9 @@ KEYS: Mapping[str, str] = {
     "classes": "num_classes n_classes nclasses depth class_count",
     "color": "color_mode color_space colorspace image_type output_type imread_flag",
     "contrast": "contrast_limit",
+    "deviation": "mstd magnitude_std",
+    "magnitude": "m magnitude_level",
+    "operation_probability": "prob_per_op",
     "degrees": "angle angles angle_range rotation rotate_limit",
     "delimiter": "sep separator field_delim",
     "quoting": "quote quotechar quote_char quotes use_quote_delim",
@@ -81,9 +84,12 @@ KEYS: Mapping[str, str] = {
 """By batchd's key, the words of others."""
 KINDS: Mapping[str, str] = {
     "affine": "random_affine shift_scale_rotate shear translate random_shear random_translate warp_affine",
+    "augmix": "aug_mix augment_and_mix",
+    "auto_augment": "autoaugment auto_augment_policy",
     "autocontrast": "auto_contrast random_autocontrast random_auto_contrast",
     "blur": "gaussian_blur random_gaussian_blur",
     "call": "lambda map py_function python_function numpy_function apply function python_operator",
+    "choose": "random_choice one_of oneof some_of random_order",
     "cast": "convert_dtype as_type astype to_dtype convert_image_dtype",
     "center_crop": "crop central_crop resize_with_crop_or_pad",
     "color_jitter": "jitter random_brightness_contrast brightness_contrast hue_saturation_value hsv random_brightness",
@@ -120,6 +126,7 @@ KINDS: Mapping[str, str] = {
     "posterize": "random_posterize",
     "push": "queue stream live",
     "python": "dataset map_dataset map_style custom torch_dataset",
+    "rand_augment": "randaugment rand_aug randaug aa",
     "random_crop": "random_sized_crop",
     "random_flip": (
         "horizontal_flip random_horizontal_flip hflip fliplr flip_left_right random_flip_left_right vertical_flip vflip flip "
@@ -131,6 +138,7 @@ KINDS: Mapping[str, str] = {
     "sharpen": "sharpness adjust_sharpness random_adjust_sharpness random_sharpness",
     "solarize": "random_solarize random_solarization",
     "subset": "take skip slice split random_split shard",
+    "trivial_augment": "trivialaugment trivial_augment_wide ta_wide",
     "tokens": "bin indexed_dataset megatron nanogpt gpt_dataset token_files",
     "tfrecord": "tf_record tf_record_dataset tfrecords readers_tfrecord tfds",
     "to": "to_tensor to_tensor_v2 pil_to_tensor to_image to_float tensor totensor",

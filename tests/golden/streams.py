@@ -393,11 +393,27 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "elastic", "interpolation": "nearest", "probability": 0.5},
         *followed[-2:],
     ]
+    policies = [
+        DECODE,
+        follow,
+        {"op": "resize", "size": [24, 32]},
+        {"op": "rand_augment"},
+        {"op": "trivial_augment", "probability": 0.5},
+        {"op": "auto_augment", "policy": "cifar10"},
+        {"op": "augmix", "probability": 0.5},
+        {
+            "op": "choose",
+            "of": [{"op": "blur"}, {"op": "random_crop", "size": [24, 32], "padding": 4}, {"op": "random_flip"}],
+            "weights": [1, 2, 0.5],
+        },
+        *followed[-2:],
+    ]
     return {
         **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
         **{name: {"source": _texts(folder), "pipeline": steps} for name, steps in text.items()},
         "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
         "followed": {"source": _annotated(folder), "pipeline": followed},
+        "policies": {"source": _annotated(folder), "pipeline": policies},
         "followed-warps": {"source": _annotated(folder), "pipeline": warped},
     }
 

@@ -15,16 +15,22 @@ import numpy as np
 
 from batchd.data.pipeline.augment.options import (
     Affine,
+    AugMix,
+    AutoAugment,
     Autocontrast,
     Blur,
+    Choose,
     Elastic,
     Equalize,
     Erase,
     Invert,
     Perspective,
+    PolicyStep,
     Posterize,
+    RandAugment,
     Sharpen,
     Solarize,
+    TrivialAugment,
 )
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
@@ -68,6 +74,8 @@ WITHOUT_NUMBERS = frozenset(
     )
 )
 """The output of these steps is moved, looked up or computed by user code."""
+CHANNELS_MAX = 4
+"""With so many, an image has no colours for a policy."""
 SAMPLES = 3
 RECOLORED_SAMPLES = 24
 """Rounding hides most differences in the last bit, so it takes many values to find one."""
@@ -98,6 +106,10 @@ GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
     "rotate nearest": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
     "rotate by a little": [Rotate(degrees=(-1, 1))],
     "resize longer_side": [Resize(longer_side=90, multiple_of=7), Letterbox(size=(99, 98), fill=(9,))],
+    "rand_augment": [RandAugment(count=4, operation_probability=1)],
+    "auto_augment": [AutoAugment(), AutoAugment(policy="svhn", interpolation="nearest")],
+    "trivial_augment": [TrivialAugment(), TrivialAugment()],
+    "choose": [Choose(of=(Rotate(degrees=(-9, 9)), RandomFlip(), Elastic()), weights=(1, 1, 2))],
     **{
         f"{name} {method}": [kind(**given, interpolation=method, fill=(10,))]
         for method in ("linear", "nearest")
@@ -120,6 +132,7 @@ PIXELS: Mapping[str, Sequence[StepOptions]] = {
     "autocontrast": [Posterize(bits=6), Autocontrast()],
     "sharpen": [Sharpen(factor=(0, 10))],
     "blur": [Blur(sigma=(0.1, 5))],
+    "augmix": [AugMix()],
     "erase": [Erase(fill="noise", count=2), Erase()],
     **{f"normalize {dtype}": [Normalize(dtype=dtype), Layout()] for dtype in ("float32", "float16")},
     "subtract_mean": [SubtractMean(scale=0.017)],
@@ -213,7 +226,8 @@ def _moved(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         layers = {1: colored[..., :1], 3: colored, 4: np.concatenate([colored, colored[..., 1:2]], axis=2)}
         for name, steps in GEOMETRY.items():
             for channels, pixels in layers.items():
-                if all(len(getattr(step, "fill", (0,))) in (1, channels) for step in steps):
+                fits = all(len(getattr(step, "fill", (0,))) in (1, channels) for step in steps)
+                if fits and (channels != CHANNELS_MAX or not any(isinstance(step, PolicyStep) for step in steps)):
                     columns = [Column("image", shape=pixels.shape)]
                     yield f"{name} of {picture}, {channels}", columns, steps, {"image": pixels}
 

@@ -18,6 +18,7 @@ decode         bytes to pixels; ``jpeg_box`` decodes a part of a JPEG, by the ex
 resample       the moves of that paper, done to pixels
 recolor        the steps that change the values of pixels
 followers      mask, boxes and points of an image
-augment.tone   the steps that change levels; ``augment.warp`` those that move pixels anywhere
+augment.tone   the steps that change levels; ``augment.warp`` those that move pixels anywhere;
+               ``augment.policies`` those that draw such changes
 opencv         the one place that loads cv2, and the memory of its images
 """

@@ -665,6 +665,7 @@ static PyMethodDef METHODS[] = {
     {"count_levels", count_levels, METH_VARARGS, count_levels_doc},
     {"remap", remap, METH_VARARGS, remap_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
+    {"saturate", saturate, METH_VARARGS, saturate_doc},
     {"scale", scale_images, METH_VARARGS, scale_doc},
     {"sharpen", sharpen, METH_VARARGS, sharpen_doc},
     {"shift_hue", shift_hue, METH_VARARGS, shift_hue_doc},

@@ -19,6 +19,7 @@ def resample(
     is_mirrored: bool = False,
     /,
 ) -> None: ...
+def saturate(pixels: NDArray[Any], factor: int, is_bgr: bool, /) -> None: ...
 def scale(
     source: NDArray[Any],
     target: NDArray[Any],

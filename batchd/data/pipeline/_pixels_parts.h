@@ -25,9 +25,10 @@ void release_image(struct image *image);
 
 /* What Python sees of _pixels_tone.c and _pixels_warp.c. */
 PyObject *count_levels(PyObject *self, PyObject *arguments);
+PyObject *saturate(PyObject *self, PyObject *arguments);
 PyObject *sharpen(PyObject *self, PyObject *arguments);
 PyObject *remap(PyObject *self, PyObject *arguments);
 PyObject *warp(PyObject *self, PyObject *arguments);
-extern const char count_levels_doc[], sharpen_doc[], remap_doc[], warp_doc[];
+extern const char count_levels_doc[], saturate_doc[], sharpen_doc[], remap_doc[], warp_doc[];
 
 #endif

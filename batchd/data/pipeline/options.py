@@ -7,7 +7,7 @@ JSON can carry.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_type_hints
@@ -110,8 +110,17 @@ def import_family(kind: type[StepOptions], module: str) -> None:
 
 def step_to_plain(step: StepOptions) -> dict[str, object]:
     """Write a step as msgpack and JSON can carry it; ``step_from_plain`` is the way back."""
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(step).items()}
+    values = {option.name: getattr(step, option.name) for option in fields(step)}
+    plain = {name: list(map(_plain, value)) if isinstance(value, tuple) else value for name, value in values.items()}
     return {**plain, **{name: str(path) for name, path in step.files.items()}}
+
+
+def _plain(part: object) -> object:
+    return step_to_plain(part) if isinstance(part, StepOptions) else part
+
+
+def _part(plain: object) -> object:
+    return step_from_plain(plain) if isinstance(plain, Mapping) else plain
 
 
 def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
@@ -124,7 +133,7 @@ def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
         raise ValueError(f"the step {plain['op']!r} has the options {sorted(names)}, not {sorted(plain)}")
     types = get_type_hints(kind)
     options: dict[str, object] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()
+        name: tuple(map(_part, value)) if isinstance(value, list) else value for name, value in plain.items()
     }
     paths = {name: Path(value) for name, value in options.items() if types[name] is Path and isinstance(value, str)}
     return kind(**options | paths)

@@ -85,6 +85,10 @@ def digests_of(steps: Iterable[StepOptions]) -> Digests:
 def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
     """The options of a step, with the digest of each file in the place of its path."""
     plain = {name: value for name, value in step_to_plain(step).items() if name not in step.unsaid}
+    for name in plain:
+        value = getattr(step, name)
+        if isinstance(value, tuple) and any(isinstance(part, StepOptions) for part in value):
+            plain[name] = [named_by_content(part, digests) for part in value]
     return {**plain, **{name: digests[path] for name, path in step.files.items()}}
 
 

@@ -12,16 +12,21 @@ from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
 from batchd.data.pipeline.augment.options import (
     Affine,
+    AugMix,
+    AutoAugment,
     Autocontrast,
     Blur,
+    Choose,
     Elastic,
     Equalize,
     Erase,
     Invert,
     Perspective,
     Posterize,
+    RandAugment,
     Sharpen,
     Solarize,
+    TrivialAugment,
 )
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.call.options import Call
@@ -47,6 +52,7 @@ from batchd.data.pipeline.image.options import (
 )
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.interface import kind_of
@@ -98,6 +104,11 @@ STEPS = (
     Affine(),
     Perspective(),
     Elastic(),
+    RandAugment(),
+    TrivialAugment(),
+    AutoAugment(),
+    AugMix(),
+    Choose(of=(Blur(), Invert())),
     SubtractMean(),
     To(),
     Call(function="a:b"),
@@ -190,6 +201,11 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     },
     "perspective": {"distortion": 0.25, **WARPED},
     "elastic": {"alpha": 1.0, "sigma": 1.0, **WARPED},
+    "rand_augment": {"count": 1, "magnitude": 1.0, "deviation": 1.0, "operation_probability": 1.0, **WARPED},
+    "trivial_augment": WARPED,
+    "auto_augment": {"policy": "svhn", **WARPED},
+    "augmix": {"severity": 1, "width": 1, "depth": 1, **WARPED},
+    "choose": {"of": (Blur(sigma=(1, 2)), Invert()), "weights": (1.0, 2.0), **PROBABILITY},
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
@@ -364,3 +380,15 @@ def test_weights_count_by_what_they_draw() -> None:
 
     assert found[0] == found[1] != found[2]
     assert "weights" not in plain
+
+
+def test_an_option_of_a_chosen_step_at_its_default_is_in_no_fingerprint() -> None:
+    """A step that is chosen from is named as one that stands alone."""
+    one, other = (
+        fingerprint_with(pipeline=(Decode(), Choose(of=(Rotate(degrees=(0, 9), probability=chance), Invert()))))
+        for chance in (1.0, 0.5)
+    )
+    named = named_by_content(Choose(of=(Gray(),)), {})["of"]
+
+    assert one != other
+    assert named == [{"op": "gray", "field": "image", "channels": 3}]

@@ -4,10 +4,24 @@ They come between ``decode`` and what makes numbers of pixels, and work on the i
 before them leave it. Each takes uint8 pixels; what is not said of channels holds for 1 to 4.
 """
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.data.pipeline.image.options import ChanceStep, Degrees, Fill
-from batchd.data.samples.checks import Range
+from batchd.data.pipeline.image.options import (
+    ChanceStep,
+    Decode,
+    Degrees,
+    Fill,
+    Follow,
+    ImageStep,
+    Layout,
+    Normalize,
+    SubtractMean,
+    To,
+)
+from batchd.data.pipeline.options import STEP_KINDS, StepOptions
+from batchd.data.samples.checks import Example, Range
+from batchd.data.samples.kinds import OneOf
 from batchd_wire.record import options
 
 SIGMA_MAX = 64.0
@@ -229,3 +243,128 @@ class Elastic(WarpStep):
     """How strong, in pixels before smoothing."""
     sigma: Annotated[float, Range(0.5, SIGMA_MAX)] = 5.0
     """How smooth: the standard deviation of the Gaussian, in pixels."""
+
+
+@options
+class PolicyStep(WarpStep):
+    """Base of the steps that draw other changes and how strong they are.
+
+    Shears are about the top left corner, rotations about the middle. Those that mix the image with
+    another make what ``color_jitter`` makes of a factor.
+    """
+
+    fill: Fill = (128,)
+    """The value outside of the image: one number from 0 to 255 for all channels, or one for
+    each."""
+
+
+@options
+class RandAugment(PolicyStep):
+    """Make ``count`` changes, drawn from 15, of about the same strength: timm's RandAugment.
+
+    ``count = 2, magnitude = 9, deviation = 0.5`` is timm's "rand-m9-mstd0.5-inc1": two of
+    autocontrast, equalize, invert, rotate, posterize, solarize, solarize_add, color, contrast,
+    brightness, sharpness, shear_x, shear_y, translate_x and translate_y, which may be the same.
+    Drawn for each: which, whether it acts, two numbers for a normal magnitude, and its direction.
+    """
+
+    op: Literal["rand_augment"] = "rand_augment"
+    count: Annotated[int, Range(1, 10)] = 2
+    """How many changes."""
+    magnitude: Annotated[float, Range(0.0, 10.0)] = 9.0
+    """The mean strength. 10 is a rotation by 30 degrees, a shear by 0.3, 0.45 of a side, a factor
+    of 0.1 or 1.9, no bits, all levels inverted, 110 added to the dark ones."""
+    deviation: Annotated[float, Range(0.0, 10.0)] = 0.5
+    """The standard deviation of the strength, which stays between 0 and 10."""
+    operation_probability: Annotated[float, Range(0.0, 1.0)] = 0.5
+    """How often each of the changes acts."""
+
+
+@options
+class TrivialAugment(PolicyStep):
+    """Make one change of any strength, drawn from 14: torchvision's TrivialAugmentWide.
+
+    identity, shear_x, shear_y (to 0.99), translate_x, translate_y (to 32 pixels), rotate (to 135
+    degrees), brightness, color, contrast, sharpness (to 0.01 or 1.99), posterize (8 to 2 bits),
+    solarize (from 255 to 0), autocontrast, equalize. Drawn: which, one of 31 strengths, and its
+    direction.
+    """
+
+    op: Literal["trivial_augment"] = "trivial_augment"
+
+
+@options
+class AutoAugment(PolicyStep):
+    """Make two changes, as one of 25 learned policies says: torchvision's AutoAugment.
+
+    Drawn: the policy, then for each of its changes whether it acts and its direction.
+    """
+
+    op: Literal["auto_augment"] = "auto_augment"
+    policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
+    """The data for which the policies were learned."""
+
+
+@options
+class AugMix(PolicyStep):
+    """Mix the image with chains of changes of it: torchvision's AugMix, with alpha = 1.
+
+    Fields that follow the image stay, as it stays in the mixture. Drawn: the weight of the chains,
+    the bounds between theirs, then for each its length and three changes, as ``trivial_augment``.
+    """
+
+    loses_edges: ClassVar[bool] = False
+    op: Literal["augmix"] = "augmix"
+    severity: Annotated[int, Range(1, 10)] = 3
+    """How strong the changes are: of ten strengths, the first so many are drawn."""
+    width: Annotated[int, Range(1, 10)] = 3
+    """How many chains."""
+    depth: Annotated[int, Range(0, 3)] = 0
+    """How many changes a chain has; 0 draws 1 to 3 for each."""
+
+
+NOT_CHOSEN = (Decode, Follow, Normalize, SubtractMean, To, Layout)
+CHOICES_MAX = 100
+
+
+@options
+class Choose(ChanceStep):
+    """Do one of several steps on the image, drawn by their weights.
+
+    Drawn: which, then the numbers of all of them, so that no later draw moves.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    loses_edges: ClassVar[bool] = True
+    may_resize: ClassVar[bool] = True
+    op: Literal["choose"] = "choose"
+    of: Annotated[
+        tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Example([{"op": "blur"}, {"op": "solarize"}])
+    ]
+    """The steps, any on images but "decode", "follow" and those that make numbers. Their field is
+    that of this step."""
+    weights: tuple[Annotated[float, Range(0.0, 1e6)], ...] | None = None
+    """How often each is drawn, relative to the others; equally often when not set."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.of) <= CHOICES_MAX:
+            raise ValueError(f"choose needs 1 to {CHOICES_MAX} steps in of = [...]")
+        for step in self.of:
+            if not isinstance(step, ImageStep) or isinstance(step, NOT_CHOSEN):
+                raise ValueError(  # noqa: TRY004  a value of the configuration
+                    f'choose cannot have "{step.op}" in of = [...]: it is for steps that change an image'
+                )
+            if step.field not in {"image", self.field}:
+                raise ValueError(f'choose has field = "{self.field}", and "{step.op}" in it another one')
+        if self.weights is not None and (len(self.weights) != len(self.of) or not sum(self.weights)):
+            raise ValueError("choose needs a weight for each step in of = [...], and one above 0")
+
+    @property
+    def steps(self) -> tuple[ImageStep, ...]:
+        """The steps, on the field of this one."""
+        return tuple(replace(step, field=self.field) for step in self.of if isinstance(step, ImageStep))
+
+    @property
+    def varies(self) -> bool:
+        """True if there is a choice, or chance in one of them."""
+        return len(self.of) > 1 or any(step.is_random for step in self.of)

@@ -103,7 +103,9 @@ class PlacedMotion(Motion):
         self.move(mask, into, (fill,), is_linear=False)
 
 
-def _change(motion: AffineMotion | PlacedMotion, step: options.WarpStep, scratch: Scratch, **drew: object) -> Change:
+def change_of(motion: AffineMotion | PlacedMotion, step: options.WarpStep, scratch: Scratch, **drew: object) -> Change:
+    """The change that a motion makes, as the step says."""
+
     def move(pixels: Pixels, out: Pixels | None) -> Pixels:
         into = room_beside(pixels, scratch, out)
         return motion.move(pixels, into, step.fill, is_linear=step.interpolation == "linear")
@@ -153,7 +155,7 @@ def _affine(step: options.Affine, scratch: Scratch, *, is_bgr: bool) -> Recolor:
             shape, degrees=degrees, translate=(across, down), scale=scale, shear_x=shear_x, shear_y=shear_y
         )
         drew = {"degrees": degrees, "moved": (across, down), "scale": scale, "shear_x": shear_x, "shear_y": shear_y}
-        return _change(AffineMotion(shape, matrix), step, scratch, **drew)
+        return change_of(AffineMotion(shape, matrix), step, scratch, **drew)
 
     return draw
 
@@ -241,7 +243,7 @@ def _perspective(step: options.Perspective, scratch: Scratch, *, is_bgr: bool) -
         for is_right, is_low in ((0, 0), (1, 0), (1, 1), (0, 1)):
             x, y = (int(most * random()) for most in (across, down)) if step.varies else (0, 0)
             corners.append((wide - 1 - x if is_right else x, high - 1 - y if is_low else y))
-        return _change(perspective_motion(shape, corners), step, scratch, corners=corners)
+        return change_of(perspective_motion(shape, corners), step, scratch, corners=corners)
 
     return draw
 
@@ -309,6 +311,6 @@ def _elastic(step: options.Elastic, scratch: Scratch, *, is_bgr: bool) -> Recolo
     def draw(random: RandomNumber, shape: tuple[int, ...]) -> Change:
         key = int(random() * (1 << KEY_BITS))
         motion = elastic_motion(shape, lambda: step.alpha * smooth_noise(key, shape, step.sigma))
-        return _change(motion, step, scratch, alpha=step.alpha)
+        return change_of(motion, step, scratch, alpha=step.alpha)
 
     return draw

@@ -505,16 +505,16 @@ def noting(step: StepOptions, planner: Planner, draws: list[dict[str, object]]) 
 
     def plan(geometry: Geometry, random: RandomNumber) -> None:
         assert geometry.trail is not None, "what is noted is followed"
-        known, whole = len(geometry.trail), Cut(0, 0, geometry.height, geometry.width)
+        known, whole = len(geometry.trail), (geometry.height, geometry.width)
         is_done = acts(step, random)
         planner(geometry if is_done else geometry.copy(), random)
-        draws.append(_drawn(step, geometry.trail[known:], whole) if is_done else SKIPPED)
+        draws.append(drawn_by(step, geometry.trail[known:], whole) if is_done else SKIPPED)
 
     return plan
 
 
-def _drawn(step: StepOptions, trail: Sequence[TrailPart], whole: Cut) -> dict[str, object]:
-    """What a random step chose, by what it did to a ``whole`` image; boxes as the viewer sees."""
+def drawn_by(step: StepOptions, trail: Sequence[TrailPart], size: Sequence[int]) -> dict[str, object]:
+    """What a random step chose, by what it did to an image of a size; boxes as the viewer sees."""
     if isinstance(step, options.RandomFlip):
         return {"flips": ["horizontal" if one == _MIRRORED else "vertical" for one in trail]}
     if isinstance(step, options.Rotate):
@@ -523,6 +523,6 @@ def _drawn(step: StepOptions, trail: Sequence[TrailPart], whole: Cut) -> dict[st
             return {"degrees": 90 * QUARTER_TURNS.index(turn)}
         assert isinstance(turn, Warp), "what a rotation does"
         return {"degrees": turn.degrees}
-    cut = next((one for one in trail if isinstance(one, Cut)), whole)
+    cut = next((one for one in trail if isinstance(one, Cut)), Cut(0, 0, *size[:2]))
     padded = next((one for one in trail if isinstance(one, Padding)), None)
     return {"crop": cut._asdict(), **({"padded": {"top": padded.top, "left": padded.left}} if padded else {})}

@@ -27,6 +27,8 @@ class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
     keeps_pixels: ClassVar[bool] = True
+    may_resize: ClassVar[bool] = False
+    """Whether a step on pixels can change their number, which is otherwise known before them."""
     op: str
     field: str = "image"
 

@@ -123,17 +123,39 @@ def _cutout(step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> Recolor:  # noq
     return draw
 
 
+class Colors:
+    """The changes by a factor, in place; of pixels ``[height, width, channels]``."""
+
+    def __init__(self, scratch: Scratch, *, is_bgr: bool) -> None:
+        self._scratch = scratch
+        self._grey = _Grey(scratch, is_bgr=is_bgr)
+
+    def brighten(self, pixels: Pixels, factor: float) -> None:
+        """Mix with black."""
+        _look_up(pixels, factor * _LEVELS)
+
+    def contrast(self, pixels: Pixels, factor: float) -> None:
+        """Mix with the mean grey level."""
+        mean = float(self._grey.of(pixels).mean(dtype=np.float64))
+        _look_up(pixels, factor * _LEVELS + (1 - factor) * mean)
+
+    def saturate(self, pixels: Pixels, factor: float) -> None:
+        """Mix with the pixel's own grey level."""
+        if pixels.shape[2] == COLOR_CHANNELS:
+            grey = self._grey.colored(pixels, self._scratch.image("colored", pixels.shape))
+            written(cv2.addWeighted(pixels, factor, grey, 1 - factor, 0, dst=pixels), pixels)
+
+
 @recolor_for.register(ColorJitter)
 class _Jitter:
     """Make the four changes in a random order; one without strength draws no number."""
 
     def __init__(self, step: ColorJitter, scratch: Scratch, *, is_bgr: bool) -> None:
-        self._scratch = scratch
-        self._grey = _Grey(scratch, is_bgr=is_bgr)
+        colors = Colors(scratch, is_bgr=is_bgr)
         strengths = (
-            (self._brighten, step.brightness),
-            (self._contrast, step.contrast),
-            (self._saturate, step.saturation),
+            (colors.brighten, step.brightness),
+            (colors.contrast, step.contrast),
+            (colors.saturate, step.saturation),
         )
         self._changes: list[tuple[Callable[[Pixels, float], None], float, float]]
         self._changes = [(change, max(0.0, 1 - strength), 1 + strength) for change, strength in strengths if strength]
@@ -153,18 +175,6 @@ class _Jitter:
             return pixels
 
         return Change(jitter, {self._names[place]: drawn[place] for place in order})
-
-    def _brighten(self, pixels: Pixels, factor: float) -> None:
-        _look_up(pixels, factor * _LEVELS)
-
-    def _contrast(self, pixels: Pixels, factor: float) -> None:
-        mean = float(self._grey.of(pixels).mean(dtype=np.float64))
-        _look_up(pixels, factor * _LEVELS + (1 - factor) * mean)
-
-    def _saturate(self, pixels: Pixels, factor: float) -> None:
-        if pixels.shape[2] == COLOR_CHANNELS:
-            grey = self._grey.colored(pixels, self._scratch.image("colored", pixels.shape))
-            written(cv2.addWeighted(pixels, factor, grey, 1 - factor, 0, dst=pixels), pixels)
 
 
 def shift_hue(pixels: Pixels, turns: float, *, is_bgr: bool) -> None:

@@ -46,7 +46,7 @@ from batchd.data.pipeline.image.geometry import (
 )
 from batchd.data.pipeline.image.jpeg_box import MAKES_ROWS, FileMade, FileTask, part_of, probe_file
 from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
-from batchd.data.pipeline.image.options import Decode, Follow, ImageStep, Normalize, SubtractMean, To
+from batchd.data.pipeline.image.options import ChanceStep, Decode, Follow, ImageStep, Normalize, SubtractMean, To
 from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
@@ -145,7 +145,8 @@ class ImageStage:
         self._scales_decoding = decode is not None and decode.scale == "auto"
         self._planners = [(step, planner, perhaps(step, planner)) for step in steps if (planner := planner_for(step))]
         moves_followers = bool(made.followers) and (
-            bool(self._planners) or any(isinstance(step, Follow) for step in steps)
+            bool(self._planners)
+            or any(isinstance(step, Follow) or (isinstance(step, ChanceStep) and step.loses_edges) for step in steps)
         )
         self._followers = Followers(made, before, after, writes) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
@@ -158,6 +159,7 @@ class ImageStage:
             (table for table in (_tables(step, self._channels) for step in steps) if table is not None), None
         )
         self._writes_pixels = not self._channels_first and self._tables is None
+        self._may_resize = any(step.may_resize for step in steps)
         self._moves_channels = (1 if decode.color == "gray" else 3) if decode else _channel_count(source)
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
@@ -166,7 +168,8 @@ class ImageStage:
         plan = self._plan(value, random)
         out = row[self.field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
-        into = out if self._writes_pixels and self._moves_channels == self._channels else None
+        is_last_shape = self._moves_channels == self._channels and not self._may_resize
+        into = out if self._writes_pixels and is_last_shape else None
         pixels = self._moved(value, plan, random.sample, into)
         self._timings.lap(self._moving)
         if self._recolors:

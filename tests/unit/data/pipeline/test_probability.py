@@ -5,16 +5,21 @@ import pytest
 
 from batchd.data.pipeline.augment.options import (
     Affine,
+    AugMix,
+    AutoAugment,
     Autocontrast,
     Blur,
+    Choose,
     Elastic,
     Equalize,
     Erase,
     Invert,
     Perspective,
     Posterize,
+    RandAugment,
     Sharpen,
     Solarize,
+    TrivialAugment,
 )
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.image.options import (
@@ -63,6 +68,11 @@ STEPS = [
         {"degrees": (-40, -10), "translate": (0.1, 0.2), "scale": (0.8, 1.2), "shear_x": (3, 9), "shear_y": (-9, 9)},
     ),
     (Perspective, {}),
+    (RandAugment, {"operation_probability": 1.0}),
+    (TrivialAugment, {}),
+    (AutoAugment, {}),
+    (AugMix, {}),
+    (Choose, {"of": (Invert(), Blur(), RandomCrop(size=SAME, padding=4), RandAugment(), RandomFlip())}),
     (Elastic, {}),
 ]
 

@@ -14,16 +14,21 @@ from pydantic import BaseModel, ValidationError
 from batchd.config.schema import json_schema
 from batchd.data.pipeline.augment.options import (
     Affine,
+    AugMix,
+    AutoAugment,
     Autocontrast,
     Blur,
+    Choose,
     Elastic,
     Equalize,
     Erase,
     Invert,
     Perspective,
     Posterize,
+    RandAugment,
     Sharpen,
     Solarize,
+    TrivialAugment,
 )
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import Columns, effect
@@ -105,6 +110,11 @@ EVERY_STEP = [
     Blur(sigma=(1, 3)),
     Affine(degrees=(-5, 5), translate=(0.1, 0), scale=(0.5, 2), shear_x=(1, 2), shear_y=(-1, 1), fill=(1,)),
     Perspective(distortion=0.25, interpolation="nearest"),
+    RandAugment(count=3, magnitude=7, deviation=0, operation_probability=1, fill=(1,)),
+    TrivialAugment(interpolation="nearest"),
+    AutoAugment(policy="svhn"),
+    AugMix(severity=4, width=2, depth=3),
+    Choose(of=(Blur(sigma=(1, 2)), Choose(of=(Gray(), RandomCrop(size=(4, 5))), probability=0.5)), weights=(1, 2.5)),
     Elastic(alpha=3, sigma=2),
     Resize(shorter_side=20, max_longer_side=99, multiple_of=8, interpolation="lanczos"),
     Resize(longer_side=20),
