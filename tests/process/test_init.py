@@ -519,7 +519,8 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
     (data / "c.jpg").write_text("no image")
     assert "none of 1 sample can be used, for example" in refused(data)
     assert "ftp" in batchd("init", "ftp://host/a", status=2).stderr
-    assert batchd("init", data, "-o", data / "no" / "a.toml", status=1).stderr.endswith(f"no folder {data / 'no'}\n")
+    refusal = batchd("init", data, "-o", data / "no" / "a.toml", status=1).stderr
+    assert refusal.endswith(f"there is no folder {data / 'no'}; make it, or name another place\n")
 
 
 def test_data_without_permission_is_a_problem_of_the_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
