@@ -9,7 +9,6 @@ Invariant: the written configuration passes ``batchd check``. An interrupt leave
 
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -32,7 +31,7 @@ from batchd.cli.options import (
 )
 from batchd.cli.parts import Look, Part, training_stream
 from batchd.cli.problems import warn_of_unknown_variables
-from batchd.cli.reload import reload
+from batchd.cli.reload import ask_reload, reload
 from batchd.config.problems import NAME_RULE
 from batchd.config.schema import toml_value
 from batchd.data.samples.location import Url, as_location
@@ -40,7 +39,7 @@ from batchd.data.sources.files.options import FolderSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import ReportProgress
-from batchd.errors import ArgumentInvalid, BatchdError, ConfigInvalid, MemoryTooSmall
+from batchd.errors import ArgumentInvalid, BatchdError, ConfigInvalid, ExitCode, MemoryTooSmall
 from batchd.runtime.suggestions import own_command
 from batchd_wire.keys import STREAM_NAME_PATTERN
 
@@ -197,12 +196,19 @@ def _add(path: Path, config: Path, name: str | None, output: Output, *, allow_ou
 def _offer_reload(config: Path) -> None:
     """Reload the daemon that uses the file, if the user says so, or say how."""
     running = running_file()
-    serve = "" if config == DEFAULT_CONFIG_FILE else f" {config}"
+    file = "" if config == DEFAULT_CONFIG_FILE else f" {config}"
     if running is None or not os.path.samefile(running[1], config):  # noqa: PTH121  either may be a link
-        terminal.say("", f"Next: {own_command()} serve{serve}")
+        terminal.say("", f"Next: {own_command()} serve{file}")
+        return
+    would = ask_reload(running[0], dry_run=True)
+    if would.exit_code == ExitCode.NOT_ENOUGH_MEMORY:
+        batchd = own_command()
+        text = f"Next: {batchd} stop && {batchd} serve{file}"
+        why = "(the daemon divides its memory among its streams when it starts; its trainers wait meanwhile)"
+        terminal.say("", would.text, "", text, why)
     elif (
-        terminal.is_terminal(sys.stdin)
-        and terminal.is_terminal(sys.stdout)
+        would.exit_code == ExitCode.FINE
+        and terminal.can_ask()
         and terminal.confirm(f"Reload the daemon at {running[0]} now?")
     ):
         reload(running[0])

@@ -28,9 +28,14 @@ def command(
 
 def reload(address: str | None, *, dry_run: bool = False, keep_trainers: bool = False) -> None:
     """Have the daemon at ``address`` reload, and print its answer; a refusal ends the command."""
-    with running_daemon(address) as session:
-        outcome = session.request(lambda request: AskReload(request, dry_run, keep_trainers), Reloaded, inf)
+    outcome = ask_reload(address, dry_run=dry_run, keep_trainers=keep_trainers)
     if outcome.exit_code:
         terminal.warn(outcome.text)
         sys.exit(outcome.exit_code)
     terminal.say(outcome.text)
+
+
+def ask_reload(address: str | None, *, dry_run: bool, keep_trainers: bool = False) -> Reloaded:
+    """Have the daemon at ``address`` reload, or say what a reload would change."""
+    with running_daemon(address) as session:
+        return session.request(lambda request: AskReload(request, dry_run, keep_trainers), Reloaded, inf)

@@ -190,3 +190,15 @@ def test_a_running_daemon_serves_the_stream_after_a_reload(start_daemon, tmp_pat
     os.close(terminal)
     with batchd_client.connect(daemon.address) as client:
         assert {"one", "two"} <= {stream["name"] for stream in client.status()["streams"]}
+
+
+def test_a_daemon_that_has_no_memory_left_is_restarted_instead(start_daemon, tmp_path: Path) -> None:
+    """Its rings have all of it, and are as large as at its start until it starts again."""
+    np.save(tmp_path / "more.npy", np.zeros((64, 1 << 12), np.float32))
+    daemon = start_daemon(memory="8MiB")
+
+    added = batchd("init", daemon.config, "--add", tmp_path / "more.npy", address=daemon.address).stdout
+
+    assert "for more, have " in added
+    assert f"\nNext: batchd stop && batchd serve {daemon.config}\n" in added
+    assert "batchd reload" not in added
