@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated
 
 import click
@@ -21,6 +22,9 @@ from batchd.cli.daemon import run_daemon
 from batchd.cli.options import ConfigFile, LogFormat, LogLevel, Overrides, as_command, option
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError, ExitCode
+
+REASON_CHARACTERS_MAX = 300
+"""Of a line of the log; the command prints all of it."""
 
 
 @as_command("serve")
@@ -67,27 +71,43 @@ def command(
         os.close(telling)
         _await_end(daemon, log_level, log_format)
 
+    is_ready = False
+
     def ready(address: str) -> None:
+        nonlocal is_ready
+        is_ready = True
         os.write(telling, f"{address}\n".encode())
         os.close(telling)
 
-    run_daemon(config_file, overrides, log_level, log_format, ready=ready)
+    try:
+        run_daemon(config_file, overrides, log_level, log_format, ready=ready)
+    except BatchdError as error:
+        if not is_ready:  # the reason is for who started it; the log may be that of a daemon that runs
+            import structlog  # noqa: PLC0415  the daemon has imported it
+
+            _log = structlog.get_logger()
+            _log.error("daemon not started", pid=os.getpid(), reason=shorten(str(error), REASON_CHARACTERS_MAX))
+            os.dup2(telling, 2)
+        raise
 
 
 def await_start(parent: int, told: int, path: Path, began: int) -> int:
-    """Print pid and address of a daemon that starts, or what it logged; return the exit status.
+    """Print pid and address of a daemon that starts, or why it does not; return the exit status.
 
     ``parent``: the child that waits for the daemon; without a daemon it closes ``told`` unwritten.
+    A daemon that ends without a reason has logged one.
     """
-    pid = 0
+    pid, reason = 0, ""
     with open(told, encoding="utf-8") as lines:
         try:
             pid = int(next(lines, "0"))
             if pid:
                 terminal.note(f"starting the daemon (pid {pid}); its log: {path}")
-            for address in lines:
+            address = next(lines, "")
+            if "://" in address.partition(" ")[0]:
                 terminal.emit(address)
                 return 0
+            reason = address + lines.read()
         except KeyboardInterrupt:
             if pid:
                 os.kill(pid, signal.SIGTERM)
@@ -96,7 +116,7 @@ def await_start(parent: int, told: int, path: Path, began: int) -> int:
     _, status = os.waitpid(parent, 0)
     with path.open("rb") as log:
         log.seek(began)
-        terminal.note(*log.read().decode(errors="replace").splitlines())
+        terminal.note(*(reason or log.read().decode(errors="replace")).splitlines())
     return os.waitstatus_to_exitcode(status)
 
 
