@@ -26,12 +26,15 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from batchd.cli.text import wrapped
 from batchd.errors import REMEDY, BatchdError, ConfigInvalid
 from batchd.runtime.suggestions import suggestion
 from batchd_wire.position import Position
 from batchd_wire.runtime import TcpAddress, parse_address
 
 DEFAULT_CONFIG_FILE = Path("batchd.toml")
+SENTENCE_MAX = 200
+"""Characters of a command in the list of its group."""
 UNREAD_FILE = click.Path(path_type=Path, readable=False)
 """A file whose reader says why it cannot be read."""
 _POSITION = re.compile(r"\d{1,9}:\d{1,9}")
@@ -66,8 +69,33 @@ def option(text: str, *names: str, parse: Callable[..., object] | None = None, *
     return _Mark(text, names, parse, details)
 
 
+class _HelpText(click.HelpFormatter):
+    """Help without a broken word."""
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write names, such as those of options, with their meanings beside or below them."""
+        rows = list(rows)
+        column = min(max(len(name) for name, _meaning in rows), col_max) + col_spacing
+        blank = " " * (self.current_indent + column)
+        for name, meaning in rows:
+            head = f"{'':>{self.current_indent}}{name:<{column}}"
+            has_room = len(name) <= column - col_spacing
+            lines = wrapped(meaning, self.width, head if has_room else blank, blank)
+            self.write("".join(f"{line}\n" for line in (lines if has_room else [head, *lines])))
+
+
+class _Context(click.Context):
+    formatter_class = _HelpText
+
+
+class _Command(click.Command):
+    context_class = _Context
+
+
 class CommandGroup(click.Group):
     """Commands of which the one that was probably meant is suggested."""
+
+    context_class = _Context
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,6 +106,12 @@ class CommandGroup(click.Group):
             what = "option" if args[0].startswith("-") else "command"
             ctx.fail(f"there is no {what} {args[0]!r}; {suggestion(args[0], names)}")
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with the whole first sentence of each."""
+        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(SENTENCE_MAX)) for name, one in found if one is not None])
 
 
 def as_command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
@@ -91,7 +125,7 @@ def as_command(name: str, group: click.Group | None = None) -> Callable[[Callabl
             for mark in getattr(hints[given.name], "__metadata__", ())
         ]
         callback = click.pass_context(function) if click.Context in hints.values() else function
-        kind = _ConfigCommand if CONFIG_OPTION in hints else click.Command
+        kind = _ConfigCommand if CONFIG_OPTION in hints else _Command
         return (click if group is None else group).command(name, cls=kind, params=made)(callback)
 
     return decorate
@@ -102,7 +136,7 @@ def is_config_file(word: str) -> bool:
     return word.endswith(".toml") or ("/" in word and "://" not in word)
 
 
-class _ConfigCommand(click.Command):
+class _ConfigCommand(_Command):
     """A command with ``--config``, whose first argument may be that file instead."""
 
     def __init__(self, *, params: list[click.Parameter], **details: Any) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from batchd.cli.main import COMMANDS
 from batchd.errors import ExitCode
 from support.commands import in_a_terminal
 from support.daemon_process import clean_environment
@@ -234,6 +235,13 @@ def test_a_mistake_is_named_with_what_helps(folder, line, status, wrong, helps) 
     before = {path.name for path in folder.iterdir()}
     check(line, status, wrong, helps, f"ipc://{folder}/none", folder)
     assert {path.name for path in folder.iterdir()} - before <= {"__pycache__"}
+
+
+@pytest.mark.parametrize("words", ["", *COMMANDS, "keys new", "keys list", "ray up", "ray down"])
+def test_help_has_the_same_words_at_each_width(words, tmp_path) -> None:
+    """No option or address is broken where a line ends."""
+    texts = [typed(f"{words} --help", width, "", tmp_path).stdout for width in WIDTHS]
+    assert sorted(texts[0].split()) == sorted(texts[1].split()) == sorted(texts[2].split())
 
 
 @pytest.fixture(scope="module")
