@@ -30,12 +30,14 @@ from batchd.cli.options import as_command, option
 from batchd.data.pipeline.image.synthetic_images import make_photos
 from batchd.data.storage.paths import absent
 from batchd.errors import BatchdError
+from batchd.observe.columns import MIDDLE
 from batchd.runtime.suggestions import own_command
 
 PHOTOS = 512
 BATCH_SIZE = 64
 TRAINERS = ("trainer A", "trainer B")
 SHOWN_EVERY_S = 0.25
+COLUMN_WIDTH = 12
 FOLDER = Path("demo")
 CONFIG = """\
 # Written by `batchd demo`; `batchd serve {path}` serves the same.
@@ -167,8 +169,11 @@ def lines(running: list[Trainer]) -> Iterator[None]:
 def table(running: list[Trainer]) -> Table:
     """How far each trainer is."""
     drawn = Table(box=None, pad_edge=False, header_style="bold")
+    is_wide = terminal.columns() >= MIDDLE
     for index, column in enumerate(("", "batches", "images", "images/s", "waited")):
-        drawn.add_column(column, justify="right" if index else "left", min_width=12)
+        drawn.add_column(
+            column, justify="right" if index else "left", min_width=COLUMN_WIDTH if is_wide else None, no_wrap=True
+        )
     for trainer in running:
         progress = trainer.progress
         share = progress["wait_s"] / progress["seconds"] if progress["seconds"] else 0.0
@@ -224,4 +229,4 @@ def run(data: str | None, folder: Path, epochs: int) -> None:
     if photos["bad_samples"]:
         terminal.say(f"{photos['bad_samples']} samples were bad and had another in their place.")
     terminal.say(f"A batch as a picture: {sheet.resolve()}")
-    terminal.say("", f"Next: {own_command()} init {shlex.quote(data) if data else 'YOUR_FOLDER'}")
+    terminal.emit(f"\nNext: {own_command()} init {shlex.quote(data) if data else 'YOUR_FOLDER'}")

@@ -146,7 +146,7 @@ def command(
         terminal.say("", f"{file.path} is written; the first batch:")
         _show_batch(file.path, drafted.streams[0].name, sheet)
         serve = "" if file.path == DEFAULT_CONFIG_FILE else f" {file.path}"
-        terminal.say("", f"Next: {own_command()} serve{serve}", _in_a_trainer(drafted))
+        terminal.emit(f"\nNext: {own_command()} serve{serve}\n{_in_a_trainer(drafted)}")
 
 
 class Output(NamedTuple):
@@ -190,7 +190,7 @@ def _add(path: Path, config: Path, name: str | None, output: Output, *, allow_ou
         terminal.emit(drafted.text)
         terminal.say("", f"added to {config} as {' and '.join(one.name for one in drafted.streams)}")
         _offer_reload(config)
-        terminal.say(_in_a_trainer(drafted))
+        terminal.emit(_in_a_trainer(drafted))
 
 
 def _offer_reload(config: Path) -> None:
@@ -198,14 +198,16 @@ def _offer_reload(config: Path) -> None:
     running = running_file()
     file = "" if config == DEFAULT_CONFIG_FILE else f" {config}"
     if running is None or not os.path.samefile(running[1], config):  # noqa: PTH121  either may be a link
-        terminal.say("", f"Next: {own_command()} serve{file}")
+        terminal.emit(f"\nNext: {own_command()} serve{file}")
         return
     would = ask_reload(running[0], dry_run=True)
     if would.exit_code == ExitCode.NOT_ENOUGH_MEMORY:
         batchd = own_command()
-        text = f"Next: {batchd} stop && {batchd} serve{file}"
+        text = f"\nNext: {batchd} stop && {batchd} serve{file}"
         why = "(the daemon divides its memory among its streams when it starts; its trainers wait meanwhile)"
-        terminal.say("", would.text, "", text, why)
+        terminal.say("", would.text)
+        terminal.emit(text)
+        terminal.say(why)
     elif (
         would.exit_code == ExitCode.FINE
         and terminal.can_ask()
@@ -213,7 +215,7 @@ def _offer_reload(config: Path) -> None:
     ):
         reload(running[0])
     else:
-        terminal.say("", f"Next: {own_command()} reload")
+        terminal.emit(f"\nNext: {own_command()} reload")
 
 
 def _check_output(file: NewFile, *, force: bool) -> None:

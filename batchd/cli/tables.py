@@ -128,7 +128,10 @@ def fitted(rows: Sequence[Sequence[str]], width: int, indent: int = 2) -> list[s
     if max(map(width_of, lines)) <= width:
         return lines
     titles, *others = rows
-    paragraphs = [[row[0], *facts(list(zip(titles[1:], row[1:], strict=True)), width, indent)] for row in others]
+    paragraphs = [
+        [f"{titles[0]} {row[0]}".strip(), *facts(list(zip(titles[1:], row[1:], strict=True)), width, indent)]
+        for row in others
+    ]
     return [line for lines in paragraphs for line in lines]
 
 

@@ -129,7 +129,7 @@ seen photos                                  | 2 | name the samples by one of | 
 seen photos cat/0.jpg                        | 2 | say how far the run is | --state FILE, --epochs N or --until EPOCH:STEP
 seen photos nosuch.jpg --epochs 1            | 1 | no sample in a file 'nosuch.jpg' | name it as `batchd replay` does
 seen photos --label cot --epochs 1           | 1 | no sample with the label 'cot' | did you mean cat?
-prepare photos --to /dev/null/x              | 1 | /dev/null/x cannot be written | or name another place
+prepare photos --to /dev/null/x              | 1 | /dev/null/x cannot be written | name another place
 demo --data nosuch                           | 1 | there is no folder nosuch | --data takes one with images
 demo --folder /dev/null/x                    | 1 | /dev/null/x: Not a directory | --folder names another place
 bench phtos                                  | 1 | {NO_STREAM} | {PHOTOS}
