@@ -38,6 +38,7 @@ from batchd.commands.history.losses import Losses, from_lines, from_pages
 from batchd.commands.history.suspects import BadBatch, Blame, SuspectRow, examine
 from batchd.config.load import load_config
 from batchd.errors import BatchdError
+from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ask_reports
 from batchd_client.batch import Room
 from batchd_wire.wording import counted
@@ -129,7 +130,7 @@ def _reported(stream: str, run: str | None, address: str | None) -> tuple[Losses
         raise BatchdError(f"the daemon has reports of {len(runs)} runs: {names}; choose one with --run")
     chosen = runs.get(run) if run is not None else next(iter(runs.values()))
     if chosen is None:
-        raise BatchdError(f"the daemon has no reports of a run {run!r}; it has {names}")
+        raise BatchdError(f"the daemon has no reports of a run {run!r}; {suggestion(str(run), sorted(runs))}")
     return chosen, card
 
 

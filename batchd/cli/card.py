@@ -68,7 +68,7 @@ def command(
         terminal.emit(card.to_json())
         return
     try:
-        output.write_text(card.to_json())
+        output.write_text(card.to_json(), encoding="utf-8")
     except OSError as error:
         raise BatchdError(why_unwritable(output, error)) from None
     terminal.say(f"{output}: stream {stream}, fingerprint {card.fingerprint}")

@@ -17,6 +17,7 @@ import numpy as np
 from batchd.cli.peeked import PeekedBatch
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
+from batchd.runtime.suggestions import suggestion
 from batchd_client.mixing import MIX_BOX, MIX_LAMBDA, MIX_ROW, Mixing, mixed
 from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, label_text, range_of
 
@@ -44,8 +45,8 @@ def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_b
     images = image_fields(batch)
     drawn = field or next(iter(images), "image")
     if drawn not in images:
-        there = ", ".join(images) or "none in any field"
-        raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}: it has {there}")
+        helps = suggestion(drawn, images) if images else "it has none in any field"
+        raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}; {helps}")
     write_sheet(batch, path, drawn, is_bgr=is_bgr or drawn in batch.bgr_fields)
 
 

@@ -211,7 +211,8 @@ def run(data: str | None, folder: Path, epochs: int) -> None:
     except OSError as error:
         raise BatchdError(f"{error.filename}: {error.strerror}; --folder names another place") from None
     config, sheet = folder / "batchd.toml", folder / "sheet.png"
-    config.write_text(CONFIG.format(path=config, source=json.dumps(str(source)), batch_size=BATCH_SIZE))
+    text = CONFIG.format(path=config, source=json.dumps(str(source)), batch_size=BATCH_SIZE)
+    config.write_text(text, encoding="utf-8")
     with batchd.serve(config) as address:
         terminal.say(f"serving {source} at {address}", "")
         with trainers(address, epochs) as running:

@@ -186,7 +186,7 @@ class _Bad:
     def read(cls, file: Path) -> "_Bad":
         """Read what `batchd bad --json` printed, or the daemon's file. Raises ``BatchdError``."""
         try:
-            text = file.read_text()
+            text = file.read_text(encoding="utf-8")
             try:
                 plain = json.loads(text)
             except ValueError:  # a line for each sample

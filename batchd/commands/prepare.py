@@ -144,7 +144,7 @@ class ShardFolder:
             _write(file, json.dumps(about, indent=2) + "\n")
             return
         try:
-            there = json.loads(file.read_text())
+            there = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             there = None
         if not isinstance(there, dict):
@@ -184,7 +184,7 @@ class ShardFolder:
 def _write(file: Path, text: str) -> None:
     """Write a file under another name, flush it, and rename it."""
     unfinished = file.with_name(f".{file.name}")
-    with unfinished.open("w") as stream:
+    with unfinished.open("w", encoding="utf-8", errors="surrogateescape") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())

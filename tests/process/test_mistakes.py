@@ -167,7 +167,7 @@ bad phtos                                    | 1 | {NO_STREAM} | {PHOTOS}
 why phtos                                    | 1 | {NO_STREAM} | {PHOTOS}
 blame phtos                                  | 1 | the daemon has no stream 'phtos' | {PHOTOS}
 peek photos 0:9999                           | 1 | epoch 0, step 9999 | has steps 0 to 3
-peek photos --field imag                     | 1 | has no images in a field 'imag' | it has image
+peek photos --field imag                     | 1 | has no images in a field 'imag' | did you mean image?
 peek photos -o nosuch/sheet.png              | 1 | there is no folder nosuch | make it, or name another place
 """
 
