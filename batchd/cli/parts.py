@@ -12,6 +12,7 @@ Invariant: nothing of a part is served with labels that mean something else in t
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -125,6 +126,8 @@ class Look:
             remedy = "a source of type list has them from lines of path and label"
             raise SourceInvalid(f"{which} has no class folders, so its labels are not known; {remedy}")
         classes = list(dict.fromkeys((*training.class_names, *part.class_names)))
+        if isinstance(training.source, FolderSource) and isinstance(part.source, GlobSource):
+            part = self._as_folder(part, classes)
         source = _as_part(_with_classes(training.source, classes), part.source, classes)
         if not part.has_class_folders:
             part = self._scanned(name, part.finding, source)._replace(class_names=part.class_names)
@@ -132,6 +135,17 @@ class Look:
         if theirs != ours:
             shown = ", ".join(f"{column.name} ({column.text})" for column in ours if column not in theirs)
             raise SourceInvalid(f"its fields are not those of the training part: {shown or 'some are missing'}")
+        return part
+
+    def _as_folder(self, part: Part, classes: Sequence[str]) -> Part:
+        """The part as a folder, if it is none only since classes of the training have no image."""
+        assert isinstance(part.source, GlobSource), "so are images where a folder does not do"
+        outside = part.source.allow_outside_root
+        folder = FolderSource(path=part.source.root, classes=tuple(classes), allow_outside_root=outside)
+        with suppress(SourceInvalid):
+            found = self._scanned(part.name, part.finding, folder)
+            if found.facts.samples == part.facts.samples:
+                return found._replace(source=replace(folder, classes=()))
         return part
 
 

@@ -122,6 +122,17 @@ def test_folders_of_which_one_is_uneven_have_the_same_numbers(tmp_path: Path) ->
     assert streams["val"]["source"]["classes"] == ["cat", "dog"]
 
 
+def test_a_class_without_an_image_in_validation_is_a_class_all_the_same(tmp_path: Path) -> None:
+    """Its folder is there, so the part is a folder as the training part is."""
+    write_photos(tmp_path / "train", {"cat": 2, "dog": 2})
+    write_photos(tmp_path / "val", {"dog": 2})
+    (tmp_path / "val" / "cat").mkdir()
+
+    streams, _notes = streams_of(tmp_path)
+
+    assert streams["val"]["source"] == {"type": "folder", "path": str(tmp_path / "val"), "classes": "train"}
+
+
 def write_rows(folder: Path, part: str, rows: int) -> None:
     (folder / f"{part}.csv").write_text("\n".join(["text,label", *["long" * rows + ",cat", "b,dog"] * rows]))
 
