@@ -3,6 +3,7 @@
 Such short measurements give meaningless figures, so the tests check only that there are some.
 """
 
+import io
 import json
 import platform
 import signal
@@ -159,10 +160,16 @@ def test_the_dataloader_runs_in_an_environment_without_batchd(folder: Path, othe
     """Files are read where they are; of records there is a copy. Bad files are left out."""
     if kind == "webdataset":
         with tarfile.open(folder / "photos.tar", "w") as shard:
-            for file in sorted((folder / "photos").iterdir()):
+            for file in sorted((folder / "photos").glob("*.jpg")):
                 shard.add(file, file.name)
-        source = 'type = "webdataset", root = ".", shards = ["photos.tar"], label = ""'
-        (folder / "batchd.toml").write_text(PHOTOS.replace('type = "folder", path = "photos"', source))
+                caption = tarfile.TarInfo(f"{file.stem}.txt")
+                caption.size = len(b"a photo")
+                shard.addfile(caption, io.BytesIO(b"a photo"))
+        fields = 'fields = { image = "image", txt = "text" }, names = { txt = "txt" }'
+        source = f'type = "webdataset", root = ".", shards = ["photos.tar"], {fields}'
+        text = PHOTOS.replace('type = "folder", path = "photos"', source)
+        text = text.replace("pipeline = [", 'pipeline = [{ op = "text_bytes", field = "txt", length = 9 }, ')
+        (folder / "batchd.toml").write_text(text)
 
     found = json.loads(bench(folder, other_python, "--reads", "0.5").stdout)
 

@@ -41,6 +41,7 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.text.options import Lowercase, TextBytes
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.code.options import PluginSource, PythonSource
@@ -54,8 +55,10 @@ from batchd.runtime.suggestions import nearest, pip_command
 
 KNOWN = (
     *(Decode, Resize, CenterCrop, RandomCrop, RandomResizedCrop, RandomFlip, Gray, ColorJitter, Normalize, Layout, To),
+    *(Lowercase, TextBytes),
 )
-"""The steps that torchvision has, too; ``dataloader`` says which ones it cannot do without it."""
+"""The steps that torchvision has, too, or that take a line; ``dataloader`` says which ones of them
+it cannot do without torchvision."""
 OLDEST = (3, 9)
 """The oldest Python that runs ``dataloader``."""
 SAMPLES_MAX = 20_000
@@ -176,11 +179,9 @@ def _is_special(step: StepOptions) -> bool:
     return isinstance(step, ChanceStep) and step.probability < 1
 
 
-def plain_steps(steps: Sequence[object]) -> list[Mapping[str, object]]:
+def plain_steps(steps: Sequence[StepOptions]) -> list[Mapping[str, object]]:
     """The steps of a pipeline with their options by name, as ``dataloader`` has them."""
-    return [
-        {each.name: getattr(step, each.name) for each in fields(step)} for step in steps if isinstance(step, ImageStep)
-    ]
+    return [{each.name: getattr(step, each.name) for each in fields(step)} for step in steps]
 
 
 def write_job(folder: Path, stream: StreamConfig, index: SourceIndex, storage: Storage, workers: int) -> Path:
@@ -242,6 +243,8 @@ def _copied(copies: BinaryIO, value: Value) -> object:
     first = copies.tell()
     if isinstance(value, memoryview):
         return [first, first + copies.write(value)]
+    if isinstance(value, str):
+        return {"text": value}
     array = np.asarray(value)
     if array.ndim == 0:
         return array.item()

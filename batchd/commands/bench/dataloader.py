@@ -77,6 +77,8 @@ def tools() -> tuple[str, str]:
 
 def changes_of(steps: Sequence[Step], library: str) -> Change:
     """All steps as one: bytes, or uint8 [height, width, channels], -> an array or a tensor."""
+    if steps and steps[0]["op"] in _TEXT_CHANGES:
+        return partial(_changed, [partial(_TEXT_CHANGES[step["op"]], step) for step in steps])
     if library == "torchvision":
         made = [_with_torchvision(step) for step in steps]
     else:
@@ -311,6 +313,19 @@ _CHANGES: Mapping[str, Callable[[Any, Step, Any], Any]] = {
 }
 
 
+def _text_bytes(step: Step, text: str) -> Any:
+    encoded = text.encode()[: step["length"]]
+    made = np.zeros(step["length"], np.uint8)
+    made[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    return made
+
+
+_TEXT_CHANGES: Mapping[str, Callable[[Step, Any], Any]] = {
+    "lowercase": lambda _step, text: text.lower(),
+    "text_bytes": _text_bytes,
+}
+
+
 # --- the dataset and its loader -------------------------------------------------------------------
 
 
@@ -349,8 +364,8 @@ class Samples:
     def _made(self, name: str, value: Any) -> Any:
         """The value of a field.
 
-        A text is the path of a file, a list is (first byte, end) of a copy, with dtype and shape if
-        it is an array; a number is the value.
+        A string is the path of a file, a list is (first byte, end) of a copy, with dtype and shape
+        if it is an array; a number is the value, and so is what stands under "text".
         """
         if isinstance(value, str):
             with open(value, "rb") as file:  # noqa: PTH123  as datasets do: no object for each path
@@ -360,6 +375,8 @@ class Samples:
             value = self._copies[first:end]
             if array:
                 value = np.frombuffer(value, array[0]).reshape(array[1])
+        elif isinstance(value, dict):
+            value = value["text"]
         change = self._changes.get(name)
         return change(value) if change is not None else np.array(value)
 

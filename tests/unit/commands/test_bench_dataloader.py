@@ -23,6 +23,7 @@ from batchd.data.pipeline.image.options import (
     Resize,
     To,
 )
+from batchd.data.pipeline.text.options import Lowercase, TextBytes
 from support.images import jpeg, photo
 
 STEPS: list[tuple[list[ImageStep], tuple[int, ...], str]] = [
@@ -51,6 +52,13 @@ def test_each_library_makes_arrays_of_the_same_shape(
     assert sorted(np.squeeze(made).shape) == sorted(side for side in shape if side > 1)
     assert made.dtype == dtype
     assert made.std() > 0
+
+
+def test_texts_become_bytes() -> None:
+    """They need no library for images."""
+    made = changes_of(plain_steps([Lowercase(), TextBytes(length=6)]), "none")("Ein Bär")
+
+    assert bytes(np.asarray(made)) == b"ein b\xc3"
 
 
 def test_the_script_for_other_interpreters_needs_only_what_they_have() -> None:
