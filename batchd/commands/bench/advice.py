@@ -120,7 +120,9 @@ def _beside_loader(result: BenchResult, mine: Figures) -> Iterator[str]:
     elif ratio < WORTH:
         yield f"Not for the speed of one trainer: {found}."
     elif result.reads is None or result.reads > its.samples_per_s:
-        yield f"Yes: {found}."
+        yield f"{'Yes' if low >= 1 else 'Probably'}: {found}."
+        if low < 1:
+            yield "The range goes below 1, so measure longer (--seconds 60), or while the machine is idle."
     else:
         yield f"Not for the speed: your training reads {result.reads:,.0f} samples/s, and a DataLoader keeps up with that."
         yield f"For the CPUs: {found}."
