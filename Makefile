@@ -37,7 +37,7 @@ PLACES = PYTHON='$(PYTHON)' PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SYSCONFDIR='
 CLASSICS := generator_enqueuer file_list tfrecords glob_imread process_pool queue_runner
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup bytecode demo demo-cluster classics test test-all smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
+.PHONY: help venv setup bytecode demo demo-cluster classics test test-all smoke test-slow chaos torch test-torch test-page pictures test-frameworks test-moving test-ray test-wheels test-systemd test-ends lock fuzz-jpeg fuzz-pixels exhaust check format docs site bench bench-peers bench-pool-peers profile wheels dist clean
 .PHONY: gates install uninstall wheelhouse deb manifests test-packages test-image
 
 help: ## Show this list
@@ -152,6 +152,13 @@ fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer 
 		-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') -Wl,--unresolved-symbols=ignore-all,-z,lazy \
 		tests/fuzz/jpeg.c $(patsubst %,batchd/data/pipeline/_jpeg_%.c,cut probe splice transcode walk) $(LIBJPEG) -o build/fuzz/jpeg-fuzz
 	cd build/fuzz && ./jpeg-fuzz $(SECONDS) $(SEED) jpeg/*.jpg
+
+fuzz-pixels: setup ## Call the extension for pixels with arguments of all kinds, under AddressSanitizer (SECONDS, SEED)
+	@mkdir -p build/fuzz
+	gcc -std=c11 -O1 -g -Wall -Wextra -shared -fPIC -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+		-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') batchd/data/pipeline/_pixels*.c -o build/fuzz/_pixels.abi3.so
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		$(BIN)/python tests/fuzz/pixels.py build/fuzz/_pixels.abi3.so $(SECONDS) $(SEED)
 
 exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, and count what becomes of it (strace; ROLES, CALLS, ERRORS, SAMPLES)
 	$(BIN)/python tests/exhaust/exhaust.py $(if $(ROLES),--roles $(ROLES)) $(if $(CALLS),--calls $(CALLS)) $(if $(ERRORS),--errors $(ERRORS)) $(if $(SAMPLES),--samples $(SAMPLES))

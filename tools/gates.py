@@ -66,6 +66,7 @@ GATES = (
     Gate("smoke", 10),
     Gate("dist", 20),
     Gate("fuzz-jpeg", 10, programs={"gcc": "gcc"}, files=JPEG),
+    Gate("fuzz-pixels", 10, programs={"gcc": "gcc"}),
     Gate("chaos", 10),
     Gate("classics", 30),
     Gate("test-ends", 60),

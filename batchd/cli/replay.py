@@ -6,7 +6,7 @@ Invariant: a batch of other files or other settings than those of the given card
 made. A file that was written later is named, and the command fails unless a checksum matches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -287,7 +287,7 @@ def drawn_text(draw: history.Draw) -> str:
     return f"{draw.op}{field}: {', '.join(_result(name, value) for name, value in draw.drew.items())}"
 
 
-def _result(name: str, value: object) -> str:
+def _result(name: str, value: object) -> str:  # noqa: C901  one case for each
     match name, value:
         case "crop", Mapping():
             return f"{value['width']} x {value['height']} from {value['left']}, {value['top']}"
@@ -301,10 +301,22 @@ def _result(name: str, value: object) -> str:
             return "from " + "; ".join(f"{hole['left']}, {hole['top']}" for hole in value)
         case "numbers", _:
             return "numbers of its own"
+        case "operations", list():
+            return _operations(value)
+        case "chains", list():
+            return "chains of " + "; ".join(map(_operations, value))
+        case "corners", list():
+            return "corners at " + "; ".join(f"{x}, {y}" for x, y in value)
+        case _, list() | tuple():
+            return f"{name} " + ", ".join(f"{number:.6g}" for number in value)
         case "acts", _:
             return "done" if value else "not done"
         case _:
             return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _operations(named: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {number:.6g}" if number else name for name, number in named) or "nothing"
 
 
 def write_npz(replayed: history.Replayed, file: Path) -> None:

@@ -573,7 +573,7 @@ static PyObject *resample(PyObject *self, PyObject *arguments)
     if (take_image(source, 0, &from) && take_image(target, PyBUF_WRITABLE, &into)
         && take_taps(down_taps, from.height, into.height, is_upside_down, &rows)
         && take_taps(across_taps, from.width, into.width, is_mirrored, &columns)) {
-        if (from.channels != into.channels || kept_bits < 0 || kept_bits + columns.shift > 23 || kept_bits > KEPT_BITS_MAX)
+        if (from.channels != into.channels || kept_bits < 0 || kept_bits > KEPT_BITS_MAX || kept_bits + columns.shift > 23)
             PyErr_SetString(PyExc_ValueError, "other channels, or more bits than fit");
         else {
             Py_BEGIN_ALLOW_THREADS

@@ -12,6 +12,13 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
+/* For a function with arguments that are constants where it is called. */
+#ifdef __GNUC__
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE static inline
+#endif
+
 enum { CHANNELS_MAX = 4 };
 
 static inline uint8_t level(int32_t value)

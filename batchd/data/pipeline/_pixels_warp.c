@@ -22,13 +22,13 @@ struct warp {
     uint8_t fill[CHANNELS_MAX];
 };
 
-static inline const uint8_t *pixel_at(const struct image *from, const struct warp *warp, int64_t x, int64_t y)
+ALWAYS_INLINE const uint8_t *pixel_at(const struct image *from, const struct warp *warp, int64_t x, int64_t y)
 {
     const int is_inside = x >= 0 && x < from->width && y >= 0 && y < from->height;
     return is_inside ? from->pixels + y * from->stride + x * from->channels : warp->fill;
 }
 
-static inline void between(const struct image *from, const struct warp *warp, int64_t x, int64_t y, uint8_t *into,
+ALWAYS_INLINE void between(const struct image *from, const struct warp *warp, int64_t x, int64_t y, uint8_t *into,
                            Py_ssize_t channels)
 {
     const int64_t left = x >> PLACE_BITS, top = y >> PLACE_BITS;
@@ -54,11 +54,17 @@ static inline void between(const struct image *from, const struct warp *warp, in
     }
 }
 
-static inline void warp_rows(const struct image *from, const struct image *into, const struct warp *warp, int is_linear,
+/* Whatever the factors are: what does not fit into 64 bits, wraps. */
+static inline int64_t place(int64_t factor, Py_ssize_t times, int64_t begin)
+{
+    return (int64_t)((uint64_t)factor * (uint64_t)times + (uint64_t)begin);
+}
+
+ALWAYS_INLINE void warp_rows(const struct image *from, const struct image *into, const struct warp *warp, int is_linear,
                              Py_ssize_t channels)
 {
     for (Py_ssize_t row = 0; row < into->height; row++) {
-        int64_t x = warp->across[1] * row + warp->across[2], y = warp->down[1] * row + warp->down[2];
+        int64_t x = place(warp->across[1], row, warp->across[2]), y = place(warp->down[1], row, warp->down[2]);
         uint8_t *made = into->pixels + row * into->stride;
         for (Py_ssize_t column = 0; column < into->width; column++, made += channels) {
             if (is_linear)
@@ -67,15 +73,15 @@ static inline void warp_rows(const struct image *from, const struct image *into,
                 const uint8_t *pixel = pixel_at(from, warp, x >> PLACE_BITS, y >> PLACE_BITS);
                 for (Py_ssize_t channel = 0; channel < channels; channel++) made[channel] = pixel[channel];
             }
-            x += warp->across[0];
-            y += warp->down[0];
+            x = place(warp->across[0], 1, x);
+            y = place(warp->down[0], 1, y);
         }
     }
 }
 
 /* --- remap --- */
 
-static inline void remap_rows(const struct image *from, const struct image *into, const int32_t *places, const struct warp *warp,
+ALWAYS_INLINE void remap_rows(const struct image *from, const struct image *into, const int32_t *places, const struct warp *warp,
                               int is_linear, Py_ssize_t channels)
 {
     const int64_t unit = (int64_t)1 << (PLACE_BITS - FRACTION_BITS);

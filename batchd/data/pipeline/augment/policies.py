@@ -12,18 +12,18 @@ Invariant: each step draws the same number of random numbers for every image.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from math import frexp, sqrt
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from batchd.data.pipeline.augment import options, tone, warp
+from batchd.data.pipeline.augment.exact import normal
 from batchd.data.pipeline.augment.policy_tables import POLICIES
 from batchd.data.pipeline.image.geometry import Geometry, Planner, RandomNumber, acts, drawn_by, planner_for
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.image.options import ImageStep
 from batchd.data.pipeline.image.recolor import Change, Colors, Recolor, recolor_for
-from batchd.data.pipeline.image.resample import make_moves, sine_and_cosine
+from batchd.data.pipeline.image.resample import make_moves
 from batchd.data.pipeline.options import PIXELS_MAX
 
 Shape: TypeAlias = tuple[int, ...]
@@ -36,9 +36,6 @@ DARK: Final = 128
 SIGNED: Final = frozenset(
     {"shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast", "sharpness"}
 )
-_TURN_DEGREES = 360
-_LOG_TERMS = 24
-_LOG_2: Final = 0.6931471805599453
 _MIX_BITS = 16
 
 
@@ -123,22 +120,6 @@ def _drawn_from(choices: Sequence[str], random: RandomNumber) -> str:
 
 
 # --- rand_augment ---------------------------------------------------------------------------------
-
-
-def logarithm(number: float) -> float:
-    """The natural logarithm of a number above 0: sums and products, so equal everywhere."""
-    part, exponent = frexp(number)
-    ratio = (part - 1) / (part + 1)
-    square, total = ratio * ratio, 0.0
-    for term in range(2 * _LOG_TERMS + 1, 0, -2):
-        total = total * square + 1 / term
-    return exponent * _LOG_2 + 2 * ratio * total
-
-
-def normal(random: RandomNumber) -> float:
-    """A number from the normal distribution, made of two even ones (Box and Muller 1958)."""
-    radius = sqrt(-2 * logarithm(1 - random()))
-    return radius * sine_and_cosine(_TURN_DEGREES * random() - _TURN_DEGREES / 2)[1]
 
 
 def _strength(share: float, _shape: Shape) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.augment import options
+from batchd.data.pipeline.augment.exact import KEY_BITS, exponential, gaussian_weights, logarithm, random_words
 from batchd.data.pipeline.image import resample
 from batchd.data.pipeline.image.geometry import Cut, RandomNumber
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
@@ -40,9 +41,6 @@ _GREY_WEIGHTS = (19595, 38470, 7471)
 """0.299, 0.587 and 0.114 of 2**16, as Pillow rounds them."""
 _WEIGHT_BITS = 14
 _KEPT_BITS = 7
-_REACH = 4
-KEY_BITS: Final = 53
-_EXPONENT_TERMS = 12
 
 Levels = npt.NDArray[np.uint8]
 """A level for each level: uint8 [256], or [1, 256, channels]."""
@@ -210,18 +208,6 @@ def saturated(pixels: Pixels, factor: float, *, is_bgr: bool) -> Pixels:
     return pixels
 
 
-def exponential(number: float) -> float:
-    """E to the power of a number that is not positive: sums and products, so equal everywhere."""
-    halvings = max(0, math.frexp(number)[1] + 1)
-    part = math.ldexp(number, -halvings)
-    power = 1.0
-    for term in range(_EXPONENT_TERMS, 0, -1):  # Horner's rule
-        power = 1 + power * part / term
-    for _ in range(halvings):
-        power *= power
-    return power
-
-
 @lru_cache(maxsize=8)
 def blur_taps(side: int, sigma: float) -> resample.Taps:
     """What the pixels along a side are made of; beyond the ends lies the reflected side."""
@@ -236,14 +222,6 @@ def blur_taps(side: int, sigma: float) -> resample.Taps:
     around = np.minimum(around, 2 * (side - 1) - around)
     np.add.at(made, (ends[:, np.newaxis], around - first[ends, np.newaxis]), weights)
     return resample.Taps(first.astype(np.int32), made, _WEIGHT_BITS)
-
-
-def gaussian_weights(sigma: float) -> list[float]:
-    """The weights of a Gaussian from its centre as far as four times sigma; both sides add to 1."""
-    reach = max(1, math.ceil(_REACH * sigma))
-    exact = [exponential(-(place * place) / (2 * sigma * sigma)) for place in range(reach + 1)]
-    whole = exact[0] + 2 * math.fsum(exact[1:])
-    return [weight / whole for weight in exact]
 
 
 def gaussian(sigma: float, bits: int) -> npt.NDArray[np.int16]:
@@ -272,21 +250,6 @@ def _blur(step: options.Blur, scratch: Scratch, *, is_bgr: bool) -> Recolor:  # 
 # --- erase ----------------------------------------------------------------------------------------
 
 
-def random_words(key: int, top: int, left: int, height: int, width: int) -> npt.NDArray[np.uint64]:
-    """64 random bits for each pixel of a box of an image, by its place: uint64 [height, width].
-
-    SplitMix64 of (key, row, column): https://prng.di.unimi.it/splitmix64.c
-    """
-    rows = np.arange(top, top + height, dtype=np.uint64)[:, np.newaxis] << np.uint64(32)
-    mixed = (rows | np.arange(left, left + width, dtype=np.uint64)) + np.uint64(key << 64 - KEY_BITS)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed ^= mixed >> np.uint64(shift)
-        mixed *= np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
-
 def noise(key: int, box: Cut, channels: int) -> Pixels:
     """Even random levels for a box of an image, by place: uint8 [height, width, channels]."""
     words = random_words(key, *box)
@@ -295,12 +258,12 @@ def noise(key: int, box: Cut, channels: int) -> Pixels:
 
 @recolor_for.register
 def _erase(step: options.Erase, _scratch: Scratch, *, is_bgr: bool) -> Recolor:
-    log_narrow, log_wide = (math.log(end) for end in step.aspect)
+    log_narrow, log_wide = (logarithm(end) for end in step.aspect)
 
     def place(random: RandomNumber, height: int, width: int) -> Cut | None:
         for _ in range(ERASE_ATTEMPTS):
             area = height * width * (step.area[0] + (step.area[1] - step.area[0]) * random())
-            aspect = math.exp(log_narrow + (log_wide - log_narrow) * random())
+            aspect = exponential(log_narrow + (log_wide - log_narrow) * random())
             down, across = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
             if 0 < down < height and 0 < across < width:
                 return Cut(int((height - down + 1) * random()), int((width - across + 1) * random()), down, across)

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.augment import options
-from batchd.data.pipeline.augment.tone import KEY_BITS, drawn, gaussian_weights, random_words, room_beside
+from batchd.data.pipeline.augment.exact import KEY_BITS, gaussian_weights, random_words
+from batchd.data.pipeline.augment.tone import drawn, room_beside
 from batchd.data.pipeline.image import resample
 from batchd.data.pipeline.image.geometry import WARPED_SIDE_PIXELS_MAX, Motion, RandomNumber
 from batchd.data.pipeline.image.opencv import Pixels, Scratch

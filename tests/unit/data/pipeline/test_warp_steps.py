@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from batchd.data.pipeline.augment import tone, warp
+from batchd.data.pipeline.augment import exact, warp
 from batchd.data.pipeline.augment.options import Affine, Elastic, Perspective
 from batchd.data.pipeline.image.options import Decode, Follow, Resize
 from batchd.data.samples.columns import Column
@@ -181,7 +181,7 @@ def test_elastic_distances_are_smooth_noise():
 def test_noise_is_smoothed_by_a_gaussian():
     """The ends are reflected, also of images that are smaller than the Gaussian."""
     for shape in ((20, 30), (3, 50), (1, 1)):
-        words = tone.random_words(5, 0, 0, *shape)
+        words = exact.random_words(5, 0, 0, *shape)
         made = np.stack([words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)]).astype(float) / (1 << 31) - 1
         weights = np.exp(-(np.arange(-8, 9) ** 2) / (2 * 2.0**2))
         for axis in (1, 2):

@@ -1,0 +1,137 @@
+"""Call the extension for pixels with arguments of all kinds; `make fuzz-pixels` runs it.
+
+``pixels.py EXTENSION SECONDS SEED``: the extension is built with AddressSanitizer and
+UndefinedBehaviorSanitizer, which end the process at the first wrong access. Each call either works,
+or raises ``ValueError`` or ``BufferError``.
+"""
+
+import sys
+import time
+from importlib.util import module_from_spec, spec_from_file_location
+
+import numpy as np
+
+NAME = "batchd.data.pipeline._pixels"
+REFUSED = (ValueError, BufferError, OverflowError)
+
+
+def extension(path):
+    """Load the extension at a path."""
+    spec = spec_from_file_location(NAME, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Arguments:
+    """Arguments that fit, and some that do not."""
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+
+    def chance(self, share=0.1):
+        """Return True for some of the calls."""
+        return self.random.random() < share
+
+    def side(self):
+        """Return a length: often short, sometimes none, or long."""
+        return int(self.random.choice([0, 1, 2, 3, self.random.integers(1, 40), self.random.integers(1, 300)]))
+
+    def image(self, shape=None):
+        """Return an image: a part of a larger one, in any order, of another type now and then."""
+        height, width, channels = shape or (self.side(), self.side(), int(self.random.integers(1, 5)))
+        channels = int(self.random.integers(0, 7)) if self.chance(0.03) else channels
+        whole = self.random.integers(0, 256, (2 * height + 2, width + 3, channels)).astype(np.uint8)
+        part = whole[1 : 2 * height + 1][:: self.random.choice([1, 2, -1])][:height, 2 : 2 + width]
+        part = part[:, ::-1] if self.chance(0.05) else part
+        part = part.astype(np.int16) if self.chance(0.02) else part
+        part.flags.writeable = not self.chance(0.02)
+        return part[..., 0] if self.chance(0.02) and channels else part
+
+    def like(self, image):
+        """Return an image of the same shape, nearly always."""
+        return self.image(None if self.chance(0.05) or image.ndim != 3 else image.shape)
+
+    def number(self, usual):
+        """Return a number around what is usual, or anything."""
+        anything = [-1, 0, 1, 2**31 - 1, -(2**31), usual, usual + 1]
+        return int(self.random.choice(anything) if self.chance(0.2) else self.random.integers(0, usual + 1))
+
+    def taps(self, source, target):
+        """Return taps that lie within the source, nearly always."""
+        count = int(self.random.integers(1, max(2, min(source, 30) + 1)))
+        first = self.random.integers(0, max(1, source - count + 1), target).astype(np.int32)
+        first = first + self.random.integers(-3, 4, target).astype(np.int32) if self.chance(0.05) else first
+        shares = self.random.random((target, count))
+        shift = int(self.random.integers(14, 19))
+        weights = np.rint(shares / shares.sum(axis=1, keepdims=True) * (1 << 14)).astype(np.int16)
+        return first, weights, self.number(22) if self.chance(0.05) else shift
+
+    def places(self, shape):
+        """Return places of pixels, near or anywhere."""
+        reach = int(self.random.choice([1 << 12, 1 << 20, 2**31 - 1]))
+        places = self.random.integers(-reach, reach, (*shape[:2], 2)).astype(np.int32)
+        return places[:-1] if self.chance(0.03) else places
+
+    def origin(self):
+        """Return factors of x, y and 1."""
+        reach = int(self.random.choice([1 << 33, 1 << 40, 1 << 62]))
+        return tuple(int(number) for number in self.random.integers(-reach, reach, 3))
+
+    def fill(self):
+        """Return four bytes, or three."""
+        return bytes(3 if self.chance(0.03) else 4)
+
+    def call(self):
+        """Return the name of a function and its arguments."""
+        image, flag = self.image(), bool(self.random.integers(2))
+        other = self.image((self.side(), self.side(), image.shape[-1]))
+        name = str(
+            self.random.choice(
+                ["count_levels", "remap", "resample", "saturate", "scale", "sharpen", "shift_hue", "warp"]
+            )
+        )
+        size = image.shape[:2] if image.ndim > 1 else (1, 1)
+        target = other.shape[:2] if other.ndim > 1 else (1, 1)
+        return name, {
+            "count_levels": lambda: (image, np.zeros((image.shape[-1] + self.chance(0.05), 256), np.uint32)),
+            "remap": lambda: (image, other, self.places(target), flag, self.fill()),
+            "resample": lambda: (
+                image,
+                other,
+                self.taps(size[0], target[0]),
+                self.taps(size[-1], target[-1]),
+                self.number(7) if self.chance() else 4,
+                flag,
+                self.chance(0.5),
+            ),
+            "saturate": lambda: (image, self.number(10 << 14), flag),
+            "scale": lambda: (image, other, flag, self.chance(0.5), self.chance(0.5)),
+            "sharpen": lambda: (image, self.like(image), self.number(10 << 14)),
+            "shift_hue": lambda: (image, self.number(6 << 16), flag),
+            "warp": lambda: (image, other, self.origin(), self.origin(), flag, self.fill()),
+        }[name]()
+
+
+def main():
+    """Call until the time is over."""
+    path, seconds, seed = sys.argv[1:]
+    pixels, arguments = extension(path), Arguments(int(seed))
+    made, refused, end = {}, 0, time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        pixels.use_avx2(arguments.chance(0.7))
+        name, given = arguments.call()
+        try:
+            getattr(pixels, name)(*given)
+        except REFUSED:
+            refused += 1
+        else:
+            made[name] = made.get(name, 0) + 1
+    assert len(made) == 8, made
+    sys.stdout.write(f"{sum(made.values())} calls worked, {refused} were refused: {made}\n")
+
+
+if __name__ == "__main__":
+    main()
