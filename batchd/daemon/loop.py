@@ -550,6 +550,7 @@ class Loop:
                 in_lockstep=stream.spec.max_skew is not None,
                 sample=course.sample,
                 parts=stream.facts.sketch,
+                drop_last=course.plan.drop_last,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

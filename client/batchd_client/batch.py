@@ -203,12 +203,50 @@ class Lease:
         self._ended.append(self.token)
 
 
+class SharedLease:
+    """A lease of several batches, each with a ``part``: it ends early with the last of them.
+
+    ``let_go``: there will be no further part.
+    """
+
+    __slots__ = ("_alive", "lease")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self._alive = 1
+
+    def part(self) -> "LeasePart":
+        """The lease for one batch more."""
+        self._alive += 1
+        return LeasePart(self)
+
+    def let_go(self) -> None:
+        """End one of the parts, or the wait for a further one."""
+        self._alive -= 1
+        if not self._alive:
+            self.lease.end()
+
+
+class LeasePart:
+    """A batch's part of a lease; the whole lasts as long as any part is alive."""
+
+    __slots__ = ("_whole", "memory")
+
+    def __init__(self, whole: SharedLease) -> None:
+        self.memory = whole.lease.memory
+        self._whole: SharedLease = whole
+
+    def end(self) -> None:
+        """End the part early, once: its batch forgets it."""
+        self._whole.let_go()
+
+
 class FieldMemory:
     """The memory of one field of one batch; an array built on it keeps the lease alive."""
 
     __slots__ = ("__array_interface__", "lease")
 
-    def __init__(self, lease: Lease, field: FieldView, first: int, count: int) -> None:
+    def __init__(self, lease: Lease | LeasePart, field: FieldView, first: int, count: int) -> None:
         self.lease = lease
         self.__array_interface__ = _interface(lease.memory, field, first, count)
 
@@ -256,6 +294,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         "_fields",
         "_first",
         "_lease",
+        "_span",
         "_stream",
         "bucket",
         "epoch",
@@ -264,18 +303,20 @@ class Batch(NotCopyable, Mapping[str, Any]):
         "wait_s",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  each is a fact of a batch
         self,
         stream: str,
         fields: dict[str, FieldView],
-        lease: Lease,
+        lease: Lease | LeasePart,
         handle: Handle | Parcel,
         classes: Sequence[str] = (),
+        span: BatchRows | None = None,
     ) -> None:
         self._stream = stream
         self._classes = classes
         self._fields = fields
-        self._lease: Lease | None = lease
+        self._lease: Lease | LeasePart | None = lease
+        self._span = span
         self._first = handle.first
         self._arrays: dict[str, Any] = {}
         self.epoch = handle.epoch
@@ -402,12 +443,35 @@ class Batch(NotCopyable, Mapping[str, Any]):
         own.page[:] = memory.page
         rows = {"first": self._first, "count": self.samples, "bucket": self.bucket}
         handle = Handle(0, 0, self.epoch, self.step, slot=0, generation=0, **rows)
-        return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._classes)
+        return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._classes, self._span)
 
     @property
     def span(self) -> BatchRows:
         """The rows that this is of its position; ``first`` is not 0 where ranks share a batch."""
-        return BatchRows(self.epoch, self.step, self._first, self.samples)
+        return self._span or BatchRows(self.epoch, self.step, self._first, self.samples)
+
+    @property
+    def first_row(self) -> int:
+        """The first of its rows in its memory."""
+        return self._first
+
+    @property
+    def fields(self) -> dict[str, FieldView]:
+        """Where its fields are, by name."""
+        return self._fields
+
+    def shared(self) -> SharedLease:
+        """Its lease, for batches that are parts of it. Raises ``BatchReleased``."""
+        lease = self._lease_of("memory")
+        assert isinstance(lease, Lease), "a part of a batch has no parts"
+        return SharedLease(lease)
+
+    def part(self, first: int, span: BatchRows, lease: LeasePart) -> "Batch":
+        """A batch of some of its rows, from row ``first`` of its memory on."""
+        handle = Handle(
+            0, 0, span.epoch, span.step, slot=0, generation=0, first=first, count=span.rows, bucket=self.bucket
+        )
+        return Batch(self._stream, self._fields, lease, handle, self._classes, span)
 
     @property
     def memory(self) -> BatchMemory:
@@ -418,7 +482,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         """
         return self._lease_of("memory").memory
 
-    def _lease_of(self, name: str) -> Lease:
+    def _lease_of(self, name: str) -> Lease | LeasePart:
         lease = self._lease
         if lease is None:
             raise BatchReleased(
@@ -432,10 +496,10 @@ class Batch(NotCopyable, Mapping[str, Any]):
             raise KeyError(f"{name!r} is not a field of this batch; it has {', '.join(self._fields)}")
         return field
 
-    def _whole(self, lease: Lease, field: FieldView) -> Array:
+    def _whole(self, lease: Lease | LeasePart, field: FieldView) -> Array:
         return np.asarray(FieldMemory(lease, field, self._first, self.samples))
 
-    def _sizes(self, lease: Lease, field: FieldView, varying: Varying) -> npt.NDArray[np.int64]:
+    def _sizes(self, lease: Lease | LeasePart, field: FieldView, varying: Varying) -> npt.NDArray[np.int64]:
         """Check the sizes, which another process wrote: int64 ``[samples, varying dimensions]``."""
         try:
             return checked_sizes(self._whole(lease, self._fields[field.sizes]), field.shape, varying)

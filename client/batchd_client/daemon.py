@@ -14,7 +14,14 @@ from typing import NamedTuple, Self, TypedDict
 
 from batchd_client.connection import Connection, Deadlines
 from batchd_client.discovery import find_connections, find_daemon, find_key, find_name, find_reconnect_timeout
-from batchd_client.errors import BatchdClientError, NotCopyable, PositionInvalid, RankInvalid, WindowInvalid
+from batchd_client.errors import (
+    BatchdClientError,
+    BatchSizeInvalid,
+    NotCopyable,
+    PositionInvalid,
+    RankInvalid,
+    WindowInvalid,
+)
 from batchd_client.extensions import Extension
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
@@ -25,6 +32,7 @@ from batchd_wire.status import DaemonStatus, read_status
 
 html_of_daemon: Extension[[str, DaemonStatus], str] = Extension("batchd_client.notebook")
 
+BATCH_SIZE_MAX = 65_536
 SHOWN_WITHIN_S = 2.0
 """How long a notebook that shows a connection waits for the daemon."""
 
@@ -134,6 +142,7 @@ class Daemon(NotCopyable):
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
         convert: bool = False,
+        batch_size: int | None = None,
     ) -> Stream:
         """Claim the stream ``name``: all of it, or the part of ``rank`` of ``world_size``.
 
@@ -143,10 +152,13 @@ class Daemon(NotCopyable):
         iteration past it ends at once. ``state``: from ``state_dict()``, to continue exactly there.
         With ``convert`` it may be of batches of another size, if the samples and their order are
         the same: then the first batch begins behind the last sample that was delivered.
+        ``batch_size``: this trainer's own; the samples and their order stay. Where a batch is of
+        one of the stream's, it is a view of it, else it is copied; each rank reads all batches.
 
         Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``PositionInvalid``,
-        ``TooFewBatches``, ``RingTooSmall``, ``RingBusy``, ``StateMismatch``, ``StreamStopped``,
-        ``ConnectTimeout``, ``ReconnectTimeout``, ``DaemonClosed`` or ``ProtocolError``.
+        ``TooFewBatches``, ``BatchSizeInvalid``, ``RingTooSmall``, ``RingBusy``, ``StateMismatch``,
+        ``StreamStopped``, ``ConnectTimeout``, ``ReconnectTimeout``, ``DaemonClosed`` or
+        ``ProtocolError``.
         """
         rank, world_size = index(rank), index(world_size)
         if not 0 <= rank < world_size:
@@ -155,11 +167,13 @@ class Daemon(NotCopyable):
             raise WindowInvalid(f"window {window}: at least one batch has to be ready at a time")
         if epochs is not None and index(epochs) < 0:
             raise PositionInvalid(f"epochs {epochs}")
+        if batch_size is not None and not 0 < index(batch_size) <= BATCH_SIZE_MAX:
+            raise BatchSizeInvalid(f"batch_size {batch_size}: it is 1 to {BATCH_SIZE_MAX}")
         claim = SubscriptionRequest(
             name, rank, world_size, 0 if window is None else index(window), None if epochs is None else index(epochs)
         )
         begin = BEGINNING if state is None else read_state(state, name, converts=convert)
-        return Stream(self._connection, claim, begin)
+        return Stream(self._connection, claim, begin, batch_size)
 
     def spectate(self, name: str, epoch: int = 0, step: int = 0) -> Stream:
         """Read the stream ``name`` as a spectator, from (``epoch``, ``step``).

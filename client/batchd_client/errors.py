@@ -15,7 +15,7 @@
     |   +-- AddressInvalid       NameInvalid           KeyInvalid            ConnectionsInvalid
     |   +-- TimeoutInvalid       ForkedConnection      ReentrantCall         CopyRefused
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
-    |   +-- TooFewBatches        RingExhausted
+    |   +-- TooFewBatches        BatchSizeInvalid      RingExhausted
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
     |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker        StreamTaken
     |   +-- PassOvertaken        WorkersInvalid        EpochsUneven          ReportInvalid
@@ -358,6 +358,14 @@ class WindowInvalid(Misused):
 
     It is the number of batches that are ready ahead of the trainer; None takes the stream's own
     setting.
+    """
+
+
+class BatchSizeInvalid(Misused):
+    """A trainer cannot read this stream in batches of its own size.
+
+    A live stream and one with a budget decide their batches themselves: leave ``batch_size`` out.
+    It is a number from 1 to 65,536.
     """
 
 

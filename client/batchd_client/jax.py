@@ -128,7 +128,7 @@ class BatchdLoader(Batches):
     ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so
     call ``jax.distributed.initialize()`` first. ``data_parallel``: instead, where several processes
     hold the same rows: the number of groups that read different rows, each of consecutive
-    processes. ``window``, ``epochs``, ``state`` and ``convert``: as for ``Daemon.stream``.
+    processes. ``window``, ``epochs``, ``state``, ``convert``, ``batch_size``: of ``Daemon.stream``.
     ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``,
     the next ``for`` continues where the loop stopped. ``connecting``: as for
     ``batchd_client.connect``.
@@ -151,6 +151,7 @@ class BatchdLoader(Batches):
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
         convert: bool = False,
+        batch_size: int | None = None,
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
@@ -159,7 +160,9 @@ class BatchdLoader(Batches):
         daemon = connect(address, **connecting)
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
-            opened = daemon.stream(stream, *share, window=window, epochs=epochs, state=state, convert=convert)
+            opened = daemon.stream(
+                stream, *share, window=window, epochs=epochs, state=state, convert=convert, batch_size=batch_size
+            )
             super().__init__(opened, sharding, fields, prefetch, daemon)
             on_failure.pop_all()
         self._restart = restart

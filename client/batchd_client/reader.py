@@ -32,7 +32,7 @@ from batchd_client.errors import (
     error_for_code,
 )
 from batchd_client.hints import log_once, missing_samples_hint, shared_batches_hint
-from batchd_client.memory import BATCHES_HELD_MAX, BatchMemory
+from batchd_client.memory import BATCHES_HELD_MAX, BatchMemory, ReceiveBuffer
 from batchd_client.reports import Reports
 from batchd_client.session import Session
 from batchd_client.subscription import BEGINNING, Beginning, Subscription, SubscriptionRequest
@@ -67,8 +67,14 @@ _log = logging.getLogger("batchd_client")
 class StreamReader:
     """See the module. Reads ``claim`` from ``begin`` on."""
 
-    def __init__(self, connection: Connection, claim: SubscriptionRequest, begin: Beginning) -> None:
-        """Subscribe. Waits for memory that others hold. Raises the daemon's refusal."""
+    def __init__(
+        self, connection: Connection, claim: SubscriptionRequest, begin: Beginning, *, notes_rows: bool = True
+    ) -> None:
+        """Subscribe. Waits for memory that others hold. Raises the daemon's refusal.
+
+        ``notes_rows``: the batches are those that a loop reports about.
+        """
+        self._notes_rows = notes_rows
         self.claim = claim
         self.batches = 0
         self.samples = 0
@@ -119,7 +125,8 @@ class StreamReader:
             return None
         wait_s = time.perf_counter() - started_s
         wait_us = int(wait_s * 1e6)
-        self.reports.note(batch.span)
+        if self._notes_rows:
+            self.reports.note(batch.span)
         # From here on nothing is called, so neither a signal handler nor another thread can come in
         # between.
         batch.wait_s = wait_s
@@ -131,9 +138,47 @@ class StreamReader:
         self._ready = None
         return batch
 
-    def sample_at(self, position: Position) -> int | None:
-        """The samples before a position of this stream that was within a batch; else None."""
-        return self._within[1] if self._within is not None and self._within[0] == position else None
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch."""
+        return self.subscription.admitted.batch_size
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch, of all ranks together."""
+        return self.subscription.admitted.steps
+
+    @property
+    def rounds(self) -> int:
+        """Batches of this rank in a whole epoch."""
+        return self.subscription.admitted.rounds
+
+    @property
+    def left(self) -> int:
+        """Batches of this rank in the rest of the epoch."""
+        return self.subscription.counter.left(self.subscription.taken)
+
+    @property
+    def held(self) -> int:
+        """Number of batches that are alive, or have arrays that are."""
+        return self.subscription.held
+
+    @property
+    def buffers(self) -> list[ReceiveBuffer]:
+        """Memory of batches that arrive as bytes."""
+        return self.subscription.arrivals.buffers
+
+    def in_stream(self, position: Position) -> tuple[Position, int | None]:
+        """A position where this stream was, and the samples before it if it is within a batch."""
+        return position, self._within[1] if self._within is not None and self._within[0] == position else None
+
+    def begin_at(self, position: Position) -> Beginning:
+        """Where to begin for a position."""
+        return Beginning(position)
+
+    def begin_again(self, position: Position) -> Beginning:
+        """Where to begin for a position where this stream was."""
+        return Beginning(*self.in_stream(position))
 
     def move(self, begin: Beginning) -> None:
         """Continue elsewhere. A refusal changes nothing."""

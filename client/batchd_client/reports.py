@@ -30,6 +30,13 @@ from batchd_client.extensions import Extension
 from batchd_client.hints import log_once
 from batchd_wire.reports import PULL_BYTES, PULL_REPORTS, ROWS_AT_ONCE, VALUE_BYTES, ReportedRows
 
+
+class OwnRows(BatchRows):
+    """The rows of a batch of a trainer's own size; ``pieces``: of the stream's batches."""
+
+    pieces: tuple[BatchRows, ...] = ()
+
+
 BATCHES_KNOWN = 1024
 """Received batches that a loop may still report about by their position."""
 WAITING_MAX = 1024
@@ -168,6 +175,12 @@ class Reports:
             self._waiting.popleft()
 
     def _add(self, rows: BatchRows, values: Values) -> None:
+        if isinstance(rows, OwnRows):
+            first = 0
+            for piece in rows.pieces:
+                self._add(piece, values if len(values) == 1 else values[first : first + piece.rows])
+                first += piece.rows
+            return
         for start in range(0, len(values), ROWS_AT_ONCE):
             part = values[start : start + ROWS_AT_ONCE]
             count = rows.rows if len(values) == 1 else len(part)

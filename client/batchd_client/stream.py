@@ -15,6 +15,7 @@ import numpy as np
 
 from batchd_client.batch import Batch, BatchRows
 from batchd_client.connection import Connection
+from batchd_client.cut import CutReader
 from batchd_client.errors import (
     NotCopyable,
     PermissionDenied,
@@ -123,9 +124,19 @@ class Stream(NotCopyable):
         "batchd_client.connect(address).stream(name, rank, world_size, state=stream.state_dict())"
     )
 
-    def __init__(self, connection: Connection, claim: SubscriptionRequest, begin: Beginning = BEGINNING) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        claim: SubscriptionRequest,
+        begin: Beginning = BEGINNING,
+        batch_size: int | None = None,
+    ) -> None:
         self._claim = claim
-        self._reader = StreamReader(connection, claim, begin)
+        self._reader: StreamReader | CutReader = (
+            StreamReader(connection, claim, begin)
+            if batch_size is None
+            else CutReader(connection, claim, begin, batch_size)
+        )
         self._closed = False
 
     # --- what it is -------------------------------------------------------------------------------
@@ -163,12 +174,12 @@ class Stream(NotCopyable):
     @property
     def batch_size(self) -> int:
         """Samples in a full batch."""
-        return self._admitted.batch_size
+        return self._reader.batch_size
 
     @property
     def steps(self) -> int:
         """Batches in an epoch, of all ranks together."""
-        return self._admitted.steps
+        return self._reader.steps
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -183,7 +194,7 @@ class Stream(NotCopyable):
 
     def __len__(self) -> int:
         """Batches in a whole epoch for this rank."""
-        return self._admitted.rounds
+        return self._reader.rounds
 
     # --- where it is ------------------------------------------------------------------------------
 
@@ -205,8 +216,7 @@ class Stream(NotCopyable):
     @property
     def left(self) -> int:
         """Batches of this rank in the rest of the current epoch: the length of the next ``for``."""
-        subscription = self._reader.subscription
-        return subscription.counter.left(subscription.taken)
+        return self._reader.left
 
     def state_dict(self, *, card: bool = False) -> StreamState:
         """Return the state for a checkpoint: the current batch counts as done.
@@ -223,11 +233,10 @@ class Stream(NotCopyable):
 
     def state_at(self, position: Position, *, card: bool = False) -> StreamState:
         """As ``state_dict``, of a position where this stream has been; for loaders."""
-        epoch, step = position
+        (epoch, step), sample = self._reader.in_stream(position)
         state: StreamState = {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
         if self._admitted.parts:
             state["parts"] = self._admitted.parts
-        sample = self._reader.sample_at(position)
         if sample is not None:
             state["sample"] = sample
         if card:
@@ -273,7 +282,8 @@ class Stream(NotCopyable):
         Raises ``PositionInvalid``, ``StreamClosed``, ``StreamChanged``.
         """
         self._check_open()
-        begin = Beginning(checked_position(epoch, step)) if sample is None else checked_sample(epoch, sample)
+        position = checked_position(epoch, step)
+        begin = self._reader.begin_at(position) if sample is None else checked_sample(epoch, sample)
         if step and sample is not None:
             raise PositionInvalid(f"step {step} and sample {sample} are two positions; give one")
         if step > self.steps:
@@ -283,7 +293,7 @@ class Stream(NotCopyable):
     def return_to(self, position: Position) -> None:
         """Continue at a position where this stream has been; for loaders. Raises as ``seek``."""
         self._check_open()
-        self._move(Beginning(position, self._reader.sample_at(position)))
+        self._move(self._reader.begin_again(position))
 
     def _move(self, begin: Beginning) -> None:
         self._reader.move(begin._replace(fingerprint=self.fingerprint, parts=self._admitted.parts))
@@ -292,7 +302,7 @@ class Stream(NotCopyable):
         """Return the totals so far, as a frozen value."""
         reader = self._reader
         return StreamStatistics(
-            reader.batches, reader.samples, reader.wait_s, reader.subscription.held, reader.moves, reader.mismatches
+            reader.batches, reader.samples, reader.wait_s, reader.held, reader.moves, reader.mismatches
         )
 
     def progress(self, since: StreamProgress | None = None) -> StreamProgress:
@@ -345,6 +355,10 @@ class Stream(NotCopyable):
         """
         self._check_open()
         position = checked_position(epoch, step)
+        if isinstance(self._reader, CutReader):
+            raise PositionInvalid(
+                "a stream of another batch_size has no batch of its own by position; open one without it"
+            )
         if self.steps >= ENDLESS_STEPS:
             raise PositionInvalid(
                 f"stream {self.name!r} is live: its samples come once, so no batch can be asked for by its position; `batchd "
@@ -398,7 +412,7 @@ class Stream(NotCopyable):
         """List the mapped memory of future batches; see ``Batch.memory``."""
         session = self._reader.connection.session
         slots = session.slots.values() if session is not None and session.is_usable else ()
-        return [*slots, *self._reader.subscription.arrivals.buffers]
+        return [*slots, *self._reader.buffers]
 
     def when_lost(self, let_go: Callable[[], None]) -> None:
         """Have a method called when the daemon is gone, to drop references to ``memories``."""

@@ -319,6 +319,7 @@ class Subscribed(Message):
     other trainers, or producers, wait until this trainer has reported a batch that it took.
     ``sample``: the samples of the epoch before the first batch, if it begins within the batch of
     ``step``. ``parts``: for saved states, to tell later which of the stream's settings changed.
+    ``drop_last``: whether an epoch has whole rounds of whole batches alone.
     """
 
     request: int
@@ -338,6 +339,7 @@ class Subscribed(Message):
     in_lockstep: bool = False
     sample: int | None = None
     parts: str = ""
+    drop_last: bool = False
 
 
 @message(22)

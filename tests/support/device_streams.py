@@ -31,10 +31,12 @@ def streams_over(photos: Path, sizes: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-def bare(daemon: DaemonProcess, stream: str = "photos", epochs: int = 1) -> list[dict[str, Any]]:
+def bare(
+    daemon: DaemonProcess, stream: str = "photos", epochs: int = 1, batch_size: int | None = None
+) -> list[dict[str, Any]]:
     """Copies of all batches from the bare client, images with their channels first."""
     with batchd_client.connect(daemon.address) as connection:
-        claim = connection.stream(stream, epochs=epochs)
+        claim = connection.stream(stream, epochs=epochs, batch_size=batch_size)
         return [
             {
                 name: [row.copy() for row in field] if type(field) is list else field.copy()

@@ -103,6 +103,17 @@ class LoaderSuite:
             assert [sample for batch in seen + rest for sample in batch] == order[11:]
             assert [len(batch) for batch in seen + rest] == [5, 8, 8, 8]
 
+    @pytest.mark.parametrize("size", [3, 12])
+    def test_a_loader_has_batches_of_its_own_size(self, load: Load, size: int) -> None:
+        """Of the same samples in the same order; states go on in batches of the stream's size."""
+        order = [sample for batch in indices(load()) for sample in batch]
+        own = load(batch_size=size)
+        assert (len(own), own.batch_size) == (-(-EPOCH // size), size)
+        seen = indices(own, 2)
+        assert [len(batch) for batch in seen] == [size, size]
+        for one in (load(state=own.state_dict()), own):
+            assert [sample for batch in seen + indices(one) for sample in batch] == order
+
     def test_another_streams_state_is_refused(self, load: Load) -> None:
         """The loader keeps its position."""
         loader = load()

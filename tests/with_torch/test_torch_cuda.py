@@ -220,17 +220,29 @@ def read_with_interrupts(loader, cuda, batches):
     return given
 
 
+@pytest.mark.parametrize("stream", ["photos", "padded", "ragged"])
+@pytest.mark.parametrize("size", [3, 12])
+def test_batches_of_an_own_size_come_from_slots_and_from_own_memory(daemon, cuda, load, stream, size):
+    """Parts of a slot are at several rows of one memory; copies are in memory of their own."""
+    expected = bare(daemon, stream, epochs=2, batch_size=size)
+    loader = load(daemon, stream, batch_size=size)
+    given = [batch for _ in range(2) for batch in loader]
+    for batch, one in zip(given, expected, strict=True):
+        assert_same(batch, one)
+    assert cuda.copies["registered"] > 0
+
+
 @pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("mode", ["direct", "staged"])
-def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, after):
+@pytest.mark.parametrize(("mode", "size"), [("direct", None), ("staged", None), ("direct", 3), ("direct", 12)])
+def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, size, after):
     """No batch is released before its queued copy; the sweep covers all calls of six batches."""
     cuda.takes_any = mode == "direct"
-    expected = bare(tight, epochs=2)[:6]
+    expected = bare(tight, epochs=2, batch_size=size)[:6]
     place = 0
     while True:
         place += 1
-        loader = load(tight)
+        loader = load(tight, batch_size=size)
         cuda.interrupt(place, after=after)
         given = read_with_interrupts(loader, cuda, 6)
         is_over = cuda._interrupt_at is not None

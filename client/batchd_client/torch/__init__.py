@@ -95,9 +95,9 @@ class BatchdLoader(Loader[Any]):
     torchrun, Slurm or mpirun. ``data_parallel``: instead, where several ranks compute one model (by
     tensor, pipeline or context parallelism): the part of a device mesh over which data are split,
     such as ``mesh["dp"]``, or the number of such groups, each of consecutive ranks. ``window``,
-    ``epochs``, ``state`` and ``convert``: as for ``Daemon.stream``. ``restart``: each ``for``
-    restarts the epoch, as validation needs; otherwise, after a ``break``, the next ``for``
-    continues where the loop stopped. ``connecting``: as for ``batchd_client.connect``.
+    ``epochs``, ``state``, ``convert`` and ``batch_size``: as for ``Daemon.stream``. ``restart``:
+    each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``, the next
+    ``for`` continues where the loop stopped. ``connecting``: as for ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
     """
@@ -124,6 +124,7 @@ class BatchdLoader(Loader[Any]):
         epochs: int | None = None,
         state: Mapping[str, object] | None = None,
         convert: bool = False,
+        batch_size: int | None = None,
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
@@ -132,6 +133,7 @@ class BatchdLoader(Loader[Any]):
         super().__init__(stream, share, f"device={self._wanted_device}", restart=restart)
         self._connect_daemon = partial(connect, address, **connecting)
         self._window, self._epochs, self._state, self._convert = window, epochs, state, convert
+        self._batch_size = batch_size
         self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
         self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
         self._mixing = Mixing() if mix is True else mix or None
@@ -188,6 +190,7 @@ class BatchdLoader(Loader[Any]):
                 epochs=self._epochs,
                 state=self._state,
                 convert=self._convert,
+                batch_size=self._batch_size,
             )
             names = shown = checked_fields(stream.schema, self._fields, as_dict=as_dict)
             classes = 0

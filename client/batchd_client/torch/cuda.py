@@ -167,9 +167,8 @@ class RegisteredMemory:
 
         Only of memory that is registered.
         """
-        rows = batch.span
         sources = self._sources.setdefault(id(batch.memory), {})
-        key = name, batch.bucket, rows.first, rows.rows
+        key = name, batch.bucket, batch.first_row, batch.samples
         found = sources.get(key)
         if found is None:
             found = sources[key] = over(batch.unleased(name))

@@ -1,0 +1,364 @@
+"""A trainer's own batch size: the samples of a stream in its order, cut otherwise. In the trainer.
+
+    the stream's batches    |   0   |   1   |   2   |   3   |   4   |
+    own batches, larger     |     0     |     1     |     2     |  3 |    rows of several: copied
+    own batches, smaller    |  0 |  1 |  2 |  3 |  4 |  5 | ...           of one: views of its slot
+
+The own batches of an epoch are dealt to ranks in rounds, as the daemon deals a stream's; what is no
+whole round is split among them by samples. Each rank reads all batches of the stream, as it may
+have rows in each: on one host they are decoded once for all.
+
+Invariant: ``_next`` is the position, as a number of samples of the epoch; it changes after all that
+can fail. If an interrupt loses a batch between two steps, the stream is moved back to it.
+"""
+
+from collections import deque
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from batchd_client.batch import Batch, BatchRows, Lease, LeaseToken, RowsMemory, SharedLease
+from batchd_client.connection import Connection
+from batchd_client.errors import BatchSizeInvalid, RingExhausted, TooFewBatches, VersionMismatch
+from batchd_client.memory import ReceiveBuffer
+from batchd_client.reader import ENDLESS_STEPS, StreamReader
+from batchd_client.reports import OwnRows
+from batchd_client.subscription import BatchView, Beginning, Subscription, SubscriptionRequest
+from batchd_wire.fields import place_fields
+from batchd_wire.messages import Handle
+from batchd_wire.position import Position
+from batchd_wire.views import slot_arrays
+
+BUFFERS_MAX = 32
+"""Batches of rows of several slots that may be alive."""
+
+
+class _Part(NamedTuple):
+    """A batch of the stream that is at hand: its rows are ``first`` to ``end`` of the epoch."""
+
+    batch: Batch
+    lease: SharedLease
+    first: int
+    end: int
+
+
+class _Share(NamedTuple):
+    """The next batch: its number among the own ones of the epoch, and its rows of the epoch."""
+
+    step: int
+    first: int
+    end: int
+
+
+class CutReader:
+    """See the module. The same as a ``StreamReader`` for a ``Stream``."""
+
+    def __init__(self, connection: Connection, claim: SubscriptionRequest, begin: Beginning, batch_size: int) -> None:
+        """Subscribe. Raises the daemon's refusal, ``BatchSizeInvalid`` and ``TooFewBatches``."""
+        self.claim = claim
+        self.batch_size = batch_size
+        self.connection = connection
+        self._whole = StreamReader(connection, replace(claim, rank=0, world_size=1), begin, notes_rows=False)
+        self.reports = self._whole.reports
+        self.batches = self.samples = 0
+        self._epoch = self._step = 0
+        self._within: tuple[Position, int] | None = None
+        self._parts: deque[_Part] = deque()
+        self._filled: tuple[_Share, ReceiveBuffer, int] | None = None
+        """A batch of several of the stream's, and the row up to which it is copied."""
+        self._free: list[ReceiveBuffer] = []
+        self._lent: dict[int, ReceiveBuffer] = {}
+        self._ended: deque[LeaseToken] = deque()
+        self._made = 0
+        try:
+            self._check()
+        except Exception:
+            self._whole.close()
+            raise
+        fields = self.subscription.layout.fields
+        self._layout = place_fields(fields, batch_size)
+        self._view = BatchView(self._layout)
+        self._stand()
+
+    def _check(self) -> None:
+        admitted, stream = self.subscription.admitted, self.claim.stream
+        if not admitted.parts:
+            raise VersionMismatch(f"the daemon of stream {stream!r} is too old for batch_size=; upgrade it")
+        if admitted.steps >= ENDLESS_STEPS:
+            raise BatchSizeInvalid(f"stream {stream!r} is live: its batches are bound to samples as these come")
+        if self.subscription.layout.buckets:
+            raise BatchSizeInvalid(f"a budget decides the rows of each batch of stream {stream!r}")
+        if self.rounds < 1:
+            raise TooFewBatches(
+                f"an epoch of stream {stream!r} has {self._rows} samples, which make no batch of {self.batch_size} for each of "
+                f"{self.claim.world_size} ranks, and drop_last = true leaves them out"
+            )
+
+    # --- what it is, and where --------------------------------------------------------------------
+
+    @property
+    def subscription(self) -> Subscription:
+        """That of the stream's batches."""
+        return self._whole.subscription
+
+    @property
+    def _rows(self) -> int:
+        admitted = self.subscription.admitted
+        return admitted.steps * admitted.batch_size if admitted.drop_last else admitted.samples
+
+    @property
+    def steps(self) -> int:
+        """Own batches in an epoch, of all ranks together."""
+        whole, rest = divmod(self._rows, self.batch_size)
+        return whole + bool(rest and not self.subscription.admitted.drop_last)
+
+    @property
+    def rounds(self) -> int:
+        """Batches of each rank in a whole epoch."""
+        return self._rounds_from(0)
+
+    @property
+    def left(self) -> int:
+        """Batches of this rank in the rest of the epoch."""
+        return self._rounds_from(self._step)
+
+    def _rounds_from(self, step: int) -> int:
+        whole, rest = divmod(self.steps - step, self.claim.world_size)
+        return whole + bool(rest and not self.subscription.admitted.drop_last)
+
+    @property
+    def position(self) -> Position:
+        """Of the next batch, in own steps."""
+        return Position(self._epoch, self._step)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the loop waited."""
+        return self._whole.wait_s
+
+    @property
+    def first_take_s(self) -> float | None:
+        """When the first batch was asked for."""
+        return self._whole.first_take_s
+
+    @property
+    def moves(self) -> int:
+        """How often it subscribed again."""
+        return self._whole.moves
+
+    @property
+    def mismatches(self) -> int:
+        """Batches that did not match their checksums."""
+        return self._whole.mismatches
+
+    @property
+    def held(self) -> int:
+        """Batches that are alive, of the stream and of own memory."""
+        self._give_back()
+        return self._whole.held + len(self._lent)
+
+    @property
+    def buffers(self) -> list[ReceiveBuffer]:
+        """Memory of batches that are copied."""
+        return [*self._whole.buffers, *self._free, *self._lent.values()]
+
+    def sample_of(self, position: Position) -> int:
+        """The samples of the epoch before a position where this stream was."""
+        if self._within is not None and self._within[0] == position:
+            return self._within[1]
+        return min(position.step * self.batch_size, self._rows)
+
+    def in_stream(self, position: Position) -> tuple[Position, int | None]:
+        """A position where this stream was in the stream's own steps, for a state."""
+        step, row = divmod(sample := self.sample_of(position), self.subscription.admitted.batch_size)
+        return Position(position.epoch, step), sample if row else None
+
+    def begin_at(self, position: Position) -> Beginning:
+        """Where to begin for a position in own steps."""
+        return Beginning(Position(position.epoch, 0), min(position.step * self.batch_size, self._rows))
+
+    def begin_again(self, position: Position) -> Beginning:
+        """Where to begin for a position where this stream was."""
+        return Beginning(Position(position.epoch, 0), self.sample_of(position))
+
+    def move(self, begin: Beginning) -> None:
+        """Continue elsewhere. A refusal changes nothing."""
+        self._whole.move(begin)
+        self._stand()
+
+    def close(self) -> None:
+        """End the claim, once its reports are sent."""
+        self._let_go()
+        self._whole.close()
+
+    def _stand(self) -> None:
+        """Stand where the subscription begins."""
+        self._let_go()
+        epoch, sample = self._cursor()
+        self._epoch, (self._step, row) = epoch, divmod(sample, self.batch_size)
+        self._within = (self.position, sample) if row else None
+        self._end_epoch_if_over()
+
+    def _end_epoch_if_over(self) -> None:
+        if self.left < 1:
+            self._epoch, self._step = self._epoch + 1, 0
+
+    def _cursor(self) -> tuple[int, int]:
+        """The epoch of the stream's next batch, and the samples before it."""
+        begin = self.subscription.begin
+        step = begin.position.step
+        return (
+            begin.position.epoch,
+            step * self.subscription.admitted.batch_size if begin.sample is None else begin.sample,
+        )
+
+    # --- taking batches ---------------------------------------------------------------------------
+
+    def take(self, epoch: int, *, wait: bool = True) -> Batch | None:
+        """As ``StreamReader.take``."""
+        end_epoch = self.claim.end_epoch
+        if self._epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
+            return self._whole.take(-1)
+        waited_s = self._whole.wait_s
+        share = self._share()
+        batch = self._ready(share, wait=wait)
+        if batch is None:
+            return None
+        batch.wait_s = self._whole.wait_s - waited_s
+        rows = batch.samples
+        self.reports.note(batch.span)
+        left = self._rounds_from(self._step + self.claim.world_size)
+        following = (epoch, self._step + self.claim.world_size) if left >= 1 else (epoch + 1, 0)
+        # From here on nothing is called, so neither a signal handler nor another thread can come in
+        # between.
+        if self._filled is not None:
+            self._lent[self._made] = self._filled[1]
+        self._filled = None
+        self.batches += 1
+        self.samples += rows
+        self._epoch, self._step = following
+        return batch
+
+    def _share(self) -> _Share:
+        """The rows of this rank's next batch: see ``core.course`` of the daemon."""
+        rank, ranks, left = self.claim.rank, self.claim.world_size, self.steps - self._step
+        batch = rank if left >= ranks else rank * left // ranks
+        step = self._step + batch
+        first = self.sample_of(Position(self._epoch, step))
+        end = min((step + 1) * self.batch_size, self._rows)
+        if left >= ranks:
+            return _Share(step, first, end)
+        begin, behind = (-(-one * ranks // left) for one in (batch, batch + 1))
+        rows, member, members = end - first, rank - begin, behind - begin
+        start = first + rows * member // members
+        return _Share(step, start, max(start + 1, first + rows * (member + 1) // members))
+
+    def _ready(self, share: _Share, *, wait: bool) -> Batch | None:
+        """Make a batch of what is at hand and comes; None if it has not arrived."""
+        while True:
+            at = share.first if self._filled is None else self._filled[2]
+            if at == share.end:
+                return self._copied(share)
+            self._drop_before(at)
+            if self._has_lost(at):
+                self._go_back(share.first)
+            elif not self._parts:
+                if not self._fetch(at, wait=wait):
+                    return None
+            elif self._parts[0].end >= share.end and self._filled is None:
+                return self._view_of(share, self._parts[0])
+            else:
+                self._copy(share, at, self._parts[0])
+
+    def _drop_before(self, at: int) -> None:
+        """Let go of batches of the stream that have no further rows of this rank."""
+        while self._parts and (self._parts[0].batch.epoch != self._epoch or self._parts[0].end <= at):
+            self._parts.popleft().lease.let_go()
+
+    def _has_lost(self, at: int) -> bool:
+        """Whether the stream is beyond row ``at``, as after an interrupt between two steps."""
+        epoch, cursor = self._cursor()
+        if self._parts:
+            part = self._parts[0]
+            return part.first > at or (epoch == self._epoch and cursor != part.end)
+        return epoch > self._epoch or (epoch == self._epoch and cursor > at)
+
+    def _go_back(self, sample: int) -> None:
+        """Have the stream begin again with the batch that has a sample of this epoch."""
+        self._let_go()
+        admitted = self.subscription.admitted
+        begin = Beginning(Position(self._epoch, sample // admitted.batch_size))
+        self._whole.move(begin._replace(fingerprint=admitted.fingerprint, parts=admitted.parts))
+
+    def _fetch(self, at: int, *, wait: bool) -> bool:
+        """Take the stream's next batch; keep it if it has row ``at``. False if it is not here."""
+        batch = self._whole.take(self._cursor()[0], wait=wait)
+        if batch is None:
+            return False
+        span = batch.span
+        first = span.step * self.subscription.admitted.batch_size + span.first
+        if span.epoch == self._epoch and first + span.rows > at:
+            self._parts.append(_Part(batch, batch.shared(), first, first + span.rows))
+        else:
+            batch.release()
+        return True
+
+    def _rows_of(self, share: _Share) -> OwnRows:
+        """The rows of a share, with the stream's positions that they are of."""
+        size = self.subscription.admitted.batch_size
+        rows = OwnRows(self._epoch, share.step, share.first - share.step * self.batch_size, share.end - share.first)
+        first = share.first
+        pieces = []
+        while first < share.end:
+            step, row = divmod(first, size)
+            count = min(size - row, share.end - first)
+            pieces.append(BatchRows(self._epoch, step, row, count))
+            first += count
+        rows.pieces = tuple(pieces)
+        return rows
+
+    def _view_of(self, share: _Share, part: _Part) -> Batch:
+        """A batch that lies in one of the stream's: a view of it, which shares its lease."""
+        first = part.batch.span.first + share.first - part.first
+        return part.batch.part(first, self._rows_of(share), part.lease.part())
+
+    def _copy(self, share: _Share, at: int, part: _Part) -> None:
+        """Copy the rows of a part from row ``at`` of the epoch on."""
+        buffer = self._buffer() if self._filled is None else self._filled[1]
+        end = min(part.end, share.end)
+        into = slot_arrays(buffer.page, self._layout)
+        first = part.batch.span.first + at - part.first
+        for name, field in part.batch.fields.items():
+            rows = np.asarray(RowsMemory(part.batch.memory, field, first, end - at))
+            into[name][at - share.first : end - share.first] = rows
+        self._filled = share, buffer, end
+
+    def _copied(self, share: _Share) -> Batch:
+        assert self._filled is not None, "it is complete"
+        rows = self._rows_of(share)
+        self._made += 1
+        handle = Handle(0, self._made, rows.epoch, rows.step, slot=0, generation=0, first=0, count=rows.rows)
+        lease = Lease(self._filled[1], None, self._ended, handle)
+        return Batch(self.claim.stream, self._view.fields, lease, handle, self.subscription.admitted.classes, rows)
+
+    def _buffer(self) -> ReceiveBuffer:
+        self._give_back()
+        if self._free:
+            return self._free.pop()
+        if len(self._lent) >= BUFFERS_MAX:
+            raise RingExhausted(f"this trainer holds {len(self._lent)} batches of stream {self.claim.stream!r}")
+        return ReceiveBuffer(self._layout.slot_bytes)
+
+    def _give_back(self) -> None:
+        while self._ended:
+            buffer = self._lent.pop(self._ended.popleft().sequence, None)
+            if buffer is not None:
+                self._free.append(buffer)
+
+    def _let_go(self) -> None:
+        while self._parts:
+            self._parts.popleft().lease.let_go()
+        if self._filled is not None:
+            self._free.append(self._filled[1])
+            self._filled = None
