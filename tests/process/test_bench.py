@@ -20,6 +20,7 @@ import pytest
 from support.commands import batchd
 from support.daemon_process import clean_environment
 from support.images import write_photos
+from support.kernel import is_alive
 from support.waiting import PATIENCE_S, wait_until
 
 PHOTOS = """
@@ -230,12 +231,13 @@ def test_an_interpreter_that_cannot_be_used_is_an_error_at_once(folder: Path, ot
 
 
 @pytest.mark.thorough
-def test_an_interrupt_prints_what_there_is(folder: Path, other_python: Path) -> None:
-    """Ctrl-C while the DataLoader runs ends it, prints the figures, and leaves no files behind."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_dataloader_ends_with_the_command(folder: Path, other_python: Path, number: signal.Signals) -> None:
+    """Ctrl-C while it runs prints the figures, and leaves no files behind."""
     command = [sys.executable, "-m", "batchd", "bench", "--seconds", "4", "--workers", "1", "--json"]
     begun = folder / "begun"
     with (other_python / "modules" / "torch" / "utils" / "data.py").open("a") as file:
-        file.write(f"\nfrom pathlib import Path\nPath({str(begun)!r}).touch()\n")
+        file.write(f"\nimport os\nfrom pathlib import Path\nPath({str(begun)!r}).write_text(f'{{os.getpid()}}\\n')\n")
     with (
         TemporaryDirectory(prefix="b") as runtime,  # a socket's path is short
         subprocess.Popen(
@@ -247,13 +249,16 @@ def test_an_interrupt_prints_what_there_is(folder: Path, other_python: Path) -> 
             cwd=folder,
         ) as process,
     ):
-        wait_until(lambda: begun.exists() or process.poll() is not None, "the DataLoader starts")
-        process.send_signal(signal.SIGINT)
+        wait_until(lambda: begun.exists() and begun.read_text().endswith("\n"), "the DataLoader starts")
+        process.send_signal(number)
         output, errors = process.communicate(timeout=PATIENCE_S)
-        assert not list(Path(runtime).iterdir())
+        wait_until(lambda: not is_alive(int(begun.read_text())), "the DataLoader has ended")
+        left = list(Path(runtime).iterdir())
 
+    if number == signal.SIGKILL:
+        return
     found = json.loads(output)
-    assert process.returncode == 130
+    assert (process.returncode, left) == (130, [])
     assert [one["workers"] for one in found["measured"]] == [1]
     assert (found["interrupted"], found["dataloader"]) == (True, None)
     assert errors.endswith("batchd: interrupted; the figures are those measured so far\n")
