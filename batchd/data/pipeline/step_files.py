@@ -23,7 +23,6 @@ from typing import TypeAlias
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.options import StepOptions, step_to_plain
-from batchd.data.storage.paths import why_unreadable
 from batchd.errors import KeyPath
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
@@ -68,6 +67,8 @@ def open_file(path: Path) -> Iterator[BufferedReader]:
         with open(path, "rb", opener=_open_regular) as stream:
             yield stream
     except OSError as error:
+        from batchd.data.storage.paths import why_unreadable  # noqa: PLC0415  errors only, as it loads numpy
+
         raise StepFileInvalid(why_unreadable(path, error)) from None
 
 
