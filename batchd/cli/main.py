@@ -127,6 +127,6 @@ def _show_misuse(error: click.ClickException) -> None:
         known = [name for one in context.command.get_params(context) for name in one.opts] if context else []
         meant = probably_meant(error.option_name, known)
         text = f"there is no option {error.option_name}" + (f"; did you mean {meant}?" if meant else "")
-    terminal.warn(text[:1].lower() + text[1:])
+    terminal.warn(text if text[:2].isupper() else text[:1].lower() + text[1:])  # EPOCH:STEP stays
     if context is not None:
         terminal.note(context.get_usage(), f"`{context.command_path} --help` says more")

@@ -516,7 +516,7 @@ def test_what_cannot_be_replayed_is_said(daemon, tmp_path):
         (["photos", *config], 2, "name the position as EPOCH:STEP"),
         (["photos", "3-7", *config], 2, "'3-7' is not a position"),
         (["photos", "0:0", *config, "--verify", "xyz"], 2, "'xyz' is not a CRC-32"),
-        (["photos", "0:0", *config, "--state", state], 2, "are two positions"),
+        (["photos", "0:0", *config, "--state", state], 2, "batchd: EPOCH:STEP and --state are two positions"),
         (["photos", "0:0", *config, "--running"], 2, "are two configurations"),
         (["photos", *config, "--state", state], 1, "the state is of stream 'others', not 'photos'"),
         (["photos", "0:0", "--card", torn], 1, "is a damaged card: fingerprint, samples, parts"),
