@@ -235,7 +235,8 @@ class Elastic(WarpStep):
     """Move each pixel by smooth noise: elastic distortion (Simard et al. 2003).
 
     The distance is ``alpha`` times even noise from -1 to 1, smoothed by a Gaussian. torchvision's
-    ElasticTransform with twice this alpha, for images as wide as high.
+    ElasticTransform with twice this alpha, for images as wide as high. An image of more than
+    16,777,216 pixels is a bad sample.
     """
 
     op: Literal["elastic"] = "elastic"

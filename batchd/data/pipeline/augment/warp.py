@@ -34,6 +34,10 @@ _FRACTION_BITS: Final = 11
 _FAR: Final = float(1 << 18)
 """A distance in pixels beyond which all is outside; places stay within 32 bits."""
 _INVERSE_ROUNDS: Final = 8
+_PORTION_PIXELS: Final = 1 << 14
+"""So many stay in the processor's cache while their places are computed."""
+ELASTIC_PIXELS_MAX: Final = 1 << 24
+"""Noise is smoothed as a whole, in some 64 bytes for each pixel."""
 
 
 def _size(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -79,20 +83,20 @@ class AffineMotion(Motion):
 
 
 class PlacedMotion(Motion):
-    """A place for each new pixel, and a function that moves points."""
+    """A place for each new pixel, of some rows at a time, and a function that moves points."""
 
     def __init__(
-        self, shape: tuple[int, ...], places: Callable[[], Places], moved: Callable[[Coordinates], Coordinates]
+        self, shape: tuple[int, ...], places: Callable[[slice], Places], moved: Callable[[Coordinates], Coordinates]
     ) -> None:
         self.height, self.width = _size(shape)
-        self._make_places, self._moved = places, moved
-        self._places: Places | None = None
+        self._places, self._moved = places, moved
 
     def move(self, pixels: Pixels, into: Pixels, fill: Fill, *, is_linear: bool) -> Pixels:
         """Write the moved image into other memory of the same shape."""
-        if self._places is None:
-            self._places = self._make_places()
-        resample.remap(pixels, into, self._places, fill, is_linear=is_linear)
+        step = max(1, _PORTION_PIXELS // self.width)
+        for start in range(0, self.height, step):
+            rows = slice(start, min(start + step, self.height))
+            resample.remap(pixels, into[rows], self._places(rows), fill, is_linear=is_linear)
         return into
 
     def moved(self, points: Coordinates) -> Coordinates:
@@ -209,8 +213,8 @@ def _projected(matrix: Homography, x: Coordinates, y: Coordinates) -> tuple[Coor
     return made[0], made[1]
 
 
-def _centres(shape: tuple[int, ...]) -> tuple[Coordinates, Coordinates]:
-    y, x = np.ogrid[0.5 : shape[0], 0.5 : shape[1]]
+def _centres(width: int, rows: slice) -> tuple[Coordinates, Coordinates]:
+    y, x = np.ogrid[rows.start + 0.5 : rows.stop, 0.5:width]
     return x, y
 
 
@@ -232,7 +236,7 @@ def perspective_motion(shape: tuple[int, ...], corners: Corners) -> PlacedMotion
     def moved(points: Coordinates) -> Coordinates:
         return np.stack(_projected(forward, points[..., 0], points[..., 1]), axis=-1)
 
-    return PlacedMotion(shape, lambda: _rounded(*_projected(backward, *_centres(shape))), moved)
+    return PlacedMotion(shape, lambda rows: _rounded(*_projected(backward, *_centres(shape[1], rows))), moved)
 
 
 @recolor_for.register
@@ -282,6 +286,11 @@ def _smoothed(noise: Coordinates, weights: list[float], axis: int) -> Coordinate
 
 def elastic_motion(shape: tuple[int, ...], distance: Callable[[], Coordinates]) -> PlacedMotion:
     """Take each new pixel from ``distance``, in pixels across and down [2, height, width], away."""
+    if shape[0] * shape[1] > ELASTIC_PIXELS_MAX:
+        raise SampleUndecodable(
+            f"{shape[1]} x {shape[0]} pixels cannot be moved one by one: {ELASTIC_PIXELS_MAX} at most; "
+            'a "resize" or a crop in front makes it fit'
+        )
     made: list[Coordinates] = []
 
     def distances() -> Coordinates:
@@ -289,9 +298,9 @@ def elastic_motion(shape: tuple[int, ...], distance: Callable[[], Coordinates]) 
             made.append(distance())
         return made[0]
 
-    def places() -> Places:
-        x, y = _centres(shape)
-        across, down = distances()
+    def places(rows: slice) -> Places:
+        x, y = _centres(shape[1], rows)
+        across, down = distances()[:, rows]
         return _rounded(x + across, y + down)
 
     def moved(points: Coordinates) -> Coordinates:

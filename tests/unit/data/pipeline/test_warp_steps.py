@@ -241,6 +241,15 @@ def test_an_image_too_wide_to_be_moved_is_a_bad_sample():
             run_on_pixels([step], strip)
 
 
+def test_a_large_image_is_too_large_for_elastic_noise():
+    """Its noise would take a gigabyte and more; a perspective is made some rows at a time."""
+    with pytest.raises(SampleUndecodable, match="5000 x 4000 pixels cannot be moved one by one: 16777216 at most"):
+        warp.elastic_motion((4000, 5000, 3), lambda: pytest.fail("no noise is made"))
+    tall = np.arange(3000 * 20 * 3, dtype=np.uint32).astype(np.uint8).reshape(3000, 20, 3)
+    motion = warp.perspective_motion(tall.shape, [(0, 0), (19, 0), (19, 2999), (0, 2999)])
+    assert np.array_equal(motion.move(tall, np.empty_like(tall), (0,), is_linear=True), tall)
+
+
 def test_steps_of_torchvision_make_the_same_pixels():
     """Given the same numbers, within 1 where all is inside: torchvision mixes fill in twice."""
     torch = pytest.importorskip("torch")
