@@ -3,7 +3,7 @@
 Draws the pipeline's output: uint8 unchanged, floating-point numbers as 0 to 1, or from the smallest
 to the largest of the sheet (normalising cannot be undone without knowing it), channels first or
 last, colour or grey, each image in its own shape. ``batchd_client.showing`` says which fields have
-images.
+images. Where a sample has several, as views, each sample is a row of the sheet.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,12 @@ from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.mixing import MIX_BOX, MIX_LAMBDA, MIX_ROW, Mixing, mixed
-from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, label_text, range_of
+from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, is_series, label_text, range_of
 
 IMAGES_MAX = 64
 COLUMNS = 8
+SERIES_MAX = 16
+"""Images of one sample."""
 TILE_PIXELS = 160
 CAPTION_PIXELS = 22
 MARGIN_PIXELS = 6
@@ -36,34 +38,51 @@ Image = np.ndarray
 
 def image_fields(batch: PeekedBatch) -> list[str]:
     """The fields with images; "image" is first if it is one of them."""
-    found = [name for name, array in batch.arrays.items() if is_image(array.dtype, batch.shape(name))]
+    found = [name for name in batch.arrays if _has_one(batch, name) or _has_several(batch, name)]
     return sorted(found, key=lambda name: name != "image")
 
 
+def _has_one(batch: PeekedBatch, name: str) -> bool:
+    return is_image(batch.arrays[name].dtype, batch.shape(name))
+
+
+def _has_several(batch: PeekedBatch, name: str) -> bool:
+    return is_series(batch.arrays[name].dtype, batch.shape(name))
+
+
 def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_bgr: bool = False) -> None:
-    """Draw ``field``, or else "image" or the first field with images. Raises ``BatchdError``."""
+    """Draw ``field``, or else "image" or the first field with images. Raises ``BatchdError``.
+
+    All fields with images are drawn if none was named, and a sample has several in one field, or
+    none is called "image".
+    """
     images = image_fields(batch)
     drawn = field or next(iter(images), "image")
     if drawn not in images:
         helps = suggestion(drawn, images) if images else "it has none in any field"
         raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}; {helps}")
-    write_sheet(batch, path, drawn, is_bgr=is_bgr or drawn in batch.bgr_fields)
+    is_all = field is None and (drawn != "image" or any(_has_several(batch, name) for name in images))
+    write_sheet(batch, path, *(images if is_all else [drawn]), is_bgr=is_bgr)
 
 
-def write_sheet(batch: PeekedBatch, path: Path, field: str = "image", *, is_bgr: bool = False) -> None:
-    """Write up to 64 images with their labels as PNG. Raises ``BatchdError``."""
-    encoded = cv2.imencode(".png", draw_sheet(batch, field, is_bgr=is_bgr))[1]
+def write_sheet(batch: PeekedBatch, path: Path, *fields: str, is_bgr: bool = False) -> None:
+    """Write up to 64 images of ``fields`` with labels as PNG. Raises ``BatchdError``."""
+    encoded = cv2.imencode(".png", draw_sheet(batch, *fields, is_bgr=is_bgr))[1]
     try:
         path.write_bytes(encoded.tobytes())
     except OSError as error:
         raise BatchdError(why_unwritable(path, error)) from None
 
 
-def draw_sheet(batch: PeekedBatch, field: str = "image", *, is_bgr: bool) -> Image:
-    """The sheet as a BGR image: uint8 [height, width, 3].
+def draw_sheet(batch: PeekedBatch, *fields: str, is_bgr: bool) -> Image:
+    """The sheet as a BGR image, uint8 [height, width, 3]; without ``fields`` of "image".
 
     Images of a stream with ``mix`` are drawn as they are, and below as a trainer mixes them.
     """
+    field, *others = fields or ("image",)
+    if others or _has_several(batch, field):
+        return _series_sheet(batch, fields, is_bgr=is_bgr)
+    is_bgr = is_bgr or field in batch.bgr_fields
     images = batch.samples(field)[:IMAGES_MAX]
     captions = [label_text(batch.arrays, batch.classes, index) for index in range(len(images))]
     layout = _Layout(*range_of(images), has_channels_first(batch.shape(field)), is_bgr)
@@ -88,9 +107,37 @@ class _Layout(NamedTuple):
     is_bgr: bool
 
 
-def _grid(images: Sequence[np.ndarray], captions: Sequence[str], layout: _Layout) -> Image:
+def _series_sheet(batch: PeekedBatch, fields: Sequence[str], *, is_bgr: bool) -> Image:
+    """A row for each sample, with its images of all fields."""
+    parts = [_series(batch, name, is_bgr=is_bgr or name in batch.bgr_fields) for name in fields]
+    samples = [[one for part in several for one in part][:SERIES_MAX] for several in zip(*parts, strict=True)]
+    across = max(map(len, samples), default=1)
+    shown = [one for sample in samples[: max(1, IMAGES_MAX // across)] for one in sample]
+    captions = [
+        name if number % across else label_text(batch.arrays, batch.classes, number // across)
+        for number, (name, _picture) in enumerate(shown)
+    ]
+    return _grid([picture for _name, picture in shown], captions, _Layout(0, 255, False, False), across)
+
+
+def _series(batch: PeekedBatch, name: str, *, is_bgr: bool) -> list[list[tuple[str, Image]]]:
+    """The images of each sample in one field, red, green, blue, with their names."""
+    values, several = batch.samples(name)[:IMAGES_MAX], _has_several(batch, name)
+    low, high = range_of(values)
+    channels_first = has_channels_first(batch.shape(name)[several:])
+
+    def picture(image: Image) -> Image:
+        drawn = as_rgb(as_bytes(image, low, high), channels_first=channels_first) if image.size else image
+        return drawn[:, :, ::-1] if is_bgr and image.size else drawn
+
+    if not several:
+        return [[(name, picture(value))] for value in values]
+    return [[(f"{name}[{place}]", picture(image)) for place, image in enumerate(value)] for value in values]
+
+
+def _grid(images: Sequence[np.ndarray], captions: Sequence[str], layout: _Layout, columns_max: int = COLUMNS) -> Image:
     """Images in tiles, each above its caption."""
-    columns = min(COLUMNS, max(1, len(images)))
+    columns = min(columns_max, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
     sheet = np.full((rows * step_y + MARGIN_PIXELS, columns * step_x + MARGIN_PIXELS, 3), BACKGROUND, np.uint8)

@@ -37,6 +37,11 @@ def is_image(dtype: np.dtype[np.generic], shape: Sequence[int]) -> bool:
             return False
 
 
+def is_series(dtype: np.dtype[np.generic], shape: Sequence[int]) -> bool:
+    """True if samples are several images of one shape: views, or frames of a video."""
+    return len(shape) == COLOUR_DIMENSIONS + 1 and is_image(dtype, shape[1:])
+
+
 def has_channels_first(shape: Sequence[int]) -> bool:
     """True if images of this shape are [channels, height, width]."""
     return len(shape) == COLOUR_DIMENSIONS and shape[0] in CHANNELS and shape[2] not in CHANNELS

@@ -12,6 +12,7 @@ from batchd.cli.contact_sheet import (
     MARGIN_PIXELS,
     TILE_PIXELS,
     _caption,
+    draw,
     draw_sheet,
     image_fields,
     write_sheet,
@@ -256,6 +257,22 @@ def test_images_are_known_by_their_shape() -> None:
     batch = PeekedBatch(0, 0, [], {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()})
 
     assert image_fields(batch) == ["image", "digit", "planes"]
+
+
+def test_all_views_of_a_sample_are_in_one_row(tmp_path) -> None:
+    """Fields with several images are drawn with those that have one, unless one is named."""
+    reds, blues = (np.stack([filled(color)] * 2) for color in ((255, 0, 0), (0, 0, 255)))
+    views = np.stack([reds, blues], axis=1)
+    batch = batch_of(views, local=np.stack([filled((0, 255, 0), 5, 5)] * 2))
+
+    sheet = draw_sheet(batch, "image", "local", is_bgr=False)
+
+    assert image_fields(batch) == ["image", "local"]
+    assert [middle(sheet, place, 3) for place in range(6)] == [RED_IN_BGR, BLUE_IN_BGR, GREEN] * 2
+    draw(batch, "photos", tmp_path / "all.png", None)
+    assert np.array_equal(cv2.imread(str(tmp_path / "all.png")), sheet)
+    draw(batch, "photos", tmp_path / "one.png", "local")
+    assert np.array_equal(cv2.imread(str(tmp_path / "one.png")), draw_sheet(batch, "local", is_bgr=False))
 
 
 def test_an_image_without_channels_is_grey() -> None:
