@@ -45,11 +45,31 @@ def part_differences(before: Facts, after: Facts) -> list[str]:
 
 
 def _changes(old: Facts, new: Facts) -> list[tuple[str, str]]:
-    return [
-        (option, f"{shown(old, option)} became {shown(new, option)}")
-        for option in [*old, *(option for option in new if option not in old)]
-        if old.get(option) != new.get(option) or (option in old) != (option in new)
-    ]
+    """Each option that differs, and how; of views and of steps inside a step the option in it."""
+    changes: list[tuple[str, str]] = []
+    for option in [*old, *(option for option in new if option not in old)]:
+        before, after = (_tables(facts.get(option)) for facts in (old, new))
+        if before.keys() == after.keys() != set():
+            changes += [
+                (f"{option}{key}.{name}", text) for key in before for name, text in _inner(before[key], after[key])
+            ]
+        elif old.get(option) != new.get(option) or (option in old) != (option in new):
+            changes.append((option, f"{shown(old, option)} became {shown(new, option)}"))
+    return changes
+
+
+def _inner(old: Facts, new: Facts) -> list[tuple[str, str]]:
+    is_other = old.get("op") != new.get("op")
+    return [("op", f"{shown(old, 'op')} became {shown(new, 'op')}")] if is_other else _changes(old, new)
+
+
+def _tables(value: object) -> dict[str, Facts]:
+    """The tables that a value consists of, each with its key; empty if it is no table or list."""
+    if isinstance(value, dict):
+        items = [(f".{name}", item) for name, item in value.items()]
+    else:
+        items = [(f"[{place}]", item) for place, item in enumerate(value)] if isinstance(value, list) else []
+    return dict(items) if all(isinstance(item, dict) for _key, item in items) else {}
 
 
 def shown(parts: Facts, name: str) -> str:

@@ -113,6 +113,24 @@ def test_parts_that_differ_are_named_with_their_values():
     assert part_differences(before, before) == []
 
 
+def test_what_changed_in_a_step_of_a_view_is_named():
+    """Not the whole table, which is long."""
+    crop = {"op": "random_crop", "size": [9, 9]}
+
+    def parts(*steps, count=2):
+        return {"pipeline[0]": {"op": "views", "into": {"a": {"count": count, "steps": list(steps)}}}}
+
+    name = 'pipeline[0], "views": into.a'
+    assert part_differences(parts(crop), parts({**crop, "size": [8, 9]})) == [
+        f"{name}.steps[0].size [9, 9] became [8, 9]"
+    ]
+    assert part_differences(parts(crop), parts({"op": "gray"}, count=3)) == [
+        f"{name}.count 2 became 3",
+        f'{name}.steps[0].op "random_crop" became "gray"',
+    ]
+    assert part_differences(parts(crop), parts(crop, crop))[0].startswith(f"{name}.steps [")
+
+
 def test_the_parts_of_a_card_make_its_fingerprint(card):
     """No part is lost, nor changed, on the way to a card."""
     made = card(cache="decoded", cache_memory="4MiB")
