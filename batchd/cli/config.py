@@ -14,7 +14,16 @@ from typing import Annotated
 
 from batchd.cli import terminal
 from batchd.cli.options import as_command, option
-from batchd.config.schema import Node, alternatives, json_schema, resolve, table_of, toml_default, toml_example
+from batchd.config.schema import (
+    Node,
+    alternatives,
+    entries_of,
+    json_schema,
+    resolve,
+    table_of,
+    toml_default,
+    toml_example,
+)
 
 WIDTH_CHARACTERS = 110
 PAGE_CHARACTERS = 100
@@ -109,6 +118,9 @@ def reference_markdown() -> str:
         sections.append(f"## {title}\n")
         for kind, table in alternatives(node).items():
             sections += _section(f"### `{node['discriminator']['propertyName']} = {json.dumps(kind)}`", table)
+            for name, key in table["properties"].items():
+                if (entry := entries_of(key)) is not None:
+                    sections += _section(f"#### Each entry of `{name}`", entry)
     return wrap_prose("\n".join(sections).rstrip() + "\n")
 
 
@@ -159,6 +171,11 @@ def _annotated_alternatives(node: Node) -> Iterator[str]:
         yield from _comment(_meaning(table), "    ")
         for name, key in keys.items():
             yield from _comment(f"{name} ({_shown_default(name, key, table)}): {_meaning(key)}", "      ")
+            if (entry := entries_of(key)) is not None:
+                for inner, child in entry["properties"].items():
+                    yield from _comment(
+                        f"{inner} ({_shown_default(inner, child, entry)}): {_meaning(child)}", "        "
+                    )
         yield "#"
     yield ""
 

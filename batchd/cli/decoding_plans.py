@@ -8,6 +8,7 @@ Invariant: no decoder runs, and of the user's functions only those of a source.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from math import ceil, prod
@@ -25,16 +26,19 @@ from batchd.core.packs import Cuts, Packs, packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.load import expect
 from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
-from batchd.data.pipeline.image.jpeg_box import found_points
+from batchd.data.pipeline.image.jpeg_box import found_points, probe_file
 from batchd.data.pipeline.image.options import CropStep, Decode, ImageStep
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import LAST_STEPS
+from batchd.data.pipeline.views.options import Views
+from batchd.data.pipeline.views.stages import ViewGroup
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.data.samples.kept_files import has_points
+from batchd.data.samples.kept_files import KeptFiles, has_points
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache.memory import CacheForm
 from batchd.data.sources.cache.record import pack
@@ -71,7 +75,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     if stream.cache == "auto":
         chosen = "keeps nothing" if stream.cache_kind == "off" else f'is "{stream.cache_kind}"'
         yield f'{plan.name}: cache = "auto" {chosen}: {stream.cache_reason}'
-    steps = list(takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole))
+    steps = list(map(_without_calls, takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole)))
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
     grouping = grouping_of(
         plan, MeasureOptions(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None)
@@ -97,6 +101,16 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
                 yield f"{plan.name}: {_need(plan, index, kept, stream.cache_bytes)}"
     if grouping is None:
         yield f"{plan.name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
+
+
+def _without_calls(step: StepOptions) -> StepOptions:
+    """A step without functions of the user's inside it, and without what is behind those."""
+    if not isinstance(step, Views):
+        return step
+    cut = {
+        name: tuple(takewhile(lambda one: not isinstance(one, Call), view.steps)) for name, view in step.into.items()
+    }
+    return replace(step, into={name: replace(view, steps=cut[name]) for name, view in step.into.items()})
 
 
 def _batches(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]:
@@ -131,8 +145,13 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
     if stream.cache == "decoded":
         yield f"{name}: the cache keeps what {_named(whole[:cut])} make; in each epoch {_named(whole[cut:])}"
         steps = steps[:cut]
-    pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False)
-    looks = [_look(plan, reader, pipeline, decode, sample) for sample in samples]
+    kept_files = KeptFiles(plan.pipeline.cropped)
+    try:
+        pipeline = Pipeline(plan.columns, steps, stream.seed, has_rows=False, kept=kept_files)
+    except StepInvalid as error:
+        yield f"{name}: without your function its steps cannot be planned: {error}"
+        return
+    looks = [_look(plan, reader, pipeline, kept_files, decode, sample) for sample in samples]
     good = [one for one in looks if one.kept_bytes]
     points, kept = [one.points_bytes for one in good], [one.kept_bytes for one in good]
     if any(points):
@@ -147,7 +166,8 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield from _whole_images(name, whole, decode)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
-    yield from fitted([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)], terminal.columns())
+    rows = [row for one in looks for row in one.rows]
+    yield from fitted([("sample", "name", "file", "decoded", "then"), *rows], terminal.columns())
     if good and stream.cache_kind not in {"off", "points"}:
         yield f"{name}: {_need(plan, index, kept, stream.cache_bytes)}"
 
@@ -326,47 +346,69 @@ def _drawn(name: str, epochs: Plan) -> str:
 
 
 class _Look(NamedTuple):
-    """One sample: its row of the table, and what caches keep of it. 0 bytes: it is bad.
+    """One sample: its rows of the table, and what caches keep of it. 0 bytes: it is bad.
 
     ``kept_bytes``: in the stream's cache, or in one of pixels if it keeps no samples.
     """
 
-    row: Sequence[str]
+    rows: Sequence[Sequence[str]]
     points_bytes: int = 0
     kept_bytes: int = 0
     is_scaled: bool = False
 
 
-def _look(plan: StreamPlan, reader: Reader, pipeline: Pipeline, decode: Decode, sample: int) -> _Look:
+def _look(  # noqa: PLR0917  each is one thing that is known of the stream
+    plan: StreamPlan, reader: Reader, pipeline: Pipeline, kept_files: KeptFiles, decode: Decode, sample: int
+) -> _Look:
+    points = None
     try:
         values = reader.read(sample)
-        image = pipeline.plan(values, 0, sample)
+        file = values[decode.field]
+        assert isinstance(file, memoryview), "it is decoded"
+        if decode.field in plan.pipeline.cropped:
+            points = found_points(file, probe_file(file))
+            kept_files.points.begin({decode.field: points}, is_kept=False)
+        groups = pipeline.plan_views(values, 0, sample)
+        images = [one.plan for group in groups for one in group.views]
+        image = images[0] if images else pipeline.plan(values, 0, sample)
     except (SampleUnreadable, SampleUndecodable) as error:
-        return _Look((str(sample), reader.name(sample), "a bad sample", "", str(error)))
-    file = values[decode.field]
+        return _Look([(str(sample), reader.name(sample), "a bad sample", "", str(error))])
     assert image is not None, "there is a decode step"
-    assert isinstance(file, memoryview), "it is decoded"
-    points = found_points(file, image.header) if decode.field in plan.pipeline.cropped else None
     size = image.header.height, image.header.width
     is_scaled = decode.scale == "auto" and image.header.format == "JPEG"
     kept = kept_sizes(image.decoding.moves, *size, is_scaled=is_scaled)
     if plan.config.cache == "decoded":
         kept = {1: (image.geometry.height, image.geometry.width)}
-    stored = f"{round_bytes(len(file))}, {_stored(image)}"
+    named = str(sample), reader.name(sample), f"{round_bytes(len(file))}, {_stored(image)}"
     return _Look(
-        (str(sample), reader.name(sample), stored, _decoded(image), _then(image)),
+        [(*named, "", ""), *_views(groups)] if groups else [(*named, _decoded(image), _then(image))],
         len(points) if points is not None and has_points(points) else 0,
         _taken_bytes(values)
         if plan.config.cache_kind == "encoded"
         else sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
-        image.decoding.factor not in kept,
+        any(one.decoding.factor not in kept for one in images or [image]),
     )
+
+
+def _views(groups: Sequence[ViewGroup]) -> Iterator[Sequence[str]]:
+    """Rows for views: how those of one scale are decoded, why, and each of them."""
+    for group in groups:
+        count, at = len(group.views), _box(group.box, group.factor)
+        if count > 1:
+            times = f"some {group.together_ns / 1e6:.2g} ms at once, {group.alone_ns / 1e6:.2g} ms one by one"
+            how = (
+                f"once for {count} views: {at}" if group.is_together else f"each of {count} crops alone, not {at} once"
+            )
+            yield "", "", "", how, times
+        for one in group.views:
+            decoded = _box(one.plan.decoding.box, group.factor) if group.is_together else _decoded(one.plan)
+            yield "", "", one.view.label, decoded, _then(one.plan)
 
 
 def _whole_images(name: str, steps: Sequence[StepOptions], decode: Decode) -> Iterator[str]:
     """Why a crop decides nothing about decoding: a step in front of it changes all pixels."""
-    on_image = [step for step in steps if isinstance(step, ImageStep) and step.field == decode.field]
-    crop = next((place for place, step in enumerate(on_image) if isinstance(step, CropStep)), 0)
+    on_image = [step for step in steps if isinstance(step, ImageStep | Views) and step.field == decode.field]
+    crop = next((place for place, step in enumerate(on_image) if isinstance(step, CropStep | Views)), 0)
     early = next((step.op for step in on_image[:crop] if type(step) in recolor_for.registry), None)
     if early is not None:
         yield (
@@ -388,14 +430,21 @@ def _stored(plan: ImagePlan) -> str:
 def _decoded(plan: ImagePlan) -> str:
     factor, box = plan.decoding.factor, plan.decoding.box
     height, width = -(-plan.header.height // factor), -(-plan.header.width // factor)
-    scale = f" at 1/{factor}" if factor > 1 else ""
     if box == Cut(0, 0, height, width):
-        return f"all{scale}: {width} x {height}"
+        return f"all{_at(factor)}: {width} x {height}"
     if plan.tiles is not None:
         how = f"cut from {plan.tiles[0]} of {plan.tiles[1]} tiles"
     else:
         how = "alone" if plan.is_cut_by_decoder else f"cut from {width} x {height}"
-    return f"{box.width} x {box.height}{scale} from {box.left}, {box.top}, {how}"
+    return f"{_box(box, factor)}, {how}"
+
+
+def _box(box: Cut, factor: int) -> str:
+    return f"{box.width} x {box.height}{_at(factor)} from {box.left}, {box.top}"
+
+
+def _at(factor: int) -> str:
+    return f" at 1/{factor}" if factor > 1 else ""
 
 
 def _then(plan: ImagePlan) -> str:

@@ -9,7 +9,7 @@ made. A file that was written later is named, and the command fails unless a che
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, cast
 
 import click
 import numpy as np
@@ -284,10 +284,10 @@ def _others(row: history.ReplayedRow) -> list[str]:
 def drawn_text(draw: history.Draw) -> str:
     """The results of a random step as text."""
     field = f" of {draw.field}" if draw.field not in ("", "image") else ""
-    return f"{draw.op}{field}: {', '.join(_result(name, value) for name, value in draw.drew.items())}"
+    return f"{draw.op}{field}: {_results(draw.drew, '; ' if draw.op == 'views' else ', ')}"
 
 
-def _result(name: str, value: object) -> str:  # noqa: C901  one case for each
+def _result(name: str, value: object) -> str:  # noqa: C901, PLR0912  one case for each
     match name, value:
         case "crop", Mapping():
             return f"{value['width']} x {value['height']} from {value['left']}, {value['top']}"
@@ -307,6 +307,10 @@ def _result(name: str, value: object) -> str:  # noqa: C901  one case for each
             return "chains of " + "; ".join(map(_operations, value))
         case "corners", list():
             return "corners at " + "; ".join(f"{x}, {y}" for x, y in value)
+        case _, []:
+            return f"{name} nothing"
+        case _, [{"op": _}, *_]:  # of a view
+            return f"{name} {', '.join(map(_step_text, cast('list[dict[str, object]]', value)))}"
         case _, list() | tuple():
             return f"{name} " + ", ".join(f"{number:.6g}" for number in value)
         case "acts", _:
@@ -317,6 +321,15 @@ def _result(name: str, value: object) -> str:  # noqa: C901  one case for each
 
 def _operations(named: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {number:.6g}" if number else name for name, number in named) or "nothing"
+
+
+def _step_text(drew: Mapping[str, object]) -> str:
+    """A step of a view, and its results."""
+    return f"{drew['op']} {_results({name: value for name, value in drew.items() if name != 'op'})}"
+
+
+def _results(drew: Mapping[str, object], between: str = ", ") -> str:
+    return between.join(_result(name, value) for name, value in drew.items()) or "done"
 
 
 def write_npz(replayed: history.Replayed, file: Path) -> None:

@@ -185,7 +185,8 @@ def _gap(data: object) -> Gap:
         return Gap(op)
     defaults = {option.name: option.default for option in fields(kind)}
     given = [table.get(name, defaults.get(name)) for name in _NAMING]
-    listed = table.get("fields", ())
+    into, listed = table.get("into"), table.get("fields", ())
+    given += into if isinstance(into, dict) else ()
     names = [name for name in [*given, *(listed if isinstance(listed, list) else [listed])] if isinstance(name, str)]
     if not names:
         return Gap(op)

@@ -30,7 +30,7 @@ Node = TypedDict(
     {
         "$defs": dict[str, "Node"],
         "$ref": str,
-        "additionalProperties": bool,
+        "additionalProperties": "bool | Node",
         "anyOf": list["Node"],
         "const": str,
         "default": object,
@@ -211,6 +211,12 @@ def table_of(node: Node) -> Node | None:
     return None if "discriminator" in node else next(map(_definition, references), None)
 
 
+def entries_of(node: Node) -> Node | None:
+    """The table that each entry of a value is, whatever its name; None if there is none."""
+    entry = node.get("additionalProperties")
+    return _definition(entry["$ref"]) if isinstance(entry, dict) and "$ref" in entry else None
+
+
 def alternatives(node: Node) -> dict[str, Node]:
     """The alternatives of a discriminator by its value: ``{"decode": …, "resize": …}``."""
     chosen_by = node["discriminator"]["propertyName"]
@@ -229,7 +235,8 @@ def _child(node: Node, name: str | int) -> Node | None:
         return items[name] if name < len(items) else next(iter(choices), None)
     if name in node.get("properties", {}):
         return node["properties"][name]
-    return next(iter(node.get("patternProperties", {}).values()), None)
+    others = node.get("additionalProperties")
+    return others if isinstance(others, dict) else next(iter(node.get("patternProperties", {}).values()), None)
 
 
 def item_at(data: object, name: str | int) -> object:

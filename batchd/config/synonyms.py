@@ -145,6 +145,7 @@ KINDS: Mapping[str, str] = {
     "tokenize": "tokenizer text_vectorization auto_tokenizer bpe",
     "lowercase": "lower to_lower",
     "video": "readers_video video_reader video_dataset mp4",
+    "views": "multi_crop multicrop two_crops two_crops_transform contrastive_views data_augmentation_dino",
     "webdataset": "wds tar tars readers_webdataset web_dataset tar_shards",
 }
 """By batchd's step or source, the words of others."""

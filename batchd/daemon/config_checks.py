@@ -37,7 +37,7 @@ from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.image.options import Follow
-from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.options import StepOptions, with_inner
 from batchd.data.sources.composed.options import parts_of, sources_in
 from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.sources.source_checks import SAMPLES_MAX, Trial, try_source
@@ -372,7 +372,8 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
 ) -> tuple[list[Problem], list[str]]:
     """Problems of a stream, and the parts of it that were not checked."""
     stream, python_path = config.streams[name], config.daemon.python_path or ()
-    functions = [f"what {step.function} makes of it" for step in stream.pipeline if isinstance(step, Call)]
+    steps = with_inner({(place,): step for place, step in enumerate(stream.pipeline)}).values()
+    functions = [f"what {step.function} makes of it" for step in steps if isinstance(step, Call)]
     problems = [
         problem_at(("streams", name, "source", *one.key), ProblemKind.UNUSABLE_SOURCE, one.text)
         for one in trial.problems

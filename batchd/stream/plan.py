@@ -40,7 +40,7 @@ from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import MIX_BOX, MIX_LAMBDA, MIX_ROW
-from batchd.data.pipeline.options import StepOptions, step_to_plain
+from batchd.data.pipeline.options import StepOptions, step_to_plain, with_inner
 from batchd.data.pipeline.sample_fields import (
     SAMPLE_FIELDS_MAX,
     StepCheck,
@@ -243,7 +243,8 @@ def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | Non
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:
     """Find the modules of a stream. Raises ``SourceInvalid`` if one is missing."""
-    named = [*(source for _key, source in sources_in(stream.source)), *stream.pipeline]
+    steps = with_inner({(place,): step for place, step in enumerate(stream.pipeline)})
+    named = [*(source for _key, source in sources_in(stream.source)), *steps.values()]
     functions = [step.function for step in named if isinstance(step, (FunctionOptions, Call))]
     if not functions:
         return StreamCode()
@@ -274,8 +275,8 @@ def code_problems(
         if isinstance(source, FunctionOptions)
     ]
     named += [
-        (("pipeline", place, "function"), step.function, ARGUMENTS)
-        for place, step in steps.items()
+        (("pipeline", *place, "function"), step.function, ARGUMENTS)
+        for place, step in with_inner({(place,): step for place, step in steps.items()}).items()
         if isinstance(step, Call)
     ]
     return [(key, text) for key, name, arguments in named for text in function_problems(name, python_path, arguments)]

@@ -324,6 +324,28 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
             {"op": "erase", "fill": "noise", "probability": 0.5},
             {"op": "erase"},
         ],
+        "views": [
+            DECODE,
+            {
+                "op": "views",
+                "into": {
+                    "image": {
+                        "count": 2,
+                        "steps": [
+                            {"op": "random_resized_crop", "size": [24, 32], "scale": [0.4, 1]},
+                            {"op": "random_flip"},
+                            {"op": "color_jitter", "brightness": 0.4, "hue": 0.1, "probability": 0.8},
+                            {"op": "blur", "sigma": [0.1, 2], "probability": 0.5},
+                        ],
+                    },
+                    "local": {
+                        "count": 3,
+                        "steps": [{"op": "random_resized_crop", "size": [9, 9], "scale": [0.05, 0.4]}],
+                    },
+                    "floats": {"steps": [{"op": "center_crop", "size": [12, 12]}, {"op": "normalize"}]},
+                },
+            },
+        ],
         "caffe": [{**DECODE, "color": "bgr"}, SMALL, {"op": "subtract_mean", "scale": 0.017}, {"op": "layout"}],
         "to": [DECODE, SMALL, {"op": "to"}],
         "fields": [

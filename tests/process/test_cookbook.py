@@ -24,6 +24,9 @@ RECIPES = re.findall(r"^## (.+?)\n(?:.*?)^```toml\n(.*?)^```", TEXT, re.MULTILIN
 FIELDS = {
     "cifar": {"image": (32, 32, 3)},
     "mixed": {"image": (224, 224, 3), "label": (), "mix_row": (), "mix_lambda": (), "mix_box": (4,)},
+    "simclr": {"image": (2, 224, 224, 3), "label": ()},
+    "byol": {"first": (224, 224, 3), "second": (224, 224, 3), "label": ()},
+    "dino": {"global_1": (224, 224, 3), "global_2": (224, 224, 3), "local": (8, 96, 96, 3), "label": ()},
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
     "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
@@ -99,7 +102,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 20
+    assert len(RECIPES) == 22
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))

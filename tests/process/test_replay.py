@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 
 import batchd
 import batchd_client
+from batchd.cli.replay import drawn_text
 from batchd.commands.history import batches
 from batchd.commands.history.batches import Replayer, TrainerRank
 from batchd.commands.history.seen import SampleLookup
@@ -279,7 +281,7 @@ def test_a_row_names_what_its_random_steps_drew(tmp_path):
 def test_every_random_step_says_what_it_drew(golden):
     """Colours, rectangles and angles are named; a function draws its own numbers."""
     config, drawn = load_config(golden[2]), {}
-    for name in ("jitter", "cutout", "degrees", "quarter-turns", "call", "followed"):
+    for name in ("jitter", "cutout", "degrees", "quarter-turns", "call", "followed", "views"):
         with Replayer(config, name) as replayer:
             drawn[name] = [row.draws for row in replayer.at(Position(0, 0)).rows if row.is_good]
 
@@ -294,6 +296,18 @@ def test_every_random_step_says_what_it_drew(golden):
     assert all(
         [draw.op for draw in row] == ["random_resized_crop", "random_flip", "rotate"] for row in drawn["followed"]
     )
+    for (views,) in drawn["views"]:
+        assert [*views.drew] == ["image[0]", "image[1]", "local[0]", "local[1]", "local[2]", "floats"]
+        assert [step["op"] for step in views.drew["image[1]"]] == [
+            "random_resized_crop",
+            "random_flip",
+            "color_jitter",
+            "blur",
+        ]
+        assert re.fullmatch(
+            r"views: image\[0\] random_resized_crop \d+ x \d+ from .*; local\[2\] random_resized_crop .*; floats nothing",
+            drawn_text(views),
+        )
 
 
 def test_bad_samples_are_named_with_what_stands_in_for_them(tmp_path):

@@ -54,6 +54,7 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
+from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Value
 
@@ -142,6 +143,12 @@ PIXELS: Mapping[str, Sequence[StepOptions]] = {
         for order in ("nhwc", "nchw")
     },
 }
+VIEWS = Views(
+    into={
+        "image": View(count=2, steps=(RandomResizedCrop(size=(64, 64), scale=(0.4, 1)), ColorJitter(hue=0.5))),
+        "local": View(count=4, steps=(RandomResizedCrop(size=(24, 24), scale=(0.05, 0.4)), Normalize())),
+    }
+)
 NUMBERS: Mapping[str, Sequence[StepOptions]] = {
     "cast": [Cast(field="numbers", dtype="float16", truncate=True)],
     "clip": [Clip(field="numbers", min=-1.5, max=900.25)],
@@ -199,7 +206,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    return {step.op for steps in groups for step in steps} | {"decode", "follow"}
+    return {step.op for steps in groups for step in steps} | {"decode", "follow", "views"}
 
 
 _Case = tuple[str, list[Column], Sequence[StepOptions], dict[str, Value]]
@@ -218,6 +225,7 @@ def _decodings(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
                 small = Resize(size=(360 // factor, 480 // factor))
                 yield f"{name} at 1/{factor}", columns, [Decode(), small], values
             yield f"{name} crop", columns, [Decode(), RandomResizedCrop(size=(64, 64))], values
+        yield f"{name} views", columns, [Decode(), VIEWS], values
 
 
 def _moved(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:

@@ -20,6 +20,7 @@ from itertools import takewhile
 
 from batchd.data.pipeline.image.options import CropStep, Decode, Follow, Resize
 from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.views.options import Views
 from batchd_wire.record import frozen
 
 KINDS_WITH_POINTS = {"points", "pixels", "encoded"}
@@ -94,9 +95,16 @@ def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:
     for place, step in enumerate(steps):
         if isinstance(step, Decode) and not any(_looks_at(before, step.field) for before in steps[:place]):
             behind = (later for later in steps[place + 1 :] if _looks_at(later, step.field))
-            if isinstance(next((later for later in behind if not isinstance(later, Follow)), None), CropStep):
+            if _crops(next((later for later in behind if not isinstance(later, Follow)), None)):
                 found[step.field] = step.max_bytes
     return found
+
+
+def _crops(step: StepOptions | None) -> bool:
+    """True for a crop, and for views of which some begin with one."""
+    if isinstance(step, Views):
+        return any(isinstance(first, CropStep) for view in step.into.values() for first in view.steps[:1])
+    return isinstance(step, CropStep)
 
 
 def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[object]]:

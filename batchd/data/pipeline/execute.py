@@ -7,24 +7,32 @@ Worker process.
 
 Successive steps on one image are one stage, which decodes no more than they need and writes pixels
 once; geometry after a step on pixels begins another, so each step sees what those before it made.
+The steps of a view are stages like these; "views" and a "decode" directly before it are one.
 
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's
 values) and the versions of what decodes them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
 from batchd.data.pipeline.effects import Columns, effect
+from batchd.data.pipeline.image.decode import Decoder
+from batchd.data.pipeline.image.geometry import planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
-from batchd.data.pipeline.image.options import ImageStep
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.options import StepOptions, import_families
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.stages import Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
+from batchd.data.pipeline.views.effects import view_column
+from batchd.data.pipeline.views.options import IMAGE, Views
+from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
 from batchd.data.samples.columns import Column
 from batchd.data.samples.kept_files import FileHead, KeptFiles, KnownFile
 from batchd.data.samples.values import Value, array_of
@@ -62,6 +70,9 @@ class Pipeline:
         self._timings = timings or Timings()
         stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
         self._stages = [(stage, part) for stage, _on_rows, part in stages]
+        self._decoding = next(
+            (stage for stage, _part in self._stages if isinstance(stage, ImageStage | ViewsStage)), None
+        )
         self._storing = self._timings.part("store") if has_rows else None
         self._read = [column for column in columns if column.is_fixed]
         self._rows_stages = [on_rows for _stage, on_rows, _part in stages]
@@ -152,15 +163,20 @@ class Pipeline:
     def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
         """Plan the first stage on an image. Raises ``SampleUndecodable``; None if none decodes."""
         self._random.start(epoch, sample, 0)
-        stages = (stage for stage, _ in self._stages if isinstance(stage, ImageStage))
-        return next((stage.plan(values, self._random) for stage in stages), None)
+        return self._decoding.plan(values, self._random) if isinstance(self._decoding, ImageStage) else None
+
+    def plan_views(self, values: Mapping[str, Value], epoch: int, sample: int) -> list[ViewGroup]:
+        """Plan the first stage on an image if it makes views. Raises ``SampleUndecodable``."""
+        self._random.start(epoch, sample, 0)
+        stage = self._decoding
+        return stage.groups(values[stage.field], self._random) if isinstance(stage, ViewsStage) else []
 
     def part(
         self, epoch: int, sample: int, field: str, head: FileHead, points: memoryview | bytes
     ) -> tuple[int, int] | None:
         """(first, end) of the bytes of ``field``'s file that ``make`` reads; None: all of them."""
         stage = self._stages[0][0] if self._stages else None
-        if not isinstance(stage, ImageStage):
+        if not isinstance(stage, ImageStage | ViewsStage):
             return None
         self._random.start(epoch, sample, 0)
         return stage.part(field, head, points, self._random)
@@ -173,15 +189,19 @@ class Pipeline:
                 row[name][...] = array_of(column, values[name])
 
 
-def _stages(
+def _stages(  # noqa: PLR0913  each is one thing that all samples share
     columns: Sequence[Column],
     steps: Sequence[StepOptions],
     timings: Timings,
     kept: KeptFiles | None,
     *,
     has_rows: bool,
+    decoder: Decoder | None = None,
 ) -> Iterator[tuple[Stage, RowsStage | None, int]]:
-    """The stages, for one sample and for many, and the number of the part that the lap times."""
+    """The stages, for one sample and for many, and the number of the part that the lap times.
+
+    ``decoder``: see ``ImageStage``.
+    """
     made: Columns = {column.name: column for column in columns}
     runs = _runs(steps)
     for place, run in enumerate(runs):
@@ -189,12 +209,18 @@ def _stages(
         for step in run:
             made = effect(step, made)
         on_image = [step for step in run if isinstance(step, ImageStep)]
+        rest = [step for later in runs[place + 1 :] for step in later]
+        if isinstance(run[-1], Views):
+            decode = run[0] if isinstance(run[0], Decode) else None
+            writes = _untouched(run[-1].into, made, rest) if has_rows else frozenset[str]()
+            views = _views_stage(run[-1], decode, before, writes, timings, kept)
+            yield views, None, views.last_part
+            continue
         if not on_image:
             yield make_stage(run[0], before, made), make_rows_stage(run[0]), timings.part(run[0].op)
             continue
-        rest = [step for later in runs[place + 1 :] for step in later]
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
-        stage = ImageStage(on_image, before, made, writes, timings, kept)
+        stage = ImageStage(on_image, before, made, writes, timings, kept, decoder)
         yield stage, stage.on_rows, stage.last_part
 
 
@@ -203,17 +229,56 @@ def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
     runs: list[list[StepOptions]] = []
     for step in steps:
         last = runs[-1][-1] if runs else None
-        if isinstance(step, ImageStep) and isinstance(last, ImageStep) and can_join(last, step):
+        if isinstance(step, Views):
+            is_one = isinstance(last, Decode) and last.field == step.field and len(runs[-1]) == 1
+        else:
+            is_one = isinstance(step, ImageStep) and isinstance(last, ImageStep) and can_join(last, step)
+        if is_one:
             runs[-1].append(step)
         else:
             runs.append([step])
     return runs
 
 
+def _views_stage(  # noqa: PLR0913, PLR0917  each is one thing that all samples share
+    step: Views,
+    decode: Decode | None,
+    before: Columns,
+    writes: frozenset[str],
+    timings: Timings,
+    kept: KeptFiles | None,
+) -> ViewsStage:
+    """The stage of the views, each with the stages of its steps, and with the ``decode``."""
+    decoder = None if decode is None else Decoder(decode, Scratch(), kept)
+    first = [] if decode is None else [replace(decode, field=IMAGE)]
+    source = before[step.field]
+    fields = []
+    with timings.shared():
+        for name, view in step.into.items():
+            steps = [*first, *view.steps]
+            made = list(_stages([replace(source, name=IMAGE)], steps, timings, None, has_rows=True, decoder=decoder))
+            stages = [(stage, run[0].op, part) for (stage, _rows, part), run in zip(made, _runs(steps), strict=True)]
+            random = [one for one in view.steps if one.is_random]
+            draws_later = not all(map(planner_for, random))
+            column = view_column(replace(source, name=IMAGE), name, replace(view, steps=tuple(steps)))
+            ops = [one.op for one in random]
+            fields.append(ViewSteps(name, view.count, column, stages, ops, draws_later, name in writes))
+        return ViewsStage(step.field, fields, decoder, timings)
+
+
 def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
     """The fields that an image's stage may write into the row: no later step changes them."""
-    names = {image.name, *(name for role, name in image.followers if role == "mask" and name in after)}
-    touched_later = [names if image.name in (step.touches or names) else step.touches or names for step in rest]
+    if any(step.touches is None or image.name in step.touches for step in rest):
+        return frozenset()
+    masks = (name for role, name in image.followers if role == "mask" and name in after)
+    return _untouched([image.name, *masks], after, rest)
+
+
+def _untouched(names: Iterable[str], after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
+    """Those of the fields that have one shape, and that no later step reads or changes."""
+    later = [step.touches for step in rest]
     return frozenset(
-        name for name in names if after[name].is_fixed and not any(name in touched for touched in touched_later)
+        name
+        for name in names
+        if after[name].is_fixed and not any(touched is None or name in touched for touched in later)
     )

@@ -6,14 +6,15 @@ Invariant: ``step_from_plain(step_to_plain(step)) == step``, and the plain form 
 JSON can carry.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from batchd.data.samples.checks import Range
 from batchd.data.samples.kinds import Kinds
+from batchd.errors import KeyPath
 
 CONTENT_VERSION = 4
 """Grows when the same steps, or the same plan, begin to give other bytes."""
@@ -39,9 +40,6 @@ class StepOptions:
     op: str
     """The step's name."""
 
-    is_cacheable: ClassVar[bool] = True
-    """Whether a cache of decoded samples may keep what the step makes, unless ``is_random``."""
-
     later: ClassVar[frozenset[str]] = frozenset()
     """Options that an older version did not have: at its default, one is in no fingerprint."""
 
@@ -58,9 +56,19 @@ class StepOptions:
     """Whether no image in its field gets more pixels."""
 
     @property
+    def is_cacheable(self) -> bool:
+        """Whether a cache of decoded samples may keep what the step makes, unless ``is_random``."""
+        return True
+
+    @property
     def is_random(self) -> bool:
         """Whether the step can make different values of one sample."""
         return False
+
+    @property
+    def inner_steps(self) -> Mapping[KeyPath, "StepOptions"]:
+        """The steps that are options of this one, by their keys."""
+        return {}
 
     @property
     def touches(self) -> frozenset[str] | None:
@@ -77,6 +85,15 @@ class StepOptions:
         """The files that the step reads, by option; their content decides bytes, no path."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Path)}
+
+
+def with_inner(steps: Mapping[KeyPath, StepOptions]) -> dict[KeyPath, StepOptions]:
+    """Steps by their keys, each followed by the steps inside it."""
+    found: dict[KeyPath, StepOptions] = {}
+    for key, step in steps.items():
+        found[key] = step
+        found |= {(*key, *inner): one for inner, one in step.inner_steps.items()}
+    return found
 
 
 class FieldStep(StepOptions):
@@ -110,17 +127,24 @@ def import_family(kind: type[StepOptions], module: str) -> None:
 
 def step_to_plain(step: StepOptions) -> dict[str, object]:
     """Write a step as msgpack and JSON can carry it; ``step_from_plain`` is the way back."""
-    values = {option.name: getattr(step, option.name) for option in fields(step)}
-    plain = {name: list(map(_plain, value)) if isinstance(value, tuple) else value for name, value in values.items()}
-    return {**plain, **{name: str(path) for name, path in step.files.items()}}
+    return plain_options(step, step_to_plain)
 
 
-def _plain(part: object) -> object:
-    return step_to_plain(part) if isinstance(part, StepOptions) else part
+def plain_options(table: Any, inner: Callable[[StepOptions], object]) -> dict[str, object]:
+    """Write the options of a step; ``inner`` writes the steps among them."""
+    return {option.name: _plain(getattr(table, option.name), inner) for option in fields(table)}
 
 
-def _part(plain: object) -> object:
-    return step_from_plain(plain) if isinstance(plain, Mapping) else plain
+def _plain(value: object, inner: Callable[[StepOptions], object]) -> object:
+    if isinstance(value, StepOptions):
+        return inner(value)
+    if is_dataclass(value):
+        return plain_options(value, inner)
+    if isinstance(value, Mapping):
+        return {name: _plain(item, inner) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item, inner) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
@@ -128,12 +152,27 @@ def step_from_plain(plain: Mapping[str, object]) -> StepOptions:
     kind = STEP_KINDS.get(str(plain.get("op")))
     if kind is None:
         raise ValueError(f"the step {plain.get('op')!r} is not one of {', '.join(STEP_KINDS)}")
-    names = {field.name for field in fields(kind)}
-    if plain.keys() != names:
-        raise ValueError(f"the step {plain['op']!r} has the options {sorted(names)}, not {sorted(plain)}")
-    types = get_type_hints(kind)
-    options: dict[str, object] = {
-        name: tuple(map(_part, value)) if isinstance(value, list) else value for name, value in plain.items()
-    }
-    paths = {name: Path(value) for name, value in options.items() if types[name] is Path and isinstance(value, str)}
-    return kind(**options | paths)
+    return kind(**_restored_options(kind, plain, f"the step {plain['op']!r}"))
+
+
+def _restored_options(kind: type, plain: Mapping[str, object], named: str) -> dict[str, Any]:
+    types = {option.name: None for option in fields(kind)}
+    if plain.keys() != types.keys():
+        raise ValueError(f"{named} has the options {sorted(types)}, not {sorted(plain)}")
+    types |= get_type_hints(kind)
+    return {name: _restored(types[name], value) for name, value in plain.items()}
+
+
+def _restored(hint: Any, value: Any) -> Any:
+    """A value of the type that an option has: the way back from ``_plain``."""
+    if isinstance(value, Mapping):
+        if hint is StepOptions:
+            return step_from_plain(value)
+        if isinstance(hint, type) and is_dataclass(hint):
+            return hint(**_restored_options(hint, value, hint.__name__))
+        inner = get_args(hint)[1:] or (None,)
+        return {name: _restored(inner[0], item) for name, item in value.items()}
+    if isinstance(value, list):
+        inner = get_args(hint) if get_origin(hint) is tuple else (None,)
+        return tuple(_restored(inner[0], item) for item in value)
+    return Path(value) if hint is Path and isinstance(value, str) else value

@@ -1,6 +1,7 @@
 """The stages of a pipeline, each of one or several steps, and their time. Worker process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import singledispatch
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -56,12 +57,22 @@ class Timings:
         self._spent_ns: list[int] = []
         self._before_ns: list[int] = []
         self._begun_ns = self._last_ns = 0
+        self._shared: dict[str, int] | None = None
 
     def part(self, name: str) -> int:
         """Add a part, and return its number; a step that is there twice has two of one name."""
+        if self._shared is not None and self._shared.setdefault(name, len(self.names)) < len(self.names):
+            return self._shared[name]
         self.names.append(name)
         self._spent_ns.append(0)
         return len(self.names) - 1
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within, parts of one name are one: the same step of several views."""
+        self._shared = {}
+        yield
+        self._shared = None
 
     def start(self) -> None:
         """Begin here; what was before belongs to nothing."""

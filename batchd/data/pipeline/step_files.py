@@ -16,13 +16,13 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import singledispatch
+from functools import partial, singledispatch
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
 
 from batchd.data.pipeline.effects import StepInvalid
-from batchd.data.pipeline.options import StepOptions, step_to_plain
+from batchd.data.pipeline.options import StepOptions, plain_options
 from batchd.errors import KeyPath
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
@@ -85,12 +85,9 @@ def digests_of(steps: Iterable[StepOptions]) -> Digests:
 
 def named_by_content(step: StepOptions, digests: Digests) -> dict[str, object]:
     """The options of a step, with the digest of each file in the place of its path."""
-    plain = {name: value for name, value in step_to_plain(step).items() if name not in step.unsaid}
-    for name in plain:
-        value = getattr(step, name)
-        if isinstance(value, tuple) and any(isinstance(part, StepOptions) for part in value):
-            plain[name] = [named_by_content(part, digests) for part in value]
-    return {**plain, **{name: digests[path] for name, path in step.files.items()}}
+    plain = plain_options(step, partial(named_by_content, digests=digests))
+    said = {name: value for name, value in plain.items() if name not in step.unsaid}
+    return {**said, **{name: digests[path] for name, path in step.files.items()}}
 
 
 def read_file(path: Path, bytes_max: int) -> bytes:

@@ -98,6 +98,26 @@ def test_scales_and_turns_are_shown_for_the_stored_image(folder) -> None:
     assert row.endswith("scaled to 50 x 40 (auto), transposed, flipped left to right")
 
 
+@pytest.mark.skipif(not jpeg_box.IS_BUILT, reason="the extension was not built")
+def test_views_say_how_their_crops_are_decoded_and_why(folder) -> None:
+    """Those of one scale are decoded once; the estimates of both ways are beside it."""
+    put(folder, a_jpg=jpeg(photo(300, 400)))
+    crops = '[ { op = "center_crop", size = [60, 50] }, { op = "random_flip" } ]'
+    call = '[ { op = "center_crop", size = [60, 50] }, { op = "call", function = "no.such:module", random = false } ]'
+    views = f"{{ image = {{ count = 2, steps = {crops} }}, other = {{ steps = {call} }} }}"
+    (folder / "no").mkdir()
+    (folder / "no" / "such.py").write_text("def module(sample, rng):\n    return {}\n")
+
+    *before, group, first, second, third = explain(folder, f'{{ op = "decode" }}, {{ op = "views", into = {views} }}')
+
+    assert before[-1].endswith("JPEG 400 x 300")
+    assert group.startswith("once for 3 views: 50 x 60 from 175, 120 some ")
+    assert group.endswith(" ms one by one")
+    assert first.startswith("image[0] 50 x 60 from 175, 120 ")
+    assert second.startswith("image[1] 50 x 60 from 175, 120 ")
+    assert third == "other 50 x 60 from 175, 120 unchanged"
+
+
 @pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize(
     ("steps", "done"),

@@ -628,6 +628,35 @@ def test_an_unknown_step_without_a_near_name_lists_the_known_ones(tmp_path: Path
     assert all(kind in message for kind in STEP_KINDS)
 
 
+def test_problems_of_steps_inside_of_steps_have_their_whole_key_and_line(tmp_path: Path) -> None:
+    """A view's steps are checked as those of a pipeline are, and can be set on the command line."""
+    views = """pipeline = [ { op = "decode" }, { op = "views", into = { image = { count = 2, steps = [
+        { op = "random_resized_crop", size = [9, 9] },
+    ] }, local = { steps = [
+        { op = "resize", sise = [9, 9] },
+        { op = "views", into = { image = { steps = [] } } },
+    ] } } } ]
+    """
+    text = WHOLE[: WHOLE.index("pipeline")] + views
+    line = 1 + text[: text.index("sise")].count("\n")
+    local = "streams.photos.pipeline[1].into.local.steps"
+
+    found = problems(tmp_path, text)
+    once = problems(tmp_path, text.replace("sise", "size"))
+
+    assert found[f"{local}[0].sise"].message == "unknown key; did you mean size?"
+    assert found[f"{local}[0].sise"].line == line
+    assert once[f"{local}[1]"].message.startswith('"views" cannot be inside of "views"')
+    assert once[f"{local}[1]"].line == line + 1
+    given = text.replace("sise", "size").replace('{ op = "views", into = { image = { steps = [] } } },', "")
+    (_decode, step) = (
+        load(tmp_path, given, {"streams.photos.pipeline.1.into.image.steps.0.size": "[7, 8]"})
+        .streams["photos"]
+        .pipeline
+    )
+    assert step.into["image"].steps[0].size == (7, 8)
+
+
 def test_journal_of_samples_that_can_be_had_again_is_refused(tmp_path: Path) -> None:
     """Only pushed samples come once; the batches of others are computed."""
     found = problems(tmp_path, WHOLE + 'journal = "64MiB"\n')

@@ -54,6 +54,7 @@ from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.pipeline.views.options import View, Views
 from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.storage.access import Storage
@@ -112,6 +113,7 @@ STEPS = (
     SubtractMean(),
     To(),
     Call(function="a:b"),
+    Views(into={"a": View(steps=(Gray(),))}),
 )
 PROBABILITY: Mapping[str, object] = {"probability": 0.25}
 WARPED: Mapping[str, object] = {"interpolation": "nearest", "fill": (1,), **PROBABILITY}
@@ -209,6 +211,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
+    "views": {"into": {"a": View(steps=(Gray(probability=0.5),))}},
 }
 WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {"resize": {"size", "longer_side"}, "pad": {"size"}, "rotate": {"quarter_turns"}}

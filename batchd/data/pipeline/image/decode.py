@@ -135,6 +135,16 @@ class Decoder:
         if len(data) > self._step.max_bytes:
             raise SampleUndecodable(f"a file of {len(data)} bytes, more than max_bytes = {self._step.max_bytes}")
 
+    @property
+    def has_points(self) -> bool:
+        """True if a box of the current sample's file can be decoded from an access point."""
+        return self._boxes.has_points
+
+    @property
+    def keeps_pixels(self) -> bool:
+        """True if a cache keeps decoded files."""
+        return self._step.field in self._decoded.fields
+
     def decodes_boxes(self, header: ImageHeader) -> bool:
         """True if a box of such a file can be decoded alone, as far as its header tells."""
         return jpeg_box.IS_BUILT and header.format == "JPEG" and header.channels != _CMYK_CHANNELS
@@ -166,7 +176,9 @@ class Decoder:
             pixels = self._boxes.decode(value, header, factor, box, scaling)
             assert pixels is not None, "a part is decoded by the extension"
             return pixels
-        kept = value if isinstance(value, DecodedFile) else self._decoded_to_keep(value, header, factor, moves)
+        kept = value if isinstance(value, DecodedFile) else self._decoded.found.get(self._step.field)
+        if kept is None and not isinstance(value, DecodedFile):
+            kept = self._decoded_to_keep(value, header, factor, moves)
         if kept is not None and factor in kept.pixels:
             return cut_out(kept.pixels[factor], box)
         data = value.file() if isinstance(value, DecodedFile) else value

@@ -21,7 +21,7 @@ from batchd.data.pipeline.effects import (
     first_step_on,
 )
 from batchd.data.pipeline.image import options
-from batchd.data.pipeline.options import STEP_KINDS
+from batchd.data.pipeline.options import STEP_KINDS, FieldStep
 from batchd.data.samples.columns import Column
 from batchd_wire.wording import counted
 
@@ -229,7 +229,7 @@ def perhaps_placed(step: options.ChanceStep, columns: Columns, size: tuple[int |
     return placed(step, columns, size if step.probability == 1 else (next(kept), next(kept)))
 
 
-def pixels_of(step: options.ImageStep, columns: Columns) -> Column:
+def pixels_of(step: FieldStep, columns: Columns) -> Column:
     """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one."""
     column = _with_channels(column_of(step, columns))
     is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
@@ -262,7 +262,7 @@ def _sum(before: int, length: int | None, behind: int) -> int | None:
     return None if length is None else before + length + behind
 
 
-def _misplaced(step: options.ImageStep, column: Column) -> StepInvalid:
+def _misplaced(step: FieldStep, column: Column) -> StepInvalid:
     if column.kind == "encoded":
         return StepInvalid(f"{first_step_on(column)}: {column.name!r} is the bytes of an image file")
     if column.made_by:

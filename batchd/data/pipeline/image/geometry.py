@@ -253,9 +253,14 @@ class DecodePlan(NamedTuple):
     moves: list[Move]
 
 
-def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool) -> DecodePlan:
-    """Plan to decode no more of a stored image, nor larger (``is_scaled``), than its moves need."""
-    factor = decode_factor(moves, height, width) if is_scaled else 1
+def plan_decoding(
+    moves: list[Move], height: int, width: int, *, is_scaled: bool, smallest: Size | None = None
+) -> DecodePlan:
+    """Plan to decode no more of a stored image, nor larger (``is_scaled``), than its moves need.
+
+    ``smallest``: of a crop in front of the others, if the scale is to be that of the smallest crop.
+    """
+    factor = decode_factor(moves, height, width, smallest) if is_scaled else 1
     decoded = -(-height // factor), -(-width // factor)
     cut = moves[0] if moves else None
     if not isinstance(cut, Cut) or not cut.height or not cut.width:
@@ -263,14 +268,14 @@ def plan_decoding(moves: list[Move], height: int, width: int, *, is_scaled: bool
     return DecodePlan(factor, scaled_cut(cut, (height, width), decoded) if factor > 1 else cut, moves[1:])
 
 
-def decode_factor(moves: Sequence[Move], height: int, width: int) -> int:
-    """Choose 1, 2, 4 or 8: how far a stored image may shrink in decoding.
+def decode_factor(moves: Sequence[Move], height: int, width: int, smallest: Size | None = None) -> int:
+    """Choose 1, 2, 4 or 8: how far a stored image may shrink in decoding; see ``plan_decoding``.
 
     The first scaling then starts from no less than its result, so it never enlarges needlessly.
     """
     first = moves[0] if moves else None
     if isinstance(first, Cut) and len(moves) > 1:
-        height, width = first.height, first.width
+        height, width = min(first.height, (smallest or first[2:])[0]), min(first.width, (smallest or first[2:])[1])
         first = moves[1]
     if not isinstance(first, Resampling) or min(height, width) < DECODE_SIDE_PIXELS_MIN:
         return 1
@@ -395,6 +400,12 @@ def _plan_random_resized_crop(step: options.RandomResizedCrop) -> Planner:
         geometry.scale(target_height, target_width, step.interpolation)
 
     return plan
+
+
+def smallest_crop(step: options.RandomResizedCrop, height: int, width: int) -> Size:
+    """The lowest height and width that a crop may have, so far as proportions find room."""
+    area = step.scale[0] * height * width
+    return max(1, int(math.sqrt(area / step.ratio[1]))), max(1, int(math.sqrt(area * step.ratio[0])))
 
 
 def _largest_box(height: int, width: int, ratio: tuple[float, float]) -> Size:

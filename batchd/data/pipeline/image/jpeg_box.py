@@ -131,6 +131,11 @@ class BoxDecoder:
         shape, strides = (box.height, box.width, self._channels), (columns * self._channels, self._channels, 1)
         return np.ndarray(shape, np.uint8, memory, offset=before * self._channels, strides=strides)
 
+    @property
+    def has_points(self) -> bool:
+        """True if the access points of the current sample's file are known."""
+        return self._points is not None and has_points(self._points.known.get(self._field))
+
     def bytes_max(self, header: ImageHeader, factor: int, box: Cut) -> int:
         """Bytes that the extension needs for the pixels of a box, with those beside it."""
         columns_max = min(-(-header.width // factor), box.width + _jpeg.COLUMNS_BESIDE_MAX)
@@ -140,7 +145,7 @@ class BoxDecoder:
         """The access points of a file, found now if they are to be kept; None: it has none."""
         if self._points is None:
             return None
-        known = self._points.known.get(self._field)
+        known = self._points.found.get(self._field, self._points.known.get(self._field))
         if known is None or (not has_points(known) and known != without_points(data)):
             known = self._find_points(self._points, data, header)
         return known if has_points(known) else None

@@ -36,6 +36,7 @@ from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.followers import Followers
 from batchd.data.pipeline.image.geometry import (
     SKIPPED,
+    TURN_OF_ORIENTATION,
     DecodePlan,
     Geometry,
     acts,
@@ -43,10 +44,21 @@ from batchd.data.pipeline.image.geometry import (
     perhaps,
     plan_decoding,
     planner_for,
+    smallest_crop,
 )
 from batchd.data.pipeline.image.jpeg_box import MAKES_ROWS, FileMade, FileTask, part_of, probe_file
 from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
-from batchd.data.pipeline.image.options import ChanceStep, Decode, Follow, ImageStep, Normalize, SubtractMean, To
+from batchd.data.pipeline.image.options import (
+    ChanceStep,
+    Decode,
+    Follow,
+    ImageStep,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    SubtractMean,
+    To,
+)
 from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
@@ -118,7 +130,8 @@ class ImageStage:
 
     ``before``, ``after``: the sample's columns. ``writes``: fields that no later step changes, so
     they are written straight into the row. ``timings`` measures the steps. ``kept``: what
-    a cache keeps of the sample's files.
+    a cache keeps of the sample's files. ``decoder``: that of several views. Then the scale of a
+    JPEG follows from the smallest crop that the steps may draw, so more views have the same one.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  each is one thing that all samples share
@@ -129,6 +142,7 @@ class ImageStage:
         writes: frozenset[str],
         timings: Timings,
         kept: KeptFiles | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
         self._timings = timings
@@ -139,11 +153,14 @@ class ImageStage:
         self._channels = _channel_count(made)
         self._channels_first = made.channels_first
         self._scratch = Scratch()
-        self._decoder = Decoder(decode, self._scratch, kept) if decode else None
+        self._decoder = (decoder or Decoder(decode, self._scratch, kept)) if decode else None
+        self.step = ""
+        """The step that is being done to a sample; "" while it is decoded."""
         self._pixels_max = made.pixels_max or PIXELS_MAX
         self._applies_exif = decode is not None and decode.exif == "apply"
         self._scales_decoding = decode is not None and decode.scale == "auto"
         self._planners = [(step, planner, perhaps(step, planner)) for step in steps if (planner := planner_for(step))]
+        self._first_crop = _first_crop(steps) if decode and decoder else None
         moves_followers = bool(made.followers) and (
             bool(self._planners)
             or any(isinstance(step, Follow) or (isinstance(step, ChanceStep) and step.loses_edges) for step in steps)
@@ -164,17 +181,32 @@ class ImageStage:
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
         """Replace the image and what follows it. Raises ``SampleUndecodable``."""
+        self.make(values, random, row, self._plan(values[self.field], random))
+
+    def make(
+        self,
+        values: dict[str, Value],
+        random: SampleRandom,
+        row: Mapping[str, Image],
+        plan: ImagePlan,
+        decoded: Pixels | None = None,
+    ) -> None:
+        """Do what was planned. ``decoded``: the pixels of the plan's box, if they are known.
+
+        Raises ``SampleUndecodable``.
+        """
         value = values[self.field]
-        plan = self._plan(value, random)
+        self.step = ""
         out = row[self.field] if self._row_shape is not None else None
         assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
         is_last_shape = self._moves_channels == self._channels and not self._may_resize
         into = out if self._writes_pixels and is_last_shape else None
-        pixels = self._moved(value, plan, random.sample, into)
+        pixels = self._moved(value, plan, random.sample, into, decoded)
         self._timings.lap(self._moving)
         if self._recolors:
             pixels = self._own(pixels, value, into)
         for step, recolor, part in self._recolors:
+            self.step = step.op
             is_done = acts(step, random.random)
             change = recolor(random.random, pixels.shape)
             if random.draws is not None and step.is_random:
@@ -190,6 +222,11 @@ class ImageStage:
         if self._followers:
             self._timings.lap(self._converting)
             self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
+
+    @property
+    def decoding_part(self) -> int:
+        """The part of ``Timings`` that decoding belongs to."""
+        return self._decoding
 
     @property
     def on_rows(self) -> RowsStage | None:
@@ -231,7 +268,7 @@ class ImageStage:
         """
         assert self._decoder is not None, "it makes files"
         header = ImageHeader(*file.header)
-        decoding, turn = (plan := self._planned(header, random)).decoding, plan.geometry.turn
+        decoding, turn = (plan := self.planned(header, random)).decoding, plan.geometry.turn
         scaling = plan_scaling(decoding, turn, self._channels, self._scratch, row[self.field])
         return self._decoder.file_task(file, header, decoding.factor, decoding.box, scaling) if scaling else None
 
@@ -246,25 +283,34 @@ class ImageStage:
         return made
 
     def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
-        return self._planned(self._look(value), random)
+        return self.planned(self.look(value), random)
 
-    def _planned(self, header: ImageHeader, random: SampleRandom) -> ImagePlan:
+    def planned(self, header: ImageHeader, random: SampleRandom) -> ImagePlan:
+        """Draw the numbers of the moves and plan them. Raises ``SampleUndecodable``."""
         orientation = header.orientation if self._applies_exif else 1
         is_followed = self._followers is not None or random.draws is not None
         geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
         height, width = geometry.height, geometry.width
         for step, planner, perhaps_planner in self._planners:
+            self.step = step.op
             if random.draws is not None and step.is_random:
                 noting(step, planner, random.draws)(geometry, random.random)
             else:
                 perhaps_planner(geometry, random.random)
         is_scaled = self._scales_decoding and header.format == "JPEG"
-        decoding = plan_decoding(geometry.moves, header.height, header.width, is_scaled=is_scaled)
+        smallest = None
+        if self._first_crop is not None and is_scaled:
+            smallest = smallest_crop(self._first_crop, height, width)
+            smallest = smallest[::-1] if TURN_OF_ORIENTATION[orientation].transpose else smallest
+        decoding = plan_decoding(geometry.moves, header.height, header.width, is_scaled=is_scaled, smallest=smallest)
         is_cut_by_decoder = self._decoder is not None and self._decoder.decodes_boxes(header)
         return ImagePlan(header, height, width, geometry, decoding, is_cut_by_decoder)
 
-    def _look(self, value: Value) -> ImageHeader:
-        """Read size and orientation of the image, before any pixel is touched."""
+    def look(self, value: Value) -> ImageHeader:
+        """Read size and orientation of the image, before any pixel is touched.
+
+        Raises ``SampleUndecodable``.
+        """
         if self._decoder is None:
             assert isinstance(value, np.ndarray), "pixels, as there is no decode step"
             if not value.size:
@@ -281,10 +327,12 @@ class ImageStage:
         self._decoder.check_limits(value, header)
         return header
 
-    def _moved(self, value: Value, plan: ImagePlan, sample: int, into: Pixels | None) -> Pixels:
+    def _moved(self, value: Value, plan: ImagePlan, sample: int, into: Pixels | None, decoded: Pixels | None) -> Pixels:
         """Decode, make the moves and turn, in one call if possible; into ``into`` if given."""
         decoding, turn = plan.decoding, plan.geometry.turn
-        if self._decoder is None:
+        if decoded is not None:
+            pixels = decoded
+        elif self._decoder is None:
             assert isinstance(value, np.ndarray)
             pixels = value[:, :, np.newaxis] if value.ndim == _GRAY_DIMENSIONS else value
             pixels = cut_out(pixels, decoding.box)
@@ -350,6 +398,13 @@ class ImageStage:
                 grey = self._scratch.image("plane", (*plane.shape, 1))
                 written(cv2.extractChannel(pixels, channel, dst=grey), grey)
                 _look_up(grey, self._tables[:, :, channel], plane[:, :, np.newaxis])
+
+
+def _first_crop(steps: Sequence[ImageStep]) -> RandomResizedCrop | None:
+    """The crop of random size that decides which part of an image is decoded, if there is one."""
+    moving = (step for step in steps if planner_for(step) and not isinstance(step, RandomFlip))
+    first = next(moving, None)
+    return first if isinstance(first, RandomResizedCrop) else None
 
 
 def _channel_count(column: Column) -> int:

@@ -38,6 +38,10 @@ CROPS = {
     "anywhere": "{ op = 'random_crop', size = [64, 64] }, { op = 'random_flip' }",
     "scaled": "{ op = 'random_resized_crop', size = [32, 32], scale = [0.01, 1.0] }, { op = 'random_flip' }",
     "in the middle": "{ op = 'center_crop', size = [100, 80] }",
+    "views": (
+        "{ op = 'views', into = { image = { count = 2, steps = [ { op = 'random_crop', size = [64, 64] } ] }, "
+        "small = { steps = [ { op = 'random_crop', size = [300, 8] }, { op = 'resize', size = [30, 2] } ] } } }"
+    ),
 }
 
 
@@ -126,7 +130,7 @@ def test_parts_have_the_pixels_of_whole_files(make, server, crop, color):
         saved += all_bytes - read_bytes
         assert same(made, whole(number)[0])
         asked(server)
-    assert saved > (0.1 if crop == "scaled" else 0.6) * 5 * all_bytes
+    assert saved > {"scaled": 0.1, "views": 0.1}.get(crop, 0.6) * 5 * all_bytes
 
 
 def test_objects_of_a_bucket_are_read_in_parts(make, bucket):

@@ -1,0 +1,1 @@
+"""The step that makes several views of one image."""
