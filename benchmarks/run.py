@@ -35,6 +35,7 @@ BENCHMARKS = (
     "cache",
     "call",
     "crops",
+    "recipes",
     "index",
     "torch_loader",
     "batches",
