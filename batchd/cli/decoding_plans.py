@@ -36,7 +36,7 @@ from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import LAST_STEPS
 from batchd.data.pipeline.views.options import Views
-from batchd.data.pipeline.views.stages import ViewGroup
+from batchd.data.pipeline.views.stages import PlannedView, ViewGroup
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.kept_files import KeptFiles, has_points
 from batchd.data.samples.values import Value
@@ -166,8 +166,11 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield from _whole_images(name, whole, decode)
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
-    rows = [row for one in looks for row in one.rows]
-    yield from fitted([("sample", "name", "file", "decoded", "then"), *rows], terminal.columns())
+    columns = terminal.columns()
+    yield from fitted([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)], columns)
+    for sample, views in ((sample, one.views) for sample, one in zip(samples, looks, strict=True) if one.views):
+        yield f"{name}: the views of sample {sample}"
+        yield from fitted([("view", "decoded", "then"), *views], columns)
     if good and stream.cache_kind not in {"off", "points"}:
         yield f"{name}: {_need(plan, index, kept, stream.cache_bytes)}"
 
@@ -346,15 +349,17 @@ def _drawn(name: str, epochs: Plan) -> str:
 
 
 class _Look(NamedTuple):
-    """One sample: its rows of the table, and what caches keep of it. 0 bytes: it is bad.
+    """One sample: its row of the table, and what caches keep of it. 0 bytes: it is bad.
 
-    ``kept_bytes``: in the stream's cache, or in one of pixels if it keeps no samples.
+    ``kept_bytes``: in the stream's cache, or in one of pixels if it keeps no samples. ``views``: a
+    row for each, if there are any.
     """
 
-    rows: Sequence[Sequence[str]]
+    row: Sequence[str]
     points_bytes: int = 0
     kept_bytes: int = 0
     is_scaled: bool = False
+    views: Sequence[Sequence[str]] = ()
 
 
 def _look(  # noqa: PLR0917  each is one thing that is known of the stream
@@ -372,7 +377,7 @@ def _look(  # noqa: PLR0917  each is one thing that is known of the stream
         images = [one.plan for group in groups for one in group.views]
         image = images[0] if images else pipeline.plan(values, 0, sample)
     except (SampleUnreadable, SampleUndecodable) as error:
-        return _Look([(str(sample), reader.name(sample), "a bad sample", "", str(error))])
+        return _Look((str(sample), reader.name(sample), "a bad sample", "", str(error)))
     assert image is not None, "there is a decode step"
     size = image.header.height, image.header.width
     is_scaled = decode.scale == "auto" and image.header.format == "JPEG"
@@ -381,28 +386,30 @@ def _look(  # noqa: PLR0917  each is one thing that is known of the stream
         kept = {1: (image.geometry.height, image.geometry.width)}
     named = str(sample), reader.name(sample), f"{round_bytes(len(file))}, {_stored(image)}"
     return _Look(
-        [(*named, "", ""), *_views(groups)] if groups else [(*named, _decoded(image), _then(image))],
+        (*named, *(_grouped(groups) if groups else (_decoded(image), _then(image)))),
         len(points) if points is not None and has_points(points) else 0,
         _taken_bytes(values)
         if plan.config.cache_kind == "encoded"
         else sum(map(prod, kept.values())) * (1 if decode.color == "gray" else 3),
         any(one.decoding.factor not in kept for one in images or [image]),
+        [_view(group, view) for group in groups for view in group.views],
     )
 
 
-def _views(groups: Sequence[ViewGroup]) -> Iterator[Sequence[str]]:
-    """Rows for views: how those of one scale are decoded, why, and each of them."""
+def _grouped(groups: Sequence[ViewGroup]) -> tuple[str, str]:
+    """How the views of each scale are decoded, and why."""
+    how, why = [], []
     for group in groups:
-        count, at = len(group.views), _box(group.box, group.factor)
-        if count > 1:
-            times = f"some {group.together_ns / 1e6:.2g} ms at once, {group.alone_ns / 1e6:.2g} ms one by one"
-            how = (
-                f"once for {count} views: {at}" if group.is_together else f"each of {count} crops alone, not {at} once"
-            )
-            yield "", "", "", how, times
-        for one in group.views:
-            decoded = _box(one.plan.decoding.box, group.factor) if group.is_together else _decoded(one.plan)
-            yield "", "", one.view.label, decoded, _then(one.plan)
+        count, at = counted(len(group.views), "view"), _box(group.box, group.factor)
+        how.append(f"once for {count}: {at}" if group.is_together else f"{count} alone{_at(group.factor)}")
+        if len(group.views) > 1:
+            why.append(f"some {group.together_ns / 1e6:.2g} ms at once, {group.alone_ns / 1e6:.2g} ms one by one")
+    return "; ".join(how), "; ".join(why)
+
+
+def _view(group: ViewGroup, one: PlannedView) -> Sequence[str]:
+    decoded = _box(one.plan.decoding.box, group.factor) if group.is_together else _decoded(one.plan)
+    return one.view.label, decoded, _then(one.plan)
 
 
 def _whole_images(name: str, steps: Sequence[StepOptions], decode: Decode) -> Iterator[str]:

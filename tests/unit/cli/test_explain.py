@@ -108,11 +108,13 @@ def test_views_say_how_their_crops_are_decoded_and_why(folder) -> None:
     (folder / "no").mkdir()
     (folder / "no" / "such.py").write_text("def module(sample, rng):\n    return {}\n")
 
-    *before, group, first, second, third = explain(folder, f'{{ op = "decode" }}, {{ op = "views", into = {views} }}')
+    *_before, sample, title, _head, first, second, third = explain(
+        folder, f'{{ op = "decode" }}, {{ op = "views", into = {views} }}'
+    )
 
-    assert before[-1].endswith("JPEG 400 x 300")
-    assert group.startswith("once for 3 views: 50 x 60 from 175, 120 some ")
-    assert group.endswith(" ms one by one")
+    assert "JPEG 400 x 300 once for 3 views: 50 x 60 from 175, 120 some " in sample
+    assert sample.endswith(" ms one by one")
+    assert title == "s: the views of sample 0"
     assert first.startswith("image[0] 50 x 60 from 175, 120 ")
     assert second.startswith("image[1] 50 x 60 from 175, 120 ")
     assert third == "other 50 x 60 from 175, 120 unchanged"
