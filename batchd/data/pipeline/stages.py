@@ -71,8 +71,10 @@ class Timings:
     def shared(self) -> Iterator[None]:
         """Within, parts of one name are one: the same step of several views."""
         self._shared = {}
-        yield
-        self._shared = None
+        try:
+            yield
+        finally:
+            self._shared = None
 
     def start(self) -> None:
         """Begin here; what was before belongs to nothing."""

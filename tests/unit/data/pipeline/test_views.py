@@ -11,6 +11,7 @@ from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast
+from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.jpeg_box import found_points, probe_file
 from batchd.data.pipeline.image.options import (
@@ -112,7 +113,7 @@ def test_a_view_has_the_same_bytes_whichever_others_there_are(make, orientation)
 
 
 def test_crops_decoded_together_alone_or_from_points_have_the_same_bytes(monkeypatch):
-    """Whatever the planner chooses, and whatever a cache has, is about time."""
+    """What the planner chooses, what a cache has, and which decoder there is, is about time."""
     rows = []
     for forced in (True, False, None):
         for has_points in (False, True):
@@ -123,6 +124,9 @@ def test_crops_decoded_together_alone_or_from_points_have_the_same_bytes(monkeyp
                 if forced is not None:
                     patch.setattr(stages.ViewGroup, "is_together", property(lambda _group, is_it=forced: is_it))
                 rows.append(run_fields([Decode(), DINO], kept=kept))
+
+    monkeypatch.setattr(jpeg_box, "IS_BUILT", False)
+    rows.append(run_fields([Decode(), DINO]))
 
     for row in rows[1:]:
         assert all(np.array_equal(row[name], rows[0][name]) for name in ("image", "local"))
