@@ -29,7 +29,7 @@ from batchd.cli.options import (
     option,
     running_file,
 )
-from batchd.cli.parts import Look, Part, training_stream
+from batchd.cli.parts import DataPart, PartSearch, training_stream
 from batchd.cli.problems import warn_of_unknown_variables
 from batchd.cli.reload import ask_reload, reload
 from batchd.config.problems import NAME_RULE
@@ -53,7 +53,7 @@ class DraftStream(NamedTuple):
 
     name: str
     table: dict[str, object]
-    part: Part
+    part: DataPart
 
 
 class Draft(NamedTuple):
@@ -127,7 +127,7 @@ def command(
             add,
             config or path or DEFAULT_CONFIG_FILE,
             name,
-            Output(prints, as_json),
+            InitOutput(prints, as_json),
             allow_outside_root=allow_outside_root,
         )
         return
@@ -149,7 +149,7 @@ def command(
         terminal.emit(f"\nNext: {own_command()} serve{serve}\n{_in_a_trainer(drafted)}")
 
 
-class Output(NamedTuple):
+class InitOutput(NamedTuple):
     """``prints``: print the stream, and write nothing. ``as_json``: for programs."""
 
     prints: bool
@@ -168,7 +168,7 @@ def _check_words(path: Path | None, config: Path | None, *, has_output: bool) ->
         raise click.UsageError(f"two configurations: {path} and --config {config}; name one of them")
 
 
-def _add(path: Path, config: Path, name: str | None, output: Output, *, allow_outside_root: bool) -> None:
+def _add(path: Path, config: Path, name: str | None, output: InitOutput, *, allow_outside_root: bool) -> None:
     """Add a stream to a configuration in use. Raises ``BatchdError``, with the file as it was."""
     try:
         file = FileInUse(config)
@@ -235,7 +235,7 @@ def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: b
     if not isinstance(place, Url):
         place = Path(os.path.abspath(path))  # noqa: PTH100  resolve() would follow links
     with Storage() as storage, _progress() as progress:
-        parts = Look(storage, progress, allow_outside_root=allow_outside_root).parts(place)
+        parts = PartSearch(storage, progress, allow_outside_root=allow_outside_root).parts(place)
     served = [served_as(file.config, part.source) if name is None else None for part in parts]
     new = [part for part, stream in zip(parts, served, strict=True) if stream is None]
     if not new:
@@ -258,7 +258,7 @@ def _draft(path: Path, file: NewFile, name: str | None, *, allow_outside_root: b
             return drafted
 
 
-def _names(parts: Sequence[Part], wanted: str | None, of_place: str, taken: Collection[str]) -> list[str]:
+def _names(parts: Sequence[DataPart], wanted: str | None, of_place: str, taken: Collection[str]) -> list[str]:
     """A free name for the stream of each part."""
     ours = [first_config.stream_name(part.name) if part.name else of_place for part in parts]
     if len(parts) == 1:
@@ -269,7 +269,7 @@ def _names(parts: Sequence[Part], wanted: str | None, of_place: str, taken: Coll
     return [wanted or first, *others]
 
 
-def _drafted(parts: Mapping[str, Part], shapes: first_config.Facts, batch_size: int, training: str | None) -> Draft:
+def _drafted(parts: Mapping[str, DataPart], shapes: first_config.Facts, batch_size: int, training: str | None) -> Draft:
     """The streams of parts, by their names, and their text. ``batch_size``: the largest.
 
     ``shapes``: facts that all parts get the same shapes from. ``training``: the stream of the

@@ -1,8 +1,8 @@
 """The parts of a data set, such as train and val, for ``batchd init``. In the user's shell.
 
-    place -- recognise --> training part -- its scan, a few samples --> Part
+    place -- recognise --> training part -- its scan, a few samples --> DataPart
                  |
-                 +-- the others that names show, by the same kind -----> Part, or why there is none
+                 +-- the others that names show, by the same kind -----> DataPart, or why not
 
 Another part has the fields of the training part, with the same shapes, and the same numbers of
 classes. A class that another part has alone is numbered behind those of the training part, so no
@@ -45,7 +45,7 @@ PLACE_KEYS = ("path", "root", "files", "shards", "image_root")
 """Keys of a source that say where its samples are, and not what they are."""
 
 
-class Part(NamedTuple):
+class DataPart(NamedTuple):
     """A part of a data set, or all of the data, and the facts about it."""
 
     name: str
@@ -61,7 +61,7 @@ class Part(NamedTuple):
         return isinstance(self.source, (FolderSource, GlobSource, VideoSource)) and bool(self.class_names)
 
 
-class Look:
+class PartSearch:
     """A look at data. ``progress``: a counter on the terminal, by noun."""
 
     def __init__(
@@ -70,13 +70,13 @@ class Look:
         self._storage, self._survey = storage, Survey(progress("files"), storage=storage)
         self._count, self._allow_outside_root = progress("samples"), allow_outside_root
 
-    def parts(self, place: Path) -> list[Part]:
+    def parts(self, place: Path) -> list[DataPart]:
         """The training part, or all of the data, and then the others. Raises ``SourceInvalid``.
 
         Why there is no stream of a part is a note of the first.
         """
         training = self._part("", place, recognise(place, self._survey))
-        found: list[Part] = []
+        found: list[DataPart] = []
         notes: list[str] = []
         for name in training.finding.recognised.others:
             try:
@@ -95,7 +95,7 @@ class Look:
         parts = [training, *(part._replace(source=_as_part(training.source, part.source, classes)) for part in found)]
         return _with_left_out(parts, notes)
 
-    def _part(self, name: str, place: Path, finding: FoundSource) -> Part:
+    def _part(self, name: str, place: Path, finding: FoundSource) -> DataPart:
         """Scan recognised data, without files that cannot be read, and read a few samples."""
         while True:
             source = finding.recognised.source
@@ -112,12 +112,12 @@ class Look:
                 except SourceInvalid:  # it was the last one of its part
                     raise error from None
 
-    def _scanned(self, name: str, finding: FoundSource, source: SourceOptions) -> Part:
+    def _scanned(self, name: str, finding: FoundSource, source: SourceOptions) -> DataPart:
         index = scan_source(source, self._count, IndexCache(default_cache_dir()), self._storage)
         class_names = tuple(name for name in index.class_names if name)
-        return Part(name, finding, source, class_names, look_at(source, index, self._storage))
+        return DataPart(name, finding, source, class_names, look_at(source, index, self._storage))
 
-    def _other(self, name: str, place: Path, training: Part) -> Part:
+    def _other(self, name: str, place: Path, training: DataPart) -> DataPart:
         """Another part beside the training part. Raises ``SourceInvalid`` or ``ValueError``."""
         files = training.finding.files._replace(part=name)
         part = self._part(name, place, recognise_files(place, files, self._survey, [training.finding.kind]))
@@ -137,7 +137,7 @@ class Look:
             raise SourceInvalid(f"its fields are not those of the training part: {shown or 'some are missing'}")
         return part
 
-    def _as_folder(self, part: Part, classes: Sequence[str]) -> Part:
+    def _as_folder(self, part: DataPart, classes: Sequence[str]) -> DataPart:
         """The part as a folder, if it is none only since classes of the training have no image."""
         assert isinstance(part.source, GlobSource), "so are images where a folder does not do"
         outside = part.source.allow_outside_root
@@ -179,7 +179,7 @@ def _with_classes(source: SourceOptions, classes: Sequence[str]) -> SourceOption
     return replace(source, classes=tuple(classes)) if has_names else source
 
 
-def _with_left_out(parts: Sequence[Part], notes: Sequence[str]) -> list[Part]:
+def _with_left_out(parts: Sequence[DataPart], notes: Sequence[str]) -> list[DataPart]:
     """The parts, of which the first has the notes, and the files that all of them leave out."""
     used = {name for part in parts for name in part.finding.recognised.names}
     first, *others = parts

@@ -50,7 +50,7 @@ class MixNumbers(NamedTuple):
 
 
 @frozen
-class Mixing:
+class RowMixing:
     """How rows are mixed; see ``config.tree.Mix``. ``height`` and ``width``: of an image."""
 
     mixup: float

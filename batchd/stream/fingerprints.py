@@ -78,7 +78,7 @@ def content_from(parts: Mapping[str, Any]) -> dict[str, Any]:
     return content | ({"modules": modules} if modules else {})
 
 
-class Changes(NamedTuple):
+class StateChanges(NamedTuple):
     """How a stream differs from the one of a saved state.
 
     ``lines``: one for each part that is known to differ. ``batch_size``: that of the state, if both
@@ -112,7 +112,7 @@ def sketch_of(content: Content) -> str:
     return ".".join([*head, *steps])
 
 
-def changes_since(was: str, sketch: str, content: Content) -> Changes:
+def changes_since(was: str, sketch: str, content: Content) -> StateChanges:
     """Say how the stream of ``content`` differs from that of a state: its fingerprint and sketch.
 
     A trainer may show anything as the sketch; what makes no sense tells nothing.
@@ -127,8 +127,8 @@ def changes_since(was: str, sketch: str, content: Content) -> Changes:
         before |= {PART_NAMES.get(key, key): value for key, value in old.items()}
         after |= {PART_NAMES.get(key, key): content[key] for key in old}
         lines = part_differences(before, after) + _step_changes(steps, content["steps"])
-        return Changes(tuple(lines), batch_size if same and batch_size > 0 else None)
-    return Changes()
+        return StateChanges(tuple(lines), batch_size if same and batch_size > 0 else None)
+    return StateChanges()
 
 
 def _named_before(digests: str, order: int, content: Content) -> tuple[dict[str, Any], dict[str, Any]]:

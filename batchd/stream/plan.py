@@ -31,7 +31,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import BlockShuffle, StreamConfig, Weights
 from batchd.core.draws import POINT_BITS, SINGLE_MAX, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
-from batchd.core.mixing import Mixing
+from batchd.core.mixing import RowMixing
 from batchd.core.mixtures import Segment
 from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
@@ -108,7 +108,7 @@ class StreamPlan:
         return pack_of(self.pipeline.steps)
 
     @property
-    def mixing(self) -> Mixing | None:
+    def mixing(self) -> RowMixing | None:
         """How rows of a batch are mixed; None if they are not."""
         return mixing_of(self.name, self.config, self.columns)
 
@@ -146,7 +146,7 @@ def plan_stream(
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
 
 
-def mixing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> Mixing | None:
+def mixing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> RowMixing | None:
     """How the rows of a stream are mixed. Raises ``SourceInvalid`` if it has no images for that."""
     mix = config.mix
     if mix is None:
@@ -175,7 +175,7 @@ def mixing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> Mix
         )
         raise SourceInvalid(f"{key}: {text}; {known}")
     height, width = sizes[field]
-    return Mixing(mix.mixup, mix.cutmix, mix.probability, mix.switch, mix.by == "row", height, width)
+    return RowMixing(mix.mixup, mix.cutmix, mix.probability, mix.switch, mix.by == "row", height, width)
 
 
 def _image_size(column: Column) -> tuple[int, int] | None:

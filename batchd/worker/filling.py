@@ -40,7 +40,7 @@ from batchd_wire.fields import SlotLayout, sizes_field
 from batchd_wire.position import Position
 
 if TYPE_CHECKING:
-    from batchd.core.mixing import Mixing
+    from batchd.core.mixing import RowMixing
 
 ROWS_AT_ONCE = 256
 """Rows that may be made at once: after each portion, the daemon sees the worker's progress."""
@@ -163,11 +163,11 @@ class OneByOne(Strategy):
         super().__init__(context)
         self._plan = context.plan
         self._on_error = context.message.on_error
-        self._mixing: Mixing | None = None
+        self._mixing: RowMixing | None = None
         if context.message.mixing is not None:
             from batchd.core import mixing  # noqa: PLC0415  few streams need it
 
-            self._mixing = from_plain(mixing.Mixing, context.message.mixing)
+            self._mixing = from_plain(mixing.RowMixing, context.message.mixing)
         sizes = [sizes_field(field) for field in context.layout.fields if context.layout.buckets]
         self._sizes = [field.name for field in sizes if field is not None]
         """Fields of sizes in slots whose former batch may have had another layout."""

@@ -13,6 +13,7 @@ can fail. If an interrupt loses a batch between two steps, the stream is moved b
 """
 
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -71,11 +72,10 @@ class CutReader:
         self._lent: dict[int, ReceiveBuffer] = {}
         self._ended: deque[LeaseToken] = deque()
         self._made = 0
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._whole.close)
             self._check()
-        except Exception:
-            self._whole.close()
-            raise
+            on_failure.pop_all()
         fields = self.subscription.layout.fields
         self._layout = place_fields(fields, batch_size)
         self._view = BatchView(self._layout)

@@ -29,6 +29,8 @@ VALID = "valid"
 IMAGE_DIMENSIONS = 4
 """With the rows."""
 CHANNELS_MAX = 4
+Values = Any
+"""An array of numpy, torch or JAX, or a module of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def _check_fields(missing: Sequence[str]) -> None:
         )
 
 
-def mixed(fields: Mapping[str, Any], classes: int, mixing: Mixing = DEFAULT) -> tuple[Any, Any]:
+def mixed(fields: Mapping[str, Values], classes: int, mixing: Mixing = DEFAULT) -> tuple[Values, Values]:
     """Return the mixed images and the soft targets of a batch's ``fields``, by name.
 
     Images ``[rows, height, width, channels]``, or with the channels before the sides, keep their
@@ -104,7 +106,7 @@ def mixed(fields: Mapping[str, Any], classes: int, mixing: Mixing = DEFAULT) -> 
     return _as(of_library, whole, images.dtype), targets
 
 
-def _weights(of_library: Any, images: Any, shares: Any, boxes: Any) -> Any:
+def _weights(of_library: Values, images: Values, shares: Values, boxes: Values) -> Values:
     """The share of each pixel's own row: float32 ``[rows, …]`` with 1 for the channels."""
     has_channels_last = images.shape[1] > CHANNELS_MAX or images.shape[-1] <= CHANNELS_MAX < images.shape[2]
     height, width = images.shape[1:3] if has_channels_last else images.shape[2:4]
@@ -117,7 +119,7 @@ def _weights(of_library: Any, images: Any, shares: Any, boxes: Any) -> Any:
     return weights[..., None] if has_channels_last else weights[:, None]
 
 
-def _namespace(array: Any) -> Any:
+def _namespace(array: Values) -> Values:
     """The module with the functions of an array's library."""
     if type(array).__module__.partition(".")[0] == "torch":
         return importlib.import_module("torch")
@@ -125,12 +127,12 @@ def _namespace(array: Any) -> Any:
     return np if find is None else find()
 
 
-def _numbers(of_library: Any, count: int, like: Any) -> Any:
+def _numbers(of_library: Values, count: int, like: Values) -> Values:
     """The numbers below ``count``, on the device of another array."""
     return of_library.arange(count, device=like.device) if hasattr(like, "device") else of_library.arange(count)
 
 
-def _as(of_library: Any, array: Any, dtype: Any) -> Any:
+def _as(of_library: Values, array: Values, dtype: Values) -> Values:
     """The array in another dtype, rounded half to even for one of whole numbers."""
     whole = array if "float" in str(dtype) else of_library.round(array)
     return whole.to(dtype) if hasattr(whole, "to") and not hasattr(whole, "astype") else whole.astype(dtype)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd.core.mixing import Mixing as CoreMixing
+from batchd.core.mixing import RowMixing
 from batchd_client.mixing import MIX_FIELDS, mixed
 from batchd_wire.position import Position
 from support.commands import batchd as command
@@ -32,7 +32,7 @@ def test_a_batch_has_the_numbers_of_its_position(daemon, stream):
     """Also a short last one, and in each epoch others, where the images stay the same."""
     with batchd_client.connect(daemon.address) as connection, connection.stream(stream, epochs=2) as reads:
         height, width = reads.schema["image"].shape[:2]
-        mixing = CoreMixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=height, width=width)
+        mixing = RowMixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=height, width=width)
         for _epoch in range(2):
             for batch in reads:
                 wanted = mixing.numbers(0, Position(batch.epoch, batch.step), batch.samples)

@@ -43,9 +43,11 @@ ATTEMPTS = 10
 WHITE = 255.0
 _RANDOM = Random()  # noqa: S311  crops, no secrets
 
+Foreign = Any
+"""What a library of this environment makes, or the library: none is imported here by name."""
 Step = Mapping[str, Any]
 """The options of a step, by name."""
-Change = Callable[[Any], Any]
+Change = Callable[[Foreign], Foreign]
 """A step: a file's bytes, or an image of its library -> an image of its library, or a tensor."""
 
 
@@ -97,7 +99,7 @@ def _changed(changes: Sequence[Change], value: object) -> object:
     return value if hasattr(value, "numpy") else np.array(value)  # a tensor stays one
 
 
-def _opened(step: Step, data: bytes) -> Any:
+def _opened(step: Step, data: bytes) -> Foreign:
     from PIL import Image, ImageOps  # noqa: PLC0415  only if it is there
 
     image = Image.open(BytesIO(data))
@@ -113,7 +115,7 @@ def _with_torchvision(step: Step) -> Change:  # noqa: C901  one case for each st
         return value if hasattr(value, "numpy") else transforms.functional.pil_to_tensor(value)
 
     op = step["op"]
-    made: Any = channels_first
+    made: Foreign = channels_first
     if op == "decode":
         made = partial(_opened, step)
     elif op == "resize":
@@ -151,30 +153,30 @@ class _Pillow:
 
         self._images, self._ops = Image, ImageOps
 
-    def decoded(self, step: Step, data: bytes) -> Any:
+    def decoded(self, step: Step, data: bytes) -> Foreign:
         return _opened(step, data)
 
-    def sides(self, image: Any) -> tuple[int, int]:
+    def sides(self, image: Foreign) -> tuple[int, int]:
         """Height and width."""
         return image.size[1], image.size[0]
 
-    def cut(self, image: Any, top: int, left: int, height: int, width: int) -> Any:
+    def cut(self, image: Foreign, top: int, left: int, height: int, width: int) -> Foreign:
         """A box of the image; black where it reaches beyond it."""
         return image.crop((left, top, left + width, top + height))
 
-    def scaled(self, image: Any, height: int, width: int) -> Any:
+    def scaled(self, image: Foreign, height: int, width: int) -> Foreign:
         return image.resize((width, height), self._images.BILINEAR)
 
-    def padded(self, image: Any, margin: int) -> Any:
+    def padded(self, image: Foreign, margin: int) -> Foreign:
         return self._ops.expand(image, margin)
 
-    def mirrored(self, image: Any) -> Any:
+    def mirrored(self, image: Foreign) -> Foreign:
         return self._ops.mirror(image)
 
-    def flipped(self, image: Any) -> Any:
+    def flipped(self, image: Foreign) -> Foreign:
         return self._ops.flip(image)
 
-    def grey(self, image: Any, channels: int) -> Any:
+    def grey(self, image: Foreign, channels: int) -> Foreign:
         grey = image.convert("L")
         return grey if channels == 1 else self._images.merge("RGB", [grey] * channels)
 
@@ -187,7 +189,7 @@ class _OpenCV:
 
         self._cv2 = cv2
 
-    def decoded(self, step: Step, data: bytes) -> Any:
+    def decoded(self, step: Step, data: bytes) -> Foreign:
         names = {"rgb": "IMREAD_COLOR_RGB", "bgr": "IMREAD_COLOR", "gray": "IMREAD_GRAYSCALE"}
         is_new = hasattr(self._cv2, "IMREAD_COLOR_RGB")  # an older one decodes to blue, green, red: no more work
         how = getattr(self._cv2, names[step["color"]] if is_new or step["color"] != "rgb" else "IMREAD_COLOR")
@@ -196,13 +198,13 @@ class _OpenCV:
             raise ValueError("no image")
         return self._with_channels(image)
 
-    def _with_channels(self, image: Any) -> Any:
+    def _with_channels(self, image: Foreign) -> Foreign:
         return image if image.ndim == 3 else image[..., None]  # noqa: PLR2004  height, width, channels
 
-    def sides(self, image: Any) -> tuple[int, int]:
+    def sides(self, image: Foreign) -> tuple[int, int]:
         return image.shape[0], image.shape[1]
 
-    def cut(self, image: Any, top: int, left: int, height: int, width: int) -> Any:
+    def cut(self, image: Foreign, top: int, left: int, height: int, width: int) -> Foreign:
         beyond = (
             [max(0, -top), max(0, top + height - image.shape[0])],
             [max(0, -left), max(0, left + width - image.shape[1])],
@@ -212,39 +214,39 @@ class _OpenCV:
             top, left = top + beyond[0][0], left + beyond[1][0]
         return image[top : top + height, left : left + width]
 
-    def scaled(self, image: Any, height: int, width: int) -> Any:
+    def scaled(self, image: Foreign, height: int, width: int) -> Foreign:
         return self._with_channels(self._cv2.resize(image, (width, height)))
 
-    def padded(self, image: Any, margin: int) -> Any:
+    def padded(self, image: Foreign, margin: int) -> Foreign:
         return np.pad(image, [(margin, margin)] * 2 + [(0, 0)])
 
-    def mirrored(self, image: Any) -> Any:
+    def mirrored(self, image: Foreign) -> Foreign:
         return image[:, ::-1]
 
-    def flipped(self, image: Any) -> Any:
+    def flipped(self, image: Foreign) -> Foreign:
         return image[::-1]
 
-    def grey(self, image: Any, channels: int) -> Any:
+    def grey(self, image: Foreign, channels: int) -> Foreign:
         if image.shape[2] == 3:  # noqa: PLR2004  red, green, blue
             image = self._cv2.cvtColor(np.ascontiguousarray(image), self._cv2.COLOR_RGB2GRAY)[..., None]
         return np.repeat(image[..., :1], channels, axis=2)
 
 
-def _with(library: Any, step: Step) -> Change:
+def _with(library: Foreign, step: Step) -> Change:
     """A step by a library without transforms of its own."""
     if step["op"] not in _CHANGES:
         raise SystemExit(f"no counterpart of the step {step['op']}")
     return partial(_CHANGES[step["op"]], library, step)
 
 
-def _resized(library: Any, step: Step, image: Any) -> Any:
+def _resized(library: Foreign, step: Step, image: Foreign) -> Foreign:
     if step["size"] is not None:
         return library.scaled(image, *step["size"])
     sides = library.sides(image)
     return library.scaled(image, *(round(side * step["shorter_side"] / min(sides)) for side in sides))
 
 
-def _cropped(library: Any, step: Step, image: Any) -> Any:
+def _cropped(library: Foreign, step: Step, image: Foreign) -> Foreign:
     is_random = step["op"] == "random_crop"
     if is_random and step["padding"]:
         image = library.padded(image, step["padding"])
@@ -255,7 +257,7 @@ def _cropped(library: Any, step: Step, image: Any) -> Any:
     return library.cut(image, top, left, *step["size"])
 
 
-def _resized_crop(library: Any, step: Step, image: Any) -> Any:
+def _resized_crop(library: Foreign, step: Step, image: Foreign) -> Foreign:
     height, width = library.sides(image)
     for _ in range(ATTEMPTS):
         area = height * width * _RANDOM.uniform(*step["scale"])
@@ -269,7 +271,7 @@ def _resized_crop(library: Any, step: Step, image: Any) -> Any:
     return library.scaled(middle, *step["size"])
 
 
-def _flipped(library: Any, step: Step, image: Any) -> Any:
+def _flipped(library: Foreign, step: Step, image: Foreign) -> Foreign:
     if step["direction"] != "vertical" and _RANDOM.random() < step["probability"]:
         image = library.mirrored(image)
     if step["direction"] != "horizontal" and _RANDOM.random() < step["probability"]:
@@ -277,29 +279,29 @@ def _flipped(library: Any, step: Step, image: Any) -> Any:
     return image
 
 
-def _array(image: Any) -> Any:
+def _array(image: Foreign) -> Foreign:
     """uint8 [height, width, channels] of an image."""
     made = np.asarray(image)
     return made if made.ndim == 3 else made[..., None]  # noqa: PLR2004  grey of PIL
 
 
-def _normalized(_library: Any, step: Step, image: Any) -> Any:
+def _normalized(_library: Foreign, step: Step, image: Foreign) -> Foreign:
     mean, scale = (np.array(step[name], np.float32) * np.float32(WHITE) for name in ("mean", "std"))
     return (_array(image) - mean) / scale
 
 
-def _numbers(_library: Any, step: Step, image: Any) -> Any:
+def _numbers(_library: Foreign, step: Step, image: Foreign) -> Foreign:
     numbers = _array(image).astype(step["dtype"])
     if step["dtype"] != "uint8" and step["scale"]:
         numbers /= numbers.dtype.type(WHITE)
     return _ordered(numbers, step["layout"])
 
 
-def _ordered(image: Any, order: str) -> Any:
+def _ordered(image: Foreign, order: str) -> Foreign:
     return np.ascontiguousarray(_array(image).transpose(2, 0, 1) if order == "nchw" else _array(image))
 
 
-_CHANGES: Mapping[str, Callable[[Any, Step, Any], Any]] = {
+_CHANGES: Mapping[str, Callable[[Foreign, Step, Foreign], Foreign]] = {
     "decode": lambda library, step, data: library.decoded(step, data),
     "resize": _resized,
     "center_crop": _cropped,
@@ -313,14 +315,14 @@ _CHANGES: Mapping[str, Callable[[Any, Step, Any], Any]] = {
 }
 
 
-def _text_bytes(step: Step, text: str) -> Any:
+def _text_bytes(step: Step, text: str) -> Foreign:
     encoded = text.encode()[: step["length"]]
     made = np.zeros(step["length"], np.uint8)
     made[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     return made
 
 
-_TEXT_CHANGES: Mapping[str, Callable[[Step, Any], Any]] = {
+_TEXT_CHANGES: Mapping[str, Callable[[Step, Foreign], Foreign]] = {
     "lowercase": lambda _step, text: text.lower(),
     "text_bytes": _text_bytes,
 }
@@ -340,7 +342,7 @@ class Samples:
         for step in job["steps"]:
             by_field.setdefault(step["field"], []).append(step)
         self._changes = {field: changes_of(steps, library) for field, steps in by_field.items()}
-        self._count: Any = None
+        self._count: Foreign = None
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -361,7 +363,7 @@ class Samples:
             return made
         raise ValueError("no sample is good")
 
-    def _made(self, name: str, value: Any) -> Any:
+    def _made(self, name: str, value: Foreign) -> Foreign:
         """The value of a field.
 
         A string is the path of a file, a list is (first byte, end) of a copy, with dtype and shape
@@ -384,7 +386,7 @@ class Samples:
 def _begin(worker: int) -> None:
     from torch.utils.data import get_worker_info  # noqa: PLC0415  it takes seconds
 
-    info: Any = get_worker_info()
+    info: Foreign = get_worker_info()
     info.dataset.begin(worker)
 
 
@@ -402,7 +404,7 @@ def run(job: Mapping[str, Any]) -> None:
     library, version = tools()
     with Path(job["counters"]).open("r+b") as file:
         counters = mmap.mmap(file.fileno(), job["workers"] * COUNTER_BYTES)
-    samples: Any = Samples(job, counters, library)
+    samples: Foreign = Samples(job, counters, library)
     print(f"{TOOLS}torch {torch.__version__}{f', {version}' if job['steps'] else ''}", flush=True)  # noqa: T201  the answer
     loader = DataLoader(
         samples,

@@ -5,16 +5,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from batchd.core.mixing import BITS, QUANTILE_BITS, WHOLE, Mixing, beta_quantiles
+from batchd.core.mixing import BITS, QUANTILE_BITS, WHOLE, RowMixing, beta_quantiles
 from batchd_wire.position import Position
 
 HEIGHT, WIDTH = 32, 24
-BOTH = Mixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=HEIGHT, width=WIDTH)
-MIXUP, CUTMIX = (Mixing(*alphas, 1.0, 0.5, True, HEIGHT, WIDTH) for alphas in [(0.4, 0.0), (0.0, 1.0)])
+BOTH = RowMixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=HEIGHT, width=WIDTH)
+MIXUP, CUTMIX = (RowMixing(*alphas, 1.0, 0.5, True, HEIGHT, WIDTH) for alphas in [(0.4, 0.0), (0.0, 1.0)])
 
 
 def with_keys(mixing, **keys):
-    return Mixing(**{name: getattr(mixing, name) for name in Mixing.__slots__} | keys)
+    return RowMixing(**{name: getattr(mixing, name) for name in RowMixing.__slots__} | keys)
 
 
 def many(mixing, batches=400, rows=64):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.stream.fingerprints import SKETCH_CHARACTERS, Changes, changes_since, fingerprint, sketch_of
+from batchd.stream.fingerprints import SKETCH_CHARACTERS, StateChanges, changes_since, fingerprint, sketch_of
 
 CROP = {"op": "random_resized_crop", "size": [224, 224], "scale": [0.08, 1.0]}
 CONTENT = {
@@ -106,5 +106,5 @@ def test_a_damaged_sketch_never_makes_a_state_fit(place, character):
     sketch = sketch_of(CONTENT)
     damaged = sketch[:place] + character + sketch[place + 1 :]
     found = changes_since("0" * 32, damaged, CONTENT)
-    assert isinstance(found, Changes)
+    assert isinstance(found, StateChanges)
     assert found.batch_size is None

@@ -1,6 +1,6 @@
 """The steps that draw other changes: which, and how strong. Worker process.
 
-    share of the strength, from 0 to 1  --a space-->  a number  --Changes.of-->  a Change
+    share of the strength, from 0 to 1  --a space-->  a number  --PolicyChanges.of-->  a Change
 
 A space has for each change the function that makes a number of a share; those of changes that go
 in two directions get a share from -1 to 1. ``rand_augment`` has timm's, the others torchvision's.
@@ -42,7 +42,7 @@ _MIX_BITS = 16
 # --- what a change does ---------------------------------------------------------------------------
 
 
-class Changes:
+class PolicyChanges:
     """The changes of one step, by name and number."""
 
     def __init__(self, step: options.PolicyStep, scratch: Scratch, *, is_bgr: bool) -> None:
@@ -149,7 +149,7 @@ _MAGNITUDE_MAX = 10
 
 @recolor_for.register
 def _rand_augment(step: options.RandAugment, scratch: Scratch, *, is_bgr: bool) -> Recolor:
-    changes, names = Changes(step, scratch, is_bgr=is_bgr), tuple(RAND_AUGMENT)
+    changes, names = PolicyChanges(step, scratch, is_bgr=is_bgr), tuple(RAND_AUGMENT)
 
     def draw(random: RandomNumber, shape: Shape) -> Change:
         done = []
@@ -200,7 +200,7 @@ _CHAIN_MAX = 3
 
 @recolor_for.register
 def _trivial_augment(step: options.TrivialAugment, scratch: Scratch, *, is_bgr: bool) -> Recolor:
-    changes = Changes(step, scratch, is_bgr=is_bgr)
+    changes = PolicyChanges(step, scratch, is_bgr=is_bgr)
     names = tuple(name for name in TRIVIAL_AUGMENT if name != "invert")
 
     def draw(random: RandomNumber, shape: Shape) -> Change:
@@ -220,7 +220,7 @@ def _drawn_change(
     return name, -share if is_opposite else share
 
 
-def _made(changes: Changes, space: Space, drawn: tuple[str, float], shape: Shape) -> tuple[str, float, Change]:
+def _made(changes: PolicyChanges, space: Space, drawn: tuple[str, float], shape: Shape) -> tuple[str, float, Change]:
     name, share = drawn
     number = space[name](share, shape)
     return name, number, changes.of(name, number, shape)
@@ -228,7 +228,7 @@ def _made(changes: Changes, space: Space, drawn: tuple[str, float], shape: Shape
 
 @recolor_for.register
 def _auto_augment(step: options.AutoAugment, scratch: Scratch, *, is_bgr: bool) -> Recolor:
-    changes, policies = Changes(step, scratch, is_bgr=is_bgr), POLICIES[step.policy]
+    changes, policies = PolicyChanges(step, scratch, is_bgr=is_bgr), POLICIES[step.policy]
 
     def draw(random: RandomNumber, shape: Shape) -> Change:
         done = []
@@ -244,7 +244,7 @@ def _auto_augment(step: options.AutoAugment, scratch: Scratch, *, is_bgr: bool) 
 
 @recolor_for.register
 def _augmix(step: options.AugMix, scratch: Scratch, *, is_bgr: bool) -> Recolor:
-    changes = Changes(step, scratch, is_bgr=is_bgr)
+    changes = PolicyChanges(step, scratch, is_bgr=is_bgr)
     names = tuple(name for name in AUGMIX if name not in {"invert", "identity"})
 
     def draw(random: RandomNumber, shape: Shape) -> Change:

@@ -18,7 +18,14 @@ from batchd.data.pipeline.augment.options import (
     Solarize,
     TrivialAugment,
 )
-from batchd.data.pipeline.augment.policies import AUGMIX, AUTO_AUGMENT, RAND_AUGMENT, SIGNED, TRIVIAL_AUGMENT, Changes
+from batchd.data.pipeline.augment.policies import (
+    AUGMIX,
+    AUTO_AUGMENT,
+    RAND_AUGMENT,
+    SIGNED,
+    TRIVIAL_AUGMENT,
+    PolicyChanges,
+)
 from batchd.data.pipeline.augment.policy_tables import POLICIES
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.image.opencv import Scratch
@@ -57,7 +64,7 @@ def notes_of(step, samples=400):
 
 def changed(name, number, image=PHOTO, **options):
     """Return what one change makes of an image."""
-    changes = Changes(RandAugment(**options), Scratch(), is_bgr=False)
+    changes = PolicyChanges(RandAugment(**options), Scratch(), is_bgr=False)
     return changes.of(name, number, image.shape).make(image.copy(), None)
 
 
