@@ -102,5 +102,5 @@ def test_a_checkpoint_of_other_data_is_not_trained_on(start, whole, tmp_path):
     example = start(tmp_path)
     _, complained = example.communicate(timeout=PATIENCE_S)
     assert example.returncode == 1
-    assert complained.startswith("jax_train: the saved state is of a stream 'photos' with other files")
+    assert complained.startswith("jax_train: the daemon says: stream 'photos' is not the one of the trainer's state: ")
     assert "Traceback" not in complained
