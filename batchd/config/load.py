@@ -278,6 +278,12 @@ def _syntax_error(message: str, text: str, file: Path) -> ConfigInvalid:
     if what in ("Cannot overwrite a value", "Cannot mutate immutable namespace") or what.startswith("Duplicate"):
         return _unusable(file, f"a key or table stands twice in the file ({what})", place, text, ProblemKind.KEY_TWICE)
     where = f", column {column}" if found and found[1] else ""
+    opened = text.split("\n")[line - 1][: column - 1].rstrip()
+    is_broken = opened.endswith(("{", ",")) and opened.count("{") > opened.count("}")
+    if found and found[1] and (is_broken or what.startswith("Unclosed inline table")):
+        what = f"a table in braces is on one line{where}"
+        remedy = "write it on one line, or break it inside of a list in brackets only"
+        return _unusable(file, f"is not TOML: {what}{REMEDY}{remedy}", place, text, ProblemKind.NOT_TOML)
     return _unusable(file, f"is not TOML: {what}{where}", place, text, ProblemKind.NOT_TOML)
 
 
