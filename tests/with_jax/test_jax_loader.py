@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 from itertools import chain, repeat
 
 import numpy as np
@@ -21,6 +22,7 @@ from batchd_client.errors import (  # noqa: E402
     TensorsInvalid,
 )
 from batchd_client.jax import BatchdLoader, JaxPlacement, JaxTarget, batches  # noqa: E402  # noqa: E402
+from batchd_client.mixing import mixed  # noqa: E402
 from batchd_client.prefetch import Prefetcher  # noqa: E402
 from support.images import encode, photo  # noqa: E402
 from support.loader_suite import LoaderSuite  # noqa: E402
@@ -61,6 +63,7 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
     return start_shared_daemon(
         {
             "photos": folder_stream(photos),
+            "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
             "small": folder_stream(photos, memory="64KiB"),
             "uneven": folder_stream(photos, batch_size=12),
             "numbers": {"source": numbers, "batch_size": 8, "pipeline": [], "shuffle": False},
@@ -71,6 +74,16 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
 
 
 load = pytest.fixture(loading(BatchdLoader))
+
+
+def test_a_batch_is_mixed_on_the_device(load):
+    """A compiled function gives what numpy gives by the same numbers, rounded once."""
+    batch = next(iter(load("mixed")))
+    images, targets = jax.jit(partial(mixed, classes=4))(batch)
+    wanted, soft = mixed({name: np.asarray(array) for name, array in batch.items()}, 4)
+    assert images.dtype == wanted.dtype == np.uint8
+    assert np.abs(np.asarray(images).astype(int) - wanted).max() <= 1
+    assert np.allclose(targets, soft)
 
 
 class TestLoader(LoaderSuite):
