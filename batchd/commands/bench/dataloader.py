@@ -102,7 +102,7 @@ def _changed(changes: Sequence[Change], value: object) -> object:
 def _opened(step: Step, data: bytes) -> Foreign:
     from PIL import Image, ImageOps  # noqa: PLC0415  only if it is there
 
-    image = Image.open(BytesIO(data))
+    image: Foreign = Image.open(BytesIO(data))
     if step["exif"] == "apply":
         image = ImageOps.exif_transpose(image)
     return image.convert("L" if step["color"] == "gray" else "RGB")
@@ -151,7 +151,8 @@ class _Pillow:
     def __init__(self) -> None:
         from PIL import Image, ImageOps  # noqa: PLC0415  only if it is there
 
-        self._images, self._ops = Image, ImageOps
+        self._images: Foreign = Image
+        self._ops: Foreign = ImageOps
 
     def decoded(self, step: Step, data: bytes) -> Foreign:
         return _opened(step, data)
