@@ -284,7 +284,7 @@ def longest_pause_s(running: list[Trainer], since_s: float) -> float:
 def run(options: argparse.Namespace) -> None:
     """The whole demo, inside its namespaces."""
     console = Console(highlight=False)
-    source = photographs(options.data, FOLDER, console)
+    source = photographs(options.data, FOLDER)
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     (folder / "demo_function.py").write_text(FUNCTION)
     config = folder / "batchd.toml"

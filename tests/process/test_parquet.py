@@ -81,5 +81,5 @@ def test_a_scan_that_is_killed_or_interrupted_ends_the_start(start_daemon, tmp_p
     assert f"{tmp_path}/a.parquet was not scanned to its end: the process was killed by signal 9" in killed.log
     scanner = hanging.wait_for_fault("scan.parquet.opening")
     hanging.send(signal.SIGINT)
-    assert hanging.wait() == ExitCode.FAILED
+    assert hanging.wait() == ExitCode.INTERRUPTED
     assert not Path(f"/proc/{scanner}").exists()
