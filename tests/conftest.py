@@ -147,6 +147,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     return report
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loggers_follow() -> Iterator[None]:
+    """Bind no module's logger for good: a command in a test's process would keep it from others."""
+    configure = structlog.configure
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            structlog, "configure", lambda **options: configure(**options | {"cache_logger_on_first_use": False})
+        )
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """Restore the log format: a command in a test's own process may have changed it."""
