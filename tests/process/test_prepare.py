@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import batchd_client
+from batchd.errors import ExitCode
 from support.commands import batchd
 from support.images import encode, photo
 from support.lmdb_files import write_lmdb
@@ -102,7 +103,7 @@ def test_the_same_command_goes_on_where_it_was(number, config, whole, tmp_path):
     command.send_signal(number)
     said = command.communicate()[0]
 
-    assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 1)
+    assert command.returncode == (-signal.SIGKILL if number == signal.SIGKILL else ExitCode.INTERRUPTED)
     assert number == signal.SIGKILL or "interrupted; the same command continues where it stopped" in said
     assert number == signal.SIGKILL or not list((tmp_path / "out").glob("*.unfinished"))
     assert 3 <= len(done) < 6
