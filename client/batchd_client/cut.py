@@ -219,7 +219,8 @@ class CutReader:
         """As ``StreamReader.take``."""
         end_epoch = self.claim.end_epoch
         if self._epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
-            return self._whole.take(-1)
+            self._whole.report_end()
+            return None
         waited_s = self._whole.wait_s
         share = self._share()
         batch = self._ready(share, wait=wait)

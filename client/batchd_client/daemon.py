@@ -33,6 +33,7 @@ from batchd_wire.status import DaemonStatus, read_status
 html_of_daemon: Extension[[str, DaemonStatus], str] = Extension("batchd_client.notebook")
 
 BATCH_SIZE_MAX = 65_536
+"""As of a stream in batchd.toml."""
 SHOWN_WITHIN_S = 2.0
 """How long a notebook that shows a connection waits for the daemon."""
 

@@ -111,7 +111,7 @@ class StreamReader:
         started_s = time.perf_counter()
         end_epoch = self.claim.end_epoch
         if self.subscription.position.epoch != epoch or (end_epoch is not None and epoch >= end_epoch):
-            self.connection.run_if_usable(self._report_end)
+            self.report_end()
             return None
         if self.first_take_s is None:
             self.first_take_s = time.monotonic()
@@ -179,6 +179,10 @@ class StreamReader:
     def begin_again(self, position: Position) -> Beginning:
         """Where to begin for a position where this stream was."""
         return Beginning(*self.in_stream(position))
+
+    def report_end(self) -> None:
+        """The loop is over: release its last batch, and send the total wait and the reports."""
+        self.connection.run_if_usable(self._report_end)
 
     def move(self, begin: Beginning) -> None:
         """Continue elsewhere. A refusal changes nothing."""

@@ -9,7 +9,15 @@ import pytest
 
 import batchd_client
 from batchd_client import subscription
-from batchd_client.errors import DaemonClosed, PositionInvalid, RankInvalid, StateMismatch, StreamClosed, WindowInvalid
+from batchd_client.errors import (
+    DaemonClosed,
+    PositionInvalid,
+    RankInvalid,
+    StateMismatch,
+    StreamClosed,
+    VersionMismatch,
+    WindowInvalid,
+)
 from batchd_wire.messages import Pull, Subscribe, Unsubscribe
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
@@ -480,3 +488,18 @@ def test_daemon_answers_questions(daemon, fake) -> None:
         "times": 2,
     }
     assert daemon.address == fake.address
+
+
+def test_an_older_daemon_is_refused_what_it_cannot_do(fake) -> None:
+    """It would begin with a whole batch, and silently: the stream stays where it was."""
+    with batchd_client.connect(fake.address) as daemon, daemon.stream("photos") as stream:
+        state = stream.state_dict()
+        assert "parts" not in state
+        for ask in (
+            lambda: stream.seek(0, sample=3),
+            lambda: stream.load_state_dict(state, convert=True),
+            lambda: daemon.stream("photos", batch_size=2),
+        ):
+            with pytest.raises(VersionMismatch, match="too old"):
+                ask()
+        assert next(iter(stream)).step == 0
