@@ -2,7 +2,7 @@
 
 plan        facts and problems that need no scan; the order and the weights of samples
 served      with the index of its source: facts for core, workers and trainers; the fingerprint
-differences how two streams differ, for people
+fingerprints what a fingerprint is a digest of, and how two streams differ, for people
 grouping    which samples share a batch, where sizes decide it, and these sizes
 rings       the memory and the descriptors of the rings
 cache_file  caches on disk; cache_memory: in shared memory

@@ -34,8 +34,7 @@ from batchd.errors import BatchdError, ConfigInvalid, SourceInvalid
 from batchd.runtime.children import start_linked
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.suggestions import suggestion
-from batchd.stream.differences import part_differences
-from batchd.stream.fingerprints import changes_since, content_from
+from batchd.stream.fingerprints import changes_since, content_from, part_differences
 from batchd.stream.plan import look_at_stream
 from batchd.stream.rings import RingSize, slot_layout
 from batchd.stream.served import ServedStream, open_stream

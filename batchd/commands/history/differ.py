@@ -25,7 +25,7 @@ from batchd.core.plan import Plan
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.sample_fields import pack_of
 from batchd.data.sources.composed.options import MixSource
-from batchd.stream.differences import part_differences
+from batchd.stream.fingerprints import part_differences
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 

@@ -26,7 +26,7 @@ from batchd.runtime.limits import SessionLimits
 from batchd.runtime.plain import from_plain
 from batchd.runtime.slots import MailboxMemory, SlotPool
 from batchd.stream.cache_memory import different
-from batchd.stream.differences import card_differences
+from batchd.stream.fingerprints import card_differences
 from batchd.stream.served import ServedStream, StreamFacts
 from batchd.worker.messages import CHUNK_ROWS_MAX
 from batchd_wire.record import frozen

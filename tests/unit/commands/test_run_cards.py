@@ -19,8 +19,7 @@ from batchd.commands.history.differ import RowOrder, difference
 from batchd.config.load import load_config
 from batchd.config.tree import Config
 from batchd.errors import BatchdError
-from batchd.stream.differences import part_differences
-from batchd.stream.fingerprints import content_from, fingerprint
+from batchd.stream.fingerprints import content_from, fingerprint, part_differences
 from batchd_wire.codec import TEXT_CHARACTERS_MAX
 from batchd_wire.position import Position
 from support.settings import STILL_PIPELINE, folder_stream, write_settings
