@@ -8,9 +8,8 @@ subscription  one trainer: where it is, what it wants, what it holds
 supply        how batches get their samples, stored or pushed; how far apart trainers may be
 claims        which subscription may claim another slot, and which one
 delivery      batches and answers for the trainers of one stream
-stream        the delivery of one stream, its bad samples, the size of its orders
+stream        the delivery of one stream, its bad samples, the size of its orders, its outages
 suspicion     bad samples, and which sample kills workers
-outage        storage that is away, and when it is tried again
 fleet         workers, their orders, their restarts
 state         the whole: one event, the time, a list of actions
 measure       where the workers' time and the trainers' waiting went

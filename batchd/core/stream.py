@@ -1,4 +1,4 @@
-"""One stream: its delivery, its bad samples, and the size of its orders. Pure code."""
+"""One stream: its delivery, bad samples, size of orders, and outages. Pure code."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -22,7 +22,6 @@ from batchd.core.delivery import Delivery
 from batchd.core.events import ChunkDone, Note, OrderFilled, StreamSpec, WorkerGone
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
-from batchd.core.outage import Outage
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
 from batchd.core.shares import Shares
 from batchd.core.subscription import Subscription
@@ -42,6 +41,10 @@ BLANK_DEATHS_MAX = 20
 """Number of deaths between samples, without progress, after which the stream stops."""
 SMOOTHING = 0.2
 """Weight of the newest chunk in the mean time for a sample."""
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 30.0
+PAUSE_GROWTH = 2.0
+"""Of the pauses between tries while the storage is away."""
 
 
 class Stream:
@@ -374,3 +377,60 @@ def _subscription_statistics(subscription: Subscription, kept_slots: int) -> Sub
         short_of_memory_s=subscription.short_of_memory.total_s,
         kept_slots=kept_slots,
     )
+
+
+class Outage:
+    """A stream whose storage is away: one row is tried again after each pause.
+
+        a worker says "away" --> pause 1 s --> probe --> away --> pause 2 s --> ... at most 30 s
+                                                 |                 over after storage_away_s: stop
+                                                 +--> filled: the stream goes on as before
+
+    Begins at ``now_s`` for a worker's ``reason``; the stream stops ``patience_s`` later. Invariant:
+    while a stream is away, no worker gets an order of it but the probe, which has one row.
+    """
+
+    def __init__(self, reason: str, now_s: float, patience_s: float) -> None:
+        self.reason = reason
+        self.since_s = now_s
+        self._patience_s = patience_s
+        self._pause_s = PAUSE_FIRST_S
+        self._next_s = self._after_pause(now_s)
+        self._probe: Order | None = None
+
+    def may_probe(self, now_s: float) -> bool:
+        """Return whether an order may be tried now: the pause is over, and no other one is."""
+        return now_s >= self._next_s and not self._is_probing
+
+    def begin(self, probe: Order, now_s: float) -> None:
+        """Note the order that is tried; if its worker dies, the next one follows after a pause."""
+        self._probe = probe
+        self._next_s = self._after_pause(now_s)
+
+    def is_of(self, numbers: set[int]) -> bool:
+        """Return whether the probe is one of these orders."""
+        return self._probe is not None and self._probe.number in numbers
+
+    def failed(self, reason: str, now_s: float) -> str | None:
+        """Note that the probe found the storage away; return why the stream stops, if it does."""
+        self.reason, self._probe = reason, None
+        self._pause_s = min(PAUSE_GROWTH * self._pause_s, PAUSE_MAX_S)
+        self._next_s = self._after_pause(now_s)
+        if now_s < self.since_s + self._patience_s:
+            return None
+        return (
+            f"{reason}; it was waited for during {now_s - self.since_s:.0f} s (storage_away_s = {self._patience_s:g}): "
+            "when it is back, `batchd reload` starts the stream again"
+        )
+
+    @property
+    def _is_probing(self) -> bool:
+        """True while a worker has the probe: an order that was lost is not one of its slot."""
+        return self._probe is not None and (
+            self._probe.slot.fill is not None and self._probe.number in self._probe.slot.fill.under_way
+        )
+
+    def _after_pause(self, now_s: float) -> float:
+        """The end of a pause that begins now: no later than the last try."""
+        end_s = self.since_s + self._patience_s
+        return min(now_s + self._pause_s, end_s) if now_s < end_s else now_s + self._pause_s
