@@ -17,6 +17,7 @@ processes end with their channels, memory with its descriptors, and sockets are 
 lock is held.
 """
 
+import errno
 import os
 import resource
 import signal
@@ -56,8 +57,7 @@ from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import allow_descriptors
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
-from batchd.runtime.poller import Poller
-from batchd.runtime.signals import Signals, has_terminal
+from batchd.runtime.poller import Poller, Signals
 from batchd.runtime.slots import BlankSlots, SlotPool
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
 from batchd.stream.rings import (
@@ -121,7 +121,7 @@ def serve(config: Config, options: ServeOptions) -> None:
 
 
 def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a sequence: each part needs earlier ones
-    started_s, daemon, had_terminal = monotonic(), config.daemon, has_terminal()
+    started_s, daemon, had_terminal = monotonic(), config.daemon, _has_terminal()
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
@@ -358,7 +358,7 @@ class SignalActions:
     def received(self, number: signal.Signals) -> None:
         """Act on a signal."""
         loop, reloader = self._loop, self._loop.reloader
-        if number == signal.SIGHUP and (has_terminal() or not self._had_terminal):
+        if number == signal.SIGHUP and (_has_terminal() or not self._had_terminal):
             reloader.ask()
             return
         reloader.abandon()
@@ -370,3 +370,12 @@ class SignalActions:
             within_s = reloader.applier.daemon.drain_timeout_s
             _log.info("draining", signal=number.name, within_s=within_s)
             loop.drain(within_s)
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal that is still there (tty(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in {errno.ENXIO, errno.EIO, errno.ENOENT}
+    return True

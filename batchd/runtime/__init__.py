@@ -1,14 +1,16 @@
 """What several processes of the server need, and what is about no sample and no stream.
 
 children      starts, watches and ends child processes; child_log: their lines
-descriptors   waiting for many of them; signals: as one of them
+poller        waits for descriptors, ZeroMQ's sockets, timers and signals
+descriptors   sockets of peers that nobody trusts; how many descriptors there may be
 tcp           a ROUTER socket for untrusted peers; keys: files with their keys
-slots         shared memory of slots; available, sizes: how much there is
+slots         shared memory of slots; available, sizes: how much there is; cpus: how many
 limits        what one peer may have: sessions, handshakes, connections, log lines
 compiled      whether the extensions are those of the sources
 plain         records as JSON and msgpack carry them, and the way back
 mapped_files  unmaps what only loading libraries needed
 failpoints    named steps at which tests kill, stop or hang a process
+directories   of caches and keys, where the configuration names none
 addresses, suggestions   what users write: addresses, "did you mean"
 """
 

@@ -1,4 +1,4 @@
-"""Waits for descriptors, ZeroMQ's sockets and timers, and calls their handlers. Every loop.
+"""Waits for descriptors, ZeroMQ's sockets, timers and signals; calls their handlers. Every loop.
 
     zmq.Poller( ZeroMQ's sockets | epoll( all other descriptors ) ), until the next timer is due
                       |                            |                              |
@@ -13,8 +13,11 @@ time, so no one has to set, move or cancel such a timer.
 Invariant: handlers run in the thread that waits, and in a wait a timer runs once at most.
 """
 
+import os
 import select
-from collections.abc import Callable, Container
+import signal
+import socket
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from time import monotonic
@@ -22,6 +25,8 @@ from time import monotonic
 import zmq
 
 EVENTS_AT_ONCE = 256
+SIGNALS_AT_ONCE = 64
+"""Signals read at once; more stay in the socket."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,3 +145,37 @@ class Poller:
         self._epoll.close()
         self._handlers.clear()
         self._timers.clear()
+
+
+class Signals:
+    """Signals through a descriptor, which the loop reads.
+
+    Calls ``received`` from the loop for each of some signals, until it is closed.
+    """
+
+    def __init__(
+        self, poller: Poller, numbers: Sequence[signal.Signals], received: Callable[[signal.Signals], None]
+    ) -> None:
+        self._poller = poller
+        self._received = received
+        self._ours, self._theirs = socket.socketpair()
+        for end in (self._ours, self._theirs):
+            end.setblocking(False)
+        # The descriptor is set before the handlers: a signal between the two would be lost.
+        self._wakeup_before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        # The handlers do nothing: the interpreter writes the signal's number to the descriptor.
+        self._before = {number: signal.signal(number, lambda _number, _frame: None) for number in numbers}
+        poller.watch(self._ours.fileno(), self._read)
+
+    def close(self) -> None:
+        """Put everything back as it was."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._poller.unwatch(self._ours.fileno())
+        self._ours.close()
+        self._theirs.close()
+
+    def _read(self) -> None:
+        for number in os.read(self._ours.fileno(), SIGNALS_AT_ONCE):
+            self._received(signal.Signals(number))

@@ -39,8 +39,7 @@ from batchd.runtime import __version__
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import allow_descriptors
-from batchd.runtime.poller import Poller
-from batchd.runtime.signals import Signals
+from batchd.runtime.poller import Poller, Signals
 from batchd.runtime.sizes import round_bytes
 from batchd.worker.messages import TO_WORKER, ServeStream
 from batchd_wire.codec import MalformedMessage, Message
