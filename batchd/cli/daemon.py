@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from batchd.cli import terminal
 from batchd.errors import BatchdError
 from batchd.runtime.children import collect_output, fill_standard_streams, stop_collecting
-from batchd.worker.entry import start_early
+from batchd.worker.fork_server import start_early
 from batchd_wire.wording import counted
 
 if TYPE_CHECKING:

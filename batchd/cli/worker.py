@@ -25,7 +25,7 @@ from batchd.runtime.children import collect_output, fill_standard_streams, stop_
 from batchd.runtime.compiled import outdated_extension
 from batchd.runtime.cpus import available_cpus
 from batchd.runtime.sizes import parse_bytes, round_bytes
-from batchd.worker.entry import start_early
+from batchd.worker.fork_server import start_early
 from batchd_wire.keys import KEY_VARIABLE, ConnectionKey, Role, read_connection_key
 from batchd_wire.runtime import TcpAddress
 

@@ -1,8 +1,8 @@
 """The worker process: takes orders, fills chunks, reports. It ends when its channel does.
 
 __main__     process entry
-entry        how fork server and workers begin: a fork of the daemon, or a process of its own
-fork_server  the process that imports everything once; each worker is a fork of it
+fork_server  the process that imports everything once, itself a fork of the daemon or a process of
+             its own; each worker is a fork of it
 loop         one order after the other: planned, requested, filled, reported
 filling      how the rows of a chunk are filled: one by one, or many at once; packs: of documents
 blocks       the blocks of a shuffle, read ahead from servers

@@ -8,6 +8,6 @@ from batchd.worker.process import limit_threads
 limit_threads()
 
 if __name__ == "__main__":
-    from batchd.worker.entry import work
+    from batchd.worker.fork_server import work
 
     sys.exit(work(socket.socket(fileno=int(sys.argv[1]))))

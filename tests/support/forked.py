@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from batchd.data.sources.scan import answer
 from batchd.runtime import failpoints
 from batchd.runtime.children import Child
-from batchd.worker.entry import work
+from batchd.worker.fork_server import work
 
 
 class Forked:

@@ -26,7 +26,7 @@ from support.waiting import PATIENCE_S, wait_until
 EARLY = """
 import gc, json, os, subprocess, sys, threading, time
 from batchd.cli.daemon import imports_for_a_daemon
-from batchd.worker.entry import start_early
+from batchd.worker.fork_server import start_early
 if sys.argv[1:]:
     threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
 os.environ["OMP_NUM_THREADS"] = "7"
@@ -44,7 +44,7 @@ USED_BY_WORKERS = (
     "print(json.dumps(list(sys.modules)))"
 )
 SLEEPS = "import time; time.sleep(3600)"
-REAL = "import socket, sys; from batchd.worker.entry import work; work(socket.socket(fileno=int(sys.argv[1])))"
+REAL = "import socket, sys; from batchd.worker.fork_server import work; work(socket.socket(fileno=int(sys.argv[1])))"
 ENDS_FIRST = (
     "import os, time; from batchd.runtime import children; mine = os.getpid()\n"
     "def until_it_has_ended():\n"
