@@ -1,5 +1,6 @@
 """Definitions shared by daemon and trainers. Every process; standard library and msgpack only.
 
+record     the classes of messages and other values
 fields     the arrays of a batch, and their offsets in a slot
 slot       the header page of a slot, and the checksums of its rows
 messages   trainer and daemon, over ZeroMQ and the lifeline socket
@@ -8,8 +9,12 @@ channel    messages and file descriptors over an AF_UNIX SOCK_SEQPACKET socket
 codes      error codes, never reused
 runtime    the runtime directory and the addresses in it
 keys       the connection file of a trainer on another host
+status     a daemon's status, for commands, observer and trainers; reports: of training loops
+mailbox    shared memory that producers push samples into
 tcp        TCP heartbeats, and the frames that carry a batch to another host
 position   the address of a batch
+threads    whether threads can be started before libzmq needs them
+wording    words that several processes say to users
 views      numpy arrays over a slot (the only module that needs numpy)
 """
 

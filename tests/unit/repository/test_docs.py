@@ -146,6 +146,23 @@ def test_a_folder_of_many_modules_says_what_each_is_for(folder):
         assert [name for name in names if f"`{name}`" not in page] == []
 
 
+def test_a_list_of_modules_has_each_of_its_folder_and_no_other():
+    """The docstrings of packages have lists: a line begins with one or more modules or folders."""
+    lists = 0
+    for package in (file for top in ("batchd", "client") for file in (ROOT / top).rglob("__init__.py")):
+        text = ast.get_docstring(ast.parse(package.read_text())) or ""
+        listed = {
+            name for names in re.findall(r"^(\w+(?:, \w+)*)  +\S", text, re.MULTILINE) for name in names.split(", ")
+        }
+        there = {file.stem for file in package.parent.glob("*.py")}
+        there |= {file.parent.name for file in package.parent.glob("*/__init__.py")}
+        if listed:
+            lists += 1
+            assert (package, listed - there) == (package, set())
+            assert (package, there - {"__init__"} - set(re.findall(r"\w+", text))) == (package, set())
+    assert lists > 10
+
+
 def test_the_site_has_every_page_and_all_linked_files():
     """Pages of docs/ are at the top, others at their paths, and files become pages.
 
