@@ -468,9 +468,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
 
     def part(self, first: int, span: BatchRows, lease: LeasePart) -> "Batch":
         """A batch of some of its rows, from row ``first`` of its memory on."""
-        handle = Handle(
-            0, 0, span.epoch, span.step, slot=0, generation=0, first=first, count=span.rows, bucket=self.bucket
-        )
+        handle = Handle(0, 0, span.epoch, span.step, 0, 0, first, span.rows, self.bucket)
         return Batch(self._stream, self._fields, lease, handle, self._classes, span)
 
     @property

@@ -8,8 +8,8 @@ The own batches of an epoch are dealt to ranks in rounds, as the daemon deals a 
 whole round is split among them by samples. Each rank reads all batches of the stream, as it may
 have rows in each: on one host they are decoded once for all.
 
-Invariant: ``_next`` is the position, as a number of samples of the epoch; it changes after all that
-can fail. If an interrupt loses a batch between two steps, the stream is moved back to it.
+Invariant: ``_epoch`` and ``_step``, the position, change after all that can fail. If an interrupt
+loses a batch between two steps, the stream is moved back to it.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchd_client.batch import Batch, BatchRows, Lease, LeaseToken, RowsMemory, SharedLease
+from batchd_client.batch import Batch, Lease, LeaseToken, RowsMemory, SharedLease
 from batchd_client.connection import Connection
 from batchd_client.errors import BatchSizeInvalid, RingExhausted, TooFewBatches, VersionMismatch
 from batchd_client.memory import ReceiveBuffer
@@ -36,20 +36,16 @@ BUFFERS_MAX = 32
 
 
 class _Part(NamedTuple):
-    """A batch of the stream that is at hand: its rows are ``first`` to ``end`` of the epoch."""
+    """A batch of the stream that is at hand: its rows are ``first`` to ``end`` of the epoch.
+
+    Row ``first`` is ``row`` of its memory.
+    """
 
     batch: Batch
     lease: SharedLease
     first: int
     end: int
-
-
-class _Share(NamedTuple):
-    """The next batch: its number among the own ones of the epoch, and its rows of the epoch."""
-
-    step: int
-    first: int
-    end: int
+    row: int
 
 
 class CutReader:
@@ -66,12 +62,20 @@ class CutReader:
         self._epoch = self._step = 0
         self._within: tuple[Position, int] | None = None
         self._parts: deque[_Part] = deque()
-        self._filled: tuple[_Share, ReceiveBuffer, int] | None = None
+        self._filled: tuple[ReceiveBuffer, int] | None = None
         """A batch of several of the stream's, and the row up to which it is copied."""
         self._free: list[ReceiveBuffer] = []
         self._lent: dict[int, ReceiveBuffer] = {}
         self._ended: deque[LeaseToken] = deque()
         self._made = 0
+        self._at_hand = -1
+        """The batches that the stream had given when the last one was kept."""
+        admitted = self.subscription.admitted  # the stream stays the same, or ends
+        self._sizes = batch_size, admitted.batch_size
+        self._drops_last = admitted.drop_last
+        self._rows = admitted.steps * admitted.batch_size if admitted.drop_last else admitted.samples
+        self.steps = self._whole_or_part(self._rows, batch_size)
+        """Own batches in an epoch, of all ranks together."""
         with ExitStack() as on_failure:
             on_failure.callback(self._whole.close)
             self._check()
@@ -103,17 +107,6 @@ class CutReader:
         return self._whole.subscription
 
     @property
-    def _rows(self) -> int:
-        admitted = self.subscription.admitted
-        return admitted.steps * admitted.batch_size if admitted.drop_last else admitted.samples
-
-    @property
-    def steps(self) -> int:
-        """Own batches in an epoch, of all ranks together."""
-        whole, rest = divmod(self._rows, self.batch_size)
-        return whole + bool(rest and not self.subscription.admitted.drop_last)
-
-    @property
     def rounds(self) -> int:
         """Batches of each rank in a whole epoch."""
         return self._rounds_from(0)
@@ -124,8 +117,11 @@ class CutReader:
         return self._rounds_from(self._step)
 
     def _rounds_from(self, step: int) -> int:
-        whole, rest = divmod(self.steps - step, self.claim.world_size)
-        return whole + bool(rest and not self.subscription.admitted.drop_last)
+        return self._whole_or_part(self.steps - step, self.claim.world_size)
+
+    def _whole_or_part(self, count: int, size: int) -> int:
+        """How many times ``size`` goes into ``count``; a rest counts, unless it is dropped."""
+        return count // size if self._drops_last else -(-count // size)
 
     @property
     def position(self) -> Position:
@@ -171,7 +167,7 @@ class CutReader:
 
     def in_stream(self, position: Position) -> tuple[Position, int | None]:
         """A position where this stream was in the stream's own steps, for a state."""
-        step, row = divmod(sample := self.sample_of(position), self.subscription.admitted.batch_size)
+        step, row = divmod(sample := self.sample_of(position), self._sizes[1])
         return Position(position.epoch, step), sample if row else None
 
     def begin_at(self, position: Position) -> Beginning:
@@ -208,10 +204,7 @@ class CutReader:
         """The epoch of the stream's next batch, and the samples before it."""
         begin = self.subscription.begin
         step = begin.position.step
-        return (
-            begin.position.epoch,
-            step * self.subscription.admitted.batch_size if begin.sample is None else begin.sample,
-        )
+        return begin.position.epoch, step * self._sizes[1] if begin.sample is None else begin.sample
 
     # --- taking batches ---------------------------------------------------------------------------
 
@@ -222,63 +215,65 @@ class CutReader:
             self._whole.report_end()
             return None
         waited_s = self._whole.wait_s
-        share = self._share()
-        batch = self._ready(share, wait=wait)
+        rows, first, end = self._share()
+        batch = self._ready(rows, first, end, wait=wait)
         if batch is None:
             return None
         batch.wait_s = self._whole.wait_s - waited_s
-        rows = batch.samples
-        self.reports.note(batch.span)
-        left = self._rounds_from(self._step + self.claim.world_size)
-        following = (epoch, self._step + self.claim.world_size) if left >= 1 else (epoch + 1, 0)
+        self.reports.note(rows)
+        step = self._step + self.claim.world_size
+        following = (epoch, step) if self._rounds_from(step) > 0 else (epoch + 1, 0)
         # From here on nothing is called, so neither a signal handler nor another thread can come in
         # between.
         if self._filled is not None:
-            self._lent[self._made] = self._filled[1]
+            self._lent[self._made] = self._filled[0]
         self._filled = None
         self.batches += 1
-        self.samples += rows
+        self.samples += end - first
         self._epoch, self._step = following
         return batch
 
-    def _share(self) -> _Share:
-        """The rows of this rank's next batch: see ``core.course`` of the daemon."""
-        rank, ranks, left = self.claim.rank, self.claim.world_size, self.steps - self._step
-        batch = rank if left >= ranks else rank * left // ranks
-        step = self._step + batch
-        first = self.sample_of(Position(self._epoch, step))
-        end = min((step + 1) * self.batch_size, self._rows)
-        if left >= ranks:
-            return _Share(step, first, end)
-        begin, behind = (-(-one * ranks // left) for one in (batch, batch + 1))
-        rows, member, members = end - first, rank - begin, behind - begin
-        start = first + rows * member // members
-        return _Share(step, start, max(start + 1, first + rows * (member + 1) // members))
+    def _share(self) -> tuple[OwnRows, int, int]:
+        """This rank's next batch: its rows, and where they begin and end in the epoch.
 
-    def _ready(self, share: _Share, *, wait: bool) -> Batch | None:
-        """Make a batch of what is at hand and comes; None if it has not arrived."""
+        See ``core.course`` of the daemon.
+        """
+        rank, ranks, left = self.claim.rank, self.claim.world_size, self.steps - self._step
+        step = self._step + (rank if left >= ranks else rank * left // ranks)
+        whole = step * self.batch_size
+        first = whole if self._within is None else self.sample_of(Position(self._epoch, step))
+        end = min(whole + self.batch_size, self._rows)
+        if left < ranks:
+            begin, behind = (-(-batch * ranks // left) for batch in (step - self._step, step - self._step + 1))
+            rows, member, members = end - first, rank - begin, behind - begin
+            end = first + max(rows * member // members + 1, rows * (member + 1) // members)
+            first += rows * member // members
+        share = OwnRows(self._epoch, step, first - whole, end - first)
+        share.sizes = self._sizes
+        return share, first, end
+
+    def _ready(self, rows: OwnRows, first: int, end: int, *, wait: bool) -> Batch | None:
+        """Make the batch of a share of what is at hand and comes; None if it has not arrived."""
+        parts, epoch = self._parts, self._epoch
         while True:
-            at = share.first if self._filled is None else self._filled[2]
-            if at == share.end:
-                return self._copied(share)
-            self._drop_before(at)
-            if self._has_lost(at):
-                self._go_back(share.first)
-            elif not self._parts:
+            at = first if self._filled is None else self._filled[1]
+            if at == end:
+                return self._copied(rows)
+            while parts and (parts[0].end <= at or parts[0].batch.epoch != epoch):
+                parts.popleft().lease.let_go()  # it has no further rows of this rank
+            if self._whole.batches != self._at_hand and self._has_lost(at):
+                self._go_back(first)
+            elif not parts:
                 if not self._fetch(at, wait=wait):
                     return None
-            elif self._parts[0].end >= share.end and self._filled is None:
-                return self._view_of(share, self._parts[0])
+            elif parts[0].end >= end and self._filled is None:
+                batch, lease, begin, _end, row = parts[0]
+                return batch.part(row + first - begin, rows, lease.part())
             else:
-                self._copy(share, at, self._parts[0])
-
-    def _drop_before(self, at: int) -> None:
-        """Let go of batches of the stream that have no further rows of this rank."""
-        while self._parts and (self._parts[0].batch.epoch != self._epoch or self._parts[0].end <= at):
-            self._parts.popleft().lease.let_go()
+                self._copy(first, at, end, parts[0])
 
     def _has_lost(self, at: int) -> bool:
-        """Whether the stream is beyond row ``at``, as after an interrupt between two steps."""
+        """Whether the stream is beyond row ``at``: see the invariant."""
         epoch, cursor = self._cursor()
         if self._parts:
             part = self._parts[0]
@@ -298,49 +293,30 @@ class CutReader:
         if batch is None:
             return False
         span = batch.span
-        first = span.step * self.subscription.admitted.batch_size + span.first
-        if span.epoch == self._epoch and first + span.rows > at:
-            self._parts.append(_Part(batch, batch.shared(), first, first + span.rows))
+        first = span.step * self._sizes[1] + span.first
+        if span.epoch == self._epoch and first <= at < first + span.rows:
+            self._parts.append(_Part(batch, batch.shared(), first, first + span.rows, span.first))
+            self._at_hand = self._whole.batches
         else:
             batch.release()
         return True
 
-    def _rows_of(self, share: _Share) -> OwnRows:
-        """The rows of a share, with the stream's positions that they are of."""
-        size = self.subscription.admitted.batch_size
-        rows = OwnRows(self._epoch, share.step, share.first - share.step * self.batch_size, share.end - share.first)
-        first = share.first
-        pieces = []
-        while first < share.end:
-            step, row = divmod(first, size)
-            count = min(size - row, share.end - first)
-            pieces.append(BatchRows(self._epoch, step, row, count))
-            first += count
-        rows.pieces = tuple(pieces)
-        return rows
-
-    def _view_of(self, share: _Share, part: _Part) -> Batch:
-        """A batch that lies in one of the stream's: a view of it, which shares its lease."""
-        first = part.batch.span.first + share.first - part.first
-        return part.batch.part(first, self._rows_of(share), part.lease.part())
-
-    def _copy(self, share: _Share, at: int, part: _Part) -> None:
-        """Copy the rows of a part from row ``at`` of the epoch on."""
-        buffer = self._buffer() if self._filled is None else self._filled[1]
-        end = min(part.end, share.end)
+    def _copy(self, first: int, at: int, end: int, part: _Part) -> None:
+        """Copy the rows of a part from row ``at`` on into a batch from ``first`` to ``end``."""
+        buffer = self._buffer() if self._filled is None else self._filled[0]
+        end = min(part.end, end)
         into = slot_arrays(buffer.page, self._layout)
-        first = part.batch.span.first + at - part.first
+        row = part.row + at - part.first
         for name, field in part.batch.fields.items():
-            rows = np.asarray(RowsMemory(part.batch.memory, field, first, end - at))
-            into[name][at - share.first : end - share.first] = rows
-        self._filled = share, buffer, end
+            into[name][at - first : end - first] = np.asarray(RowsMemory(part.batch.memory, field, row, end - at))
+        self._filled = buffer, end
 
-    def _copied(self, share: _Share) -> Batch:
+    def _copied(self, rows: OwnRows) -> Batch:
+        """The batch of a share that is copied."""
         assert self._filled is not None, "it is complete"
-        rows = self._rows_of(share)
         self._made += 1
         handle = Handle(0, self._made, rows.epoch, rows.step, slot=0, generation=0, first=0, count=rows.rows)
-        lease = Lease(self._filled[1], None, self._ended, handle)
+        lease = Lease(self._filled[0], None, self._ended, handle)
         return Batch(self.claim.stream, self._view.fields, lease, handle, self.subscription.admitted.classes, rows)
 
     def _buffer(self) -> ReceiveBuffer:
@@ -358,8 +334,9 @@ class CutReader:
                 self._free.append(buffer)
 
     def _let_go(self) -> None:
+        self._at_hand = -1
         while self._parts:
             self._parts.popleft().lease.let_go()
         if self._filled is not None:
-            self._free.append(self._filled[1])
+            self._free.append(self._filled[0])
             self._filled = None

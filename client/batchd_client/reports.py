@@ -16,7 +16,7 @@ Invariant: a report is in exactly one of the three places.
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any
 from weakref import ref
@@ -32,9 +32,24 @@ from batchd_wire.reports import PULL_BYTES, PULL_REPORTS, ROWS_AT_ONCE, VALUE_BY
 
 
 class OwnRows(BatchRows):
-    """The rows of a batch of a trainer's own size; ``pieces``: of the stream's batches."""
+    """The rows of a batch of a trainer's own size.
 
-    pieces: tuple[BatchRows, ...] = ()
+    ``sizes``: of its own batches, and of the stream's.
+    """
+
+    sizes: tuple[int, int]
+
+    @property
+    def pieces(self) -> Iterator[BatchRows]:
+        """The same rows, of the stream's batches."""
+        own, size = self.sizes
+        first = self.step * own + self.first
+        end = first + self.rows
+        while first < end:
+            step, row = divmod(first, size)
+            count = min(size - row, end - first)
+            yield BatchRows(self.epoch, step, row, count)
+            first += count
 
 
 BATCHES_KNOWN = 1024

@@ -145,6 +145,17 @@ def test_it_seeks_in_own_steps_and_to_samples(daemon, orders):
                 stream.seek(0, **wrong)
 
 
+@pytest.mark.parametrize("size", [4, 7])
+@pytest.mark.parametrize("taken", range(5))
+def test_a_batch_that_an_interrupt_lost_is_fetched_again(daemon, orders, size, taken):
+    """It was taken from the daemon, and the loop stopped before it was kept."""
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", batch_size=size, epochs=1)
+        seen = batches_of(stream, taken)
+        stream._reader._whole.take(0).release()
+        assert joined(seen + batches_of(stream)) == orders[0]
+
+
 def test_samples_of_their_own_shape_are_copied_with_it(daemon):
     """A batch of several of the stream's has the images of a batch that is none."""
     with batchd_client.connect(daemon.address) as connection:
