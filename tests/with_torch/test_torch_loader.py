@@ -8,12 +8,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 import batchd_client  # noqa: E402
+from batchd.core.mixing import RowMixing  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
     RankInvalid,
     TensorsInvalid,
 )
-from batchd_client.mixing import Mixing, mixed  # noqa: E402
+from batchd_client.mixing import MIX_FIELDS, Mixing, _at_once, mixed  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
+from batchd_wire.position import Position  # noqa: E402
 from support.loader_suite import LoaderSuite  # noqa: E402
 from support.loaders import loading  # noqa: E402
 from support.reference import run_programs  # noqa: E402
@@ -75,6 +77,27 @@ def test_mixed_images_are_those_of_torchvision():
     wanted = images.clone()
     wanted[..., 1:5, 2:6] = images.roll(1, 0)[..., 1:5, 2:6]
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("by", ["batch", "row"])
+@pytest.mark.parametrize("kinds", [(1, 0), (0, 1), (1, 1)])
+def test_a_device_mixes_as_the_host_does(by, kinds, dtype, in_place):
+    """A few calls for all rows make what numpy makes row by row, whatever the memory's order is."""
+    rows, numbers = 6, RowMixing(*kinds, 1.0, 0.5, by == "row", height=8, width=10)
+    for step in range(4):
+        partners, shares, boxes = numbers.numbers(1, Position(0, step), rows)
+        images = (torch.rand(rows, 8, 10, 3) * 255).to(dtype)
+        fields = {"image": images.float().numpy(), "label": np.zeros(rows, int)}
+        wanted, _ = mixed(fields | dict(zip(MIX_FIELDS, (partners, shares, boxes), strict=True)), 1)
+        for given in (images.clone(), images.permute(0, 3, 1, 2).contiguous(), images.clone().permute(0, 3, 1, 2)):
+            found = _at_once(given, partners, shares, boxes, in_place=in_place)
+            assert found.dtype == dtype
+            found = found.permute(0, 2, 3, 1) if found.shape[1] == 3 else found
+            assert np.allclose(
+                found.float().numpy(), wanted, rtol=2**-7 if dtype == torch.bfloat16 else 2**-10, atol=0.51
+            )
 
 
 class TestLoader(LoaderSuite):

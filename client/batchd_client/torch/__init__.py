@@ -45,7 +45,7 @@ from batchd_client.mixing import MIX_FIELDS, Mixing, classes_of, fields_read, mi
 from batchd_client.prefetch import Prefetcher
 from batchd_client.subscription import StreamState
 from batchd_client.torch.cuda import CudaPlacement, CudaRuntime, needs_writable
-from batchd_client.torch.tensors import HostPlacement, ImageLayout, Recipe, Tensors, TensorSchema, recipes_for
+from batchd_client.torch.tensors import HOST, HostPlacement, ImageLayout, Recipe, Tensors, TensorSchema, recipes_for
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -193,28 +193,32 @@ class BatchdLoader(Loader[Any]):
                 batch_size=self._batch_size,
             )
             names = shown = checked_fields(stream.schema, self._fields, as_dict=as_dict)
-            classes = 0
+            classes, numbers = 0, tuple[str, ...]()
             if mixing is not None:
                 classes = classes_of(mixing, stream.classes)
                 shown = tuple(name for name in names if name not in MIX_FIELDS)
-                names = fields_read(stream.schema, shown, mixing)
+                names, numbers = fields_read(stream.schema, shown, mixing)
             # the events of batches follow it there
             with nullcontext() if runtime is None else runtime.aside():
                 self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
+            on_host = recipes_for(stream.schema, numbers, ImageLayout(), HOST)
 
             # without self, which it would keep alive
             def make_item(tensors: list[Tensors]) -> object:
-                read = dict(zip(names, tensors, strict=True))
+                read = dict(zip(names, tensors, strict=False))
+                drawn = dict(zip(numbers, tensors[len(names) :], strict=True))
                 if mixing is not None:
-                    read[mixing.image], read[mixing.label] = mixed(read, classes, mixing)
+                    made = mixed(read | drawn, classes, mixing, in_place=True)
+                    read[mixing.image], read[mixing.label] = made
                 item: object = {name: read[name] for name in shown} if as_dict else tuple(map(read.__getitem__, shown))
                 return item if transform is None else transform(item)
 
             if runtime is not None:
-                placement = CudaPlacement(self._recipes, make_item, runtime, stream.memories)
+                placement = CudaPlacement(self._recipes, make_item, runtime, stream.memories, on_host)
                 prefetcher = Prefetcher[Any](stream, placement, self._prefetch)
             else:
-                prefetcher = Prefetcher[Any](stream, HostPlacement(self._recipes, make_item, self._device), 0)
+                recipes = [*self._recipes, *on_host]
+                prefetcher = Prefetcher[Any](stream, HostPlacement(recipes, make_item, self._device), 0)
             on_failure.pop_all()
         return LoaderConnection(self, prefetcher, daemon)
 

@@ -212,11 +212,12 @@ class _CudaTransfer(NamedTuple):
     placement: "CudaPlacement"
     lengths: list[dict[int, int]]
     raw: list[Tensors]
+    numbers: list[torch.Tensor]
     event: Event
 
     def finish(self) -> object:
         """See ``prefetch.Transfer``. The rest of the work runs in the loop's stream."""
-        return self.placement.hand_over(self.lengths, self.raw, self.event)
+        return self.placement.hand_over(self.lengths, self.raw, self.numbers, self.event)
 
 
 class CudaPlacement:
@@ -228,8 +229,11 @@ class CudaPlacement:
         make_item: MakeItem,
         runtime: CudaRuntime,
         present: Callable[[], Iterable[BatchMemory]],
+        on_host: Sequence[Recipe] = (),
     ) -> None:
+        """``on_host``: fields whose tensors stay on the host, and come behind the others."""
         self._recipes = recipes
+        self._on_host = on_host
         self._constants = [constant for recipe in recipes for constant in recipe.constants]
         """Read by the loop's stream, which therefore adopts them with every batch."""
         self._make_item = make_item
@@ -242,6 +246,7 @@ class CudaPlacement:
     def begin(self, batch: Batch) -> _CudaTransfer:
         """See ``prefetch.Placement``."""
         memory = batch.memory
+        numbers = [recipe.tensor(over(batch.room(recipe.name).array), owned=False) for recipe in self._on_host]
         is_direct = self._register.has(memory, [copying.memory for copying in self._copying])
         if is_direct:
             fields = [self._direct_field(batch, recipe) for recipe in self._recipes]
@@ -257,7 +262,7 @@ class CudaPlacement:
             finally:
                 batch.release()
         lengths = [largest_in(field) if isinstance(field, Room) else {} for field in fields]
-        return _CudaTransfer(self, lengths, raw, event)
+        return _CudaTransfer(self, lengths, raw, numbers, event)
 
     def _direct_field(self, batch: Batch, recipe: Recipe) -> "Room | torch.Tensor":
         """What is copied of a field in registered memory."""
@@ -265,10 +270,13 @@ class CudaPlacement:
             return self._register.source(batch, recipe.name)
         return batch.room(recipe.name)
 
-    def hand_over(self, lengths: list[dict[int, int]], raw: list[Tensors], event: Event) -> object:
+    def hand_over(
+        self, lengths: list[dict[int, int]], raw: list[Tensors], numbers: list[torch.Tensor], event: Event
+    ) -> object:
         """Make the loop's item from the fields of a batch, ready in the loop's stream.
 
-        ``raw``: the fields as in the slot, with its shapes and dtypes, on the device.
+        ``raw``: the fields as in the slot, with its shapes and dtypes, on the device. ``numbers``:
+        the fields that stay on the host.
         """
         # one row of a ragged field suffices: all rows share their memory
         read = [field[0] if isinstance(field, list) else field for field in raw if len(field)]
@@ -282,7 +290,7 @@ class CudaPlacement:
                 tensors.append([recipe.tensor(row, owned=True) for row in field])
             else:
                 tensors.append(recipe.tensor(cut(field, lengths_of_field), owned=True))
-        return self._make_item(tensors)
+        return self._make_item([*tensors, *numbers])
 
     def sweep(self, *, wait: bool = False) -> None:
         """See ``prefetch.Placement``."""

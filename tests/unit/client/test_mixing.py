@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batchd_client.errors import TensorsInvalid
-from batchd_client.mixing import Mixing, classes_of, fields_read, mixed
+from batchd_client.mixing import MIX_FIELDS, Mixing, classes_of, fields_read, mixed
 
 ROWS, HEIGHT, WIDTH = 4, 6, 8
 
@@ -36,11 +36,15 @@ def by_hand(fields):
     return images
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(("dtype", "most"), [(np.float32, 1e-4), (np.float16, 0.2), (np.uint8, 0.501)])
-def test_images_are_mixed_as_by_hand(dtype, most):
+def test_images_are_mixed_as_by_hand(dtype, most, in_place):
     """Their dtype stays; what cutmix takes, and what it leaves, has the very bytes."""
     fields = batch(dtype)
-    images, _targets = mixed(fields, 3)
+    given = fields["image"].copy()
+    images, _targets = mixed(fields | {"image": given}, 3, in_place=in_place)
+    assert (images is given) == in_place
+    assert in_place or (given == fields["image"]).all()
     assert images.dtype == dtype
     assert np.abs(images.astype(np.float64) - by_hand(fields)).max() <= most
     assert (images[1, 1:5, 2:5] == fields["image"][2, 1:5, 2:5]).all()
@@ -54,13 +58,34 @@ def test_the_order_of_channels_makes_no_difference():
     assert (mixed(turned, 3)[0] == mixed(fields, 3)[0].transpose(0, 3, 1, 2)).all()
 
 
+@pytest.mark.parametrize(
+    "partners", [[1, 2, 3, 0], [3, 0, 1, 2], [2, 3, 0, 1], [1, 0, 3, 2], [0, 1, 2, 3], [1, 1, 0, 0]]
+)
+def test_a_row_that_gives_pixels_is_read_before_it_is_written(partners):
+    """In place, whatever cycles the partners make, or if one gives to several rows."""
+    fields = batch(mix_row=np.array(partners, np.int32))
+    images, _targets = mixed(fields | {"image": fields["image"].copy()}, 3, in_place=True)
+    assert np.abs(images - by_hand(fields)).max() < 1e-4
+
+
 def test_targets_are_shares_of_classes():
-    """With smoothing, as timm has it: the share of each class is smoothed, and then mixed."""
+    """Without smoothing they are those of one-hot labels."""
     _images, targets = mixed(batch(), 3)
     assert targets.dtype == np.float32
     assert targets.tolist() == [[0.25, 0, 0.75], [0, 0.25, 0.75], [0, 1, 0], [0.5, 0, 0.5]]
-    smooth = mixed(batch(), 3, Mixing(smoothing=0.3))[1]
-    assert np.allclose(smooth, targets * 0.7 + 0.1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])
+def test_smoothed_targets_are_those_of_timm(smoothing):
+    """Its ``mixup_target``, written out: each one-hot row is smoothed, and then they are mixed."""
+    fields, classes = batch(), 5
+    on, off = 1 - smoothing + smoothing / classes, smoothing / classes
+    one_hot = np.where(fields["label"][:, None] == np.arange(classes), on, off)
+    share = fields["mix_lambda"][:, None].astype(np.float64)
+    wanted = one_hot * share + one_hot[fields["mix_row"]] * (1 - share)
+    targets = mixed(fields, classes, Mixing(smoothing=smoothing))[1]
+    assert np.allclose(targets, wanted, atol=1e-6)
+    assert np.allclose(targets.sum(1), 1)
 
 
 def test_a_row_whose_partner_is_bad_stays_as_it_is():
@@ -99,14 +124,9 @@ def test_fields_of_another_shape_are_refused():
 
 def test_a_loader_reads_what_the_mix_needs_once():
     """The loop gets what it asked for."""
-    assert fields_read(batch(), ("image", "label"), Mixing()) == (
-        "image",
-        "label",
-        "mix_row",
-        "mix_lambda",
-        "mix_box",
-    )
-    assert fields_read(batch(valid=0), ("image",), Mixing())[-1] == "valid"
+    assert fields_read(batch(), ("image", "label"), Mixing()) == (("image", "label"), MIX_FIELDS)
+    read, numbers = fields_read(batch(valid=0), ("index",), Mixing())
+    assert (read, numbers) == (("index", "image", "label"), (*MIX_FIELDS, "valid"))
     assert classes_of(Mixing(), ["cat", "dog"]) == 2
     assert classes_of(Mixing(classes=7), ["cat", "dog"]) == 7
     with pytest.raises(TensorsInvalid, match=r"mix=Mixing\(classes=1000\)"):
