@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
+from batchd.data.sources.coco.options import CocoSource
 from batchd.data.sources.composed.options import ConcatSource, SubsetSource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
@@ -164,6 +165,19 @@ def _lines(path: Path, numbers: range) -> Path:
     return file
 
 
+def _objects(path: Path, numbers: range) -> Path:
+    _files(path, numbers)
+    box = {"bbox": [1, 2.5, 3, 4], "category_id": 7, "segmentation": [[0, 0, 3, 0, 3, 3]], "area": 9, "iscrowd": 0}
+    content = {
+        "images": [{"id": n + 5, "file_name": f"{n} é.jpg", "height": 4, "width": 5} for n in numbers],
+        "annotations": [{"id": n, "image_id": n + 5, **box} for n in numbers for _one in range(1 + n % 3)],
+        "categories": [{"id": 7, "name": "ä"}, {"id": 3, "name": "b"}],
+    }
+    file = path.with_suffix(".json")
+    file.write_text(json.dumps(content, ensure_ascii=False))
+    return file
+
+
 def _array(path: Path, numbers: range) -> Path:
     file = path.with_suffix(".npy")
     np.save(file, np.repeat(np.array(numbers, np.int16), 6).reshape(-1, 6))
@@ -292,6 +306,18 @@ KINDS = {
         _of_image,
         "a.jsonl: record 3 (byte 129)",
         ({"defaults": {"other": "else.jpg"}}, {"fields": {"x": "float64"}, "names": {}, "defaults": {}}),
+    ),
+    "coco": Kind(
+        _objects,
+        lambda root, name: CocoSource(
+            path=root / f"{name}.json",
+            images=root / name,
+            fields=("image", "boxes", "classes", "masks", "areas", "crowd", "ids", "image_id"),
+        ),
+        _of_image,
+        "a/2 é.jpg",
+        ({"class_numbers": "ids"}, {"fields": ("image", "boxes")}),
+        takes_several=False,
     ),
     "npy": Kind(
         _array,

@@ -90,20 +90,24 @@ class RecordsReader(PlainReader):
         return line
 
 
+def image_folders(files: Sequence[bytes], root: str | None) -> list[bytes]:
+    """The folder of the images of each file with records: the root, or the folder of the file."""
+    return [os.path.dirname(file) if root is None else os.fsencode(root) for file in files]  # noqa: PTH120  bytes
+
+
 class NamedImages:
     """Reads images that records name by paths or URLs: up to ``count`` of one record.
 
-    ``root``: the folder that the paths are relative to; when None, that of the record's file.
+    ``folders``: what the paths in each file of records are relative to.
     """
 
     def __init__(
-        self, reader: RecordsReader, root: str | None, storage: Storage, *, allow_outside_root: bool, count: int = 1
+        self, folders: Sequence[bytes], max_bytes: int, storage: Storage, *, allow_outside_root: bool, count: int = 1
     ) -> None:
-        folders = [os.path.dirname(file) if root is None else os.fsencode(root) for file in reader.files]  # noqa: PTH120  bytes
         self._roots = list(map(real_path, folders))
         self._allow_outside_root = allow_outside_root
         remote = RemoteBytes(storage, self._roots[0], {})
-        self._bytes = [BytesReader(remote, reader.max_bytes) for _number in range(count)]
+        self._bytes = [BytesReader(remote, max_bytes) for _number in range(count)]
 
     def prefetch(self, paths: Iterable[tuple[int, str]]) -> None:
         """Request these images from servers at once: the numbers of files, and paths in them.

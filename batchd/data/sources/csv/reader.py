@@ -23,7 +23,7 @@ from batchd.data.sources.csv.values import (
     plain_numbers,
     split_record,
 )
-from batchd.data.sources.records import NamedImages, RecordsReader
+from batchd.data.sources.records import NamedImages, RecordsReader, image_folders
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd_wire.wording import counted
@@ -34,7 +34,7 @@ class CsvReader(RecordsReader):
 
     def __init__(self, source: CsvSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         super().__init__(index, max_bytes, storage)
-        facts, root = index.facts, index.place["image_root"]
+        facts, folders = index.facts, image_folders(self.files, index.place["image_root"])
         self._titles: list[str] = facts["titles"]
         places = facts["cells"]
         self._cells = [
@@ -49,7 +49,8 @@ class CsvReader(RecordsReader):
         ]
         self._image: int | None = facts["image"]
         self._form = source.delimiter, source.quoting
-        self._images = NamedImages(self, root, storage, allow_outside_root=source.allow_outside_root)
+        outside = source.allow_outside_root
+        self._images = NamedImages(folders, max_bytes, storage, allow_outside_root=outside)
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""

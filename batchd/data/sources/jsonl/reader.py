@@ -15,7 +15,7 @@ from batchd.data.samples.values import Value, default_value
 from batchd.data.sources.csv.values import shown
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.jsonl.values import json_object, kind_of_json, value_at, value_in_json
-from batchd.data.sources.records import NamedImages, RecordsReader
+from batchd.data.sources.records import NamedImages, RecordsReader, image_folders
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime.suggestions import NAMES_MAX, nearest
@@ -50,8 +50,8 @@ class JsonlReader(RecordsReader):
         super().__init__(index, max_bytes, storage)
         self._fields = [_field(source, column) for column in source.columns]
         self._pictures = [field for field in self._fields if field.column.kind == "encoded"]
-        root, outside = index.place["image_root"], source.allow_outside_root
-        self._images = NamedImages(self, root, storage, allow_outside_root=outside, count=len(self._pictures))
+        folders, outside = image_folders(self.files, index.place["image_root"]), source.allow_outside_root
+        self._images = NamedImages(folders, max_bytes, storage, allow_outside_root=outside, count=len(self._pictures))
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
