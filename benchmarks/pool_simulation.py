@@ -289,7 +289,7 @@ class _Daemon:
             name="photos",
             fingerprint="f" * 64,
             plan=Plan(case.samples, BATCH_ROWS, seed=0, shuffle=True, drop_last=True),
-            repeats=False,
+            equal_epochs=False,
             window=case.window or max(2, slots // trainers),
             remote_window_max=2,
             max_skew=None,

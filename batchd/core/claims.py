@@ -45,7 +45,7 @@ class Claims:
         self._spec = spec
         self._subscriptions = subscriptions
         self._new_slot = new_slot
-        self._readers = Readers(spec.plan, repeats=spec.repeats)
+        self._readers = Readers(spec.plan, equal_epochs=spec.equal_epochs)
         self.ring = Ring(spec.slots_max, self._readers, is_shared=spec.shares_caches, kept_ahead=spec.kept_ahead)
         self.pace = Pace(spec.max_skew, spec.slots_max)
         self.supply = Supply(spec, self.ring)
@@ -217,7 +217,7 @@ class Claims:
 
     def _key(self, position: Position) -> Position:
         """Return what names the bytes: the step alone where every epoch has the same ones."""
-        return Position(0, position.step) if self._spec.repeats else position
+        return Position(0, position.step) if self._spec.equal_epochs else position
 
     def _is_near(self, subscription: Subscription, position: Position) -> bool:
         """Return whether slower trainers are near enough; a spectator ignores them."""

@@ -144,7 +144,7 @@ class NextUse(NamedTuple):
 
 
 class _LinePlace(NamedTuple):
-    """A reader's turn on a line, and its epochs there (counted from its own if they repeat)."""
+    """A reader's turn on a line, and its epochs there (counted from its own if they are equal)."""
 
     turn: int
     reader: int
@@ -158,15 +158,15 @@ _Line = list[_LinePlace]
 class _Grid:
     """The lines of ranks that read epochs from ``start`` on in rounds of ``world_size`` batches."""
 
-    def __init__(self, plan: Plan, world_size: int, start: int, *, repeats: bool) -> None:
+    def __init__(self, plan: Plan, world_size: int, start: int, *, equal_epochs: bool) -> None:
         self.world_size, self.start = world_size, start
         self.rounds = rounds_from(plan, world_size, start)
-        self._plan, self._repeats = plan, repeats
+        self._plan, self._equal_epochs = plan, equal_epochs
         self.lines: dict[int, _Line] = {}
 
     def place(self, reader: int, turn: int, first_epoch: int, end_epoch: float) -> _LinePlace:
         """Return the place of a reader whose next batch is at ``turn``."""
-        if not self._repeats:
+        if not self._equal_epochs:
             return _LinePlace(turn, reader, first_epoch, end_epoch)
         epoch, within = divmod(turn, self.rounds)
         return _LinePlace(within, reader, first_epoch - epoch, end_epoch - epoch)
@@ -180,7 +180,7 @@ class _Grid:
         best: NextUse | None = None
         few = ranks if len(ranks) <= len(self.lines) else self.lines
         for line in [self.lines[rank] for rank in few if rank in ranks and rank in self.lines]:
-            for epoch in (0, 1) if self._repeats else (key.epoch,):
+            for epoch in (0, 1) if self._equal_epochs else (key.epoch,):
                 found = _last_before(line, epoch * self.rounds + turn, epoch)
                 if found is not None:
                     best = found if best is None else min(best, found)
@@ -223,15 +223,15 @@ class Readers:
 
     A reader that starts in mid-epoch is on two grids until that epoch is over: on that of its first
     epoch, and on the one of all whole epochs, as far before the next epoch as it has batches left.
-    With ``repeats``, where every epoch has the same bytes, turns are counted within an epoch, a
-    reader beyond a position reaches it in the next epoch, and positions are asked for in epoch 0.
+    With ``equal_epochs``, which have the same bytes, turns are counted within an epoch, a reader
+    beyond a position reaches it in the next epoch, and positions are asked for in epoch 0.
 
     Invariant: ``nearest`` is what asking the course of each reader would give.
     """
 
-    def __init__(self, plan: Plan, *, repeats: bool) -> None:
+    def __init__(self, plan: Plan, *, equal_epochs: bool) -> None:
         self._plan = plan
-        self._repeats = repeats
+        self._equal_epochs = equal_epochs
         self._grids: dict[tuple[int, int], _Grid] = {}
         """By world size and start."""
         self._stands: dict[int, tuple[int, Sequence[tuple[_Grid, _LinePlace]]]] = {}
@@ -304,7 +304,7 @@ class Readers:
         while self._moved:
             reader, course = self._moved.popitem()
             self._stand(reader, course, self.next_sequence[reader])
-            if len(self.next_sequence) == 1 and not self._repeats:
+            if len(self.next_sequence) == 1 and not self._equal_epochs:
                 share = course.at(self.next_sequence[reader])
                 self._read_to = share.position if share is not None else None
         best: NextUse | None = None
@@ -316,4 +316,4 @@ class Readers:
 
     def _grid(self, course: Course, start: int) -> _Grid:
         key = course.world_size, start
-        return self._grids.get(key) or _Grid(self._plan, *key, repeats=self._repeats)
+        return self._grids.get(key) or _Grid(self._plan, *key, equal_epochs=self._equal_epochs)

@@ -24,8 +24,8 @@ class Event:
 class StreamSpec:
     """The facts of one stream, which never change: with other facts it is another stream.
 
-    ``repeats``: slots serve all epochs, which have the same bytes. ``max_skew``: how many of its
-    batches a trainer may be ahead of the slowest; None: each has its own pace.
+    ``equal_epochs``: slots serve all epochs, which have the same bytes. ``max_skew``: how many of
+    its batches a trainer may be ahead of the slowest; None: each has its own pace.
     ``remote_window_max``: batches that may wait in the memory of a trainer on another host.
     ``kept_ahead``: the ring is not enlarged to keep a batch that its next reader reads after more
     others than these; None: it is. ``bgr_fields``: images in BGR order, for display.
@@ -35,7 +35,7 @@ class StreamSpec:
     name: str
     fingerprint: str
     plan: Plan
-    repeats: bool
+    equal_epochs: bool
     window: int
     remote_window_max: int
     max_skew: int | None

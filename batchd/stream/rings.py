@@ -167,14 +167,14 @@ def window_of(stream: StreamConfig, daemon: DaemonConfig, ring: RingSize) -> int
     return max(SLOTS_MIN, min(window, WINDOW_MAX, ring.slots_max - 1))
 
 
-def kept_ahead(stream: StreamConfig, ring: RingSize, *, repeats: bool) -> int | None:
+def kept_ahead(stream: StreamConfig, ring: RingSize, *, equal_epochs: bool) -> int | None:
     """Return how far ahead of its next reader a batch is kept in new memory; see ``StreamSpec``.
 
     However far if all epochs have the same bytes, since a set that fits is decoded once, or if the
     stream was given this memory. Otherwise a trainer that is far behind would fill all memory with
     batches, and read few of them: those that were decoded last are evicted first.
     """
-    if repeats or stream.memory is not None:
+    if equal_epochs or stream.memory is not None:
         return None
     return max(KEPT_MIN, KEPT_BYTES // ring.layout.slot_bytes)
 

@@ -227,19 +227,19 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(plan, whole.daemon))
     is_planned = epochs.order is not None or epochs.draws is not None
     is_random = plan.pipeline.is_random or plan.mixing is not None
-    repeats = not (config.shuffle or is_planned or source.is_live or is_random)
+    equal_epochs = not (config.shuffle or is_planned or source.is_live or is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
         number=number,
         name=name,
         fingerprint=fingerprint(content),
         plan=epochs,
-        repeats=repeats,
+        equal_epochs=equal_epochs,
         window=window_of(config, whole.daemon, ring),
         remote_window_max=max(REMOTE_WINDOW_MIN, REMOTE_BYTES_MAX // ring.layout.slot_bytes),
         max_skew=config.max_skew if config.lag == "lockstep" else None,
         slots_max=ring.slots_max,
-        kept_ahead=kept_ahead(config, ring, repeats=repeats),
+        kept_ahead=kept_ahead(config, ring, equal_epochs=equal_epochs),
         on_error=config.on_error,
         bad_fraction_max=config.max_bad_fraction,
         bgr_fields=tuple(bgr_fields),

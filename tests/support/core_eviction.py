@@ -14,7 +14,7 @@ from support.core_course import sequence_of
 NEVER = float("inf")
 
 
-def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, repeats: bool) -> float:
+def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, equal_epochs: bool) -> float:
     """The number of batches until one of ``readers`` (course, next sequence) reads ``key``.
 
     ``NEVER`` if none will read it.
@@ -24,7 +24,7 @@ def next_use(readers: Iterable[tuple[Course, int]], key: Position, *, repeats: b
         share = course.at(sequence)
         if share is None:
             continue
-        epochs = range(share.position.epoch, share.position.epoch + 3) if repeats else (key.epoch,)
+        epochs = range(share.position.epoch, share.position.epoch + 3) if equal_epochs else (key.epoch,)
         for epoch in epochs:
             place = sequence_of(course, Position(epoch, key.step))
             if place is not None and place >= sequence:
@@ -38,7 +38,7 @@ def next_use_of_slot(delivery: Delivery, slot: Slot) -> float:
         return NEVER
     trainers = [one for one in delivery.subscriptions.values() if not one.ended and not one.is_spectator]
     readers = [(one.course, one.next_sequence) for one in trainers]
-    return next_use(readers, slot.position, repeats=delivery.spec.repeats)
+    return next_use(readers, slot.position, equal_epochs=delivery.spec.equal_epochs)
 
 
 def check_choice(delivery: Delivery, chosen: Slot | None) -> None:

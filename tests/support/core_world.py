@@ -52,7 +52,7 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
         "number": number,
         "name": f"stream{number}",
         "fingerprint": "f" * 64,
-        "repeats": False,
+        "equal_epochs": False,
         "window": 2,
         "remote_window_max": 5,
         "max_skew": None,
@@ -70,7 +70,7 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
     if budget is not None:
         sizes = 1 + np.arange(made.samples) % 5
         made = planned(made, {}, buckets_of(sizes, 3, made.batch_size, 2, budget))  # type: ignore[arg-type]
-        values |= {"repeats": False, "has_buckets": True}
+        values |= {"equal_epochs": False, "has_buckets": True}
     return StreamSpec(plan=made, **values)  # type: ignore[arg-type]
 
 
@@ -746,7 +746,7 @@ class World:
         assert lease.sequence < trainer.consumed + trainer.window, "more batches are granted than the window"
         assert slot.committed is not None, "a batch is granted before it is complete"
         assert not slot.spoilt, "a batch with a mismatch is granted"
-        assert slot.committed == (Position(0, lease.step) if trainer.spec.repeats else position), (
+        assert slot.committed == (Position(0, lease.step) if trainer.spec.equal_epochs else position), (
             "another batch is granted"
         )
         assert (slot.stream, slot.generation) == (trainer.spec.number, lease.generation)

@@ -35,7 +35,7 @@ specs = st.fixed_dictionaries(
         "open_blocks": st.sampled_from([None, None, 1, 3]),
         "drop_last": st.booleans(),
         "budget": st.sampled_from([None, None, 6]),
-        "repeats": st.booleans(),
+        "equal_epochs": st.booleans(),
         "window": st.integers(1, 5),
         "max_skew": st.sampled_from([None, None, 1, 2, 5]),
         "kept_ahead": st.sampled_from([None, None, 0, 2]),

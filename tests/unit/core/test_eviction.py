@@ -23,7 +23,7 @@ def world_of(**changes) -> CheckedWorld:
 def ring_of(slots_max: int, *steps: int, readers_at: tuple[int, ...] = ()) -> Ring:
     """A ring with complete batches of epoch 0, and trainers at these steps of it."""
     plan = Plan(60, 3, 0, shuffle=False, drop_last=False)
-    readers = Readers(plan, repeats=False)
+    readers = Readers(plan, equal_epochs=False)
     for number, step in enumerate(readers_at, 1):
         readers.move(number, Course(plan, 0, 1, 0, 0, 1), step)
     ring = Ring(slots_max, readers)
@@ -154,7 +154,7 @@ def test_batches_for_a_trainer_that_left_are_evicted():
 
 def test_batches_that_repeat_are_decoded_in_the_first_epoch_only():
     """If all epochs have the same bytes and fit into the ring, later ones need no worker."""
-    world = world_of(repeats=True, slots_max=6)
+    world = world_of(equal_epochs=True, slots_max=6)
     world.subscribe()
     read_on(world, 1, 4)
     later = read_on(world, 1, 40)
@@ -168,7 +168,7 @@ def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
 
     The latest batches would save none.
     """
-    world = world_of(repeats=True, slots_max=8, samples=30, window=1)
+    world = world_of(equal_epochs=True, slots_max=8, samples=30, window=1)
     world.subscribe()
     read_on(world, 1, 10)
     before = world.state.statistics().streams[0].decoded_batches
@@ -179,7 +179,7 @@ def test_a_ring_that_holds_part_of_a_repeating_epoch_saves_that_part():
 
 def test_repeating_batches_serve_trainers_in_different_epochs():
     """One trainer in epoch 0 and one in epoch 7 read the same slots."""
-    world = world_of(repeats=True, slots_max=8)
+    world = world_of(equal_epochs=True, slots_max=8)
     world.subscribe(session=1)
     world.subscribe(session=2, epoch=7)
     leases = pick(act.GrantLease, world.fill_all())
@@ -192,7 +192,7 @@ def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
 
     It is free when both leases are released.
     """
-    world = world_of(repeats=True, samples=3, window=3)
+    world = world_of(equal_epochs=True, samples=3, window=3)
     world.subscribe()
     world.fill_all()
     world.pull(1, consume=2, release=0, waiting=False)
@@ -203,7 +203,7 @@ def test_a_window_longer_than_a_repeating_epoch_leases_a_slot_twice():
 def test_eviction_is_as_good_as_the_optimal_choice():
     """Repeated epochs cost at most the decodes of the best choice with one slot less."""
     steps, slots = 7, 4
-    world = world_of(repeats=True, samples=3 * steps, slots_max=slots, window=1)
+    world = world_of(equal_epochs=True, samples=3 * steps, slots_max=slots, window=1)
     world.subscribe()
     read_on(world, 1, 6 * steps)
     reads = [sequence % steps for sequence in range(world.trainers[1].granted)]

@@ -108,7 +108,7 @@ def test_a_batch_that_is_gone_already_is_only_counted(world):
 
 def test_a_mismatch_of_a_stream_that_repeats_spoils_the_batch_of_every_epoch():
     """All epochs share the same slot."""
-    world = CheckedWorld([make_spec(repeats=True)])
+    world = CheckedWorld([make_spec(equal_epochs=True)])
     world.start_workers()
     world.subscribe()
     for _ in range(6):
@@ -126,7 +126,7 @@ def test_a_mismatch_of_a_stream_that_repeats_spoils_the_batch_of_every_epoch():
 
 def test_a_late_report_of_the_spoilt_batch_leaves_its_successor_alone():
     """Another slot, maybe in its first filling, holds the position by then."""
-    world = CheckedWorld([make_spec(samples=1, batch_size=1, repeats=True)])
+    world = CheckedWorld([make_spec(samples=1, batch_size=1, equal_epochs=True)])
     world.do(ev.SlotWanted())
     world.do(ev.SlotWanted())
     world.start_workers()

@@ -32,23 +32,23 @@ def courses(draw, plan: Plan) -> Course:
 
 @st.composite
 def streams(draw) -> tuple[Plan, bool, list[Course]]:
-    """Draw a plan of 1 to 24 batches per epoch, whether it repeats, and its readers' courses."""
+    """Draw a plan of 1 to 24 batches per epoch, equal epochs or not, and its readers' courses."""
     plan = Plan(draw(st.integers(2, 24)), draw(st.integers(1, 2)), 0, shuffle=False, drop_last=draw(st.booleans()))
     chosen = draw(st.lists(courses(plan), min_size=1, max_size=8))
     return plan, draw(st.booleans()), [course for course in chosen if course.rounds]
 
 
-def all_keys(plan: Plan, *, repeats: bool) -> list[Position]:
+def all_keys(plan: Plan, *, equal_epochs: bool) -> list[Position]:
     """Return all keys that a slot of the first epochs may hold."""
-    return [Position(epoch, step) for epoch in range(1 if repeats else EPOCHS + 1) for step in range(plan.steps)]
+    return [Position(epoch, step) for epoch in range(1 if equal_epochs else EPOCHS + 1) for step in range(plan.steps)]
 
 
 @many_examples
 @given(stream=streams(), data=st.data())
 def test_the_nearest_reader_is_the_one_that_asking_all_of_them_finds(stream, data):
     """This holds for every position of the readers, also after they advance, seek or disconnect."""
-    plan, repeats, chosen = stream
-    readers = Readers(plan, repeats=repeats)
+    plan, equal_epochs, chosen = stream
+    readers = Readers(plan, equal_epochs=equal_epochs)
     places: dict[int, tuple[Course, int]] = {}
     for number, course in enumerate(chosen):
         for _ in range(data.draw(st.integers(1, 2))):
@@ -57,11 +57,11 @@ def test_the_nearest_reader_is_the_one_that_asking_all_of_them_finds(stream, dat
         if data.draw(st.integers(0, 5)) == 0:
             readers.forget(number)
             del places[number]
-    for key in all_keys(plan, repeats=repeats):
+    for key in all_keys(plan, equal_epochs=equal_epochs):
         reading = readers.nearest(key)
-        assert (reading.batches if reading else NEVER) == next_use(places.values(), key, repeats=repeats)
+        assert (reading.batches if reading else NEVER) == next_use(places.values(), key, equal_epochs=equal_epochs)
         if reading is not None:
-            assert next_use([places[reading.reader]], key, repeats=repeats) == reading.batches
+            assert next_use([places[reading.reader]], key, equal_epochs=equal_epochs) == reading.batches
 
 
 @given(stream=streams())
@@ -85,10 +85,10 @@ def test_the_ranks_that_read_a_step_are_those_whose_courses_have_it(stream):
 @given(stream=streams(), data=st.data())
 def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(stream, data):
     """Slots become idle and used, readers move, new readers connect nearer, and others leave."""
-    plan, repeats, chosen = stream
-    readers = Readers(plan, repeats=repeats)
+    plan, equal_epochs, chosen = stream
+    readers = Readers(plan, equal_epochs=equal_epochs)
     idle = Idle(readers)
-    keys = all_keys(plan, repeats=repeats)
+    keys = all_keys(plan, equal_epochs=equal_epochs)
     held: dict[int, Position] = {}
     places: dict[int, tuple[Course, int]] = {}
     for move in data.draw(st.lists(st.integers(0, 7), min_size=10, max_size=60)):
@@ -113,17 +113,17 @@ def test_the_idle_slot_that_is_needed_last_is_found_while_readers_come_and_go(st
             if share is not None:
                 places[reader] = course, sequence + (-1 if back else 1)
                 readers.move(reader, *places[reader])
-                taken = Position(0, share.position.step) if repeats else share.position
+                taken = Position(0, share.position.step) if equal_epochs else share.position
                 for number in [number for number, key in held.items() if key == taken]:
                     del held[number]
                     idle.remove(number)
         assert idle.slots == set(held)
-        check(idle, held, places, repeats=repeats)
+        check(idle, held, places, equal_epochs=equal_epochs)
 
 
-def check(idle: Idle, held: dict[int, Position], places: dict[int, tuple[Course, int]], *, repeats: bool) -> None:
+def check(idle: Idle, held: dict[int, Position], places: dict[int, tuple[Course, int]], *, equal_epochs: bool) -> None:
     """Check that the slot found is as good as the best of all."""
-    uses = {slot: next_use(places.values(), key, repeats=repeats) for slot, key in held.items()}
+    uses = {slot: next_use(places.values(), key, equal_epochs=equal_epochs) for slot, key in held.items()}
     unneeded = idle.unneeded()
     if NEVER in uses.values():
         assert unneeded is not None
