@@ -83,7 +83,10 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
     scan = partial(scan_source, stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
     decode = next((step for step in steps if isinstance(step, Decode)), None)
     is_planned = (
-        isinstance(stream.shuffle, BlockShuffle) or isinstance(stream.source, MixSource) or stream.weights is not None
+        isinstance(stream.shuffle, BlockShuffle)
+        or isinstance(stream.source, MixSource)
+        or stream.weights is not None
+        or stream.repeats > 1
     )
     keeps_values = stream.cache_kind == "encoded"
     if grouping is not None or decode is not None or is_planned or keeps_values:
@@ -127,6 +130,11 @@ def _batches(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str
         yield from _mixed(plan.name, epochs, epochs.order)
     if epochs.draws is not None:
         yield _drawn(plan.name, epochs)
+    if epochs.repeats > 1:
+        yield (
+            f"{plan.name}: each row is in {epochs.repeats} batches of an epoch, which follow each other: batches 0 to "
+            f"{epochs.repeats - 1} have the same samples, and other random numbers; {counted(epochs.steps, 'batch')} an epoch"
+        )
 
 
 def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
@@ -237,7 +245,7 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
         f"{plan.name}: {counted(epochs.steps, 'batch')} an epoch, each of one of {counted(len(sizes.counts), 'bucket')} of "
         f"{bucket.field!r}: {', '.join(f'to {end}' for end in shown[1:])}{what}, from {shown[0]}"
     )
-    mean_rows = round(epochs.samples / epochs.steps)
+    mean_rows = round(epochs.samples * epochs.repeats / epochs.steps)
     if bucket.by == "length":
         filling, without = (1 - sizes.mean / size for size in (sizes.mean_largest, sizes.largest_of(mean_rows)))
         text += f"; padded to the largest of its bucket, {filling:.0%} of a batch is filling, and without buckets {without:.0%}"
@@ -330,7 +338,7 @@ def _mixed(name: str, epochs: Plan, mixture: Mixture) -> Iterator[str]:
             f"{size / share / epochs.samples:,.3g}" if share else "-"
             for size, share in zip(mixture.sizes, shares, strict=True)
         ]
-        moment = f"epoch {epoch}, batch {-(-row // epochs.batch_size)}"
+        moment = f"epoch {epoch}, batch {-(-row // epochs.batch_size) * epochs.repeats}"
         rows.append((moment, " ".join(f"{share:.1%}" for share in shares), " ".join(passes)))
     yield from fitted(rows, terminal.columns())
 

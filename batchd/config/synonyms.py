@@ -60,6 +60,7 @@ KEYS: Mapping[str, str] = {
     "pipeline": "transforms transform augmentation augmentations augment preprocessing preprocess operations ops steps map maps",
     "probability": "p prob proba chance",
     "ratio": "aspect_ratio aspect_ratios random_aspect_ratio",
+    "repeats": "repeated_aug aug_repeats num_repeats repeated_augmentation repeat_augmentation batch_augmentation",
     "root": "dir directory folder data_dir path root_dir base_dir",
     "saturation": "saturation_limit sat_shift_limit",
     "scale": "area random_area crop_fraction rescale scale_limit",

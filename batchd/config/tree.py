@@ -59,6 +59,7 @@ ALPHA_MIN, ALPHA_MAX = 0.01, 100.0
 """Of a mix, if it is not 0."""
 STEPS_MAX = 64
 STREAMS_MAX = 1024
+REPEATS_MAX = 64
 SAMPLE_SHARE = 0.8
 """Of ``sample_timeout_s``: a slow server makes a bad sample before the worker counts as stuck."""
 
@@ -512,6 +513,12 @@ class StreamConfig(_Branch):
     """How often each sample is drawn, as { by = "class", power = 0.5 } or { file = "weights.npy" };
     unset, each is once in an epoch. For shares of several sources, and for shares that change with
     the training, see the weights of a mix source."""
+
+    repeats: Annotated[int, Field(ge=1, le=REPEATS_MAX), Mark.DECIDES_BYTES, Example(3)] = 1
+    """Number of rows of an epoch that each sample is in, each time with random numbers of its own
+    (repeated augmentation). So many consecutive batches, which different ranks read, have the same
+    samples in the same rows; an epoch has as many times more batches."""
+
     bucket: Annotated[Bucket | None, Mark.ORDERS, Example({"field": "tokens", "count": 16})] = None
     """When set, a batch has samples of nearly the same size, such as
     { field = "tokens", count = 16 }, and batches of all sizes are mixed. With shuffle = false, the
@@ -665,6 +672,12 @@ class StreamConfig(_Branch):
         with checks.at():
             if isinstance(self.source, MixSource) and self.source.changes:
                 self._check_changing_mix(checks)
+        with checks.at("repeats"):
+            if self.repeats > 1 and self.source.is_live:
+                raise ValueError(
+                    f'samples of type "{self.source.type}" come once, each to one row, so none can be in '
+                    f"{self.repeats}; leave repeats out"
+                )
         with checks.at("digest"):
             if self.digest and self.source.is_live:
                 raise ValueError(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest')

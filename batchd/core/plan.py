@@ -5,6 +5,11 @@
     sample index         shuffle(place; seed, epoch), or the place itself without shuffling,
                          or what an ``EpochOrder`` says: ``core.blocks``, ``core.buckets``
 
+With ``repeats`` = r, each of these batches is r consecutive steps, its **copies**: step s has the
+samples of batch s // r in the same rows, and other random numbers, those of copy s % r. Ranks read
+consecutive steps, so with r ranks or more the copies of a sample are on different ranks, but in a
+last round, which ranks share by rows.
+
 The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the
 rest: a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few
 values that land outside (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
@@ -19,14 +24,14 @@ and ``inverse`` maps it back.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isqrt
+from math import isqrt, lcm
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.rows import Rows
-from batchd_wire.position import Position
+from batchd_wire.position import EpochRows, Position
 from batchd_wire.views import Array
 
 ROUNDS = 8
@@ -39,6 +44,8 @@ LENGTH_MAX = 1 << 62
 PLACES_FOR_A_SAMPLE = 1_000
 """A look at so many places takes about as long as finding those of one sample that is drawn."""
 PLACES_AT_ONCE = 1 << 20
+COPY_BIT = 48
+"""The first bit of the copy in ``draw_epoch``; an epoch has fewer: ``admission.EPOCH_MAX``."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -267,7 +274,8 @@ class Plan:
     ``order``: in place of ``shuffle``. ``draws``: then ``samples`` are draws, and the order is
     theirs. ``row_counts``: then ``batch_size`` is the most rows of a batch, and places that a
     smaller batch leaves over are in no batch. All three derive from the stream's index, so they are
-    no part of the plan as data.
+    no part of the plan as data. ``repeats``: copies of each batch; ``order``, ``draws`` and
+    ``row_counts`` know of one.
     """
 
     samples: int
@@ -279,6 +287,7 @@ class Plan:
     order: EpochOrder | None = field(default=None, compare=False, repr=False)
     draws: Draws | None = field(default=None, compare=False, repr=False)
     row_counts: RowCounts | None = field(default=None, compare=False, repr=False)
+    repeats: int = 1
 
     @property
     def source_samples(self) -> int:
@@ -292,20 +301,45 @@ class Plan:
     def steps(self) -> int:
         """Batches in an epoch of the whole stream."""
         if self.row_counts is not None:
-            return self.row_counts.steps(drop_last=self.drop_last)
+            return self.row_counts.steps(drop_last=self.drop_last) * self.repeats
         if self.drop_last:
-            return self.samples // self.batch_size
-        return -(-self.samples // self.batch_size)
+            return self.samples // self.batch_size * self.repeats
+        return -(-self.samples // self.batch_size) * self.repeats
 
     @property
     def epoch_rows(self) -> int:
         """The rows of all batches of an epoch: all samples, but for a partial batch left out."""
         if not self.drop_last:
-            return self.samples
+            return self.samples * self.repeats
         if self.row_counts is None:
             return self.steps * self.batch_size
-        has_partial = self.row_counts.steps(drop_last=False) > self.steps
-        return self.samples - (self.row_counts.rows(0, self.steps) if has_partial else 0)
+        last = self.row_counts.steps(drop_last=True)
+        has_partial = self.row_counts.steps(drop_last=False) > last
+        return (self.samples - (self.row_counts.rows(0, last) if has_partial else 0)) * self.repeats
+
+    @property
+    def _cut(self) -> EpochRows:
+        """How an epoch is cut where no ``row_counts`` say so."""
+        return EpochRows(self.samples, self.batch_size, self.repeats)
+
+    def draw_epoch(self, position: Position) -> int:
+        """Return the epoch whose random numbers a batch draws: its own, and its copy above it."""
+        return position.step % self.repeats << COPY_BIT | position.epoch
+
+    def first_place(self, position: Position) -> int:
+        """Return the place of row 0 of a batch, which is that of its copies."""
+        return position.step // self.repeats * self.batch_size
+
+    def copies(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the copies of rows are: int64 ``[places, repeats]``, ascending in each.
+
+        ``places``: those of an epoch without copies. As below, row r of step s is number
+        ``s * batch_size + r`` among those that are returned.
+        """
+        groups, rows = np.divmod(places, self.batch_size)
+        steps = groups[:, None] * self.repeats + np.arange(self.repeats)
+        copies: NDArray[np.int64] = steps * self.batch_size + rows[:, None]
+        return copies
 
     def rows(self, position: Position) -> int:
         """Return the rows of a batch: ``batch_size``, or fewer in a partial last one.
@@ -313,21 +347,23 @@ class Plan:
         With ``row_counts`` it is as many as they say.
         """
         if self.row_counts is not None:
-            return self.row_counts.rows(*position)
-        return min(self.batch_size, self.samples - position.step * self.batch_size)
+            return self.row_counts.rows(position.epoch, position.step // self.repeats)
+        return min(self.batch_size, self.samples - self.first_place(position))
 
     def bucket_of(self, position: Position) -> int:
         """Return the bucket of a batch whose rows ``row_counts`` says; 0 for any other."""
-        return 0 if self.row_counts is None else self.row_counts.bucket(*position)
+        if self.row_counts is None:
+            return 0
+        return self.row_counts.bucket(position.epoch, position.step // self.repeats)
 
     def rows_of(self, epochs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of batches: int64 ``[steps]``; not above 0 for a step beyond an epoch."""
         if self.row_counts is None:
-            return np.minimum(self.batch_size, self.samples - steps * self.batch_size)
+            return np.minimum(self.batch_size, self.samples - steps // self.repeats * self.batch_size)
         rows = np.zeros(len(steps), np.int64)
         for epoch in np.unique(epochs).tolist():
             chosen = (epochs == epoch) & (steps < self.steps)
-            rows[chosen] = self.row_counts.rows_of(epoch, steps[chosen])
+            rows[chosen] = self.row_counts.rows_of(epoch, steps[chosen] // self.repeats)
         return rows
 
     def place_of(self, position: Position) -> int:
@@ -343,7 +379,7 @@ class Plan:
         if sample >= self.epoch_rows:
             return self.steps + (sample > self.epoch_rows), 0
         if self.row_counts is None:
-            return divmod(sample, self.batch_size)
+            return self._cut.find(sample)
         ends = np.cumsum(self.rows_of(np.full(self.steps, epoch), np.arange(self.steps)))
         step = int(np.searchsorted(ends, sample, side="right"))
         return step, sample - (int(ends[step - 1]) if step else 0)
@@ -351,13 +387,18 @@ class Plan:
     def samples_before(self, position: Position, row: int) -> int:
         """Return the rows of an epoch before a row of a batch: the way back."""
         if self.row_counts is None:
-            return min(position.step * self.batch_size + row, self.epoch_rows)
+            return min(self._cut.before(position.step) + row, self.epoch_rows)
         steps = np.arange(position.step)
         return int(self.rows_of(np.full(len(steps), position.epoch), steps).sum()) + row
 
+    def convertible_every(self, batch_size: int) -> int:
+        """Return after how many rows of an epoch batches of another size have had the same."""
+        is_same_order = self.repeats == 1 or batch_size == self.batch_size
+        return 1 if is_same_order else lcm(self.batch_size, batch_size) * self.repeats
+
     def indices(self, position: Position, first: int, count: int) -> NDArray[np.int64]:
         """Return the samples of rows ``first`` to ``first + count``: int64 ``[count]``."""
-        start = position.step * self.batch_size + first
+        start = self.first_place(position) + first
         return self._samples_at(position.epoch, np.arange(start, start + count))
 
     def places(self, epoch: int, samples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -367,13 +408,14 @@ class Plan:
         places may be in no batch.
         """
         if self.draws is None:
-            return self._places_of(epoch, samples)
+            found = self._places_of(epoch, samples)
+            return np.where(found < 0, -1, self.copies(found)[:, 0])
         first = (self.occurrences(epoch, sample)[:1] for sample in samples.tolist())
         return np.asarray([int(one[0]) if len(one) else -1 for one in first], np.int64)
 
     @property
     def has_each_once(self) -> bool:
-        """Whether each epoch has each sample at one place."""
+        """Whether each epoch has each sample at one place, or in one row of each copy."""
         return self.draws is None and (self.order is None or self.order.has_each_once)
 
     def all_places(
@@ -383,6 +425,13 @@ class Plan:
 
         Returns the number of each pair, ascending, and a place of it, int64 ``[places]`` each.
         """
+        pairs, places = self._all_first_places(epochs, samples)
+        return np.repeat(pairs, self.repeats), self.copies(places).ravel()
+
+    def _all_first_places(
+        self, epochs: NDArray[np.int64], samples: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the same of an epoch without copies."""
         if self.has_each_once and self.order is None:
             if not self.shuffle:
                 return np.arange(len(samples)), samples.astype(np.int64)
@@ -402,7 +451,7 @@ class Plan:
         if self.has_each_once:
             return np.arange(len(samples)), self._places_of(epoch, samples)
         if len(samples) * PLACES_FOR_A_SAMPLE < self.samples:
-            found = [self.occurrences(epoch, sample) for sample in samples.tolist()]
+            found = [self._occurrences(epoch, sample) for sample in samples.tolist()]
             return np.repeat(np.arange(len(samples)), list(map(len, found))), np.concatenate(found)
         order = np.argsort(samples, kind="stable")
         pairs, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -417,6 +466,10 @@ class Plan:
 
     def occurrences(self, epoch: int, sample: int) -> NDArray[np.int64]:
         """Return all places of a sample in an epoch, ascending: int64 ``[places]``."""
+        return np.sort(self.copies(self._occurrences(epoch, sample)), axis=None)
+
+    def _occurrences(self, epoch: int, sample: int) -> NDArray[np.int64]:
+        """Return the same of an epoch without copies."""
         if self.draws is not None:
             return np.sort(self._places_of(epoch, self.draws.draws_of(epoch, sample)))
         if self.order is not None:

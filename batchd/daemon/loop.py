@@ -240,10 +240,16 @@ class Loop:
         if asked.fingerprint == stream.spec.fingerprint:
             return asked
         changes = changes_since(asked.fingerprint, asked.parts, stream.content)
-        if asked.converts and changes.batch_size is not None:
-            sample = asked.sample if asked.sample is not None else asked.step * changes.batch_size
+        if changes.batch_size is None:
+            return replace(asked, changes=changes.text)
+        sample = asked.sample if asked.sample is not None else asked.step * changes.batch_size
+        every = stream.spec.plan.convertible_every(changes.batch_size)
+        if sample % every:
+            text = f"{changes.text}; with repeats = {stream.spec.plan.repeats}, batches of both sizes have had the same samples"
+            return replace(asked, changes=f"{text} only at multiples of {every:,} samples, and it is at {sample:,}")
+        if asked.converts:
             return replace(asked, fingerprint=None, sample=sample)
-        return replace(asked, changes=changes.text, is_convertible=changes.batch_size is not None)
+        return replace(asked, changes=changes.text, is_convertible=True)
 
     def _begin_departure(self, event: SessionEnded | SessionCutOff) -> None:
         """End a session in parts: each subscription that ends has others claim what it had."""
@@ -551,6 +557,7 @@ class Loop:
                 sample=course.sample,
                 parts=stream.facts.sketch,
                 drop_last=course.plan.drop_last,
+                repeats=course.plan.repeats,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

@@ -65,6 +65,7 @@ from batchd.data.storage.index import NUMBER, SourceIndex
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.worker.messages import AFTER_STEPS, SampleRecipe
 from batchd_wire.fields import RAGGED
+from batchd_wire.position import Position
 from batchd_wire.record import frozen
 from batchd_wire.views import Array
 from batchd_wire.wording import counted
@@ -297,7 +298,10 @@ def planned_index(plan: StreamPlan, index: SourceIndex) -> SourceIndex:
         sizes = [samples for samples, _facts in index.facts["parts"]]
         facts["rows"] = rows = config.source.samples or len(index)
         try:
-            segments = segments_of(config.source, config.batch_size, rows, drop_last=config.drop_last)
+            order = config.seed, config.is_shuffled
+            segments = segments_of(
+                config.source, Plan(rows, config.batch_size, *order, config.drop_last, repeats=config.repeats)
+            )
         except SourceInvalid as error:
             raise SourceInvalid(f"streams.{plan.name}.{error}") from None
         facts["mixture"] = sizes, segments
@@ -343,7 +347,8 @@ def epoch_plan(plan: StreamPlan, index: SourceIndex) -> Plan:
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
     documents = None if packs is None else len(index)
-    epochs = Plan(samples, config.batch_size, config.seed, config.is_shuffled, config.drop_last, documents)
+    order = config.seed, config.is_shuffled
+    epochs = Plan(samples, config.batch_size, *order, config.drop_last, documents, repeats=config.repeats)
     epochs = planned(epochs, index.facts, index.arrays)
     if epochs.steps == 0:
         of_what = counted(samples, "sample" if packs is None else "pack")
@@ -464,22 +469,29 @@ def _from_file(file: Path, samples: int) -> NDArray[np.float64]:
     return weights
 
 
-def segments_of(source: MixSource, batch_size: int, rows: int, *, drop_last: bool) -> list[Segment]:
+def segments_of(source: MixSource, plan: Plan) -> list[Segment]:
     """Return the shares of a mix by the row of the run from which they count.
 
         source.weights = { "0" = ..., ... }        batches and epochs as rows of the run
 
-    ``rows``: of an epoch. Raises ``SourceInvalid`` for two that begin with the same row.
+    ``plan``: of the rows of an epoch. Raises ``SourceInvalid`` for two that begin with the same
+    row, and for one between the copies of a batch.
     """
     assert isinstance(source.weights, dict), "its weights change"
-    steps = max(1, rows // batch_size if drop_last else -(-rows // batch_size))
+    rows, steps = plan.samples, max(1, plan.steps)
     found = {}
     for text, weights in source.weights.items():
         moment = moment_of(text)
         assert moment is not None, "its table has read it"
         number, counts_epochs = moment
         epoch, step = (number, 0) if counts_epochs else divmod(number, steps)
-        found[text] = Segment(epoch * rows + min(step * batch_size, rows), weights)
+        if step % plan.repeats:
+            begin = number - step % plan.repeats
+            raise SourceInvalid(
+                f"source.weights: with repeats = {plan.repeats}, batches {begin} to {begin + plan.repeats - 1} have the same "
+                f"samples, so no weights can begin with batch {number}; use {begin} or {begin + plan.repeats}"
+            )
+        found[text] = Segment(epoch * rows + min(plan.first_place(Position(epoch, step)), rows), weights)
     ordered = sorted(found.items(), key=lambda entry: entry[1].first)
     for (before, one), (behind, other) in pairwise(ordered):
         if one.first == other.first:

@@ -274,6 +274,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
         as_of_ns=storage.as_of_ns,
         waits_for_storage=config.storage_away_s > 0,
         mixing=None if plan.mixing is None else to_plain(plan.mixing),
+        repeats=config.repeats,
     )
     journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]
@@ -398,8 +399,8 @@ def content_of(
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
         "shuffle": config.is_shuffled,  # not if live
     }
-    for key in ("weights", "mix"):
-        if content[key] is None:
+    for key, absent in {"weights": None, "mix": None, "repeats": 1}.items():
+        if content[key] == absent:
             del content[key]
     if epochs is not None and epochs.draws is not None:
         content["weights"] = epochs.draws.digest

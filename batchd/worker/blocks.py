@@ -28,7 +28,7 @@ Request = Callable[[Sequence[int]], Requested]
 
 
 class _OwnBlock:
-    """A block that is requested. ``left``: its samples that were not made; ``turn``: last use."""
+    """A block that is requested. ``left``: its rows that were not made; ``turn``: last use."""
 
     def __init__(self, requested: Requested, left: int) -> None:
         self.requested = requested
@@ -37,10 +37,11 @@ class _OwnBlock:
 
 
 class BlocksAhead:
-    """See the module. Belongs to one stream of one worker."""
+    """See the module. Belongs to one stream of one worker. ``rows_each``: rows of each sample."""
 
-    def __init__(self, order: BlockOrder, request: Request) -> None:
+    def __init__(self, order: BlockOrder, request: Request, rows_each: int = 1) -> None:
         self._order = order
+        self._rows_each = rows_each
         self._request = request
         self._kept: dict[tuple[int, int], _OwnBlock] = {}
         """By epoch and rank; those that were used last are at the end."""
@@ -100,7 +101,7 @@ class BlocksAhead:
             return False
         while block is None and self._is_fit:
             samples = self._order.block_at(epoch, rank)
-            block = _OwnBlock(self._request(samples), len(samples))
+            block = _OwnBlock(self._request(samples), len(samples) * self._rows_each)
             if not block.requested.is_whole:
                 block.requested.forget()
                 self._is_fit = block.requested.is_fit

@@ -61,13 +61,15 @@ RowReport = orders.RowMade | orders.DocumentMade
 class ChunkRows(NamedTuple):
     """Rows of a chunk: numbers of rows in the slot with ``arrays``, and the sample of each.
 
-    ``order`` and ``places``: as in ``messages.Chunk``. ``samples``: int64 ``[rows]``; of a packed
-    stream, its documents. ``write_checksums`` writes those of the complete rows it is called with,
-    if the stream has checksums.
+    ``order`` and ``places``: as in ``messages.Chunk``. ``draw_epoch``: that of the batch's random
+    numbers, as of ``Plan``. ``samples``: int64 ``[rows]``; of a packed stream, its documents.
+    ``write_checksums`` writes those of the complete rows it is called with, if the stream has
+    checksums.
     """
 
     order: int
     position: Position
+    draw_epoch: int
     places: list[int]
     rows: Rows
     samples: NDArray[np.int64]
@@ -214,10 +216,10 @@ class OneByOne(Strategy):
         """Make a row of a sample, or by the stream's policy; says why the policy has failed."""
         fields = {name: array[row, ...] for name, array in chunk.arrays.items()}
         hopeless = ""
-        reason = self._make(chunk.epoch, row, sample, 0, fields)
+        reason = self._make(chunk, row, sample, 0, fields)
         if reason is not None:
             self._tell(bad, sample, reason)
-            if not self._treat(chunk.epoch, row, sample, fields):
+            if not self._treat(chunk, row, sample, fields):
                 name = self._maker.shown_name(sample)
                 hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
         chunk.write_checksums(row)
@@ -227,12 +229,12 @@ class OneByOne(Strategy):
             self._tried.clear()
         return hopeless
 
-    def _make(self, epoch: int, row: int, sample: int, attempt: int, fields: Row) -> str | None:
+    def _make(self, chunk: ChunkRows, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
         if not self._begin(row, sample):
             reason: str | None = "quarantined"
         else:
-            reason = self._maker.make_row(epoch, sample, attempt, fields)
+            reason = self._maker.make_row(chunk.draw_epoch, sample, attempt, fields)
         if reason is None:
             failpoints.passing("worker.sample.written", sample)
         elif self._made is not None:
@@ -240,12 +242,12 @@ class OneByOne(Strategy):
             self._tried.append((sample, self._maker.shown_name(sample), short))
         return reason
 
-    def _treat(self, epoch: int, row: int, sample: int, fields: Row) -> bool:
+    def _treat(self, chunk: ChunkRows, row: int, sample: int, fields: Row) -> bool:
         """Fill a bad sample's row by the stream's policy; False if no sample is left."""
         if self._on_error == "substitute":
             for attempt in range(1, SUBSTITUTES_MAX + 1):
-                other = sample if self._maker.is_live else self._plan.substitute(epoch, sample, attempt)
-                if self._make(epoch, row, other, attempt, fields) is None:
+                other = sample if self._maker.is_live else self._plan.substitute(chunk.epoch, sample, attempt)
+                if self._make(chunk, row, other, attempt, fields) is None:
                     fields[INDEX][...] = other
                     return True
         self._maker.keep_known(sample, fields)
@@ -361,7 +363,7 @@ class ManyFiles(OneByOne):
                 break
             count += 1
             good = [one for one in chunk.with_samples() if one[1] not in self._quarantined]
-            wanted += [WantedRow(chunk.order, chunk.epoch, row, sample, chunk.arrays) for row, sample in good]
+            wanted += [WantedRow(chunk.order, chunk.draw_epoch, row, sample, chunk.arrays) for row, sample in good]
         for start in range(0, len(wanted), FILES_AT_ONCE):
             self._done |= self._maker.make_files(wanted[start : start + FILES_AT_ONCE], self._note)
         return count

@@ -218,7 +218,8 @@ class WorkerStream:
         self.layout = layout_from_wire(message.layout)
         self.quarantined: set[int] = set()
         self._checksums = [RowChecksums(layout) for layout in self.layout.buckets or (self.layout,)]
-        plan = Plan(message.samples, message.batch_size, recipe.seed, message.shuffle, drop_last=False)
+        rows = message.samples, message.batch_size
+        plan = Plan(*rows, recipe.seed, message.shuffle, drop_last=False, repeats=message.repeats)
         self._plan = planned(plan, index.facts, index.arrays)
         self._plan_rows = _planner(self._plan, index.arrays, is_packed=bool(message.pack))
         self._note = note
@@ -250,7 +251,7 @@ class WorkerStream:
             return
         self._opened.callback(self._maker.close)
         if isinstance(self._plan.order, BlockOrder):
-            self._blocks = BlocksAhead(self._plan.order, self._maker.request_block)
+            self._blocks = BlocksAhead(self._plan.order, self._maker.request_block, self._plan.repeats)
             self._opened.callback(self._blocks.close)
         context = StreamContext(
             message=message,
@@ -400,7 +401,16 @@ class WorkerStream:
         if bucket not in of_buckets:
             of_buckets[bucket] = slot_arrays(page, self.layout.of(bucket))
         write_checksums = partial(self._checksums[bucket].write, page)
-        return ChunkRows(chunk.order, position, chunk.places, rows, samples, of_buckets[bucket], write_checksums)
+        return ChunkRows(
+            chunk.order,
+            position,
+            self._plan.draw_epoch(position),
+            chunk.places,
+            rows,
+            samples,
+            of_buckets[bucket],
+            write_checksums,
+        )
 
     def _planned_order(self, message: orders.FillChunks) -> PlannedOrder:
         chunks: list[PlannedChunk] = []
@@ -426,7 +436,7 @@ class WorkerStream:
                 found, samples = self._blocks.begin(chunk.epoch, samples, chunk.share)
                 blocks += found
             wanted += [sample for sample in samples.tolist() if sample not in self.quarantined]
-        epochs = {chunk.epoch for chunk, _rows, _samples in chunks}
+        epochs = {self._plan.draw_epoch(Position(chunk.epoch, chunk.step)) for chunk, _rows, _samples in chunks}
         announced = self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
         return announced._replace(blocks=tuple(blocks))
 
@@ -461,12 +471,12 @@ class PlannedRows:
         self._plan = plan
         self._epoch = -1
         self._first = 0
-        """The row, counted from the epoch's first, that ``_samples`` begin with."""
+        """The place in the epoch that ``_samples`` begin with."""
         self._samples: NDArray[np.int64] = np.empty(0, np.int64)
 
     def samples(self, position: Position, rows: Rows) -> NDArray[np.int64]:
         """As ``Plan.indices_of``: int64 ``[rows]``, shared, so it must not be written to."""
-        first, count = position.step * self._plan.batch_size + rows[0], rows[-1] + 1 - rows[0]
+        first, count = self._plan.first_place(position) + rows[0], rows[-1] + 1 - rows[0]
         start = first - self._first
         if position.epoch != self._epoch or start < 0 or start + count > len(self._samples):
             planned = max(count, min(ROWS_AHEAD, self._plan.samples - first))

@@ -39,7 +39,7 @@ def planned_documents(plan: Plan, tables: Tables, position: Position, rows: Rows
     """The documents of some rows, as ``Packs.contents`` or ``Cuts.contents`` gives them."""
     packs = packed_in(tables)
     assert packs is not None, "the daemon has planned them"
-    numbers = position.step * plan.batch_size + np.asarray(rows, np.int64)
+    numbers = plan.first_place(position) + np.asarray(rows, np.int64)
     return packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
 
@@ -63,7 +63,7 @@ class PackedRows(Strategy):
             )
             for sample, *part in parts.tolist():
                 offset = writer.elements
-                reason = self._add(chunk.epoch, row, sample, part, writer)
+                reason = self._add(chunk.draw_epoch, row, sample, part, writer)
                 if reason is not None:
                     self._tell(bad, sample, reason)
                 if self._made is not None:

@@ -3,6 +3,8 @@
     recipe + index --> reader, behind a cache --> values --first steps--> values --others--> a row
                                     ^---- a cache of decoded samples keeps the first steps' result
 
+``epoch`` is that of the random numbers: ``Plan.draw_epoch`` of a row's position.
+
 A recipe with a cut is made in two parts with and without a cache, because what is decoded without
 knowing a crop may be other pixels. So a worker host needs no cache for the same bytes.
 

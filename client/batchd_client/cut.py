@@ -28,7 +28,7 @@ from batchd_client.reports import OwnRows
 from batchd_client.subscription import BatchView, Beginning, Subscription, SubscriptionRequest
 from batchd_wire.fields import place_fields
 from batchd_wire.messages import Handle
-from batchd_wire.position import Position
+from batchd_wire.position import EpochRows, Position
 from batchd_wire.views import slot_arrays
 
 BUFFERS_MAX = 32
@@ -71,9 +71,11 @@ class CutReader:
         self._at_hand = -1
         """The batches that the stream had given when the last one was kept."""
         admitted = self.subscription.admitted  # the stream stays the same, or ends
-        self._sizes = batch_size, admitted.batch_size
+        self._cut = EpochRows(admitted.samples, admitted.batch_size, admitted.repeats)
+        """How the stream cuts the rows of an epoch."""
+        self._cuts = batch_size, self._cut
         self._drops_last = admitted.drop_last
-        self._rows = admitted.steps * admitted.batch_size if admitted.drop_last else admitted.samples
+        self._rows = self._cut.before(admitted.steps)
         self.steps = self._whole_or_part(self._rows, batch_size)
         """Own batches in an epoch, of all ranks together."""
         with ExitStack() as on_failure:
@@ -167,7 +169,7 @@ class CutReader:
 
     def in_stream(self, position: Position) -> tuple[Position, int | None]:
         """A position where this stream was in the stream's own steps, for a state."""
-        step, row = divmod(sample := self.sample_of(position), self._sizes[1])
+        step, row = self._cut.find(sample := self.sample_of(position))
         return Position(position.epoch, step), sample if row else None
 
     def begin_at(self, position: Position) -> Beginning:
@@ -202,9 +204,8 @@ class CutReader:
 
     def _cursor(self) -> tuple[int, int]:
         """The epoch of the stream's next batch, and the samples before it."""
-        begin = self.subscription.begin
-        step = begin.position.step
-        return begin.position.epoch, step * self._sizes[1] if begin.sample is None else begin.sample
+        (epoch, step), sample = (begin := self.subscription.begin).position, begin.sample
+        return epoch, self._cut.before(step) if sample is None else sample
 
     # --- taking batches ---------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class CutReader:
             end = first + max(rows * member // members + 1, rows * (member + 1) // members)
             first += rows * member // members
         share = OwnRows(self._epoch, step, first - whole, end - first)
-        share.sizes = self._sizes
+        share.cuts = self._cuts
         return share, first, end
 
     def _ready(self, rows: OwnRows, first: int, end: int, *, wait: bool) -> Batch | None:
@@ -284,7 +285,7 @@ class CutReader:
         """Have the stream begin again with the batch that has a sample of this epoch."""
         self._let_go()
         admitted = self.subscription.admitted
-        begin = Beginning(Position(self._epoch, sample // admitted.batch_size))
+        begin = Beginning(Position(self._epoch, self._cut.find(sample)[0]))
         self._whole.move(begin._replace(fingerprint=admitted.fingerprint, parts=admitted.parts))
 
     def _fetch(self, at: int, *, wait: bool) -> bool:
@@ -293,7 +294,7 @@ class CutReader:
         if batch is None:
             return False
         span = batch.span
-        first = span.step * self._sizes[1] + span.first
+        first = self._cut.before(span.step) + span.first
         if span.epoch == self._epoch and first <= at < first + span.rows:
             self._parts.append(_Part(batch, batch.shared(), first, first + span.rows, span.first))
             self._at_hand = self._whole.batches

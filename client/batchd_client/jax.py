@@ -324,7 +324,7 @@ def host_array(name: str, array: Array, *, own: bool) -> Array:
 def _check_rows(stream: Stream, specs: Mapping[str, jax.ShapeDtypeStruct], sharding: jax.sharding.Sharding) -> None:
     """Raise ``TensorsInvalid`` unless the sharding fits every batch, also a smaller last one."""
     rest = stream.samples % stream.batch_size if stream.world_size == 1 else 0
-    is_even = len(stream) * stream.world_size * stream.batch_size <= stream.samples
+    is_even = len(stream) * stream.world_size * stream.batch_size <= stream.samples * stream.repeats
     if not is_even and not sharding.is_fully_addressable:
         raise TensorsInvalid(
             f"stream {stream.name!r} may end its epochs with a smaller batch, which {stream.world_size} processes cannot combine "

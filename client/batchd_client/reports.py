@@ -28,26 +28,27 @@ from batchd_client.batch import Batch, BatchRows
 from batchd_client.errors import ReportInvalid
 from batchd_client.extensions import Extension
 from batchd_client.hints import log_once
+from batchd_wire.position import EpochRows
 from batchd_wire.reports import PULL_BYTES, PULL_REPORTS, ROWS_AT_ONCE, VALUE_BYTES, ReportedRows
 
 
 class OwnRows(BatchRows):
     """The rows of a batch of a trainer's own size.
 
-    ``sizes``: of its own batches, and of the stream's.
+    ``cuts``: the size of its own batches, and how the stream cuts the rows of an epoch.
     """
 
-    sizes: tuple[int, int]
+    cuts: tuple[int, EpochRows]
 
     @property
     def pieces(self) -> Iterator[BatchRows]:
         """The same rows, of the stream's batches."""
-        own, size = self.sizes
+        own, cut = self.cuts
         first = self.step * own + self.first
         end = first + self.rows
         while first < end:
-            step, row = divmod(first, size)
-            count = min(size - row, end - first)
+            step, row = cut.find(first)
+            count = min(cut.before(step + 1), end) - first
             yield BatchRows(self.epoch, step, row, count)
             first += count
 

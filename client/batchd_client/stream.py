@@ -172,6 +172,11 @@ class Stream(NotCopyable):
         return self._admitted.samples
 
     @property
+    def repeats(self) -> int:
+        """Rows of an epoch that each sample is in: so many consecutive batches have the same."""
+        return self._admitted.repeats
+
+    @property
     def batch_size(self) -> int:
         """Samples in a full batch."""
         return self._reader.batch_size

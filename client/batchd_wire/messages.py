@@ -319,7 +319,8 @@ class Subscribed(Message):
     other trainers, or producers, wait until this trainer has reported a batch that it took.
     ``sample``: the samples of the epoch before the first batch, if it begins within the batch of
     ``step``. ``parts``: for saved states, to tell later which of the stream's settings changed.
-    ``drop_last``: whether an epoch has whole rounds of whole batches alone.
+    ``drop_last``: whether an epoch has whole rounds of whole batches alone. ``repeats``: how many
+    consecutive batches have the same samples, each counted once.
     """
 
     request: int
@@ -340,6 +341,7 @@ class Subscribed(Message):
     sample: int | None = None
     parts: str = ""
     drop_last: bool = False
+    repeats: int = 1
 
 
 @message(22)

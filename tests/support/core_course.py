@@ -35,6 +35,7 @@ def rounds_of(
 
 def rows_of(plan: Plan, epoch: int, step: int) -> int:
     """Count the samples of a batch; the last batch may have fewer, and so any of a budget."""
+    step //= plan.repeats
     if isinstance(plan.order, BucketOrder):
         return _rows_in_batches(plan.order, plan.batch_size, epoch).get(step, 0)
     return len(range(plan.samples)[step * plan.batch_size : (step + 1) * plan.batch_size])

@@ -46,7 +46,14 @@ def make_spec(number: int = 1, **changes: object) -> StreamSpec:
     ``changes`` also takes ``Plan``'s fields, ``open_blocks`` for a shuffle of blocks of two, and a
     ``budget``: then batches have 1 to ``batch_size`` rows, of samples of 1 to 5 elements.
     """
-    plan: dict[str, object] = {"samples": 12, "batch_size": 3, "seed": 7, "shuffle": False, "drop_last": False}
+    plan: dict[str, object] = {
+        "samples": 12,
+        "batch_size": 3,
+        "seed": 7,
+        "shuffle": False,
+        "drop_last": False,
+        "repeats": 1,
+    }
     open_blocks = changes.pop("open_blocks", None)
     values: dict[str, object] = {
         "number": number,

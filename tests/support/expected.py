@@ -94,7 +94,7 @@ class Expected:
         arrays["index"][:] = self.plan.indices(Position(epoch, step), 0, rows)
         for row, sample in enumerate(arrays["index"].tolist()):
             fields = {name: array[row, ...] for name, array in arrays.items()}
-            good = self._fill(fields, epoch, sample)
+            good = self._fill(fields, epoch, step % self.plan.repeats, sample)
             if good is not None:
                 arrays["index"][row] = good
             else:
@@ -103,14 +103,15 @@ class Expected:
                 arrays["valid"][row] = good is not None
         return arrays
 
-    def _fill(self, fields: dict[str, np.ndarray], epoch: int, sample: int) -> int | None:
+    def _fill(self, fields: dict[str, np.ndarray], epoch: int, copy: int, sample: int) -> int | None:
         """Fill a row with a sample or its first usable substitute; return its number."""
+        drawn = copy << 48 | epoch
         for attempt, candidate in enumerate(self._candidates(epoch, sample)):
             try:
                 values = self._reader.read(candidate)
                 if self._maker is not None:
-                    values = self._maker.make(values, epoch, candidate, attempt)
-                self._pipeline.run(values, epoch, candidate, attempt, fields)
+                    values = self._maker.make(values, drawn, candidate, attempt)
+                self._pipeline.run(values, drawn, candidate, attempt, fields)
             except (SampleUnreadable, SampleUndecodable):
                 continue
             return candidate

@@ -55,13 +55,14 @@ class WorkerStreams:
         *,
         shares_cache: bool = False,
         waits_for_storage: bool = False,
+        repeats: int = 1,
     ) -> WorkerStream:
-        """Open a stream, in order, with a batch of all ``samples``.
+        """Open a stream, in order, with a batch of all ``samples``, or ``repeats`` of it.
 
         ``shares_cache``: its cache is that of the stream before.
         """
         message, (index, *_none) = self.serve(source, steps, on_error, cache=cache, samples=samples)
-        message = replace(message, waits_for_storage=waits_for_storage)
+        message = replace(message, waits_for_storage=waits_for_storage, repeats=repeats)
         others: list[int] = self._last_cache if shares_cache else []
         if cache != "off" and not shares_cache:
             spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
@@ -120,12 +121,12 @@ def worker_streams(folder: Path) -> Iterator[WorkerStreams]:
 
 
 def fill(
-    stream: WorkerStream, first: int = 0, count: int | None = None, epoch: int = 0
+    stream: WorkerStream, first: int = 0, count: int | None = None, epoch: int = 0, step: int = 0
 ) -> tuple[list[int], dict[str, np.ndarray]]:
-    """Return the bad samples and the rows of the first batch, whose checksums are right."""
+    """Return the bad samples and the rows of a batch, whose checksums are right."""
     count = stream.layout.rows if count is None else count
     page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
-    chunk = Chunk(1, 1, epoch, 0, [(first, count)], [])
+    chunk = Chunk(1, 1, epoch, step, [(first, count)], [])
     (done,) = stream.answer(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
     assert done.hopeless == ""
     assert RowChecksums(stream.layout).wrong_rows(page, first, count) == []

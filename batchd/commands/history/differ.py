@@ -29,7 +29,7 @@ from batchd.stream.fingerprints import part_differences
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
-ORDER = {"batch_size", "seed", "shuffle", "drop_last", "weights"}
+ORDER = {"batch_size", "seed", "shuffle", "drop_last", "weights", "repeats"}
 """Parts that decide which samples are in which batch."""
 DATA = {"seed", "shuffle", "weights", "source"}
 """Those that decide it together with the samples, where ``_follows_from_data``."""
@@ -77,7 +77,7 @@ class RowOrder(NamedTuple):
         plan, rows = self.plan, self.plan.rows(position)
         if self.packs is None:
             return plan.indices(position, 0, rows)
-        numbers = position.step * plan.batch_size + np.arange(rows)
+        numbers = plan.first_place(position) + np.arange(rows)
         return self.packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle, order=plan.order)
 
 
@@ -127,7 +127,16 @@ def _planned(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder] 
             return RunDifference(parts, versions, None, NEEDS_SCAN)
         # rows in one order, whatever that is: numbers of packs, blocks and draws stand for them
         orders = tuple(  # type: ignore[assignment]
-            RowOrder(Plan(card.samples, stream.batch_size, stream.seed, stream.is_shuffled, stream.drop_last))
+            RowOrder(
+                Plan(
+                    card.samples,
+                    stream.batch_size,
+                    stream.seed,
+                    stream.is_shuffled,
+                    stream.drop_last,
+                    repeats=stream.repeats,
+                )
+            )
             for card, stream in zip((before, after), streams, strict=True)
         )
     assert orders is not None, "given, or made"
@@ -151,7 +160,7 @@ def _follows_from_data(stream: StreamConfig) -> bool:
 
 def _first_difference(names: set[str], orders: tuple[RowOrder, RowOrder]) -> tuple[Position | None, str]:
     """The first position that differs, and what is not known of those before it."""
-    found = _first_other_rows(*orders, is_same_order=not names & (DATA | {"batch_size"}))
+    found = _first_other_rows(*orders, is_same_order=not names & (DATA | {"batch_size", "repeats"}))
     if found == _FIRST:
         return _FIRST, ""
     if "source" in names:
@@ -162,11 +171,12 @@ def _first_difference(names: set[str], orders: tuple[RowOrder, RowOrder]) -> tup
 
 
 def _first_other_rows(before: RowOrder, after: RowOrder, *, is_same_order: bool) -> Position | None:
-    """The first position of two epochs with other samples in its rows; None: there is none."""
+    """The first position of two epochs with other rows; None: there is none."""
     for epoch in range(2):
         for step in range(0 if is_same_order else min(before.plan.steps, after.plan.steps)):
             position = Position(epoch, step)
-            if not np.array_equal(before.rows_at(position), after.rows_at(position)):
+            draws = (one.plan.draw_epoch(position) for one in (before, after))
+            if len(set(draws)) > 1 or not np.array_equal(before.rows_at(position), after.rows_at(position)):
                 return position
         if before.plan.steps != after.plan.steps:
             return Position(epoch, min(before.plan.steps, after.plan.steps))

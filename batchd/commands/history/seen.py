@@ -115,7 +115,7 @@ class _Stretches:
         """The epochs that were read, at least in part, and whether all rows of each were."""
         read = self._ends - self._starts
         of_epoch = self._starts // self._plan.steps
-        all_rows = self._plan.epoch_rows == self._plan.samples
+        all_rows = self._plan.epoch_rows == self._plan.samples * self._plan.repeats
         return [
             (epoch, all_rows and int(read[of_epoch == epoch].sum()) == self._plan.steps)
             for epoch in np.unique(of_epoch).tolist()
@@ -315,7 +315,7 @@ class SampleLookup:
         parts = np.where(np.isin(samples, self._bad), 0, self._parts_of(samples))
         was_seen = np.zeros(len(samples), np.bool_)
         for epoch, is_whole in stretches.epochs:
-            if is_whole and self._is_each_there:  # each part of a good sample was in it once
+            if is_whole and self._is_each_there:  # each part of a good sample was in each copy
                 by_epoch[epoch] = int(parts.sum())
                 was_seen |= parts > 0
         for found in self.rows(samples, stretches, counts_only=True):
@@ -333,7 +333,8 @@ class SampleLookup:
 
     def _parts_of(self, samples: Numbers) -> Numbers:
         """The rows that the plan of an epoch has of each sample: int64 ``[samples]``."""
-        return np.ones(len(samples), np.int64) if self.packs is None else self.packs.parts_of(samples, self.plan.seed)
+        parts = np.ones(len(samples), np.int64) if self.packs is None else self.packs.parts_of(samples, self.plan.seed)
+        return parts * self.plan.repeats
 
     def _check_legs(self, legs: Sequence[Leg], until: Position) -> None:
         name, steps = self._opened.name, self.plan.steps
@@ -383,7 +384,8 @@ class SampleLookup:
             elements = np.zeros(len(pairs), np.int64)
         else:
             found = self.packs.places(of_epoch, samples[which], plan.seed, shuffle=plan.shuffle, order=plan.order)
-            pairs, places, elements = found.T
+            pairs, elements = np.repeat(found[:, [0, 2]], plan.repeats, axis=0).T
+            places = plan.copies(found[:, 1]).ravel()
         return _SeenRows(which[pairs], of_epoch[pairs], places, samples[which[pairs]], elements)
 
     def _stand_ins(self, samples: Numbers, epochs: Numbers) -> _SeenRows:

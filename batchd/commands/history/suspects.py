@@ -103,7 +103,8 @@ def examine(replayer: Replayer, losses: Losses, rows_shown: int) -> Blame:
     samples = _samples(plan, losses)
     groupings = groupings_of(replayer.source, replayer.index, samples)
     badness = badness_of(losses)
-    is_shuffled = plan.shuffle and plan.order is None
+    # of copies of one batch, the samples of one say those of the others
+    is_shuffled = plan.shuffle and plan.order is None and plan.repeats == 1
     outcome = stand_out(losses, badness, samples, groupings, is_shuffled=is_shuffled)
     report_of = np.repeat(np.arange(len(losses)), rows)
     made: dict[Position, Replayed] = {}

@@ -4,15 +4,17 @@ Worker process; needs numpy. One Philox generator is moved for every sample: Phi
 ``i`` of its stream from a key and a counter, so the place of a sample is written straight into it:
 
     key      ( seed,  SALT )
-    counter  ( 0,     view << 20 | attempt,  epoch,  sample )
+    counter  ( 0,     view << 20 | attempt,  copy << 48 | epoch,  sample )
                ^ counts the blocks of four numbers that this sample draws
 
+Where a sample is in several rows of an epoch (``repeats``), ``copy`` counts them from 0; what is
+called ``epoch`` here and in the pipeline has it in its upper bits (``core.plan.Plan.draw_epoch``).
 ``view`` is 0, or the number of a view of a field, by the name of the field: so the numbers of a
 view do not depend on which others there are.
 
 Invariant: the numbers do not depend on what was drawn before, on the process or on the machine; two
-samples, views, epochs, attempts or seeds never share a block, except that two fields have a chance
-of 2**-36 to.
+samples, copies, views, epochs, attempts or seeds never share a block, except that two fields have a
+chance of 2**-36 to.
 """
 
 from hashlib import sha256

@@ -3,7 +3,6 @@
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -16,29 +15,18 @@ from batchd.cli.main import main
 from batchd.commands.history.seen import Leg, SampleLookup
 from batchd.config.load import load_config
 from batchd.core import plan as plan_module
-from batchd.core.blocks import BlockOrder
-from batchd.core.buckets import buckets_of
 from batchd.core.course import Course
-from batchd.core.draws import EvenDraws, SingleDraws, bounds_of
-from batchd.core.epochs import planned
-from batchd.core.mixtures import Mixture, Segment
 from batchd.core.packs import PackLimits, Packs
 from batchd.core.plan import Plan
 from batchd.data.sources import finding
 from batchd.data.sources.finding import FilePattern, NamedSamples
 from batchd.errors import BatchdError, SourceInvalid
 from batchd_wire.position import Position
+from support.core_plans import KINDS, SAMPLES, plan_of
 from support.images import write_photos
 from support.settings import folder_stream, write_settings
 
 pytestmark = pytest.mark.usefixtures("forked_children")
-
-SAMPLES = 23
-KINDS = [
-    *("shuffled", "in order", "blocks", "packs", "packs in order"),
-    *("weights", "weights in order", "weights in blocks", "single", "mixture", "mixture in order"),
-    *("buckets", "budget", "budget in order"),
-]
 
 
 def _array_stream(folder, samples, **changes):
@@ -55,37 +43,11 @@ def lookup(tmp_path_factory):
     return SampleLookup(load_config(config), "numbers")
 
 
-def _plan(kind, batch_size, seed, *, drop_last):
-    """Return the plan of a kind of order, and the packs if it is packed."""
-    if kind.startswith("packs"):
-        lengths = np.random.default_rng(seed).integers(0, 25, SAMPLES)
-        lengths[0] = 25
-        packs = Packs.plan(lengths, PackLimits(10, 4, 6, "split"))
-        return Plan(len(packs), batch_size, seed, kind == "packs", drop_last, SAMPLES), packs
-    shuffle = not kind.endswith("in order")
-    if kind.startswith("mixture"):
-        mixture = Mixture([8, 15], [Segment(0, [1, 2]), Segment(31, [3, 0])], 19, seed, shuffle=shuffle)
-        return Plan(19, batch_size, seed, shuffle, drop_last, None, mixture), None
-    if kind.startswith("bu"):
-        sizes = np.random.default_rng(seed).integers(0, 25, SAMPLES)
-        budget = None if kind == "buckets" else 40
-        arrays = buckets_of(sizes, 3, batch_size, 1 + seed % 3, budget)
-        return planned(Plan(SAMPLES, batch_size, seed, shuffle, drop_last), {}, arrays), None
-    order = BlockOrder(np.array([0, 3, 4, 11, 16, SAMPLES]), 2, seed) if kind.endswith("blocks") else None
-    plan = Plan(SAMPLES, batch_size, seed, shuffle, drop_last, None, order)
-    weights = np.random.default_rng(seed).integers(0, 4, SAMPLES).astype(np.float64) + (np.arange(SAMPLES) < 9)
-    if kind.startswith("weights"):
-        return replace(plan, draws=EvenDraws(bounds_of(weights, SAMPLES), seed)), None
-    if kind == "single":
-        return replace(plan, samples=9, draws=SingleDraws(weights, 9, seed)), None
-    return plan, None
-
-
 def _contents(plan, packs, bad, position):
     """Yield (row, sample, stands in for, element) of a whole batch, made as workers make it."""
     rows = range(plan.rows(position))
     if packs is not None:
-        numbers = position.step * plan.batch_size + np.array(rows)
+        numbers = position.step // plan.repeats * plan.batch_size + np.array(rows)
         for row, sample, element in packs.contents(position.epoch, numbers, plan.seed, shuffle=plan.shuffle).tolist():
             if sample not in bad:
                 yield row, sample, None, element
@@ -122,12 +84,15 @@ def _read(plan, packs, bad, legs, until):
     batch_size=st.integers(1, 6),
     seed=st.integers(0, 1 << 40),
     drop_last=st.booleans(),
+    repeats=st.sampled_from([1, 1, 2, 3]),
     bad=st.sets(st.integers(0, SAMPLES - 1), max_size=6),
     data=st.data(),
 )
-def test_the_places_of_all_samples_are_the_rows_that_ranks_read(lookup, kind, batch_size, seed, drop_last, bad, data):
-    """Any order, packs, bad samples, drop_last, and runs that go on with other numbers of ranks."""
-    plan, packs = _plan(kind, batch_size, seed, drop_last=drop_last)
+def test_the_places_of_all_samples_are_the_rows_that_ranks_read(
+    lookup, kind, batch_size, seed, drop_last, repeats, bad, data
+):
+    """Any order, packs, repeats, bad samples, drop_last, and runs that go on with other ranks."""
+    plan, packs = plan_of(kind, batch_size, seed, drop_last=drop_last, repeats=repeats)
     if plan.steps == 0:
         return
     lookup.plan, lookup.packs, lookup._bad = plan, packs, np.array(sorted(bad), np.int64)

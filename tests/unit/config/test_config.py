@@ -859,6 +859,20 @@ def test_shuffle_of_a_source_without_order_is_refused(tmp_path: Path) -> None:
     assert not load(tmp_path, text + "shuffle = false").streams["a"].is_shuffled
 
 
+def test_a_live_stream_has_no_repeats(tmp_path: Path) -> None:
+    """Its samples come once; one row of each, the default, may be said."""
+    source = '{ type = "generator", function = "a:b", fields = { x = "int64" } }'
+    text = f"[streams.a]\nsource = {source}\nbatch_size = 4\nrepeats = 1\n"
+    assert load(tmp_path, text).streams["a"].repeats == 1
+
+    found = problems(tmp_path, text.replace("repeats = 1", "repeats = 3"))
+
+    assert (
+        'samples of type "generator" come once, each to one row, so none can be in 3'
+        in found["streams.a.repeats"].message
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -35,6 +35,7 @@ specs = st.fixed_dictionaries(
         "open_blocks": st.sampled_from([None, None, 1, 3]),
         "drop_last": st.booleans(),
         "budget": st.sampled_from([None, None, 6]),
+        "repeats": st.sampled_from([1, 1, 2]),
         "equal_epochs": st.booleans(),
         "window": st.integers(1, 5),
         "max_skew": st.sampled_from([None, None, 1, 2, 5]),

@@ -4,6 +4,7 @@ The tests cover every world size, every start, shared and dropped last rounds.
 """
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice, product
 
 import numpy as np
@@ -32,6 +33,7 @@ PLANS += [
     for shuffle, drop_last in [(False, False), (True, True)]
 ]
 """Those of a budget have 1 to 4 rows in a batch."""
+PLANS += [replace(plan, repeats=2 + number % 2) for number, plan in enumerate(PLANS) if number % 3 == 0]
 WORLD_SIZES = range(1, 8)
 
 

@@ -217,7 +217,7 @@ WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {"resize": {"size", "longer_side"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
 """Options that exclude others, which the steps above have."""
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
-DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail"}
+DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail", "repeats": 2}
 DECIDE_TIME = {
     "window": 9,
     "lag": "lockstep",
@@ -288,7 +288,7 @@ def test_a_field_for_paths_changes_the_fingerprint() -> None:
 def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> None:
     """The mark on a key includes it in the fingerprint."""
     assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys() | {"weights", "mix"}
-    assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 6
+    assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 7
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
     assert fingerprint_with(cache="encoded", cache_memory=1 << 20) == fingerprint_with()

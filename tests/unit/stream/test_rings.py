@@ -162,7 +162,7 @@ def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "memory", "repeats", "batches"),
+    ("batch_size", "memory", "equal_epochs", "batches"),
     [
         (1, None, False, 6553),
         (1024, None, False, 10),
@@ -172,9 +172,9 @@ def test_how_many_batches_are_ahead_is_chosen_by_their_bytes(batch_size, workers
     ],
     ids=["small", "medium", "large", "with memory of its own", "with the same bytes in all epochs"],
 )
-def test_how_much_is_kept_for_a_trainer_that_is_behind(batch_size, memory, repeats, batches) -> None:
+def test_how_much_is_kept_for_a_trainer_that_is_behind(batch_size, memory, equal_epochs, batches) -> None:
     """Some memory is kept, unless it was set for that, or all epochs read it."""
     stream = stream_of(batch_size, memory)
     ring = plan_rings(config_of(4 << 30, a=stream), Storage())["a"]
 
-    assert kept_ahead(stream, ring, repeats=repeats) == batches
+    assert kept_ahead(stream, ring, equal_epochs=equal_epochs) == batches

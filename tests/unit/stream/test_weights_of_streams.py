@@ -7,6 +7,7 @@ import pytest
 
 from batchd.config.tree import Weights
 from batchd.core.mixtures import Segment
+from batchd.core.plan import Plan
 from batchd.data.samples.checks import OptionsInvalid
 from batchd.data.sources.arrays.options import NpySource
 from batchd.data.sources.composed.options import ConcatSource, MixSource, SubsetSource
@@ -119,9 +120,23 @@ def test_moments_are_batches_of_the_run_or_epochs(drop_last, moments, rows):
     """An epoch of ten rows has batches of four, four and two rows, or two of four."""
     source = MixSource(sources=BOTH, weights={moment: (1.0, number) for number, moment in enumerate(moments)})
 
-    found = segments_of(source, 4, 10, drop_last=drop_last)
+    found = segments_of(source, Plan(10, 4, 0, shuffle=True, drop_last=drop_last))
 
     assert found == [Segment(row, (1.0, number)) for number, row in enumerate(rows)]
+
+
+def test_with_repeats_a_moment_is_the_first_copy_of_a_batch():
+    """An epoch of ten rows has batches of four, four and two rows, twice each."""
+    plan = Plan(10, 4, 0, shuffle=True, drop_last=False, repeats=2)
+    weights = {"0": (1.0, 0.0), "4": (1.0, 1.0), "8": (1.0, 2.0), "epoch 2": (1.0, 3.0)}
+
+    found = segments_of(MixSource(sources=BOTH, weights=weights), plan)
+
+    assert [segment.first for segment in found] == [0, 8, 14, 20]
+    with pytest.raises(
+        SourceInvalid, match=r"repeats = 2, batches 8 to 9 have the same samples, so .* batch 9; use 8 or 10"
+    ):
+        segments_of(MixSource(sources=BOTH, weights={"0": (1.0, 0.0), "9": (1.0, 1.0)}), plan)
 
 
 def test_two_weights_for_one_moment_are_refused():
@@ -130,7 +145,7 @@ def test_two_weights_for_one_moment_are_refused():
     with pytest.raises(
         SourceInvalid, match="'6' and 'epoch 2' are the same moment, batch 0 of epoch 2: an epoch has 3 batches"
     ):
-        segments_of(source, 4, 10, drop_last=False)
+        segments_of(source, Plan(10, 4, 0, shuffle=True, drop_last=False))
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,42 @@ def test_rows_of_short_chunks_are_made_by_one_call_until_a_report_is_due(worker,
         np.testing.assert_array_equal(array[:7], expected[name], strict=True)
 
 
+def test_copies_of_a_batch_have_other_crops_whoever_makes_them(worker):
+    """Several copies in one message, too; the first are the rows of a stream without repeats."""
+    once, alone = worker.start(cache="off"), worker.start(cache="off", repeats=3)
+    stream = worker.start(repeats=3)
+    fill(stream)
+    copies = [fill(alone, epoch=1, step=step) for step in range(3)]
+    pages = {slot: (memoryview(bytearray(stream.layout.slot_bytes)), {}) for slot in range(3)}
+    chunks = [Chunk(5 + step, step, 1, step, [(0, 7)], []) for step in range(3)]
+
+    assert_same(copies[0], fill(once, epoch=1))
+    assert len({copy[1]["image"].tobytes() for copy in copies}) == 3
+    assert len({copy[1]["index"].tobytes() for copy in copies}) == 1
+    for step, copy in enumerate(copies):
+        assert_same(fill(stream, epoch=1, step=step), copy)
+    for _told in stream.answer(FillChunks(1, chunks, is_packed=False), pages):
+        pass
+    for (page, _arrays), copy in zip(pages.values(), copies, strict=True):
+        for name, array in slot_arrays(page, stream.layout).items():
+            np.testing.assert_array_equal(array[:7], copy[1][name][:7], strict=True)
+    assert len(worker.made) > 3
+
+
+def test_a_bad_sample_has_one_substitute_in_all_copies_with_other_crops(worker):
+    (worker.folder / "a" / "a.jpg").write_bytes(b"")
+    alone, stream = (worker.start(on_error="substitute", cache=cache, repeats=3) for cache in ("off", "points"))
+    fill(stream, epoch=2)
+    copies = [fill(alone, epoch=2, step=step) for step in range(3)]
+
+    for step, copy in enumerate(copies):
+        assert_same(fill(stream, epoch=2, step=step), copy)
+    assert {copy[0][0] for copy in copies} == {0}
+    (other,) = {int(copy[1]["index"][0]) for copy in copies}
+    assert other != 0
+    assert len({copy[1]["image"][0].tobytes() for copy in copies}) == 3
+
+
 CHANGES = {
     "another length": jpeg(photo(300, 400, 9)),
     "another size": jpeg(photo(290, 400, 9)),

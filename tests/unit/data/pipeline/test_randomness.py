@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from batchd.core.plan import Plan
 from batchd.data.pipeline.randomness import NUMBER_MAX, SampleRandom
+from batchd_wire.position import Position
 
 
 def numbers(seed=0, epoch=0, sample=0, attempt=0, count=8):
@@ -45,6 +47,19 @@ def test_the_stream_is_numpys_philox_at_the_documented_counter():
     )
 
     assert reference.random(8).tolist() == numbers(seed=3, attempt=1, epoch=5, sample=9)
+
+
+def test_copies_of_a_sample_draw_other_numbers_and_the_first_those_of_a_sample_without():
+    """The copy stands above the epoch in the counter, as the drawing has it."""
+    plan = Plan(40, 4, 0, shuffle=True, drop_last=False, repeats=3)
+    drawn = [numbers(epoch=plan.draw_epoch(Position(5, step)), sample=9) for step in (6, 7, 8)]
+    reference = np.random.Generator(
+        np.random.Philox(key=np.array([0, 0x6261746368640001], np.uint64), counter=[0, 0, 2 << 48 | 5, 9])
+    )
+
+    assert drawn[0] == numbers(epoch=5, sample=9)
+    assert drawn[2] == reference.random(8).tolist()
+    assert len({number for each in drawn for number in each}) == 24
 
 
 def test_numbers_across_samples_and_epochs_are_uniform_and_uncorrelated():
