@@ -230,7 +230,7 @@ def _kept_boxes(steps: Sequence[StepOptions]) -> list[str]:
         f"a box that vanishes from {step.field!r} becomes four zeros in {step.boxes!r}, and what belongs to it stays; "
         "labels = [...] of follow drops their rows together, and keep_empty = true says that this is meant"
         for step in steps
-        if isinstance(step, Follow) and step.boxes is not None and not step.drops_boxes and step.keep_empty is None
+        if isinstance(step, Follow) and step.boxes is not None and not step.drops_rows and step.keep_empty is None
     ]
 
 

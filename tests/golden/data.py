@@ -5,6 +5,7 @@ them. So the versions of the libraries that wrote the files do not change the di
 """
 
 import json
+from io import BytesIO
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -110,6 +111,33 @@ def _write_images(folder: Path) -> None:
     ]
     write_shard(folder / "shards" / "a-0.tar", members[: 5 * 10])
     write_shard(folder / "shards" / "a-1.tar", members[5 * 10 :])
+    objects = [
+        (f"{number:03}.{ending}", data)
+        for number in range(SAMPLES)
+        for ending, data in (
+            ("jpg", jpeg_with_exif(jpeg(image(number)), number % 8 + 1)),
+            ("ids.png", encode(mask(number).astype(np.uint16) * 300, ".png")),
+            ("masks.npy", _npy(np.stack([mask(number) == level for level in (1, 2)]).astype(np.uint8))),
+            ("json", json.dumps(_objects(number)).encode()),
+        )
+    ]
+    write_shard(folder / "shards" / "objects.tar", objects)
+
+
+def _npy(array: NDArray[np.uint8]) -> bytes:
+    file = BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def _objects(number: int) -> dict[str, object]:
+    """Boxes and keypoints of an image, as fractions of the picture as it is stored."""
+    keypoints = [[[0.1, 0.2, 2], [0.6, 0.01 * number, 1], [0, 0, 0]], [[0.9, 0.9, 2], [0.5, 0.5, 2], [0.7, 0.8, 1]]]
+    return {
+        "boxes": [[0.3, 0.4, 0.5, 0.1 + 0.01 * number], [0.8, 0.8, 0.3, 0.3]],
+        "classes": [3, number],
+        "keypoints": keypoints,
+    }
 
 
 def _write_arrays(folder: Path) -> None:

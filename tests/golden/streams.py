@@ -39,6 +39,27 @@ def _annotated(folder: Path) -> dict[str, Any]:
     }
 
 
+def _objects(folder: Path) -> dict[str, Any]:
+    return {
+        "type": "webdataset",
+        "root": str(folder / "shards"),
+        "shards": ["objects.tar"],
+        "fields": {
+            "image": "image",
+            "ids": "image",
+            "masks": "uint8[?,?,?]",
+            "boxes": "float32[?,4]",
+            "classes": "int64[?]",
+            "keypoints": "float32[?,?,3]",
+        },
+        "names": {
+            "ids": "ids.png",
+            "masks": "masks.npy",
+            **{name: f"json:{name}" for name in ("boxes", "classes", "keypoints")},
+        },
+    }
+
+
 def _texts(folder: Path) -> dict[str, Any]:
     return {"type": "csv", "path": str(folder / "table.csv"), "fields": {"text": "text"}}
 
@@ -406,6 +427,32 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "pad_batch", "field": "boxes", "max_shape": [2, 4]},
         {"op": "pad_batch", "field": "points", "max_shape": [1, 2]},
     ]
+    objects = [
+        DECODE,
+        {
+            "op": "follow",
+            "boxes": "boxes",
+            "labels": ["classes"],
+            "masks": "masks",
+            "keypoints": "keypoints",
+            "mask": "ids",
+            "mask_type": "int32",
+            "mask_fill": 70_000,
+            "form": "cxcywh",
+            "relative": True,
+            "annotated": "stored",
+            "flip_indices": [1, 0, 2],
+            "min_area": 4,
+        },
+        {"op": "random_resized_crop", "size": [32, 32]},
+        {"op": "random_flip", "direction": "both"},
+        {"op": "rotate", "degrees": [-20, 20]},
+        {"op": "box_form", "form": "cxcywh", "relative": True},
+        {"op": "pad_batch", "field": "boxes", "max_shape": [2, 4]},
+        {"op": "pad_batch", "field": "classes", "max_shape": [2], "fill": -1},
+        {"op": "pad_batch", "field": "masks", "max_shape": [2, 32, 32]},
+        {"op": "pad_batch", "field": "keypoints", "max_shape": [2, 3, 3]},
+    ]
     warped = [
         DECODE,
         follow,
@@ -435,6 +482,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         **{name: {"source": _texts(folder), "pipeline": steps} for name, steps in text.items()},
         "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
         "followed": {"source": _annotated(folder), "pipeline": followed},
+        "objects": {"source": _objects(folder), "pipeline": objects},
         "policies": {"source": _annotated(folder), "pipeline": policies},
         "followed-warps": {"source": _annotated(folder), "pipeline": warped},
     }

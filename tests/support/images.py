@@ -206,9 +206,9 @@ def stored_as(image, orientation):
         2: lambda: image[:, ::-1],
         3: lambda: image[::-1, ::-1],
         4: lambda: image[::-1],
-        5: lambda: image.transpose(1, 0, 2),
+        5: lambda: image.swapaxes(0, 1),
         6: lambda: np.rot90(image, 1),
-        7: lambda: image[::-1, ::-1].transpose(1, 0, 2),
+        7: lambda: image[::-1, ::-1].swapaxes(0, 1),
         8: lambda: np.rot90(image, -1),
     }[orientation]()
     return np.ascontiguousarray(turned)

@@ -35,6 +35,7 @@ from batchd.data.pipeline.augment.options import (
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
 from batchd.data.pipeline.image.options import (
+    BoxForm,
     CenterCrop,
     ColorJitter,
     Cutout,
@@ -206,7 +207,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    return {step.op for steps in groups for step in steps} | {"decode", "follow", "views"}
+    return {step.op for steps in groups for step in steps} | {"decode", "follow", "box_form", "views"}
 
 
 _Case = tuple[str, list[Column], Sequence[StepOptions], dict[str, Value]]
@@ -248,6 +249,13 @@ def _recolored(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
 
 def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
     values = {"image": inputs["noise"], "mask": inputs["mask"], "boxes": inputs["boxes"], "points": inputs["points"]}
+    values |= {
+        "masks": np.stack([(inputs["mask"] % (9 + number) == 0).astype(np.uint8) for number in range(9)]),
+        "ids": inputs["mask"].astype(np.int32) * 65_537,
+        "keypoints": np.dstack(
+            [np.repeat(inputs["points"][:, np.newaxis], 2, axis=1), np.full((9, 2, 1), 2, np.float32)]
+        ),
+    }
     columns = [
         Column("image", shape=inputs["noise"].shape),
         Column("mask", shape=inputs["mask"].shape),
@@ -255,8 +263,26 @@ def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         Column("points", dtype="float32", shape=(9, 2)),
     ]
     follow = Follow(mask="mask", mask_fill=255, boxes="boxes", points="points")
+    of_objects = [
+        *columns[:1],
+        columns[2],
+        Column("masks", shape=(9, *inputs["mask"].shape)),
+        Column("keypoints", dtype="float32", shape=(9, 2, 3)),
+        Column("ids", dtype="int32", shape=inputs["mask"].shape),
+    ]
+    objects = Follow(
+        boxes="boxes",
+        masks="masks",
+        keypoints="keypoints",
+        flip_indices=(1, 0),
+        mask="ids",
+        mask_type="int32",
+        keep_empty=True,
+    )
+    relative = BoxForm(form="cxcywh", relative=True)
     for name, steps in GEOMETRY.items():
         yield f"followers of {name}", columns, [follow, *steps], values
+        yield f"objects of {name}", of_objects, [objects, *steps, relative], values
 
 
 def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:

@@ -268,17 +268,18 @@ def _views_stage(  # noqa: PLR0913, PLR0917  each is one thing that all samples 
 
 def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
     """The fields that an image's stage may write into the row: no later step changes them."""
-    if any(step.touches is None or image.name in step.touches for step in rest):
+    if image.name not in _unchanged([image.name], rest):
         return frozenset()
     masks = (name for role, name in image.followers if role == "mask" and name in after)
     return _untouched([image.name, *masks], after, rest)
 
 
 def _untouched(names: Iterable[str], after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
-    """Those of the fields that have one shape, and that no later step reads or changes."""
-    later = [step.touches for step in rest]
-    return frozenset(
-        name
-        for name in names
-        if after[name].is_fixed and not any(touched is None or name in touched for touched in later)
-    )
+    """Those of the fields that have one shape, and that no later step changes."""
+    return frozenset(name for name in _unchanged(names, rest) if after[name].is_fixed)
+
+
+def _unchanged(names: Iterable[str], rest: Sequence[StepOptions]) -> frozenset[str]:
+    """Those of the fields that no later step changes; what reads all fields may change them."""
+    changed = [step.touches and step.changes for step in rest]
+    return frozenset(name for name in names if not any(fields is None or name in fields for fields in changed))

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.data.pipeline import effects
-from batchd.data.pipeline.image.options import ChanceStep, Follow
+from batchd.data.pipeline.image.options import ChanceStep, Decode, Follow
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import check_files
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import Column, Following
 from batchd.errors import KeyPath
 from batchd.runtime.suggestions import nearest
 from batchd_wire.fields import FIELDS_MAX, Field
@@ -110,6 +110,8 @@ class StepCheck:
         try:
             if isinstance(step, Pack):
                 _check_lengths(step, self._earlier)
+            if isinstance(step, Follow):
+                _check_stored(step, self._earlier)
             self._columns = _after(step, before)
         except effects.StepInvalid as problem:
             self._report(place, problem, step)
@@ -196,6 +198,16 @@ def _check_lengths(pack: Pack, steps: Sequence[StepOptions]) -> None:
         )
 
 
+def _check_stored(follow: Follow, steps: Sequence[StepOptions]) -> None:
+    """Raise ``StepInvalid`` if the orientation of a file is not known any more at ``follow``."""
+    decode = steps[-1] if steps else None
+    if follow.annotated == "stored" and not (isinstance(decode, Decode) and decode.field == follow.field):
+        raise effects.StepInvalid(
+            '"follow" with annotated = "stored" comes directly after "decode", which turns the image upright',
+            ("annotated",),
+        )
+
+
 def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
     """The name of the step that makes a field differ between epochs; None if none does.
 
@@ -206,8 +218,8 @@ def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
     drawn: dict[str, str] = {}
     followed: dict[str, frozenset[str]] = {}
     for step in steps:
-        if isinstance(step, Follow) and step.drops_boxes:
-            followed[step.field] = frozenset(name for role, name in step.followers if role in ("boxes", "label"))
+        if isinstance(step, Follow) and step.drops_rows:
+            followed[step.field] = frozenset(Following(step.followers).of_objects)
         elif step.is_random and isinstance(step, ChanceStep) and step.loses_edges:
             drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
         read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches

@@ -40,6 +40,27 @@ ColumnKind = Literal["encoded", "text", "array"]
 
 
 @frozen
+class Following:
+    """What follows the geometry of an image, as the step ``follow`` says."""
+
+    roles: tuple[tuple[str, str], ...] = ()
+    """("mask", "masks", "boxes", "points", "keypoints" or "label", name of the column)."""
+    drops_rows: bool = False
+    """Whether the rows of an object that vanishes leave all columns with a row for each."""
+    min_visible: float = 0.0
+    """The fraction of a box that has to be left by each step, or it vanishes."""
+    min_area: float = 0.0
+    """Square pixels that a box has to have after each step, or it vanishes."""
+    flip_indices: tuple[int, ...] = ()
+    """The keypoint that each one becomes in a mirror; empty if all stay."""
+
+    @property
+    def of_objects(self) -> tuple[str, ...]:
+        """The columns with a row for each object."""
+        return tuple(name for role, name in self.roles if role not in ("mask", "points"))
+
+
+@frozen
 class Column:
     """One named value of a sample.
 
@@ -58,19 +79,19 @@ class Column:
     """Whether the channels of an image are blue, green, red."""
     pixels_max: int = 0
     """The most pixels that an image may have, height times width; 0 if no step limits them."""
-    followers: tuple[tuple[str, str], ...] = ()
-    """The columns that follow the image: ("mask", "boxes", "points" or "label", name of the
-    column)."""
-    drops_boxes: bool = False
-    """Whether the rows of boxes that vanish leave the boxes and labels that follow the image."""
-    min_visible: float = 0.0
-    """The fraction of a box that has to be left by each step, or it vanishes."""
+    following: Following = Following()
+    """What follows the image."""
     made_by: str = ""
     """The step that made it; "" for a column of the source."""
     varying: Varying | None = None
     """How its samples are placed in a room that is larger than they are."""
     fill: float = 0.0
     """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
+
+    @property
+    def followers(self) -> tuple[tuple[str, str], ...]:
+        """The columns that follow the image, by their roles."""
+        return self.following.roles
 
     @property
     def is_fixed(self) -> bool:

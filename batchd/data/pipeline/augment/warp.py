@@ -77,9 +77,9 @@ class AffineMotion(Motion):
         x, y = points[..., 0] - c, points[..., 1] - f
         return np.stack([(e * x - b * y) / whole, (a * y - d * x) / whole], axis=-1)
 
-    def move_mask(self, mask: Pixels, into: Pixels, fill: int) -> None:
+    def move_mask(self, mask: Pixels, into: Pixels, fill: Fill) -> None:
         """Take the nearest number."""
-        self.move(mask, into, (fill,), is_linear=False)
+        self.move(mask, into, fill, is_linear=False)
 
 
 class PlacedMotion(Motion):
@@ -103,9 +103,9 @@ class PlacedMotion(Motion):
         """The points afterwards."""
         return self._moved(points)
 
-    def move_mask(self, mask: Pixels, into: Pixels, fill: int) -> None:
+    def move_mask(self, mask: Pixels, into: Pixels, fill: Fill) -> None:
         """Take the nearest number."""
-        self.move(mask, into, (fill,), is_linear=False)
+        self.move(mask, into, fill, is_linear=False)
 
 
 def change_of(motion: AffineMotion | PlacedMotion, step: options.WarpStep, scratch: Scratch, **drew: object) -> Change:

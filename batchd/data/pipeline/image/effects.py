@@ -8,10 +8,12 @@ Daemon, workers and ``batchd check``; standard library only.
 Invariant: for steps without problems, the column at the end is exactly what ``image.stages`` makes.
 """
 
+import json
 from dataclasses import replace
 
 from batchd.data.pipeline.effects import (
     IMAGE_DIMENSIONS,
+    WHOLE,
     Columns,
     NoSuchField,
     StepInvalid,
@@ -22,7 +24,7 @@ from batchd.data.pipeline.effects import (
 )
 from batchd.data.pipeline.image import options
 from batchd.data.pipeline.options import STEP_KINDS, FieldStep
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import Column, Following
 from batchd_wire.wording import counted
 
 GRAY_DIMENSIONS = 2
@@ -32,12 +34,15 @@ CHANNELS_MAX = 4
 """More than that cv2 cannot do in every step."""
 _CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
 _FOLLOWERS = {
-    "mask": 'a mask is the bytes of a PNG ("image"), without a "decode" of its own, or uint8[?,?]',
+    "mask": 'a mask is the bytes of a PNG ("image"), without a "decode" of its own, or uint8[?,?] or int32[?,?]',
+    "masks": "masks are uint8[?,?,?]: objects, height, width",
     "boxes": "boxes are float32[?,4]",
     "points": "points are float32[?,2]",
+    "keypoints": "keypoints are float32[?,?,2] or float32[?,?,3]",
     "label": "labels have a row for each box, such as int64[?]",
 }
-_COORDINATES = {"boxes": (None, 4), "points": (None, 2)}
+_COORDINATES = {"boxes": {4}, "points": {2}, "keypoints": {2, 3}}
+_DIMENSIONS = {"mask": 2, "masks": 3, "boxes": 2, "points": 2, "keypoints": 3}
 
 
 @effect.register
@@ -60,8 +65,8 @@ def _follow(step: options.Follow, columns: Columns) -> Columns:
             f'"follow" comes right behind "decode", in front of all other steps on {lead.name!r}, and once: '
             f'what "{lead.made_by}" did would not be done to those who follow'
         )
-    facts = {"drops_boxes": step.drops_boxes, "min_visible": step.min_visible}
-    made = dict(changed(step, columns, shape=lead.shape, followers=step.followers, **facts))
+    facts = Following(step.followers, step.drops_rows, step.min_visible, step.min_area, step.flip_indices)
+    made = dict(changed(step, columns, shape=lead.shape, following=facts))
     following = {name for column in columns.values() for _role, name in column.followers}
     missing = [(role, name) for role, name in step.followers if name not in columns]
     if missing:
@@ -74,27 +79,69 @@ def _follow(step: options.Follow, columns: Columns) -> Columns:
             raise StepInvalid(f'"follow" has {key} = {name!r}, which follows another image already', (key,))
         if not (_can_follow(role, column) or (role == "mask" and column.kind == "encoded")):
             raise StepInvalid(f'"follow" has {key} = {name!r}, which is {column.text}; {_FOLLOWERS[role]}', (key,))
-        shape = lead.shape[:2] if role == "mask" else column.shape
-        if step.drops_boxes and role in ("boxes", "label"):
-            shape = (None, *column.shape[1:])
-        dtype = "uint8" if role == "mask" else column.dtype
-        fill = step.mask_fill if role == "mask" else 0
-        made[name] = replace(column, kind="array", dtype=dtype, shape=shape, made_by=step.op, fill=fill)
+        _check_flips(step, role, column)
+        made[name] = _following(step, role, column, lead)
     return made
 
 
+def _check_flips(step: options.Follow, role: str, column: Column) -> None:
+    """Raise ``StepInvalid`` for indices of another number of keypoints."""
+    count = column.shape[1] if role == "keypoints" else None
+    if step.flip_indices and count is not None and count != len(step.flip_indices):
+        raise StepInvalid(
+            f'"follow" has {counted(len(step.flip_indices), "number")} in flip_indices, and {column.name!r} is {column.text}',
+            ("flip_indices",),
+        )
+
+
+def _following(step: options.Follow, role: str, column: Column, lead: Column) -> Column:
+    """A column that follows an image, as it is from then on."""
+    shape = column.shape
+    if role in _SIZED:
+        shape = (*shape[: len(shape) - 2], *lead.shape[:2]) if column.kind == "array" else lead.shape[:2]
+    if step.drops_rows and column.name in Following(step.followers).of_objects:
+        shape = (None, *shape[1:])
+    dtype = step.mask_type if column.kind == "encoded" else column.dtype
+    fill = step.mask_fill if role == "mask" else 0
+    if fill > WHOLE.get(dtype, (0, 0))[1] and fill:
+        raise StepInvalid(
+            f'"follow" has mask_fill = {fill}, and {column.name!r} is {column.text}, which ends before', ("mask_fill",)
+        )
+    return replace(column, kind="array", dtype=dtype, shape=shape, made_by=step.op, fill=fill)
+
+
+_SIZED = ("mask", "masks")
+"""What has a number for each pixel of its image."""
 _KEYS = {"label": "labels"}
 """The option that names a follower, where it is not called as its role."""
 
 
 def _can_follow(role: str, column: Column) -> bool:
-    if column.kind != "array":
+    if column.kind != "array" or column.made_by == "box_form":
         return False
-    if role == "mask":
-        return column.dtype == "uint8" and len(column.shape) == GRAY_DIMENSIONS
     if role == "label":
         return len(column.shape) > 0 and column.varying is None
-    return column.dtype == "float32" and (None, *column.shape[1:]) == _COORDINATES[role]
+    if len(column.shape) != _DIMENSIONS[role]:
+        return False
+    if role in _SIZED:
+        return column.dtype == "uint8" or (role == "mask" and column.dtype == "int32")
+    return column.dtype == "float32" and column.shape[-1] in _COORDINATES[role]
+
+
+@effect.register
+def _box_form(step: options.BoxForm, columns: Columns) -> Columns:
+    boxes, image = column_of(step, columns), columns.get(step.image)
+    if not _can_follow("boxes", boxes):
+        raise StepInvalid(f'"box_form" needs boxes in pixels, float32[?,4], and {boxes.name!r} is {boxes.text}')
+    if image is None:
+        raise NoSuchField(f'"box_form" has image = {step.image!r}', ("image",), [step.image], columns)
+    if not any(one == ("boxes", boxes.name) for one in image.followers):
+        raise StepInvalid(
+            f'"box_form" needs boxes that follow {step.image!r}, and {boxes.name!r} does not: '
+            f'{{ op = "follow", boxes = {json.dumps(boxes.name)} }} reads them',
+            ("image",),
+        )
+    return changed(step, columns)
 
 
 @effect.register
@@ -218,7 +265,7 @@ def placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, in
                 f"{'is not there any more' if follower is None else f'is {follower.text} by then'}: "
                 f"change {name!r} behind all steps on {lead.name!r}"
             )
-        made[name] = replace(follower, shape=size) if role == "mask" else follower
+        made[name] = replace(follower, shape=(*follower.shape[:-2], *size)) if role in _SIZED else follower
     return made
 
 

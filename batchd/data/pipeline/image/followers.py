@@ -1,44 +1,41 @@
-"""The followers of an image: mask, boxes and points, moved step by step as the image is.
+"""The followers of an image: masks, boxes and points, moved step by step as the image is.
 
 Worker process.
 
-    source                            here
-    a PNG, or uint8 [height, width] -> mask    uint8 [height, width], by ``follow_trail``
-    float32 [n, 4]                  -> boxes   left, top, right, bottom
-    any [n, ...]                    -> labels  the rows of the boxes that are left
-    float32 [n, 2]                  -> points  x, y
+    source                             here
+    a PNG, or [height, width]       -> mask       [height, width]; see ``masks``
+    uint8 [n, height, width]        -> masks      uint8 [n, height, width]
+    float32 [n, 4], in any form     -> boxes      left, top, right, bottom
+    any [n, ...]                    -> labels     the rows of the objects that are left
+    float32 [n, points, 2 or 3]     -> keypoints  x, y, perhaps visibility
+    float32 [n, 2]                  -> points     x, y
 
-Coordinates are those of the upright image in pixels, x to the right and y down; the first pixel
-reaches from 0 to 1. So its centre is at 1/2, and a flip of an image of width w moves x to w - x.
-They are computed in float64, and rounded to float32 behind each stage.
+Coordinates are in pixels, x to the right and y down; the first pixel reaches from 0 to 1. So its
+centre is at 1/2, and a flip of an image of width w moves x to w - x. They are computed in float64,
+and rounded to float32 behind each stage. What belongs to the stored picture begins with the turn
+that its EXIF tag asks for, as the first step.
 
-A box is cut off at the image's edge after each step, so that a later padding does not bring back
-what a crop removed. A box that is rotated by an angle becomes the smallest upright one around it. A
-box without area, from the start or because too little of it is left, vanishes: it becomes four
-zeros in its place, or its row leaves the boxes and all labels. Too little is what one step leaves
-of the area that it found; so it makes no difference in how many stages the steps are done.
-
-The bytes of a mask must be a file that keeps numbers as they are: a PNG of one channel, up to 8
-bits, or with a palette, whose indices count. (cv2 gives colours instead of indices, so it gets the
-file without its palette, as the grey one with the same bits; it stretches 1, 2 and 4 bits to 0 to
-255, which is undone.) Gamma, transparency and the EXIF tag are ignored.
+In this order, for each step: a box moves, and becomes the smallest upright one around its corners;
+it is cut off at the image's edge, so that a later padding does not bring back what a crop removed;
+and if too little of it is left, it vanishes. Too little is no area, less than ``min_area``, or less
+than ``min_visible`` of the area that the step found; so it makes no difference in how many stages
+the steps are done. A box that vanishes becomes zeros in its place, or its row leaves the boxes and
+all that has a row for each of them. Only then are the masks and keypoints of those that are left
+moved.
 
 Invariant: nothing here depends on how the image was stored or at which scale it was decoded, and no
-random number is drawn.
+random number is drawn. A box that is not said to have vanished has an area, also after rounding.
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
-from struct import pack, unpack_from
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.pipeline.image.containers import SIGNATURE_BYTES, png_chunks
+from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.image.geometry import (
     Cut,
-    Geometry,
     Motion,
     Move,
     Orientation,
@@ -47,16 +44,24 @@ from batchd.data.pipeline.image.geometry import (
     TrailPart,
     Warp,
 )
-from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, decode_file
-from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.pipeline.image.resample import follow_trail, sine_and_cosine
-from batchd.data.samples.columns import Column
+from batchd.data.pipeline.image.masks import decode_mask, moved_masks
+from batchd.data.pipeline.image.opencv import Image, Scratch
+from batchd.data.pipeline.image.options import BoxForm, BoxNumbers, Follow
+from batchd.data.pipeline.image.resample import sine_and_cosine
+from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.stages import Row, Stage, make_stage
+from batchd.data.samples.columns import Column, Following
 from batchd.data.samples.errors import SampleUndecodable
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import Value, array_of
+from batchd_wire.views import Array
 
 Coordinates = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.bool_]
 _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
 """x and y of each corner of a box, in the order of its four numbers."""
+_RELATIVE_MAX = 2.0
+"""An object may lie outside of the picture in part; a coordinate in pixels is beyond this."""
+_WITH_VISIBILITY = 3
 
 
 class CoordinateMap(NamedTuple):
@@ -75,7 +80,10 @@ class CoordinateMap(NamedTuple):
 
 
 class Followers:
-    """The followers of one image; those in ``writes`` go into the row."""
+    """The followers of one image; those in ``writes`` go into the row.
+
+    ``follow``: the step, if this stage is the one that takes them over from the source.
+    """
 
     def __init__(
         self,
@@ -83,66 +91,238 @@ class Followers:
         before: Mapping[str, Column],
         after: Mapping[str, Column],
         writes: frozenset[str],
+        follow: Follow | None,
     ) -> None:
+        self._following, self._follow = lead.following, follow
         names = dict(lead.followers)
-        self._mask_name, self._boxes, self._points = (names.get(role) for role in ("mask", "boxes", "points"))
+        self._mask, self._masks, self._boxes, self._points, self._keypoints = (
+            names.get(role) for role in ("mask", "masks", "boxes", "points", "keypoints")
+        )
         self._labels = [name for role, name in lead.followers if role == "label"]
-        self._drops_boxes, self._min_visible = lead.drops_boxes, lead.min_visible
-        if self._mask_name is not None:
-            self._mask_is_encoded = before[self._mask_name].kind == "encoded"
-            self._mask_fill = int(after[self._mask_name].fill)
+        self._columns = {name: before[name] for _role, name in lead.followers}
+        self._mask_made = None if self._mask is None else after[self._mask]
         self._writes = writes
         self._scratch = Scratch()
 
+    @property
+    def starts_stored(self) -> bool:
+        """Whether what the source gives belongs to the picture as it is stored."""
+        return self._follow is not None and self._follow.annotated == "stored"
+
     def run(
-        self, values: dict[str, Value], row: Mapping[str, Image], size: tuple[int, int], geometry: Geometry
+        self, values: dict[str, Value], row: Mapping[str, Image], size: tuple[int, int], trail: Sequence[TrailPart]
     ) -> None:
         """Do to the followers what was done to the image, which had ``size`` before it, in pixels.
 
-        Raises ``SampleUndecodable`` for another size, no mask, or a coordinate that is no number.
+        Raises ``SampleUndecodable`` for another size, no mask, numbers of rows that differ, and a
+        coordinate that is no number.
         """
-        assert geometry.trail is not None, "the image is followed"
-        if (name := self._mask_name) is not None:
-            mask = follow_trail(self._mask(name, values[name], size), geometry.trail, self._scratch, self._mask_fill)
-            values[name] = mask[:, :, 0]
-            if name in self._writes:
-                np.copyto(row[name], mask[:, :, 0])
-                values[name] = row[name]
-        if self._boxes is not None or self._points is not None:
-            maps = coordinate_maps(geometry.trail, *size)
-            if self._boxes is not None:
-                self._move_boxes(values, self._boxes, maps, size)
-            if self._points is not None:
-                points = _numbers(values, self._points).astype(np.float64)
-                for step in maps:
-                    points = step.moved(points)
-                values[self._points] = points.astype(np.float32)
+        if self._mask is not None:
+            self._move_mask(self._mask, values, row, size, trail)
+        maps = coordinate_maps(trail, *size) if self._boxes or self._points or self._keypoints else []
+        if self._points is not None:
+            points = self._coordinates(values, self._points, size)
+            values[self._points] = _moved_points(points, maps).astype(np.float32)
+        if self._boxes is not None:
+            boxes, is_left = moved_boxes(self._box_corners(values, self._boxes, size), maps, size, self._following)
+            values[self._boxes] = self._in_place(boxes[is_left], is_left)
+            self._move_objects(values, size, trail, maps, is_left)
+        elif self._masks is not None:
+            masks = self._moved_masks(self._masks, values, size, trail, None)
+            is_left = masks.reshape(len(masks), -1).max(axis=1, initial=0) > 0
+            values[self._masks] = self._in_place(masks[is_left], is_left)
+            self._move_objects(values, size, trail, maps, is_left)
+        elif self._keypoints is not None:
+            is_left = np.ones(len(np.asarray(values[self._keypoints])), np.bool_)
+            self._move_objects(values, size, trail, maps, is_left)
 
-    def _move_boxes(
-        self, values: dict[str, Value], name: str, maps: Sequence[CoordinateMap | Motion], size: tuple[int, int]
+    def _move_objects(
+        self,
+        values: dict[str, Value],
+        size: tuple[int, int],
+        trail: Sequence[TrailPart],
+        maps: Sequence["CoordinateMap | Motion"],
+        is_left: Rows,
     ) -> None:
-        boxes, is_left = moved_boxes(_numbers(values, name), maps, size, self._min_visible)
-        values[name] = boxes[is_left] if self._drops_boxes else boxes
-        for label in self._labels:
-            rows = np.asarray(values[label])
-            if len(rows) != len(boxes):
-                raise SampleUndecodable(f"its {label!r} has {len(rows)} rows, and its {name!r} {len(boxes)}")
-            values[label] = rows[is_left] if self._drops_boxes else rows
+        """Move what objects have besides what decides which of them are left."""
+        first = self._boxes or self._masks or self._keypoints
+        for name in self._following.of_objects:
+            if name != first and (rows := len(np.asarray(values[name]))) != len(is_left):
+                raise SampleUndecodable(f"its {name!r} has {rows} rows, and its {first!r} {len(is_left)}")
+        if self._masks is not None and self._boxes is not None:
+            masks = self._moved_masks(self._masks, values, size, trail, is_left)
+            values[self._masks] = self._in_place(masks, is_left)
+        if self._keypoints is not None:
+            keypoints = self._coordinates(values, self._keypoints, size)[is_left]
+            moved = self._moved_keypoints(keypoints, trail, maps, size)
+            values[self._keypoints] = self._in_place(moved.astype(np.float32), is_left)
+        if self._following.drops_rows:
+            for label in self._labels:
+                values[label] = np.asarray(values[label])[is_left]
 
-    def _mask(self, name: str, value: Value, size: tuple[int, int]) -> Pixels:
-        """Return the mask of the source, uint8 [height, width, 1]."""
-        if self._mask_is_encoded:
+    def _in_place(self, rows: Array, is_left: Rows) -> Array:
+        """The rows of the objects that are left, with zeros between them unless rows leave."""
+        if self._following.drops_rows:
+            return rows
+        made = np.zeros((len(is_left), *rows.shape[1:]), rows.dtype)
+        made[is_left] = rows
+        return made
+
+    def _move_mask(
+        self,
+        name: str,
+        values: dict[str, Value],
+        row: Mapping[str, Image],
+        size: tuple[int, int],
+        trail: Sequence[TrailPart],
+    ) -> None:
+        assert self._mask_made is not None, "there is a mask"
+        column = self._columns[name]
+        if column.kind == "encoded":
+            value = values[name]
             assert isinstance(value, memoryview)
             try:
-                return decode_mask(value, size)
+                mask = decode_mask(value, size, self._mask_made.dtype)
             except SampleUndecodable as problem:
                 raise SampleUndecodable(f"its {name!r}: {problem}") from None
-        mask = np.asarray(value)
-        if mask.shape != size:
-            raise SampleUndecodable(
-                f"its {name!r} has {mask.shape[1]} x {mask.shape[0]} pixels, and the image {size[1]} x {size[0]}"
-            )
-        return mask[:, :, np.newaxis]
+        else:
+            mask = array_of(column, values[name])
+            _check_size(name, mask.shape, size)
+        moved = moved_masks(mask[np.newaxis], trail, int(self._mask_made.fill), self._scratch, name)[0]
+        if name in self._writes:
+            np.copyto(row[name], moved)
+            moved = row[name]
+        values[name] = moved
+
+    def _moved_masks(
+        self,
+        name: str,
+        values: dict[str, Value],
+        size: tuple[int, int],
+        trail: Sequence[TrailPart],
+        is_left: Rows | None,
+    ) -> Array:
+        masks = array_of(self._columns[name], values[name])
+        if len(masks):
+            _check_size(name, masks.shape[1:], size)
+        else:
+            masks = np.zeros((0, *size), np.uint8)  # of no object, in any size
+        return moved_masks(masks if is_left is None else masks[is_left], trail, 0, self._scratch, name)
+
+    def _moved_keypoints(
+        self,
+        keypoints: Coordinates,
+        trail: Sequence[TrailPart],
+        maps: Sequence["CoordinateMap | Motion"],
+        size: tuple[int, int],
+    ) -> Coordinates:
+        """Move keypoints, [n, points, 2 or 3]; those that leave the image become zeros."""
+        has_visibility = keypoints.shape[-1] == _WITH_VISIBILITY
+        is_seen = keypoints[..., 2] > 0 if has_visibility else None
+        places = keypoints[..., :2]
+        if is_seen is not None:
+            is_seen &= _is_inside(places, *size)
+        for part, step in zip(trail, maps, strict=True):
+            places = step.moved(places)
+            if isinstance(part, Orientation) and sum(part) % 2 and self._following.flip_indices:
+                places, keypoints = (one[:, list(self._following.flip_indices)] for one in (places, keypoints))
+                is_seen = None if is_seen is None else is_seen[:, list(self._following.flip_indices)]
+            if is_seen is not None:
+                is_seen &= _is_inside(places, step.height, step.width)
+        if is_seen is None:
+            return places
+        return np.where(is_seen[..., np.newaxis], np.concatenate([places, keypoints[..., 2:]], axis=-1), 0.0)
+
+    def _coordinates(self, values: Mapping[str, Value], name: str, size: tuple[int, int]) -> Coordinates:
+        """Points of the source in pixels, x and y first. Raises ``SampleUndecodable``."""
+        numbers = array_of(self._columns[name], values[name]).astype(np.float64)
+        _refuse(name, numbers, ~np.isfinite(numbers), "has a coordinate that is no finite number")
+        if name == self._keypoints and (indices := self._following.flip_indices) and numbers.shape[1] != len(indices):
+            raise SampleUndecodable(f"its {name!r} has {numbers.shape[1]} points, and flip_indices {len(indices)}")
+        if self._follow is not None and self._follow.relative:
+            sides = slice(None) if name == self._boxes else slice(2)
+            far = np.asarray(np.abs(numbers[..., sides]) > _RELATIVE_MAX)
+            _refuse(name, numbers, far, "has a coordinate that is no fraction of the picture, as relative = true says")
+            high, wide = size
+            numbers[..., sides] *= (wide, high, wide, high) if name == self._boxes else (wide, high)
+        return numbers
+
+    def _box_corners(self, values: Mapping[str, Value], name: str, size: tuple[int, int]) -> Coordinates:
+        """The boxes, [n, 4], as left, top, right, bottom. Raises ``SampleUndecodable``."""
+        boxes = self._coordinates(values, name, size)
+        if self._follow is None:
+            return boxes
+        corners = _corners_of(boxes, self._follow.form)
+        is_inverted: Rows = np.any(corners[:, 2:] < corners[:, :2], axis=1)
+        _refuse(name, boxes, is_inverted, "has a box that ends before it begins")
+        return corners
+
+
+def _refuse(name: str, numbers: Array, is_bad: Rows, why: str) -> None:
+    """Raise ``SampleUndecodable`` with the first row that has something bad."""
+    if is_bad.any():
+        row = int(np.argwhere(is_bad)[0, 0])
+        shown = ", ".join(f"{number:.6g}" for number in numbers[row].reshape(-1)[:_SHOWN_MAX])
+        more = ", .." if numbers[row].size > _SHOWN_MAX else ""
+        raise SampleUndecodable(f"its {name!r} {why}: row {row} is [{shown}{more}]")
+
+
+_SHOWN_MAX = 6
+
+
+def _check_size(name: str, shape: Sequence[int], size: tuple[int, int]) -> None:
+    if tuple(shape) != size:
+        raise SampleUndecodable(
+            f"its {name!r} has {shape[1]} x {shape[0]} pixels, and the image {size[1]} x {size[0]}; see annotated of follow"
+        )
+
+
+def _is_inside(places: Coordinates, height: int, width: int) -> Rows:
+    return np.asarray(((places >= 0) & (places <= (width, height))).all(axis=-1))
+
+
+def _moved_points(points: Coordinates, maps: Sequence["CoordinateMap | Motion"]) -> Coordinates:
+    for step in maps:
+        points = step.moved(points)
+    return points
+
+
+def _corners_of(boxes: Coordinates, form: BoxNumbers) -> Coordinates:
+    """Boxes [n, 4] of a form as left, top, right, bottom."""
+    first, last = boxes[:, :2], boxes[:, 2:]
+    match form:
+        case "xyxy":
+            return boxes
+        case "xywh":
+            return np.concatenate([first, first + last], axis=1)
+        case "cxcywh":
+            return np.concatenate([first - last / 2, first + last / 2], axis=1)
+
+
+def _formed(corners: Coordinates, form: BoxNumbers) -> Coordinates:
+    """Boxes [n, 4] of left, top, right, bottom in another form."""
+    first, last = corners[:, :2], corners[:, 2:]
+    match form:
+        case "xyxy":
+            return corners
+        case "xywh":
+            return np.concatenate([first, last - first], axis=1)
+        case "cxcywh":
+            return np.concatenate([(first + last) / 2, last - first], axis=1)
+
+
+@make_stage.register
+def _box_form(step: BoxForm, before: Columns, _after: Columns) -> Stage:
+    column, image = before[step.field], before[step.image]
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        boxes = _formed(array_of(column, values[column.name]).astype(np.float64), step.form)
+        if step.relative:
+            height, width = np.asarray(values[image.name]).shape[image.channels_first :][:2]
+            boxes = boxes / (width, height, width, height)
+        values[column.name] = boxes.astype(np.float32)
+
+    return run
 
 
 def coordinate_maps(trail: Sequence[TrailPart], height: int, width: int) -> list[CoordinateMap | Motion]:
@@ -156,35 +336,35 @@ def coordinate_maps(trail: Sequence[TrailPart], height: int, width: int) -> list
 
 
 def moved_boxes(
-    boxes: npt.NDArray[np.float32],
-    maps: Sequence[CoordinateMap | Motion],
-    size: tuple[int, int],
-    min_visible: float = 0.0,
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """Move boxes, float32 [n, 4], of an image of ``size``.
-
-    Gives them, zeros for each that has vanished, and which of them have not.
-    """
-    moved, is_left = _cut_off(boxes.astype(np.float64), *size, min_visible)
+    boxes: Coordinates, maps: Sequence[CoordinateMap | Motion], size: tuple[int, int], following: Following
+) -> tuple[npt.NDArray[np.float32], Rows]:
+    """Move boxes, [n, 4], of an image of ``size``. Gives them, and which of them are left."""
+    moved, is_left = _cut_off(boxes, *size, following)
     for step in maps:
         corners = step.moved(moved[:, _CORNERS])
         moved = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
-        moved, is_still_left = _cut_off(moved, step.height, step.width, min_visible)
+        moved, is_still_left = _cut_off(moved, step.height, step.width, following)
         is_left &= is_still_left
-    moved[~is_left] = 0
-    return moved.astype(np.float32), is_left
+    rounded = moved.astype(np.float32)
+    return rounded, is_left & _has_area(rounded.astype(np.float64), following.min_area)
 
 
-def _cut_off(
-    boxes: Coordinates, height: int, width: int, min_visible: float
-) -> tuple[Coordinates, npt.NDArray[np.bool_]]:
+def _cut_off(boxes: Coordinates, height: int, width: int, following: Following) -> tuple[Coordinates, Rows]:
     """Cut boxes off at the edge of an image. Gives them, and which of them have enough area."""
     inside = np.clip(boxes, 0, [width, height, width, height])
-    is_left = (inside[:, 0] < inside[:, 2]) & (inside[:, 1] < inside[:, 3])
-    if min_visible:
-        area, whole = ((sides[:, 2] - sides[:, 0]) * (sides[:, 3] - sides[:, 1]) for sides in (inside, boxes))
-        is_left &= area >= min_visible * whole
+    is_left = _has_area(inside, following.min_area)
+    if following.min_visible:
+        is_left &= _areas(inside) >= following.min_visible * _areas(boxes)
     return inside, is_left
+
+
+def _has_area(boxes: Coordinates, min_area: float) -> Rows:
+    is_left = (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])
+    return np.asarray(is_left & (_areas(boxes) >= min_area) if min_area else is_left)
+
+
+def _areas(boxes: Coordinates) -> Coordinates:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
 
 def _coordinate_map(move: Move | Orientation, height: int, width: int) -> CoordinateMap:
@@ -209,51 +389,3 @@ def _coordinate_map(move: Move | Orientation, height: int, width: int) -> Coordi
             across = (-by_x, -by_y, width) if move.horizontal else (by_x, by_y, 0.0)
             down = (-by_y, -by_x, height) if move.vertical else (by_y, by_x, 0.0)
             return CoordinateMap(across, down, height, width)
-
-
-def _numbers(values: Mapping[str, Value], name: str) -> npt.NDArray[np.float32]:
-    numbers = np.asarray(values[name], np.float32)
-    if not np.isfinite(numbers).all():
-        raise SampleUndecodable(f"its {name!r} has a coordinate that is no finite number")
-    return numbers
-
-
-_KEPT = frozenset({b"IHDR", b"IDAT", b"IEND"})
-_HEADER_START, _HEADER_END = SIGNATURE_BYTES + 4, SIGNATURE_BYTES + 21
-"""The kind and the content of the first chunk, which its checksum is of."""
-_BITS_AT, _COLORS_AT = SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 17
-_GREY, _PALETTE = 0, 3
-_OTHER_CHANNELS = {4: "grey and alpha", 6: "colours and alpha"}
-_BITS_MAX = 8
-
-
-def decode_mask(data: memoryview, size: tuple[int, int]) -> Pixels:
-    """Decode a mask of ``size`` to uint8 [height, width, 1]. Raises ``SampleUndecodable``."""
-    header = probe_image(data)
-    if header.format not in ("PNG", "APNG"):
-        raise SampleUndecodable(f"a {header.format} file; a mask is a PNG, which keeps its numbers as they are")
-    if (header.height, header.width) != size:
-        raise SampleUndecodable(
-            f"has {header.width} x {header.height} pixels, and the image {size[1]} x {size[0]}; see exif of decode"
-        )
-    bits, colors = unpack_from("BB", data, _BITS_AT)
-    if colors not in (_GREY, _PALETTE) or bits > _BITS_MAX:
-        what = f"{bits} bits" if bits > _BITS_MAX else _OTHER_CHANNELS.get(colors, "colours")
-        raise SampleUndecodable(f"a PNG of {what}; a mask has one channel of 8 bits, or a palette")
-    pixels, said = decode_file(memoryview(_plain(data, colors)), cv2.IMREAD_GRAYSCALE)
-    if pixels is None or pixels.shape[:2] != size:
-        raise SampleUndecodable(f"OpenCV cannot decode it{': ' if said else ''}{said}")
-    mask: Pixels = pixels.reshape(*size, 1)
-    return mask if bits == _BITS_MAX else mask // np.uint8(255 // ((1 << bits) - 1))
-
-
-def _plain(data: memoryview, colors: int) -> bytes:
-    """Return the file with its pixels only; a palette index becomes a level of grey."""
-    kept = bytearray(data[:SIGNATURE_BYTES])
-    for chunk in png_chunks(data):
-        if chunk.kind in _KEPT:
-            kept += data[chunk.start : chunk.end]
-    if colors == _PALETTE:
-        kept[_COLORS_AT] = _GREY
-        kept[_HEADER_END : _HEADER_END + 4] = pack(">I", zlib.crc32(kept[_HEADER_START:_HEADER_END]))
-    return bytes(kept)

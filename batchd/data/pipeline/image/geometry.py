@@ -131,8 +131,8 @@ class Motion(ABC):
         """The points, x and y in ``[..., 2]``, afterwards; the first pixel is from 0 to 1."""
 
     @abstractmethod
-    def move_mask(self, mask: "npt.NDArray[np.uint8]", into: "npt.NDArray[np.uint8]", fill: int) -> None:
-        """Write a mask, uint8 ``[height, width, 1]``, into other memory; no number is invented."""
+    def move_mask(self, mask: "npt.NDArray[np.uint8]", into: "npt.NDArray[np.uint8]", fill: options.Fill) -> None:
+        """Write masks, uint8 ``[height, width, up to 4]``, elsewhere; no number is invented."""
 
 
 TrailPart: TypeAlias = Move | Orientation | Motion

@@ -15,7 +15,7 @@ content of an earlier image, so the caller overwrites all of it.
 import os
 from collections.abc import Hashable
 from math import prod
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -89,13 +89,16 @@ class LibraryOutput:
 
 
 def decode_file(data: memoryview, flags: int) -> tuple[Pixels | None, str]:
-    """Decode by cv2. Returns pixels, or None, and what its libraries said of the file."""
+    """Decode by cv2. Returns pixels, or None, and what its libraries said of the file.
+
+    With ``IMREAD_ANYDEPTH`` pixels of 16 bits are uint16.
+    """
     with LibraryOutput() as output:
         try:
-            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+            pixels: Any = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         except cv2.error as error:
             return None, str(error.err)
-    return (None if pixels is None else np.asarray(pixels, np.uint8)), output.text
+    return pixels, output.text
 
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024

@@ -337,68 +337,149 @@ class Rotate(ChanceStep):
         return len(set(self.quarter_turns or self.degrees or ())) > 1
 
 
+MASK_NUMBER_MAX = (1 << 24) - 1
+"""The largest number that three colours of 8 bits encode."""
+MASK_LEVEL_MAX = 255
+KEYPOINTS_MAX = 1024
+BoxNumbers: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
+
+
 @options
 class Follow(ImageStep):
-    """Make the ``mask``, ``boxes`` and ``points`` of an image follow its geometry in later steps.
+    """Make masks, boxes and points of an image follow its geometry in later steps.
 
-    Needs one of them. Put it directly after ``decode``, or before all steps on the image.
-    Coordinates are x to the right and y down, in pixels of the upright image, where the first pixel
-    reaches from 0 to 1.
+    Needs one of ``mask``, ``masks``, ``boxes``, ``points`` and ``keypoints``. Put it directly after
+    ``decode``, or before all steps on the image. Results are in pixels of the image as it is after
+    the last step, x to the right and y down, and the first pixel reaches from 0 to 1.
     """
 
     keeps_pixels: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = frozenset({"labels", "keep_empty", "min_visible"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {
+            "labels",
+            "keep_empty",
+            "min_visible",
+            "mask_type",
+            "masks",
+            "form",
+            "relative",
+            "annotated",
+            "min_area",
+            "keypoints",
+            "flip_indices",
+        }
+    )
     op: Literal["follow"] = "follow"
     field: str = "image"
     """The image that is followed."""
     mask: Annotated[str | None, Example("mask")] = None
-    """A field with a number from 0 to 255 for each pixel of the image: a PNG of one channel or with
-    a palette (whose indices count), or uint8[?,?]. Made uint8 [height, width]; never
-    interpolated."""
-    mask_fill: Level = 0
+    """A field with a number for each pixel of the image: a PNG, or uint8[?,?] or int32[?,?]. Made
+    [height, width] of the same type; never interpolated."""
+    mask_type: Literal["uint8", "int32"] = "uint8"
+    """The type that a PNG becomes. "uint8": one channel of up to 8 bits, or a palette, whose
+    indices count. "int32": also 16 bits, and three colours of 8, which are the number red + 256
+    green + 65536 blue, as in COCO's panoptic files."""
+    mask_fill: Annotated[int, Range(0, MASK_NUMBER_MAX)] = 0
     """The value of the mask outside of the image; 255 is a common "ignore"."""
+    masks: Annotated[str | None, Example("masks")] = None
+    """A field of uint8[?,?,?] with a mask of the image for each object, 0 outside of it: [objects,
+    height, width]. Never interpolated. Without ``boxes``, an object vanishes with its last
+    pixel."""
     boxes: str | None = None
-    """A field of float32[?,4]: left, top, right, bottom. Cut off at the image's edge. A box of
+    """A field of float32[?,4], made left, top, right, bottom. Cut off at the image's edge. A box of
     which nothing is left vanishes: see "labels"."""
+    form: BoxNumbers = "xyxy"
+    """What the four numbers of a box of the source are: "xyxy" left, top, right, bottom (Pascal
+    VOC), "xywh" left, top, width, height (COCO), "cxcywh" the middle, width and height (YOLO)."""
+    relative: bool = False
+    """Whether boxes, points and keypoints of the source are fractions of the width and the height,
+    from 0 to 1."""
+    annotated: Literal["upright", "stored"] = "upright"
+    """The picture that masks, boxes and points of the source belong to: turned "upright" by its
+    EXIF tag, or as it is "stored", which is what many tools show. Makes a difference only for files
+    with such a tag."""
     labels: Annotated[tuple[str, ...], Example(["classes"])] = ()
-    """Fields with a row for each box, such as its class: when a box vanishes, its row leaves them
-    and "boxes" together."""
+    """Fields with a row for each box, such as its class: when a box vanishes, its row leaves them,
+    "boxes", "masks" and "keypoints" together."""
     keep_empty: bool | None = None
-    """Whether a box that vanishes becomes four zeros in its place, and keeps its rows. When not
-    set: false with "labels", and true without."""
+    """Whether a box that vanishes becomes four zeros in its place, and keeps its rows; its mask and
+    its keypoints are zeros then, too. When not set: true for boxes alone, else false."""
     min_visible: Annotated[float, Range(0.0, 1.0)] = 0.0
     """A box also vanishes when a step cuts off so much that less than this fraction of its area is
     left."""
+    min_area: Annotated[float, Range(0.0, float(PIXELS_MAX))] = 0.0
+    """A box also vanishes when it has fewer square pixels than this: in the source, or after a
+    step."""
     points: str | None = None
     """A field of float32[?,2]: x, y. A point outside of the image keeps its coordinates, which say
     so."""
+    keypoints: str | None = None
+    """A field with the points of each object: float32[?,?,2] of x, y, or float32[?,?,3] of x, y,
+    visibility, as COCO writes it: 0 not labelled, 1 hidden, 2 visible. A point that leaves the
+    image becomes three zeros."""
+    flip_indices: Annotated[tuple[Annotated[int, Range(0, KEYPOINTS_MAX - 1)], ...], Example([0, 2, 1])] = ()
+    """The number of the keypoint that each one becomes in a mirror, so that left and right stay
+    what they say: MMPose's ``flip_indices``, ultralytics' ``flip_idx``. When not set, all keep
+    their numbers."""
 
     def __post_init__(self) -> None:
         if not self.followers:
-            raise ValueError('follow needs a field that follows: mask = "…", boxes = "…" or points = "…"')
+            names = " or ".join(f'{role} = "…"' for role in ("mask", "masks", "boxes", "points", "keypoints"))
+            raise ValueError(f"follow needs a field that follows: {names}")
         if len(self.touches) != len(self.followers) + 1:
-            raise ValueError("follow names one field twice; image, mask, boxes, labels and points are different fields")
-        if self.boxes is None and (self.labels or self.keep_empty is not None or self.min_visible):
-            raise ValueError('labels, keep_empty and min_visible are of boxes: name their field, as in boxes = "boxes"')
+            raise ValueError(
+                "follow names one field twice; image, mask, masks, boxes, labels, points and keypoints are different fields"
+            )
+        if self.boxes is None:
+            self._check_without_boxes()
         if self.labels and self.keep_empty:
             raise ValueError("keep_empty = true keeps all rows of labels = […]; leave one of the two out")
+        if self.mask_fill > MASK_LEVEL_MAX and self.mask_type == "uint8":
+            raise ValueError(f'mask_fill = {self.mask_fill} is more than uint8 holds; set mask_type = "int32"')
+        if self.relative and not (self.boxes or self.points or self.keypoints):
+            raise ValueError("relative is of boxes, points and keypoints, and there are none")
+        mirrored = self.flip_indices
+        if mirrored and self.keypoints is None:
+            raise ValueError("flip_indices are of keypoints: name their field")
+        if sorted(mirrored) != list(range(len(mirrored))) or any(
+            mirrored[other] != number for number, other in enumerate(mirrored)
+        ):
+            raise ValueError(
+                "flip_indices have each number from 0 on once, in pairs that point at each other, as in [0, 2, 1]"
+            )
+
+    def _check_without_boxes(self) -> None:
+        of_boxes = {"min_visible": self.min_visible, "min_area": self.min_area, "form": self.form != "xyxy"}
+        if said := [name for name, is_set in of_boxes.items() if is_set]:
+            raise ValueError(f'{" and ".join(said)} needs boxes: name their field, as in boxes = "boxes"')
+        if self.masks is None and (self.labels or self.keep_empty is not None):
+            raise ValueError(
+                'labels and keep_empty are of boxes or masks: name their field, as in boxes = "boxes" or masks = "masks"'
+            )
 
     @property
-    def drops_boxes(self) -> bool:
-        """Whether the rows of boxes that vanish leave the sample."""
-        return self.boxes is not None and not (not self.labels if self.keep_empty is None else self.keep_empty)
+    def drops_rows(self) -> bool:
+        """Whether the rows of objects that vanish leave the sample."""
+        if self.boxes is None and self.masks is None:
+            return False
+        return self._drops_usually if self.keep_empty is None else not self.keep_empty
+
+    @property
+    def _drops_usually(self) -> bool:
+        return bool(self.labels or self.masks or (self.boxes and self.keypoints))
 
     @property
     def unsaid(self) -> frozenset[str]:
         """``keep_empty`` changes nothing where it says what holds without it."""
-        is_usual = self.drops_boxes == bool(self.labels)
+        is_usual = self.drops_rows == self._drops_usually
         usual = super(Follow, self).unsaid  # noqa: UP008  slots make the class anew
         return usual | ({"keep_empty"} if is_usual else set())
 
     @property
     def followers(self) -> tuple[tuple[str, str], ...]:
         """The kinds of fields that follow the image, and their names."""
-        named = (("mask", self.mask), ("boxes", self.boxes), ("points", self.points))
+        roles = ("mask", "masks", "boxes", "points", "keypoints")
+        named = ((role, getattr(self, role)) for role in roles)
         labels = (("label", name) for name in self.labels)
         return (*((role, name) for role, name in named if name is not None), *labels)
 
@@ -406,6 +487,40 @@ class Follow(ImageStep):
     def touches(self) -> frozenset[str]:
         """The image and all that follows it."""
         return frozenset({self.field, *(name for _role, name in self.followers)})
+
+
+@options
+class BoxForm(FieldStep):
+    """Write boxes that have followed an image in another form, such as DETR's: relative "cxcywh".
+
+    Behind all steps on the image but "normalize", "to" and "layout", and in front of "pad_batch".
+    """
+
+    keeps_length: ClassVar[bool] = True
+    op: Literal["box_form"] = "box_form"
+    field: str = "boxes"
+    """The boxes, float32[?,4] of left, top, right, bottom in pixels."""
+    image: str = "image"
+    """The image that they have followed."""
+    form: Annotated[BoxNumbers, Example("cxcywh")]
+    """What the four numbers become: "xyxy" left, top, right, bottom, "xywh" left, top, width,
+    height, "cxcywh" the middle, width and height."""
+    relative: bool = False
+    """Whether they become fractions of the image's width and height."""
+
+    def __post_init__(self) -> None:
+        if self.form == "xyxy" and not self.relative:
+            raise ValueError("boxes are xyxy in pixels already; set form, or relative = true")
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The boxes, and the image, whose size counts."""
+        return frozenset({self.field, self.image})
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """The boxes."""
+        return frozenset({self.field})
 
 
 Strength: TypeAlias = Annotated[float, Range(0.0, 10.0)]

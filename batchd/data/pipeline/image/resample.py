@@ -118,28 +118,6 @@ def make_moves(
     return turned(pixels, turn, scratch, out)
 
 
-def follow_trail(mask: Pixels, trail: Sequence[geometry.TrailPart], scratch: Scratch, fill: int) -> Pixels:
-    """Do to a mask, uint8 [height, width, 1], what was done to its image, without new numbers."""
-    for place, move in enumerate(trail):
-        if isinstance(move, geometry.Cut):
-            mask = cut_out(mask, move)
-            continue
-        if isinstance(move, geometry.Orientation):
-            mask = turned(mask, move, scratch, None, place)
-            continue
-        into = scratch.image(place, (move.height, move.width, 1))
-        if isinstance(move, geometry.Motion):
-            move.move_mask(mask, into, fill)
-        elif isinstance(move, geometry.Resampling):
-            resample(mask, into, "nearest")
-        elif isinstance(move, geometry.Padding):
-            _pad(mask, move._replace(fill=(fill,)), into)
-        else:
-            warp(mask, move._replace(interpolation="nearest", fill=(fill,)), into)
-        mask = into
-    return mask
-
-
 def turned(
     pixels: Pixels, turn: geometry.Orientation, scratch: Scratch, into: Pixels | None, place: Hashable = "turned"
 ) -> Pixels:
@@ -233,8 +211,8 @@ def resample(  # noqa: PLR0913  each is one thing that is known of the move
         into = into[:: -1 if turn.vertical else 1, :: -1 if turn.horizontal else 1]
     height, width, _ = pixels.shape
     if method == "nearest" and not IS_BUILT:
-        rows = _nearest(height, into.shape[0], is_mirrored=mirrored[0])
-        columns = _nearest(width, into.shape[1], is_mirrored=mirrored[1])
+        rows = nearest(height, into.shape[0], is_mirrored=mirrored[0])
+        columns = nearest(width, into.shape[1], is_mirrored=mirrored[1])
         np.take(pixels[rows], columns, axis=1, out=into, mode="clip")
         return
     if method == "lanczos":
@@ -268,13 +246,13 @@ def weigh(  # noqa: PLR0913, PLR0917  each is one thing that the extension takes
 def taps(source: int, target: int, method: str, *, is_mirrored: bool = False) -> Taps:
     """What ``target`` pixels along a side of ``source`` pixels are made of."""
     if method == "nearest":
-        first = _nearest(source, target, is_mirrored=is_mirrored)
+        first = nearest(source, target, is_mirrored=is_mirrored)
         return Taps(first.astype(np.int32), np.full((target, 1), 1 << _WEIGHT_BITS, np.int16), _WEIGHT_BITS)
     return _MAKERS[method](source, target)
 
 
-def _nearest(source: int, target: int, *, is_mirrored: bool) -> npt.NDArray[np.intp]:
-    """The source pixel at the centre of each target pixel; see ``Mirrored`` for edges."""
+def nearest(source: int, target: int, *, is_mirrored: bool = False) -> npt.NDArray[np.intp]:
+    """The source pixel at the centre of each target pixel, [target]; see ``Mirrored`` for edges."""
     places = (2 * np.arange(target) + 1) * source // (2 * target)
     return source - 1 - places[::-1] if is_mirrored else places
 

@@ -37,6 +37,7 @@ from batchd.data.pipeline.image.followers import Followers
 from batchd.data.pipeline.image.geometry import (
     SKIPPED,
     TURN_OF_ORIENTATION,
+    UPRIGHT,
     DecodePlan,
     Geometry,
     acts,
@@ -165,7 +166,8 @@ class ImageStage:
             bool(self._planners)
             or any(isinstance(step, Follow) or (isinstance(step, ChanceStep) and step.loses_edges) for step in steps)
         )
-        self._followers = Followers(made, before, after, writes) if moves_followers else None
+        follow = next((step for step in steps if isinstance(step, Follow)), None)
+        self._followers = Followers(made, before, after, writes, follow) if moves_followers else None
         recolors = (recolor_for(step, self._scratch, is_bgr=made.is_bgr) for step in steps)
         (self._decoding, self._moving, self._converting), recoloring = _parts_of(steps, timings)
         on_pixels = [(step, recolor) for step, recolor in zip(steps, recolors, strict=True) if recolor]
@@ -221,7 +223,19 @@ class ImageStage:
         values[self.field] = pixels
         if self._followers:
             self._timings.lap(self._converting)
-            self._followers.run(values, row, (plan.height, plan.width), plan.geometry)
+            self._follow(self._followers, values, row, plan)
+
+    def _follow(
+        self, followers: Followers, values: dict[str, Value], row: Mapping[str, Image], plan: ImagePlan
+    ) -> None:
+        trail, size, turn = plan.geometry.trail, (plan.height, plan.width), UPRIGHT
+        assert trail is not None, "the image is followed"
+        if followers.starts_stored and self._applies_exif:
+            turn = TURN_OF_ORIENTATION[plan.header.orientation]
+        if turn == UPRIGHT:
+            followers.run(values, row, size, trail)
+        else:
+            followers.run(values, row, (plan.header.height, plan.header.width), [turn, *trail])
 
     @property
     def decoding_part(self) -> int:

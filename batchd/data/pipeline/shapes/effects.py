@@ -33,7 +33,7 @@ from batchd.data.pipeline.effects import (
     sizes_column,
 )
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged, RoomStep
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import Column, Following
 from batchd_wire.fields import DIMENSIONS_MAX, PADDED, RAGGED, Varying
 
 
@@ -68,7 +68,7 @@ def _patches(step: Patches, columns: Columns) -> Columns:
             f'"patches" has size = {step.size}, and {column.name!r} is {column.text}, which has none', ("size",)
         )
     shape = count, step.size * step.size * channels
-    made = replace(column, shape=shape, is_bgr=False, followers=())
+    made = replace(column, shape=shape, is_bgr=False, following=Following())
     return replaced(step, columns, made, Column(step.grid, dtype="int32", shape=(2,)))
 
 

@@ -337,7 +337,7 @@ def test_boxes_are_clipped_and_lost_ones_become_zeros():
     A clipped part does not return when the image is padded.
     """
     boxes = np.array(
-        [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [50, 9, 40, 20]], np.float32
+        [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [40, 9, 40, 20]], np.float32
     )
     columns = [
         Column("image", "encoded"),
@@ -363,7 +363,7 @@ LABELLED = [
     Column("scores", dtype="float16", shape=(None, 2)),
 ]
 CROPPED = np.array(
-    [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [50, 9, 40, 20], [10, 15, 30, 25]],
+    [[0, 0, 10, 10], [10, 10, 70, 50], [70, 20, 80, 30], [30, 30, 30, 40], [40, 9, 40, 20], [10, 15, 30, 25]],
     np.float32,
 )
 """Of these boxes the crop of 30 x 40 in the middle leaves the second, and half of the last one."""
@@ -521,6 +521,44 @@ def grey_with_alpha(grey):
     return with_right_checksums(narrow[:16] + pack(">II", *grey.shape[::-1]) + bytes([8, 4]) + narrow[26:])
 
 
+IDS = np.random.default_rng(4).integers(0, 1 << 24, (8, 16)).astype(np.int32)
+WIDE = {
+    "16 bits": (encode((IDS & 0xFFFF).astype(np.uint16), ".png"), IDS & 0xFFFF),
+    "8 bits": (encode((IDS & 0xFF).astype(np.uint8), ".png"), IDS & 0xFF),
+    "three colours": (encode(np.dstack([IDS & 0xFF, IDS >> 8 & 0xFF, IDS >> 16]).astype(np.uint8), ".png"), IDS),
+    "a palette": (palette_png((IDS & 7).astype(np.uint8), np.eye(8, 3) * 255, [0, 255]), IDS & 7),
+}
+
+
+@pytest.mark.parametrize(("data", "ids"), WIDE.values(), ids=WIDE)
+def test_a_wide_mask_has_the_numbers_of_its_file(data, ids):
+    """16 bits, or red + 256 green + 65536 blue as in COCO's panoptic files; all are exact."""
+    columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
+    steps = [Follow(mask="mask", mask_type="int32"), Resize(size=(8, 16))]
+    for file in (data, png_with(data, b"gAMA", pack(">I", 100_000)), png_with_exif(data, 6)):
+        made = run_fields(columns, steps, {"image": where(8, 16), "mask": memoryview(file)})["mask"]
+
+        assert made.dtype == np.int32
+        assert np.array_equal(made, ids)
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        (png16(where(8, 16)), "its 'mask': a PNG of 16 bits; a mask has one channel, a palette, or three colours of 8"),
+        (encode(np.dstack([where(8, 16)] * 2)[..., :4], ".png"), "its 'mask': a PNG of colours and alpha"),
+    ],
+    ids=["colours of 16 bits", "alpha"],
+)
+def test_a_file_whose_numbers_are_no_ids_is_a_bad_sample(mask, problem):
+    """Nothing says what they would mean."""
+    columns = [Column("image", shape=(8, 16, 3)), Column("mask", "encoded")]
+    values = {"image": where(8, 16), "mask": memoryview(mask)}
+
+    with pytest.raises(SampleUndecodable, match=problem):
+        run_fields(columns, [Follow(mask="mask", mask_type="int32"), Resize(size=(8, 16))], values)
+
+
 def test_the_exif_tag_of_a_mask_does_not_count():
     """Its pixels match those of the upright image."""
     indices = np.random.default_rng(4).integers(0, 9, (8, 16)).astype(np.uint8)
@@ -533,7 +571,10 @@ def test_the_exif_tag_of_a_mask_does_not_count():
 @pytest.mark.parametrize(
     ("mask", "problem"),
     [
-        (encode(where(), ".png"), "its 'mask': a PNG of colours; a mask has one channel"),
+        (
+            encode(where(), ".png"),
+            "its 'mask': a PNG of colours; a mask has one channel .* mask_type = \"int32\" reads it",
+        ),
         (encode(np.dstack([where(), where()[..., 0]]), ".png"), "its 'mask': a PNG of colours and alpha"),
         (grey_with_alpha(where()[..., 0]), "its 'mask': a PNG of grey and alpha"),
         (encode(where()[:50, :, 0], ".png"), "its 'mask': has 80 x 50 pixels, and the image 80 x 60"),
