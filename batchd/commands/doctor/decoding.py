@@ -81,7 +81,7 @@ def check_resampling(*, is_built: bool) -> Finding:
         return ok("resampling", "images are resized and rotated by batchd's extension")
     return warning(
         "resampling",
-        "batchd's extension was not built, so numpy resizes and rotates: the same pixels in ten times the time",
+        "batchd's extension was not built, so numpy resizes and rotates: the same pixels in 20 to 50 times the time",
         "install a C compiler, then batchd again: docs/install.md, Resampling",
     )
 
