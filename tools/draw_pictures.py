@@ -1,9 +1,10 @@
-"""Draws the pictures of the README and of docs/: the page, ``top``, ``why``, and a contact sheet.
+"""Draws the pictures of the README and of docs/: the page, ``top``, ``why``, and contact sheets.
 
 ``make pictures``
 
 A daemon serves generated photographs to two trainers that share a stream, and slow files to another
-one. After a minute Chromium takes the page, and a pseudo-terminal the output of the commands.
+one. After a minute Chromium takes the page, and a pseudo-terminal the output of the commands. Then
+a daemon serves the recipes of the cookbook that have a picture, over the same photographs.
 ``make pictures`` gives the script a host name, a /srv and a network of its own, so a picture shows
 nothing of the machine on which it was drawn.
 
@@ -41,6 +42,15 @@ PAGE, PAGE_WIDTH = {"width": 1100, "height": 1010}, 880
 """Size of the browser's window, and of the picture of it, in pixels."""
 SHEET = (720, 203)
 """Width and height in pixels: two rows of eight images and their labels."""
+RECIPES = {
+    "timm": (560, 163),
+    "deit-3": (560, 163),
+    "auto-augment": (560, 82),
+    "mae": (560, 82),
+    "simclr": (200, 333),
+    "dino": (560, 127),
+}
+"""The same of a sheet for each stream of the cookbook; its width is that of the sheet, scaled."""
 COLOURS = 256
 TRAINERS = {"resnet-50": ("photos", 2.0), "vit-small": ("photos", 2.0), "unet": ("scans", 0.1)}
 """The stream of each trainer, and its seconds of computation for a batch."""
@@ -99,11 +109,18 @@ def main() -> None:
             keep(f"{name}.svg", drawn_terminal(name, address))
         page = Image.open(BytesIO(drawn_page(browser)))
         keep("page.png", fewer_colours(page, (PAGE_WIDTH, page.height * PAGE_WIDTH // page.width)))
-        sheet = PLACE / "sheet.png"
-        subprocess.run([*batchd_command("peek", address), "photos", "-o", sheet], check=True, stdout=subprocess.DEVNULL)
-        rows = Image.open(sheet)
-        rows = rows.crop((0, 0, rows.width, rows.width * SHEET[1] // SHEET[0]))
-        keep("batch.png", fewer_colours(rows, SHEET))
+        keep("batch.png", drawn_sheet(address, "photos", SHEET))
+    configuration.write_text("".join(map(recipe, RECIPES)))
+    with batchd.serve(configuration) as address:
+        for stream, size in RECIPES.items():
+            keep(f"{stream}.png", drawn_sheet(address, stream, size))
+
+
+def recipe(stream: str) -> str:
+    """Return a stream of the cookbook, over the photographs and in batches of eight."""
+    text = (PICTURES.parent / "cookbook.md").read_text()
+    (found,) = re.findall(rf"^\[streams\.{stream}\]\n.*?(?=^\[|^```)", text, re.MULTILINE | re.DOTALL)
+    return re.sub(r"batch_size = \d+", "batch_size = 8", found).replace("/data/imagenet/train", f"{PLACE}/photos")
 
 
 def keep(name: str, content: bytes) -> None:
@@ -170,6 +187,14 @@ def drawn_page(browser: str) -> bytes:
         picture = page.screenshot()
         chromium.close()
     return picture
+
+
+def drawn_sheet(address: str, stream: str, size: tuple[int, int]) -> bytes:
+    """Return a PNG picture of the top of a contact sheet of a stream's first batch."""
+    sheet = PLACE / "sheet.png"
+    subprocess.run([*batchd_command("peek", address), stream, "-o", sheet], check=True, stdout=subprocess.DEVNULL)
+    picture = Image.open(sheet)
+    return fewer_colours(picture.crop((0, 0, picture.width, picture.width * size[1] // size[0])), size)
 
 
 def fewer_colours(picture: Image.Image, size: tuple[int, int]) -> bytes:

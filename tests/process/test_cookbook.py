@@ -21,9 +21,12 @@ from support.videos import write_video
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "cookbook.md").read_text()
 RECIPES = re.findall(r"^## (.+?)\n(?:.*?)^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+MIXED = {"image": (224, 224, 3), "label": (), "mix_row": (), "mix_lambda": (), "mix_box": (4,)}
 FIELDS = {
     "cifar": {"image": (32, 32, 3)},
-    "mixed": {"image": (224, 224, 3), "label": (), "mix_row": (), "mix_lambda": (), "mix_box": (4,)},
+    "auto-cifar": {"image": (32, 32, 3)},
+    "timm": MIXED,
+    "deit-3": MIXED,
     "simclr": {"image": (2, 224, 224, 3), "label": ()},
     "byol": {"first": (224, 224, 3), "second": (224, 224, 3), "label": ()},
     "dino": {"global_1": (224, 224, 3), "global_2": (224, 224, 3), "local": (8, 96, 96, 3), "label": ()},
@@ -60,6 +63,7 @@ def data(tmp_path_factory) -> Path:
         file = root / "imagenet" / "train" / f"n{number % 3}" / f"{number:02}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(image)
+    (root / "imagenet" / "val").symlink_to(root / "imagenet" / "train")
     photo_shards(root / "imagenet" / "train", root / "bucket" / "imagenet")
     np.savez(root / "cifar10.npz", x_train=np.zeros((SAMPLES, 32, 32, 3), np.uint8), y_train=np.arange(SAMPLES))
     boxes, classes = npy(np.array([[1, 2, 30, 40], [5, 5, 90, 90]], np.float32)), npy(np.array([3, 4]))
@@ -102,7 +106,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 22
+    assert len(RECIPES) == 24
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
