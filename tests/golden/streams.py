@@ -492,6 +492,7 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
     """Return streams for the options that decide a batch's samples and its substitutes."""
     images = {"source": _images(folder), "pipeline": STILL}
     tokenize = {"op": "tokenize", "file": str(folder / "tokenizer.json"), "max_length": 9, "padding": "none"}
+    crop = {"op": "random_resized_crop", "size": [24, 24]}
     small = {"source": {**images["source"]}, "pipeline": [{**DECODE, "max_pixels": 6500}, SMALL], "max_bad_fraction": 1}
     return {
         "in-order": {**images, "shuffle": False},
@@ -529,19 +530,25 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
             "pipeline": [tokenize, {"op": "pack", "field": "tokens", "length": 9, "window": 8}],
         },
         "whole-batches": {**images, "drop_last": True},
+        "repeated": {**small, "pipeline": [{**DECODE, "max_pixels": 6500}, crop], "repeats": 3},
+        "repeated-views": {
+            "source": _images(folder),
+            "pipeline": [DECODE, {"op": "views", "into": {"image": {"count": 2, "steps": [crop]}}}],
+            "repeats": 2,
+        },
         "substituted": small,
         "masked": {**small, "on_error": "mask"},
         "verified": {**images, "verify": True},
         "cached": {**images, "cache": "encoded", "cache_memory": "1MiB"},
         "cached-crops": {
             "source": _images(folder),
-            "pipeline": [DECODE, {"op": "random_resized_crop", "size": [24, 24]}],
+            "pipeline": [DECODE, crop],
             "cache": "encoded",
             "cache_memory": "1MiB",
         },
         "cached-pixels": {
             "source": _images(folder),
-            "pipeline": [DECODE, {"op": "random_resized_crop", "size": [24, 24]}],
+            "pipeline": [DECODE, crop],
             "cache": "decoded",
             "cache_memory": "4MiB",
             "cache_short_side": 40,
