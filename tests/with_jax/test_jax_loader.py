@@ -66,6 +66,7 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
             "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
             "small": folder_stream(photos, memory="64KiB"),
             "uneven": folder_stream(photos, batch_size=12),
+            "repeated": folder_stream(photos, batch_size=12, repeats=2),
             "numbers": {"source": numbers, "batch_size": 8, "pipeline": [], "shuffle": False},
             "padded": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, pad]),
             "ragged": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, ragged]),
@@ -321,6 +322,7 @@ def test_what_cannot_be_is_said_at_once(load):
     [
         ("photos", 3, "field 'image', 8 rows: .* partitioned 3 times"),
         ("uneven", 3, r"field 'image', 4 rows \(the last batch of an epoch; drop_last = true leaves it out\)"),
+        ("repeated", 3, r"field 'image', 4 rows \(the last batch of an epoch"),
     ],
 )
 def test_rows_that_a_sharding_cannot_split_are_said_at_once(daemon, stream, devices, message):

@@ -1,6 +1,7 @@
 """The torch loader against a real daemon: the bare client's batches, as tensors."""
 
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ def daemon(start_shared_daemon, photos):
     return start_shared_daemon(
         {
             "photos": folder_stream(photos),
+            "repeated": folder_stream(photos, repeats=3),
             "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
             "unnamed": folder_stream(
                 photos, mix={"mixup": 0.8}, source={"type": "glob", "root": str(photos), "patterns": ["**/*.jpg"]}
@@ -62,6 +64,18 @@ def test_a_loader_mixes_images_and_labels(daemon, load):
     for wrong, text in (("photos", "no field 'mix_row'"), ("unnamed", r"mix=Mixing\(classes=1000\)")):
         with pytest.raises(TensorsInvalid, match=text):
             load(wrong, mix=True)
+
+
+def test_a_loader_counts_and_resumes_repeats(load):
+    """Its length is that of all copies, and its state may be between two of them."""
+    loader = load("repeated", epochs=2, as_dict=True)
+    assert len(loader) == 3 * EPOCH // loader.batch_size == 15
+    numbers = [batch["index"].tolist() for batch in islice(loader, 4)]
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (0, 4)
+    numbers += [batch["index"].tolist() for batch in load("repeated", epochs=2, as_dict=True, state=state)]
+    assert numbers[::3] == numbers[1::3] == numbers[2::3]
+    assert sorted(number for batch in numbers[::3] for number in batch) == list(range(EPOCH))
 
 
 def test_mixed_images_are_those_of_torchvision():
