@@ -20,7 +20,7 @@ from batchd.cli import terminal
 from batchd.cli.tables import fitted
 from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
-from batchd.core.buckets import BucketOrder, BucketSizes
+from batchd.core.buckets import MILLION, BucketOrder, BucketSizes
 from batchd.core.mixtures import Mixture
 from batchd.core.packs import Cuts, Packs, packed_in
 from batchd.core.plan import Plan
@@ -230,13 +230,31 @@ def _first_samples(epochs: Plan, index: SourceIndex) -> list[int]:
 
 def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
     """How alike the samples of a batch are, and the batches of a step."""
-    bucket, ranks = plan.config.bucket, plan.config.balance
+    bucket, ranks = plan.config.buckets, plan.config.balance
     if bucket is None:
         assert ranks is not None, "one of both orders the rows"
         least, most = (100 * (cost / sizes.mean - 1) for cost in (sizes.mean_largest, sizes.largest_of(ranks)))
         return (
             f"{plan.name}: in a step, attention over a row costs the most expensive of {ranks} ranks at most {least:.1f} % more "
             f"than their mean, on average; without balance some {most:.0f} % more"
+        )
+    ranks_text = (
+        "batches of different buckets; balance = 8 has 8 ranks read those of one"
+        if ranks is None
+        else (f"batches of the same bucket, for up to {ranks} ranks")
+    )
+    if sizes.crops is not None:
+        lost = (sizes.crops[:, 2] / sizes.counts / MILLION).tolist()
+        each = [
+            f"{height} x {width} ({images:,}, {part:.1%} cut off)"
+            for (height, width), images, part in zip(
+                sizes.crops[:, :2].tolist(), sizes.counts.tolist(), lost, strict=True
+            )
+        ]
+        whole = sizes.crops[:, 2].sum() / sizes.counts.sum() / MILLION
+        return (
+            f"{plan.name}: {counted(epochs.steps, 'batch')} an epoch, each of images of one height x width: {', '.join(each)}; "
+            f"{whole:.1%} of all pixels are cut off; the ranks of a step have {ranks_text}"
         )
     what = {"length": " elements", "aspect": " times as wide as high", "value": ""}.get(bucket.by, f" {bucket.by}")
     found = [size / unit_of(bucket) for size in (*sizes.smallest[:1], *sizes.largest)]
@@ -249,11 +267,6 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
     if bucket.by == "length":
         filling, without = (1 - sizes.mean / size for size in (sizes.mean_largest, sizes.largest_of(mean_rows)))
         text += f"; padded to the largest of its bucket, {filling:.0%} of a batch is filling, and without buckets {without:.0%}"
-    ranks_text = (
-        "batches of different buckets; balance = 8 has 8 ranks read those of one"
-        if ranks is None
-        else (f"batches of the same bucket, for up to {ranks} ranks")
-    )
     text += f"; the ranks of a step have {ranks_text}"
     if sizes.rows is not None:
         text += (
@@ -270,6 +283,8 @@ def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     layout = bucket_layout(layout, index.arrays)
     text = f"{plan.name}: a slot takes {round_bytes(layout.slot_bytes)}, for {counted(layout.rows, 'row')}"
     if layout.buckets:
+        if layout.rooms is not None and not layout.rooms.field:
+            return f"{text} of the largest size"
         full = place_fields(layout.fields, layout.rows).slot_bytes
         return (
             f"{text} at most: as much as a batch of any bucket needs; rows with room for the largest sample would take "

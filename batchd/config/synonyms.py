@@ -50,7 +50,7 @@ KEYS: Mapping[str, str] = {
     "length": "num_bytes",
     "longer_side": "longest_edge longer_edge longest_max_size max_size long_side",
     "max_longer_side": "max_size longest_edge",
-    "multiple_of": "size_divisor divisible_by stride pad_to_multiple_of",
+    "multiple_of": "bucket_reso_steps reso_steps resolution_step size_divisor divisible_by stride pad_to_multiple_of",
     "max_length": "maxlen max_len max_seq_length sequence_length model_max_length",
     "memory": "shm shm_size shared_memory buffer_bytes cache_limit",
     "on_error": "handler errors ignore_errors error_policy skip_errors",
@@ -94,6 +94,7 @@ KINDS: Mapping[str, str] = {
     "cast": "convert_dtype as_type astype to_dtype convert_image_dtype",
     "center_crop": "crop central_crop resize_with_crop_or_pad",
     "color_jitter": "jitter random_brightness_contrast brightness_contrast hue_saturation_value hsv random_brightness",
+    "crop_to_bucket": "bucket aspect_bucket aspect_ratio_bucket aspect_ratio_bucketing arb enable_bucket",
     "csv": "csv_dataset dataframe pandas table tsv",
     "cutout": "coarse_dropout grid_dropout",
     "decode": (

@@ -30,8 +30,9 @@ from pydantic import (
 )
 
 from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
+from batchd.data.pipeline.image.options import CropToBucket
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
-from batchd.data.pipeline.sample_fields import pack_of
+from batchd.data.pipeline.sample_fields import bucket_crop_of, pack_of
 from batchd.data.samples.checks import Checks, Example, OptionsInvalid
 from batchd.data.samples.kinds import IS_WHOLE, OneOf
 from batchd.data.samples.location import check_local
@@ -686,9 +687,20 @@ class StreamConfig(_Branch):
                 raise ValueError(f'samples of type "{self.source.type}" need no journal: only those of "push" have one')
 
     @property
+    def buckets(self) -> Bucket | None:
+        """How the samples of a batch are chosen by size: ``bucket``, or what a step needs."""
+        crop = bucket_crop_of(self.pipeline)
+        if crop is None or pack_of(self.pipeline) is not None:
+            return self.bucket
+        return Bucket(field=crop.field, by="aspect")
+
+    @property
     def _grouping(self) -> str:
         """The key or step that orders samples by their sizes; "" for none."""
-        return "bucket" if self.bucket is not None else '"pack"' if pack_of(self.pipeline) is not None else ""
+        if self.bucket is not None:
+            return "bucket"
+        crop, pack = bucket_crop_of(self.pipeline), pack_of(self.pipeline)
+        return f'"{step.op}"' if (step := crop or pack) is not None else ""
 
     def _check_changing_mix(self, checks: Checks) -> None:
         """Refuse what puts samples of a changing mix into another order."""
@@ -734,9 +746,33 @@ class StreamConfig(_Branch):
         if self.bucket is not None and pack_of(self.pipeline) is not None:
             text = 'rows of "pack" are full whatever the lengths in them are, so they need no buckets'
             checks.say(f"{text}; leave bucket out", "bucket")
-        if self.balance is not None and self.bucket is None and pack_of(self.pipeline) is None:
+        if self.balance is not None and not self._grouping:
             text = 'balance needs the costs of samples: set bucket, or end the pipeline with "pack"'
             checks.say(text, "balance")
+        self._check_bucket_crops(checks)
+
+    def _check_bucket_crops(self, checks: Checks) -> None:
+        """Refuse a crop to the size of a bucket where something else decides the batches."""
+        crops = [(place, step) for place, step in enumerate(self.pipeline) if isinstance(step, CropToBucket)]
+        if not crops:
+            return
+        first = crops[0][1]
+        why = ""
+        if self.source.is_live:
+            why = f'samples of type "{self.source.type}" are not there yet when the batches of an epoch are planned'
+        elif isinstance(self.shuffle, BlockShuffle):
+            why = "so neighbours in storage are in no order; use shuffle = true"
+        elif self.bucket is not None:
+            why = "so leave bucket out"
+        if why:
+            text = '"crop_to_bucket" puts images of alike proportions together'
+            checks.say(f"{text}{', ' if why.startswith('so ') else ', and '}{why}", "pipeline", crops[0][0])
+        for place, step in crops[1:]:
+            if step.bucket_sizes != first.bucket_sizes:
+                text = (
+                    f"all images of a batch have the size of its bucket, and that of {first.field!r} is one of others"
+                )
+                checks.say(f"{text}; give both steps the same sizes", "pipeline", place)
 
     def _check_cache(self, checks: Checks) -> None:
         """Refuse a cache of a live source or without a budget; "auto" refuses nothing."""

@@ -21,12 +21,17 @@ the bucket: many of small samples, few of large ones. Places of an epoch are cou
 places that a smaller batch leaves over are none of the epoch. A bad sample is replaced by one of
 its own bucket, or of a smaller one if it is alone there, so the substitute fits into its row.
 
+Images that are **cropped to their bucket** have a budget without a limit, so each bucket has a
+layout of its own. The samples left over in one are cropped to the size of the next.
+
 Invariant: each item of the table has one place in each epoch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from itertools import pairwise
+from math import isqrt
 from typing import Self
 
 import numpy as np
@@ -36,8 +41,11 @@ from batchd.core.plan import Permutation, Table, Tables, permutation
 
 PREFIX = "buckets."
 TABLE, STARTS, BLOCK, SIZES = f"{PREFIX}table", f"{PREFIX}starts", f"{PREFIX}block", f"{PREFIX}sizes"
-ROWS = f"{PREFIX}rows"
+ROWS, CROPS = f"{PREFIX}rows", f"{PREFIX}crops"
 """Arrays in the index that workers get; see ``BucketOrder`` and ``BucketSizes``."""
+UNLIMITED = 1 << 62
+"""A budget that any batch keeps."""
+MILLION = 1_000_000
 SEARCHED_MAX = 64
 """Samples that are searched in the table one by one: each takes 1 % of an inverse at most."""
 BATCHES_KNOWN = 4_096
@@ -83,8 +91,49 @@ def buckets_of(
             raise OverBudget(int(table[-1]), int(ordered[-1]))
         starts, rows = _within_budget(ordered, [*np.unique(ends).tolist(), len(sizes)], batch_size, ranks, budget)
         arrays |= {STARTS: starts, BLOCK: np.array([batch_size, ranks], np.int64), ROWS: rows}
+    return arrays | {SIZES: _sizes_of(ordered, starts)}
+
+
+def _sizes_of(ordered: Numbers, starts: Numbers) -> Numbers:
+    """The smallest and the largest size in each bucket, and their sum, int64 ``[buckets, 3]``."""
     of_each = [ordered[starts[:-1]], ordered[starts[1:] - 1], np.add.reduceat(ordered, starts[:-1])]
-    return arrays | {SIZES: np.stack(of_each, axis=1).astype(np.int64)}
+    return np.stack(of_each, axis=1).astype(np.int64)
+
+
+def crop_buckets(
+    ratios: Numbers, sizes: Sequence[tuple[int, int]], batch_size: int, ranks: int, unit: int
+) -> dict[str, Table]:
+    """Plan buckets whose images are cropped to one of ``sizes``: arrays of an index.
+
+    ``ratios``: width / height of each item, in so many parts of ``unit``, int64 ``[items]``.
+    ``sizes``: (height, width), the narrowest first. A bucket has the size that is nearest to most
+    of its images. ``CROPS`` is int64 ``[buckets, 3]``: height, width, and the part of the pixels
+    that is cut off: of each image, in millionths, added up.
+    """
+    bounds = _bounds_between(sizes, unit)
+    arrays = buckets_of(ratios, bounds, batch_size, ranks, UNLIMITED)
+    ordered, starts = ratios[arrays[TABLE]], arrays[STARTS]
+    nearest = np.searchsorted(bounds, ordered)
+    chosen = np.array([np.bincount(nearest[first:end]).argmax() for first, end in pairwise(starts.tolist())])
+    is_first = np.append(True, chosen[1:] != chosen[:-1])
+    starts, chosen = starts[np.append(is_first, True)], chosen[is_first]
+    height, width = np.repeat(np.array(sizes, np.int64)[chosen], np.diff(starts), axis=0).T
+    wide, high = ordered * height, unit * width
+    lost = MILLION - MILLION * np.minimum(wide, high) // np.maximum(wide, high)
+    crops = np.column_stack([np.array(sizes, np.int64)[chosen], np.add.reduceat(lost, starts[:-1])])
+    return arrays | {
+        STARTS: starts,
+        ROWS: arrays[ROWS][is_first],
+        SIZES: _sizes_of(ordered, starts),
+        CROPS: crops,
+    }
+
+
+def _bounds_between(sizes: Sequence[tuple[int, int]], unit: int) -> tuple[int, ...]:
+    """The widest image of each size but the last: as far, as a ratio, from one as from the next."""
+    return tuple(
+        isqrt(unit * unit * width * wider // (height * higher)) for (height, width), (higher, wider) in pairwise(sizes)
+    )
 
 
 def _within_budget(
@@ -114,6 +163,8 @@ class BucketSizes:
         self.smallest, self.largest, self._sums = arrays[SIZES].T
         self.rows: Numbers | None = arrays.get(ROWS)
         """int64 ``[buckets]``: rows of a batch of each, if a budget decides."""
+        self.crops: Numbers | None = arrays.get(CROPS)
+        """See ``crop_buckets``; None where samples keep their sizes."""
 
     @property
     def mean(self) -> float:

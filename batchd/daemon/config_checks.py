@@ -387,7 +387,7 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
         mixing_of(name, stream, ring.columns)
         kind = ProblemKind.UNUSABLE_SOURCE
         plan = plan_stream(name, stream, ring.columns, python_path)
-        if plan.pack is None and stream.bucket is None:  # else all sizes decide
+        if plan.pack is None and stream.buckets is None:  # else all sizes decide
             kind = ProblemKind.NO_BATCH
             epoch_plan(plan, planned_index(plan, whole))
         kind = ProblemKind.UNUSABLE_SOURCE

@@ -27,9 +27,10 @@ import structlog
 from numpy.typing import NDArray
 
 from batchd.config.tree import Bucket, StreamConfig
-from batchd.core.buckets import OverBudget, buckets_of
+from batchd.core.buckets import OverBudget, buckets_of, crop_buckets
 from batchd.core.packs import Cuts, PackLimits, Packs
 from batchd.core.rows import runs_of
+from batchd.data.pipeline.sample_fields import bucket_crop_of
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.interface import kind_of
@@ -207,8 +208,8 @@ def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> IndexExtension | Non
     config = plan.config
     if plan.pack is not None:
         extend = partial(_packed, plan, plan.pack, pass_)
-    elif config.bucket is not None:
-        extend = partial(_bucketed, plan, config.bucket, pass_)
+    elif config.buckets is not None:
+        extend = partial(_bucketed, plan, config.buckets, pass_)
     else:
         return None
     made_of: list[object] = [
@@ -216,8 +217,8 @@ def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> IndexExtension | Non
         [(column.name, column.text) for column in plan.columns],
         plan.code.digests,
     ]
-    if config.bucket is not None or config.balance is not None:
-        made_of += [config.bucket and config.bucket.model_dump(mode="json"), _block(config)]
+    if config.buckets is not None or config.balance is not None:
+        made_of += [config.buckets and config.buckets.model_dump(mode="json"), _block(config)]
     if plan.pack is not None and plan.pack.method == "concat-split":
         made_of += [config.seed, config.is_shuffled]
     return IndexExtension(json.dumps(made_of, sort_keys=True), extend)
@@ -262,7 +263,10 @@ def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: MeasureOptions, index: So
     if bad:
         _log.warning("samples without a size", stream=plan.name, bad_or_empty=bad, example=example)
     _check_bad(plan, bucket.field, bad, len(sizes), example)
-    unit, config = unit_of(bucket), plan.config
+    unit, config, crop = unit_of(bucket), plan.config, bucket_crop_of(plan.pipeline.steps)
+    if crop is not None:
+        sizes[sizes <= 0] = np.sort(sizes)[(bad + len(sizes)) // 2]  # their substitutes are of a usual bucket
+        return _with(index, crop_buckets(sizes, crop.bucket_sizes, config.batch_size, config.balance or 1, unit))
     bounds = bucket.count if bucket.bounds is None else tuple(int(bound * unit) for bound in bucket.bounds)
     budget = None if bucket.budget is None else bucket.budget * unit
     try:

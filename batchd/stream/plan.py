@@ -19,7 +19,7 @@ facts. Invariant: a stream without problems has columns.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import MIX_BOX, MIX_LAMBDA, MIX_ROW
+from batchd.data.pipeline.image.options import CropToBucket, Decode, Follow
 from batchd.data.pipeline.options import StepOptions, step_to_plain, with_inner
 from batchd.data.pipeline.sample_fields import (
     SAMPLE_FIELDS_MAX,
@@ -189,16 +190,20 @@ def _image_size(column: Column) -> tuple[int, int] | None:
 
 def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:
     """Raise ``SourceInvalid`` if samples have no size by which a bucket is chosen."""
-    bucket = config.bucket
+    bucket = config.buckets
     if bucket is None:
         return
     key, field = f"streams.{name}.bucket.field", bucket.field
+    if config.bucket is None:
+        key = f"streams.{name}.pipeline"
     steps = [step for step in config.pipeline if not isinstance(step, LAST_STEPS)]
     is_after = bucket.by in AFTER_STEPS
     made = columns_after(columns, steps) if is_after else {column.name: column for column in columns}
     where = "after the steps" if is_after else "in the source"
     if field not in made:
         raise SourceInvalid(f"{key}: a sample has no {field!r} {where}; it has {', '.join(made)}")
+    if config.bucket is None:
+        _check_bucket_crop(key, config.pipeline, field)
     column = made[field]
     kind = "an image file" if column.kind == "encoded" else column.text
     if bucket.by == "length" and (column.kind != "array" or column.shape[:1] != (None,)):
@@ -220,6 +225,23 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         raise SourceInvalid(
             f"{key}: {field!r} is {kind} {where}: only image files, and pixels [?, ?, …], differ in size"
         )
+
+
+def _check_bucket_crop(key: str, steps: Sequence[StepOptions], field: str) -> None:
+    """Raise ``SourceInvalid`` if steps give an image other proportions than its file has."""
+    for step in takewhile(lambda step: not isinstance(step, CropToBucket), steps):
+        if step.changes is not None and field not in step.changes:
+            continue
+        if isinstance(step, Decode) and step.exif == "ignore":
+            raise SourceInvalid(
+                f'{key}: "crop_to_bucket" chooses the size for the upright image, and exif = "ignore" leaves it as stored; '
+                "leave exif out"
+            )
+        if not step.keeps_pixels and not isinstance(step, Follow):
+            raise SourceInvalid(
+                f'{key}: "crop_to_bucket" chooses the size by the proportions that {field!r} has in the source, and '
+                f'"{step.op}" in front of it may change these; put it behind'
+            )
 
 
 def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | None:

@@ -23,7 +23,7 @@ from batchd.core.admission import WINDOW_MAX
 from batchd.core.buckets import BucketSizes
 from batchd.core.plan import Tables
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS, ORDERS_PER_S_MAX
-from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.samples.columns import Column
 from batchd.data.sources.push.options import PushSource
 from batchd.data.storage.access import Storage
@@ -129,22 +129,26 @@ def plan_rings(config: Config, storage: Storage, *, thoroughly: bool = False) ->
 def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksums: bool) -> SlotLayout:
     """Lay out one slot. ``columns``: of the source; the steps fit them.
 
-    Where a budget decides the room, it is the most that any buckets can need: ``bucket_layout``
-    returns the layout with those of an index.
+    Where buckets decide the room, it is the most that any can need: ``bucket_layout`` returns the
+    layout with those of an index.
     """
     fields = sample_fields(columns, stream.pipeline, stream.on_error, is_mixed=stream.mix is not None)
     field, rooms = budgeted_field(stream, columns), None
     if field is not None and stream.bucket is not None and stream.bucket.budget is not None:
         rooms = Rooms(field, ((stream.batch_size, ceil(stream.bucket.budget / stream.batch_size)),))
+    sizes = next((column.sizes for column in columns_after(columns, stream.pipeline).values() if column.size_axes), ())
+    if sizes:
+        rooms = Rooms("", tuple((stream.batch_size, *size) for size in sizes))
     return place_fields((*fields, CHECKSUM) if has_checksums else fields, stream.batch_size, rooms)
 
 
 def bucket_layout(layout: SlotLayout, arrays: Tables) -> SlotLayout:
-    """Lay out one slot for the buckets in the index of a stream, if a budget decides its room."""
+    """Lay out one slot for the buckets in the index of a stream, if they decide its room."""
     sizes = BucketSizes(arrays) if layout.rooms is not None else None
     if sizes is None or sizes.rows is None or layout.rooms is None:
         return layout
-    rooms = tuple(zip(sizes.rows.tolist(), np.maximum(sizes.largest, 1).tolist(), strict=True))
+    lengths = np.maximum(sizes.largest, 1)[:, np.newaxis] if sizes.crops is None else sizes.crops[:, :2]
+    rooms = tuple((rows, *room) for rows, room in zip(sizes.rows.tolist(), lengths.tolist(), strict=True))
     return place_fields(layout.fields, layout.rows, Rooms(layout.rooms.field, rooms))
 
 

@@ -62,8 +62,8 @@ class CutReader:
         self._epoch = self._step = 0
         self._within: tuple[Position, int] | None = None
         self._parts: deque[_Part] = deque()
-        self._filled: tuple[ReceiveBuffer, int] | None = None
-        """A batch of several of the stream's, and the row up to which it is copied."""
+        self._filled: tuple[ReceiveBuffer, int, int] | None = None
+        """A batch of several of the stream's, the row up to which it is copied, and its bucket."""
         self._free: list[ReceiveBuffer] = []
         self._lent: dict[int, ReceiveBuffer] = {}
         self._ended: deque[LeaseToken] = deque()
@@ -82,9 +82,9 @@ class CutReader:
             on_failure.callback(self._whole.close)
             self._check()
             on_failure.pop_all()
-        fields = self.subscription.layout.fields
-        self._layout = place_fields(fields, batch_size)
-        self._view = BatchView(self._layout)
+        layout = self.subscription.layout
+        self._views = [BatchView(place_fields(one.fields, batch_size)) for one in layout.buckets or (layout,)]
+        """Of batches that are copied, by the number of a bucket."""
         self._stand()
 
     def _check(self) -> None:
@@ -93,8 +93,14 @@ class CutReader:
             raise VersionMismatch(f"the daemon of stream {stream!r} is too old for batch_size=; upgrade it")
         if admitted.steps >= ENDLESS_STEPS:
             raise BatchSizeInvalid(f"stream {stream!r} is live: its batches are bound to samples as these come")
-        if self.subscription.layout.buckets:
+        rooms = self.subscription.layout.rooms
+        if rooms is not None and rooms.field:
             raise BatchSizeInvalid(f"a budget decides the rows of each batch of stream {stream!r}")
+        if rooms is not None and admitted.batch_size % self.batch_size:
+            raise BatchSizeInvalid(
+                f"each batch of stream {stream!r} has images of a size of its own, so rows of two batches make none: batch_size "
+                f"has to divide {admitted.batch_size}, and {self.batch_size} does not"
+            )
         if self.rounds < 1:
             raise TooFewBatches(
                 f"an epoch of stream {stream!r} has {self._rows} samples, which make no batch of {self.batch_size} for each of "
@@ -306,19 +312,22 @@ class CutReader:
         """Copy the rows of a part from row ``at`` on into a batch from ``first`` to ``end``."""
         buffer = self._buffer() if self._filled is None else self._filled[0]
         end = min(part.end, end)
-        into = slot_arrays(buffer.page, self._layout)
+        into = slot_arrays(buffer.page, self._views[part.batch.bucket].layout)
         row = part.row + at - part.first
         for name, field in part.batch.fields.items():
             into[name][at - first : end - first] = np.asarray(RowsMemory(part.batch.memory, field, row, end - at))
-        self._filled = buffer, end
+        self._filled = buffer, end, part.batch.bucket
 
     def _copied(self, rows: OwnRows) -> Batch:
         """The batch of a share that is copied."""
         assert self._filled is not None, "it is complete"
         self._made += 1
-        handle = Handle(0, self._made, rows.epoch, rows.step, slot=0, generation=0, first=0, count=rows.rows)
-        lease = Lease(self._filled[0], None, self._ended, handle)
-        return Batch(self.claim.stream, self._view.fields, lease, handle, self.subscription.admitted.classes, rows)
+        buffer, _end, bucket = self._filled
+        handle = Handle(0, self._made, rows.epoch, rows.step, 0, 0, first=0, count=rows.rows, bucket=bucket)
+        lease = Lease(buffer, None, self._ended, handle)
+        return Batch(
+            self.claim.stream, self._views[bucket].fields, lease, handle, self.subscription.admitted.classes, rows
+        )
 
     def _buffer(self) -> ReceiveBuffer:
         self._give_back()
@@ -326,7 +335,7 @@ class CutReader:
             return self._free.pop()
         if len(self._lent) >= BUFFERS_MAX:
             raise RingExhausted(f"this trainer holds {len(self._lent)} batches of stream {self.claim.stream!r}")
-        return ReceiveBuffer(self._layout.slot_bytes)
+        return ReceiveBuffer(max(view.layout.slot_bytes for view in self._views))
 
     def _give_back(self) -> None:
         while self._ended:

@@ -365,6 +365,7 @@ class BatchSizeInvalid(Misused):
     """A trainer cannot read this stream in batches of its own size.
 
     A live stream and one with a budget decide their batches themselves: leave ``batch_size`` out.
+    Of images that have a size of their own in each batch, it divides that of the stream.
     It is a number from 1 to 65,536.
     """
 

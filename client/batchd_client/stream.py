@@ -54,7 +54,8 @@ class FieldSchema(NamedTuple):
 
     ``shape`` is that of one sample: arrays are ``[samples, *shape]``. If samples differ in shape,
     ``shape`` is the largest possible, and ``varying`` is set: its ``kind`` is "padded" or "ragged",
-    its ``axes`` are the varying dimensions of ``shape``.
+    or "bucketed" for those that differ between batches alone; its ``axes`` are the varying
+    dimensions of ``shape``.
     """
 
     dtype: np.dtype[Any]

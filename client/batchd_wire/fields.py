@@ -26,6 +26,10 @@ fields of each bucket itself, by ``rows`` and ``size``. A bucket's number is its
     padded, size 4     v v f f    ragged, size 7     v v v v v v 0    at most 7 elements, in any
                                                                        shape within the field's
 
+Images may have a size of their own in each bucket: then ``varying`` is "bucketed" for each of their
+fields, ``axes`` are height and width, ``field`` is "", and a room is [rows, height, width]. In the
+layout of a bucket such a field has one shape, and no field of sizes.
+
 Invariant: a field's rows are C-contiguous, so row ``i`` of a field is one run of bytes that one
 worker owns while it fills it.
 """
@@ -61,8 +65,10 @@ ITEM_BYTES = {
 """The dtypes a field may have, by numpy's name, little-endian, with their item size in bytes."""
 
 
-PADDED, RAGGED = "padded", "ragged"
-"""Kinds of varying fields; see the drawing."""
+PADDED, RAGGED, BUCKETED = "padded", "ragged", "bucketed"
+"""Kinds of varying fields; see the drawing. Rows of a bucketed field differ between buckets."""
+IMAGE_AXES = 2
+"""The dimensions of a bucketed field that differ: height and width."""
 SIZES_DTYPE = "int32"
 """Dtype of a field of sizes."""
 SIZE_MAX = (1 << 31) - 1
@@ -109,6 +115,16 @@ class Field:
         shape[axes[-1]] = min(size, prod(largest))
         return replace(self, shape=tuple(shape), varying=replace(self.varying, largest=largest))
 
+    def of_room(self, name: str, lengths: Sequence[int]) -> "Field":
+        """The field in a bucket, if ``lengths`` are the room for the field called ``name``."""
+        if self.varying is None or (self.name != name and self.varying.kind != BUCKETED):
+            return self
+        if self.varying.kind != BUCKETED:
+            return self.within(*lengths)
+        of_axes = dict(zip(self.varying.axes, lengths, strict=True))
+        shape = tuple(of_axes.get(axis, length) for axis, length in enumerate(self.shape))
+        return replace(self, shape=shape, varying=None)
+
 
 CHECKSUM = Field("#crc32", "uint32", ())
 """Extra field of a stream with ``verify = true`` (see ``batchd_wire.slot``); users never see it."""
@@ -128,8 +144,8 @@ class PlacedField(Field):
 
 
 def sizes_field(field: Field) -> Field | None:
-    """Describe the field of sizes of a varying field; None if all rows have one shape."""
-    if field.varying is None:
+    """Describe the field of sizes of a varying field; None if rows of a batch have one shape."""
+    if field.varying is None or field.varying.kind == BUCKETED:
         return None
     axes = len(field.varying.axes)
     if axes == 1:
@@ -151,10 +167,13 @@ def length_texts(shape: Sequence[int], varying: Varying | None) -> list[str]:
 
 @frozen
 class Rooms:
-    """The room for a batch of each bucket: (rows, largest size of ``field`` in a row)."""
+    """The room for a batch of each bucket: (rows, largest size of ``field`` in a row).
+
+    Of bucketed fields: (rows, height, width), and ``field`` is "".
+    """
 
     field: str
-    of_buckets: tuple[tuple[int, int], ...]
+    of_buckets: tuple[tuple[int, ...], ...]
 
 
 @frozen
@@ -214,8 +233,8 @@ def place_fields(fields: Iterable[Field], rows: int, rooms: Rooms | None = None)
     if rooms is None:
         return SlotLayout(tuple(placed), rows, round_up(offset, PAGE_BYTES))
     buckets = tuple(
-        place_fields([field.within(size) if field.name == rooms.field else field for field in placed], rows_of_bucket)
-        for rows_of_bucket, size in rooms.of_buckets
+        place_fields([field.of_room(rooms.field, lengths) for field in placed], rows_of_bucket)
+        for rows_of_bucket, *lengths in rooms.of_buckets
     )
     return SlotLayout(tuple(placed), rows, max(bucket.slot_bytes for bucket in buckets), rooms, buckets)
 
@@ -248,6 +267,8 @@ def layout_from_wire(value: object) -> SlotLayout:
         if layout.slot_bytes != slot_bytes:
             raise ValueError(f"buckets that need {layout.slot_bytes} bytes have a slot of {slot_bytes} bytes")
         return layout
+    if any(field.varying is not None and field.varying.kind == BUCKETED for field in placed):
+        raise ValueError("fields of another size in each bucket need the rooms of these")
     _check_places(placed, rows, slot_bytes)
     return SlotLayout(placed, rows, slot_bytes)
 
@@ -270,21 +291,38 @@ def _rooms_from_wire(placed: Sequence[PlacedField], rows: int, value: object) ->
             pass
         case _:
             raise ValueError(f"the rooms of 1 to {BUCKETS_MAX} buckets are [field, [[rows, size], ...]]")
-    varying = next((field.varying for field in placed if field.name == name), None)
-    if varying is None or (varying.kind == PADDED and len(varying.axes) > 1):
+    varying = [
+        (field.shape, field.varying)
+        for field in placed
+        if field.varying is not None and (field.name == name or (not name and field.varying.kind == BUCKETED))
+    ]
+    if not varying or any(
+        kind.kind == (BUCKETED if name else PADDED) and len(kind.axes) > 1 for _shape, kind in varying
+    ):
         raise ValueError(f"field {name!r} cannot have another room in each bucket")
+    most = (
+        [SLOT_BYTES_MAX]
+        if name
+        else [min(shape[kind.axes[side]] for shape, kind in varying) for side in range(IMAGE_AXES)]
+    )
     of_buckets = []
     for room in rooms:
         match room:
-            case [int(most), int(size)] if (
-                0 < most <= rows and 0 < size <= SLOT_BYTES_MAX and bool not in map(type, room)
+            case [int(batch), *lengths] if (
+                bool not in map(type, room) and 0 < batch <= rows and _are_lengths(lengths, most)
             ):
-                of_buckets.append((most, size))
+                of_buckets.append((batch, *lengths))
             case _:
                 raise ValueError(
                     f"the room of a bucket cannot be {room!r:.60}: it is [rows, size], {rows} rows at most"
                 )
     return Rooms(name, tuple(of_buckets))
+
+
+def _are_lengths(lengths: Sequence[object], most: Sequence[int]) -> bool:
+    return len(lengths) == len(most) and all(
+        type(length) is int and 0 < length <= limit for length, limit in zip(lengths, most, strict=True)
+    )
 
 
 def _field_from_wire(value: object) -> PlacedField:
@@ -304,8 +342,12 @@ def _varying_from_wire(name: str, shape: Sequence[int], kind: str, axes: Sequenc
     if (kind, axes) == ("", []):
         return None
     known = tuple(axis for axis in axes if type(axis) is int and 0 <= axis < len(shape) and shape[axis] <= SIZE_MAX)
-    if kind not in (PADDED, RAGGED) or not axes or list(axes) != sorted(set(known)):
+    if kind not in (PADDED, RAGGED, BUCKETED) or not axes or list(axes) != sorted(set(known)):
         raise ValueError(f"field {name!r} of shape {list(shape)} cannot be {kind!r} in the dimensions {axes}")
+    if kind == BUCKETED and len(axes) != IMAGE_AXES:
+        raise ValueError(
+            f"field {name!r} has {len(axes)} dimensions with another length in each bucket, not {IMAGE_AXES}"
+        )
     return Varying(kind, known)
 
 

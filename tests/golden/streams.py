@@ -511,6 +511,19 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
         },
         "drawn-once": {**images, "weights": {"by": "class", "replacement": False, "samples": 7}},
         "buckets": {**images, "batch_size": 2, "balance": 2, "bucket": {"field": "image", "by": "aspect", "count": 3}},
+        "bucket-crops": {
+            "source": _annotated(folder),
+            "batch_size": 2,
+            "pipeline": [
+                DECODE,
+                {"op": "follow", "mask": "mask", "boxes": "boxes", "points": "points"},
+                {"op": "crop_to_bucket", "sizes": [[32, 24], [28, 28], [24, 32]], "random": True},
+                {"op": "random_flip"},
+                {"op": "to", "layout": "nchw"},
+                {"op": "pad_batch", "field": "boxes", "max_shape": [2, 4]},
+                {"op": "pad_batch", "field": "points", "max_shape": [1, 2]},
+            ],
+        },
         "buckets-of-lengths": {
             "source": _texts(folder),
             "batch_size": 2,

@@ -1,21 +1,25 @@
 """Batches of samples that are alike have the same bytes everywhere, and positions keep them."""
 
 import re
+from itertools import islice
 from textwrap import dedent
 
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd.commands.history.batches import replay
 from batchd.errors import SourceInvalid
 from batchd.stream import grouping
+from batchd_client.errors import BatchSizeInvalid
 from batchd_wire.position import Position
+from support.commands import batchd as run_batchd
 from support.expected import Expected
 from support.images import jpeg, jpeg_with_exif, photo
 from support.megatron import write_megatron
 from support.network import free_port
 from support.pools import links, pool_keys, wait_serving, worker_hosts
-from support.seen import samples, see
+from support.seen import rows_of, samples, see
 from support.settings import folder_stream, write_settings
 
 LENGTHS = [1 + 7 * place % 61 for place in range(83)]
@@ -310,3 +314,75 @@ def test_a_bad_sample_has_no_size_and_is_treated_by_the_policy(start_daemon, tmp
     (line,) = daemon.log_lines("samples without a size")
     assert line["bad_or_empty"] == 1
     assert "07.jpg: not a JPEG" in line["example"]
+
+
+CROPS = {"op": "crop_to_bucket", "sizes": [[48, 32], [40, 40], [32, 48], [16, 64]]}
+"""The sizes of the four kinds of pictures."""
+
+
+@pytest.mark.parametrize("layout", [[], [{"op": "normalize"}, {"op": "layout"}]], ids=["nhwc", "nchw"])
+def test_a_batch_is_one_array_of_images_of_its_size(start_daemon, tmp_path, pictures, layout):
+    """Near and far trainers and a worker host have the same bytes; leftovers go further."""
+    steps = [{"op": "decode"}, {**CROPS, "random": True}, {"op": "random_flip"}, *layout]
+    (tmp_path / "pictures" / "03.jpg").write_bytes(b"no image")
+    stream = {**pictures, "pipeline": steps, "batch_size": 4, "max_bad_fraction": 0.5}
+    del stream["bucket"]
+    daemon = start_daemon({"photos": stream}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
+    expected, shapes, others = Expected(daemon.config), set(), 0
+    with worker_hosts(tmp_path) as start_host:
+        start_host(daemon, "--name", "one")
+        wait_serving(daemon, 1)
+        with batchd_client.connect(daemon.address) as near, batchd_client.connect(daemon.tcp_address) as far:
+            local, remote = near.stream("photos", epochs=3), far.stream("photos", epochs=3)
+            assert local.schema["image"].varying.kind == "bucketed"
+            for epoch in range(2):
+                assert see(local) == see(remote) == expected.epoch(epoch)
+            for batch in local:
+                with batch:
+                    image = batch["image"]
+                    size = image.shape[2:4] if layout else image.shape[1:3]
+                    shapes.add(size)
+                    assert image.flags.c_contiguous
+                    assert not image.flags.owndata
+                    others += sum(CROPS["sizes"][sample % 4] != list(size) for sample in batch["index"])
+        (link,) = links(daemon)
+
+    assert shapes == {tuple(size) for size in CROPS["sizes"]}
+    assert others == 6  # ten of each kind, of which eight fill batches; then two and eight
+    assert link["samples"] > 0
+    assert link["disagreements"] == 0
+
+
+def test_batches_of_one_size_are_drawn_and_made_again(start_daemon, pictures, tmp_path):
+    """A contact sheet and a replay have what the trainer had."""
+    stream = {**pictures, "pipeline": [{"op": "decode"}, {**CROPS, "random": True}], "balance": 2}
+    del stream["bucket"]
+    daemon = start_daemon({"photos": stream})
+    with batchd_client.connect(daemon.address) as connection:
+        (batch,) = islice(connection.stream("photos", 0, 2, epochs=1), 1)
+        (other,) = islice(connection.stream("photos", 1, 2, epochs=1), 1)
+        assert batch["image"].shape == other["image"].shape
+        first = batch["image"].copy()
+
+    replayed = replay(daemon.config, "photos", (0, 0))
+    printed = run_batchd("peek", "photos", "-o", str(tmp_path / "sheet.png"), address=daemon.address)
+
+    assert (replayed.fields["image"] == first).all()
+    assert "crop" in str(replayed.rows[0])
+    assert printed.stdout == f"{tmp_path / 'sheet.png'}: epoch 0, step 0, 5 samples\n"
+
+
+def test_own_batches_are_parts_of_batches_of_one_size(start_daemon, pictures):
+    """A size that divides the stream's joins images of one size alone; others are refused."""
+    stream = {**pictures, "pipeline": [{"op": "decode"}, CROPS], "batch_size": 6, "repeats": 2}
+    del stream["bucket"]
+    daemon = start_daemon({"photos": stream})
+    rows, expected = [], Expected(daemon.config)
+    with batchd_client.connect(daemon.address) as connection:
+        for batch in connection.stream("photos", batch_size=3, epochs=1):
+            with batch:
+                rows += rows_of(batch.items())
+        with pytest.raises(BatchSizeInvalid, match="has to divide 6, and 4 does not"):
+            connection.stream("photos", batch_size=4)
+
+    assert rows == expected.all_rows(0)

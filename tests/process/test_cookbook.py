@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import tomllib
 from itertools import islice
 from pathlib import Path
@@ -30,6 +31,7 @@ FIELDS = {
     "simclr": {"image": (2, 224, 224, 3), "label": ()},
     "byol": {"first": (224, 224, 3), "second": (224, 224, 3), "label": ()},
     "dino": {"global_1": (224, 224, 3), "global_2": (224, 224, 3), "local": (8, 96, 96, 3), "label": ()},
+    "diffusion": {"image": (448, 576, 3), "tokens": (77,)},
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
     "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
@@ -76,6 +78,9 @@ def data(tmp_path_factory) -> Path:
     write_shard(root / "pairs" / "a.tar", pairs)
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
+    shutil.copytree(root / "imagenet" / "train" / "n0", root / "n0")
+    lines = [f"n0/{number:02}.jpg,the red cat\n" for number in range(0, SAMPLES, 3)]
+    (root / "captions.csv").write_text("file,text\n" + "".join(lines * 3))
     (root / "people.csv").write_text("age,income,Class Label\n" + "30,1.5,1\n" * SAMPLES)
     line = json.dumps({"text": "the red cat", "meta": {"id": 7}}) + "\n"
     for folder in ("texts", "openwebtext"):
@@ -106,7 +111,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 24
+    assert len(RECIPES) == 25
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))

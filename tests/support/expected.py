@@ -21,6 +21,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.stream.grouping import MeasureOptions, grouping_of
 from batchd.stream.plan import epoch_plan, plan_stream, planned_index
+from batchd.stream.rings import bucket_layout, slot_layout
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
 
@@ -36,7 +37,7 @@ class Expected:
         self._config = config
         self._columns = kind_of(config.source).columns(config.source, Storage())
         plan, grouping = plan_stream(stream, config, self._columns, python_path), None
-        if config.bucket is not None:
+        if config.buckets is not None:
             grouping = grouping_of(plan, MeasureOptions(1, 30.0, Storage(), lambda _found: None))
         index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), python_path, grouping)
         self._reader = open_reader(config.source, index, 1 << 26, Storage())
@@ -49,6 +50,7 @@ class Expected:
             self._maker = Pipeline(self._columns, steps[: cut_of(steps)], config.seed, has_rows=False)
             self._pipeline = Pipeline(list(self._maker.columns.values()), steps[cut_of(steps) :], config.seed)
         self.plan = epoch_plan(plan, planned_index(plan, index))
+        self._layout = bucket_layout(slot_layout(config, self._columns, has_checksums=False), index.arrays)
         self._known: dict[tuple[int, int], Seen] = {}
         self._known_rows: dict[tuple[int, int], list[tuple[int, str]]] = {}
 
@@ -87,10 +89,11 @@ class Expected:
     def arrays(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         """The fields of a batch, ``[rows, *shape]`` each."""
         rows = self.plan.rows(Position(epoch, step))
-        arrays = {
-            field.name: np.zeros((rows, *field.shape), field.dtype)
-            for field in sample_fields(self._columns, self._config.pipeline, self._config.on_error)
-        }
+        if self._config.bucket is None:  # a size for all images of the batch
+            fields_of_all = self._layout.of(self.plan.bucket_of(Position(epoch, step))).sample_fields
+        else:
+            fields_of_all = sample_fields(self._columns, self._config.pipeline, self._config.on_error)
+        arrays = {field.name: np.zeros((rows, *field.shape), field.dtype) for field in fields_of_all}
         arrays["index"][:] = self.plan.indices(Position(epoch, step), 0, rows)
         for row, sample in enumerate(arrays["index"].tolist()):
             fields = {name: array[row, ...] for name, array in arrays.items()}

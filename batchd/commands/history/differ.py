@@ -23,7 +23,7 @@ from batchd.config.tree import BlockShuffle, StreamConfig
 from batchd.core.packs import Cuts, Packs
 from batchd.core.plan import Plan
 from batchd.data.pipeline.cache_split import plan_pipeline
-from batchd.data.pipeline.sample_fields import pack_of
+from batchd.data.pipeline.sample_fields import bucket_crop_of, pack_of
 from batchd.data.sources.composed.options import MixSource
 from batchd.stream.fingerprints import part_differences
 from batchd_wire.position import Position
@@ -122,7 +122,9 @@ def _planned(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder] 
     if _differs_everywhere(names, streams):
         return RunDifference(parts, versions, _FIRST, "")
     if orders is None:
-        has_budget = any(stream.bucket is not None and stream.bucket.budget for stream in streams)
+        has_budget = any(
+            (stream.bucket and stream.bucket.budget) or bucket_crop_of(stream.pipeline) for stream in streams
+        )
         if (names & DATA or has_budget) and any(map(_follows_from_data, streams)):
             return RunDifference(parts, versions, None, NEEDS_SCAN)
         # rows in one order, whatever that is: numbers of packs, blocks and draws stand for them
@@ -154,7 +156,7 @@ def _differs_everywhere(names: set[str], streams: list[StreamConfig]) -> bool:
 def _follows_from_data(stream: StreamConfig) -> bool:
     """Whether the order of its rows follows from its samples, too, which a card does not have."""
     is_changing = isinstance(stream.source, MixSource) and bool(stream.source.changes)
-    is_drawn = is_changing or stream.weights is not None or stream.bucket is not None
+    is_drawn = is_changing or stream.weights is not None or stream.buckets is not None
     return is_drawn or isinstance(stream.shuffle, BlockShuffle) or pack_of(stream.pipeline) is not None
 
 

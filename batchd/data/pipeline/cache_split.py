@@ -18,7 +18,7 @@ from functools import cache
 from importlib import import_module
 from itertools import takewhile
 
-from batchd.data.pipeline.image.options import CropStep, Decode, Follow, Resize
+from batchd.data.pipeline.image.options import CropStep, CropToBucket, Decode, Follow, Resize
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.views.options import Views
 from batchd_wire.record import frozen
@@ -104,7 +104,7 @@ def _crops(step: StepOptions | None) -> bool:
     """True for a crop, and for views of which some begin with one."""
     if isinstance(step, Views):
         return any(isinstance(first, CropStep) for view in step.into.values() for first in view.steps[:1])
-    return isinstance(step, CropStep)
+    return isinstance(step, CropStep | CropToBucket)
 
 
 def decoded_files(steps: Sequence[StepOptions]) -> dict[str, list[object]]:
@@ -120,7 +120,8 @@ def crop_problem(steps: Sequence[StepOptions]) -> str | None:
     """The reason why a pipeline cannot use access points, and what to do; None if it can."""
     if not cropped_files(steps):
         return (
-            'cache = "points" needs a crop directly after "decode" (random_resized_crop, random_crop, center_crop), and there '
+            'cache = "points" needs a crop directly after "decode" (random_resized_crop, random_crop, center_crop, '
+            "crop_to_bucket), and there "
             'is none; set cache = "off"'
         )
     if not has_crop_decoder():

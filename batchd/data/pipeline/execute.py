@@ -34,6 +34,7 @@ from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
 from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import FileHead, KeptFiles, KnownFile
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
@@ -100,7 +101,12 @@ class Pipeline:
             if type(value) is self._scalars[name]:
                 out[...] = value
             elif value is not out:
-                out[...] = array_of(column, value)
+                array = array_of(column, value)
+                if array.shape != out.shape:  # its bucket has another size
+                    raise SampleUndecodable(
+                        f"{name!r} is {array.dtype}{list(array.shape)}, and those of its batch are {list(out.shape)}"
+                    )
+                out[...] = array
 
     @property
     def of_files(self) -> ImageStage | None:
@@ -203,6 +209,7 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
     ``decoder``: see ``ImageStage``.
     """
     made: Columns = {column.name: column for column in columns}
+    sized = next((column for column in columns_after(columns, steps).values() if column.size_axes), None)
     runs = _runs(steps)
     for place, run in enumerate(runs):
         before = made
@@ -220,7 +227,7 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             yield make_stage(run[0], before, made), make_rows_stage(run[0]), timings.part(run[0].op)
             continue
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
-        stage = ImageStage(on_image, before, made, writes, timings, kept, decoder)
+        stage = ImageStage(on_image, before, made, writes, timings, kept, decoder, sized)
         yield stage, stage.on_rows, stage.last_part
 
 
@@ -275,8 +282,8 @@ def _written_by(image: Column, after: Columns, rest: Sequence[StepOptions]) -> f
 
 
 def _untouched(names: Iterable[str], after: Columns, rest: Sequence[StepOptions]) -> frozenset[str]:
-    """Those of the fields that have one shape, and that no later step changes."""
-    return frozenset(name for name in _unchanged(names, rest) if after[name].is_fixed)
+    """Those that are fields of a batch, and that no later step changes."""
+    return frozenset(name for name in _unchanged(names, rest) if after[name].field is not None)
 
 
 def _unchanged(names: Iterable[str], rest: Sequence[StepOptions]) -> frozenset[str]:

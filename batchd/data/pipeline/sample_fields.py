@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.data.pipeline import effects
-from batchd.data.pipeline.image.options import ChanceStep, Decode, Follow
+from batchd.data.pipeline.image.options import ChanceStep, CropToBucket, Decode, Follow
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import check_files
@@ -37,8 +37,7 @@ def sample_fields(
 
     ``is_mixed``: with the numbers by which a row is mixed with another one.
     """
-    made = columns_after(columns, steps).values()
-    fields = [Field(column.name, column.dtype, column.fixed_shape, column.varying) for column in made]
+    fields = [field for column in columns_after(columns, steps).values() if (field := column.field)]
     pack = pack_of(steps)
     fields.append(Field(effects.INDEX, "int64", () if pack is None else (pack.documents_max,)))
     if on_error == "mask":
@@ -55,6 +54,11 @@ def sample_fields(
 def pack_of(steps: Sequence[StepOptions]) -> Pack | None:
     """The step that fills a row with several samples; None if each sample has a row."""
     return next((step for step in steps if isinstance(step, Pack)), None)
+
+
+def bucket_crop_of(steps: Sequence[StepOptions]) -> CropToBucket | None:
+    """The step by whose sizes the images of a batch are chosen; None if none does."""
+    return next((step for step in steps if isinstance(step, CropToBucket)), None)
 
 
 def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> effects.Columns:
@@ -141,7 +145,7 @@ class StepCheck:
         return self._problems + [
             StepProblem(_not_fixed(column))
             for column in self._columns.values()
-            if not column.is_fixed and column.name not in self._wrong
+            if column.field is None and column.name not in self._wrong
         ]
 
     def _report(self, place: int, problem: effects.StepInvalid, step: StepOptions | None = None) -> None:

@@ -27,7 +27,7 @@ from typing import Literal, TypeAlias
 
 from batchd.data.samples.checks import Checks
 from batchd.runtime.suggestions import nearest
-from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES, Varying, length_texts
+from batchd_wire.fields import BUCKETED, DIMENSIONS_MAX, ITEM_BYTES, Field, Varying, length_texts
 from batchd_wire.record import frozen
 from batchd_wire.wording import counted
 
@@ -87,6 +87,9 @@ class Column:
     """How its samples are placed in a room that is larger than they are."""
     fill: float = 0.0
     """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """(Height, width) of the images of each bucket, one of which those of a batch have; empty for
+    images of one size, and for those that differ within a batch."""
 
     @property
     def followers(self) -> tuple[tuple[str, str], ...]:
@@ -95,7 +98,7 @@ class Column:
 
     @property
     def is_fixed(self) -> bool:
-        """True if it can be a field of a batch without further steps."""
+        """True if all samples have one shape, or each has room for the largest."""
         return self.kind == "array" and None not in self.shape
 
     @property
@@ -103,6 +106,25 @@ class Column:
         """The shape of a column that has one."""
         assert self.is_fixed, f"{self.name} is {self.text}"
         return tuple(length for length in self.shape if length is not None)
+
+    @property
+    def size_axes(self) -> tuple[int, ...]:
+        """The dimensions of height and width, if the images of a batch have the same; else ()."""
+        axes = (1, 2) if self.channels_first else (0, 1)
+        others = (length for axis, length in enumerate(self.shape) if axis not in axes)
+        is_sized = bool(self.sizes) and self.kind == "array" and self.shape[axes[0] : axes[-1] + 1] == (None, None)
+        return axes if is_sized and None not in others else ()
+
+    @property
+    def field(self) -> Field | None:
+        """The field of a batch that it becomes without further steps; None if it needs some."""
+        if self.is_fixed:
+            return Field(self.name, self.dtype, self.fixed_shape, self.varying)
+        if not self.size_axes:
+            return None
+        largest = map(max, zip(*self.sizes, strict=True))
+        shape = tuple(next(largest) if length is None else length for length in self.shape)
+        return Field(self.name, self.dtype, shape, Varying(BUCKETED, self.size_axes))
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """True if a value may have this shape."""

@@ -175,7 +175,7 @@ class StreamOpener:
         _check(recipe, place)
         rooms = layout.rooms and replace(
             layout.rooms,
-            of_buckets=tuple((min(rows, CHUNK_ROWS_MAX), size) for rows, size in layout.rooms.of_buckets),
+            of_buckets=tuple((min(rows, CHUNK_ROWS_MAX), *room) for rows, *room in layout.rooms.of_buckets),
         )
         layout = place_fields(layout.fields, min(serve.batch_size, CHUNK_ROWS_MAX), rooms)
         try:

@@ -27,6 +27,7 @@ from batchd_client.batch import Batch, Room
 from batchd_client.hints import log_once
 from batchd_client.memory import BatchMemory, SlotMemory
 from batchd_client.torch.tensors import MakeItem, Recipe, Tensors, cut, fill, is_ragged, largest_in, over, rows_in
+from batchd_wire.fields import BUCKETED
 
 STEPS_AHEAD_MAX = 4
 """Steps that the loop may be ahead of the device: each keeps a batch in the device's memory."""
@@ -266,7 +267,7 @@ class CudaPlacement:
 
     def _direct_field(self, batch: Batch, recipe: Recipe) -> "Room | torch.Tensor":
         """What is copied of a field in registered memory."""
-        if recipe.schema.varying is None:
+        if recipe.schema.varying is None or recipe.schema.varying.kind == BUCKETED:
             return self._register.source(batch, recipe.name)
         return batch.room(recipe.name)
 

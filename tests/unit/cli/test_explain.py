@@ -318,6 +318,22 @@ def test_buckets_say_what_is_filling_and_that_ranks_wait(folder) -> None:
     assert slot == "s: a slot takes 8.0 KiB, for 8 rows"
 
 
+def test_crops_to_the_bucket_say_which_sizes_there_are_and_what_is_cut_off(folder) -> None:
+    """Of all images, and of those of each size; the slot has room for the largest."""
+    shapes = [(40, 40)] * 9 + [(30, 45)] * 9 + [(40, 50)] * 8
+    put(folder, **{f"{place:02}_jpg": jpeg(photo(*shape)) for place, shape in enumerate(shapes)})
+    crop = '{ op = "decode" }, { op = "crop_to_bucket", sizes = [[24, 24], [24, 32], [20, 40]] }'
+
+    batches, slot, *_others = explain(folder, crop)
+
+    assert batches == (
+        "s: 4 batches an epoch, each of images of one height x width: 24 x 24 (8, 0.0% cut off), 24 x 32 (18, 9.7% cut off); "
+        "6.7% of all pixels are cut off; the ranks of a step have batches of different buckets; balance = 8 has 8 ranks read "
+        "those of one"
+    )
+    assert slot == "s: a slot takes 24.0 KiB, for 8 rows of the largest size"
+
+
 @pytest.mark.thorough
 def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
     """The slot has room for that, or for the most of the largest, which is said, too."""

@@ -1,13 +1,14 @@
 """Batches of samples that are alike: each sample once, one bucket in a batch, and any position."""
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchd.core.buckets import BucketOrder, OverBudget, buckets_of
+from batchd.core.buckets import CROPS, STARTS, TABLE, BucketOrder, OverBudget, buckets_of, crop_buckets
 from batchd.core.course import Course
 from batchd.core.epochs import planned
 from batchd.core.plan import Plan
@@ -322,3 +323,37 @@ def test_a_batch_far_into_ten_million_samples_needs_the_shared_table_alone():
     assert peak < 1 << 20
     assert sum(array.nbytes for array in arrays.values()) < 41 << 20
     assert np.ptp(sizes[far]) <= 4_000 // 64 + 2
+
+
+RATIO_UNIT = 1_000_000
+SIZES_OF_IMAGES = st.lists(
+    st.tuples(st.integers(1, 64), st.integers(1, 64)), min_size=2, max_size=9, unique_by=lambda size: size[1] / size[0]
+).map(lambda sizes: sorted(sizes, key=lambda size: size[1] / size[0]))
+
+
+@given(
+    ratios=st.lists(st.integers(1, 64 * RATIO_UNIT), min_size=1, max_size=200),
+    sizes=SIZES_OF_IMAGES,
+    batch_size=st.integers(1, 12),
+    ranks=st.integers(1, 3),
+)
+def test_images_go_to_the_size_of_the_nearest_proportions_or_to_the_next(ratios, sizes, batch_size, ranks):
+    """What fills no block of a size is less than one, and goes to the size of the next bucket."""
+    arrays = crop_buckets(np.array(ratios), sizes, batch_size, ranks, RATIO_UNIT)
+    plan = planned(Plan(len(ratios), batch_size, 3, shuffle=True, drop_last=False), {}, arrays)
+    of_buckets = [tuple(size) for size in arrays[CROPS][:, :2].tolist()]
+    nearest = [min(sizes, key=lambda size: abs(np.log(size[1] / size[0] / (ratio / RATIO_UNIT)))) for ratio in ratios]
+
+    batches = [(plan.bucket_of(Position(0, step)), one) for step, one in enumerate(batches_of(plan))]
+
+    assert set(of_buckets) <= set(sizes)
+    assert all(one != other for one, other in pairwise(of_buckets))
+    assert sorted(sample for _bucket, one in batches for sample in one.tolist()) == list(range(len(ratios)))
+    assert [len(one) for _bucket, one in batches[:-1]] == [batch_size] * (len(batches) - 1)
+    others = 0
+    for bucket, (first, end) in enumerate(pairwise(arrays[STARTS].tolist())):
+        items, (height, width) = arrays[TABLE][first:end].tolist(), of_buckets[bucket]
+        others += sum(nearest[item] != (height, width) for item in items)
+        kept = [min(a, b) / max(a, b) for a, b in ((ratios[item] * height, RATIO_UNIT * width) for item in items)]
+        assert arrays[CROPS][bucket, 2] == pytest.approx(sum(1 - part for part in kept) * 1e6, abs=len(items))
+    assert others < batch_size * ranks * len(sizes)

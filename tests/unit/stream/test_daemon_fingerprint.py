@@ -34,6 +34,7 @@ from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
+    CropToBucket,
     Cutout,
     Decode,
     Follow,
@@ -184,6 +185,13 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "color_jitter": {"brightness": 0.5, "contrast": 0.5, "saturation": 0.5, "hue": 0.5, **PROBABILITY},
     "gray": {"channels": 1, **PROBABILITY},
     "cutout": {"holes": 2, "size": (8, 7), "fill": (1,), **PROBABILITY},
+    "crop_to_bucket": {
+        "pixels": 131072,
+        "multiple_of": 32,
+        "ratio": (0.25, 2.0),
+        "random": True,
+        "interpolation": "area",
+    },
     "letterbox": {"size": (32, 31), "enlarge": False, "place": "top_left", "interpolation": "area", "fill": (1,)},
     "solarize": {"threshold": 1, **PROBABILITY},
     "posterize": {"bits": 1, **PROBABILITY},
@@ -214,7 +222,12 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "views": {"into": {"a": View(steps=(Gray(probability=0.5),))}},
 }
 WITHOUT_FIELD = {"drop", "call"}
-OTHER_WAYS = {"resize": {"size", "longer_side"}, "pad": {"size"}, "rotate": {"quarter_turns"}}
+OTHER_WAYS = {
+    "resize": {"size", "longer_side"},
+    "pad": {"size"},
+    "rotate": {"quarter_turns"},
+    "crop_to_bucket": {"sizes"},
+}
 """Options that exclude others, which the steps above have."""
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail", "repeats": 2}
@@ -247,18 +260,19 @@ def plan_of(
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     """All of them give different fingerprints; this test fails first for a forgotten new option."""
-    seen = {fingerprint_with()}
-    for place, step in enumerate(STEPS):
+    pipelines = STEPS, (CropToBucket(pixels=65536),)
+    seen = {fingerprint_with(pipeline=steps) for steps in pipelines}
+    for steps, place, step in [(whole, *one) for whole in pipelines for one in enumerate(whole)]:
         options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op not in WITHOUT_FIELD else {})
         assert options.keys() | {"op"} == {field.name for field in fields(step)} - OTHER_WAYS.get(step.op, set())
         seen |= {
-            fingerprint_with(pipeline=(*STEPS[:place], replace(step, **{name: value}), *STEPS[place + 1 :]))
+            fingerprint_with(pipeline=(*steps[:place], replace(step, **{name: value}), *steps[place + 1 :]))
             for name, value in options.items()
         }
 
     assert OTHER_OPTIONS.keys() == STEP_KINDS.keys()
     with_field = len(OTHER_OPTIONS.keys() - WITHOUT_FIELD)
-    assert len(seen) == 1 + with_field + sum(map(len, OTHER_OPTIONS.values()))
+    assert len(seen) == len(pipelines) + with_field + sum(map(len, OTHER_OPTIONS.values()))
 
 
 def test_saying_what_holds_anyway_changes_no_fingerprint() -> None:

@@ -253,6 +253,59 @@ def test_each_bucket_is_laid_out_in_the_same_slot_with_its_rows_and_its_room(nam
         assert all(len(array) == rows for array in arrays.values())
 
 
+BUCKETED = (
+    Field("image", "uint8", (9, 8, 3), Varying("bucketed", (0, 1))),
+    Field("mask", "uint8", (9, 8), Varying("bucketed", (0, 1))),
+    Field("planes", "float32", (3, 9, 8), Varying("bucketed", (1, 2))),
+    Field("label", "int64", ()),
+)
+
+
+@given(of_buckets=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 9), st.integers(1, 8)), min_size=1, max_size=5))
+def test_images_have_the_size_of_their_bucket_in_every_field(of_buckets) -> None:
+    """In a bucket each field has one shape, so arrays of a batch are dense."""
+    layout = place_fields(BUCKETED, 8, Rooms("", tuple(of_buckets)))
+
+    assert layout_from_wire(layout.to_wire()) == layout
+    assert layout.slot_bytes == max(one.slot_bytes for one in layout.buckets)
+    assert layout.field_texts[0] == "image uint8[8, <=9, <=8, 3] bucketed"
+    for number, (rows, high, wide) in enumerate(of_buckets):
+        bucket = layout.of(number)
+        shapes = {name: array.shape for name, array in slot_arrays(bytearray(bucket.slot_bytes), bucket).items()}
+        assert shapes == {
+            "image": (rows, high, wide, 3),
+            "mask": (rows, high, wide),
+            "planes": (rows, 3, high, wide),
+            "label": (rows,),
+        }
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((3,), ["", [[8, 9]]]),
+        ((3,), ["", [[8, 10, 8]]]),
+        ((3,), ["", [[8, 9, 9]]]),
+        ((3,), ["", [[8, 0, 8]]]),
+        ((3,), ["", [[9, 9, 8]]]),
+        ((3,), ["", [[8, 9, True]]]),
+        ((3,), ["", [[8, 9, 8, 1]]]),
+        ((3,), ["image", [[8, 9, 8]]]),
+        ((3,), ["image", [[8, 9]]]),
+        ((0, 0, 5), [0]),
+        ((0, 0, 5), [0, 3]),
+    ],
+)
+def test_sizes_of_buckets_that_cannot_be_are_refused(path, value) -> None:
+    """They are within the field's shape, and height and width are two of its dimensions."""
+    good = place_fields(BUCKETED, 8, Rooms("", ((8, 9, 8),))).to_wire()
+
+    with pytest.raises(ValueError, match=r"bucket"):
+        layout_from_wire(changed(path, value, good))
+    with pytest.raises(ValueError, match="need the rooms of these"):
+        layout_from_wire(good[:3])
+
+
 def test_a_layout_without_buckets_is_that_of_all_batches() -> None:
     layout = place_fields(RAGGED, 8)
 

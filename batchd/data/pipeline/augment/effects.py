@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from batchd.data.pipeline.augment import options
 from batchd.data.pipeline.effects import Columns, StepInvalid, changed, effect
-from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of, placed
+from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of, unresized
 from batchd.data.pipeline.image.options import ChanceStep
 
 
@@ -34,8 +34,7 @@ def _erase(step: options.Erase, columns: Columns) -> Columns:
 @effect.register
 def _moved(step: options.WarpStep, columns: Columns) -> Columns:
     check_fill(step, step.fill, columns)
-    height, width, _channels = pixels_of(step, columns).shape
-    return placed(step, columns, (height, width))
+    return unresized(step, columns)
 
 
 @effect.register
@@ -66,5 +65,6 @@ def _choose(step: options.Choose, columns: Columns) -> Columns:
         lengths = [set(along) for along in zip(*shapes, strict=True)]
         shape = tuple(along.pop() if len(along) == 1 else None for along in lengths)
         is_changed = any(one[name] != columns.get(name) for one in made)
-        after[name] = replace(column, shape=shape, made_by=step.op) if is_changed else column
+        sizes = column.sizes if len({one[name].sizes for one in made}) == 1 else ()
+        after[name] = replace(column, shape=shape, sizes=sizes, made_by=step.op) if is_changed else column
     return after

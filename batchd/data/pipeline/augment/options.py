@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.data.pipeline.image.options import (
     ChanceStep,
+    CropToBucket,
     Decode,
     Degrees,
     Fill,
@@ -324,7 +325,7 @@ class AugMix(PolicyStep):
     """How many changes a chain has; 0 draws 1 to 3 for each."""
 
 
-NOT_CHOSEN = (Decode, Follow, Normalize, SubtractMean, To, Layout)
+NOT_CHOSEN = (Decode, Follow, CropToBucket, Normalize, SubtractMean, To, Layout)
 CHOICES_MAX = 100
 
 
@@ -342,8 +343,8 @@ class Choose(ChanceStep):
     of: Annotated[
         tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Example([{"op": "blur"}, {"op": "solarize"}])
     ]
-    """The steps, any on images but "decode", "follow" and those that make numbers. Their field is
-    that of this step."""
+    """The steps, any on images but "decode", "follow", "crop_to_bucket" and those that make
+    numbers. Their field is that of this step."""
     weights: tuple[Annotated[float, Range(0.0, 1e6)], ...] | None = None
     """How often each is drawn, relative to the others; equally often when not set."""
 

@@ -163,9 +163,13 @@ def _crop(step: options.CropStep, columns: Columns) -> Columns:
 
 
 @effect.register
+def _crop_to_bucket(step: options.CropToBucket, columns: Columns) -> Columns:
+    return placed(step, columns, (None, None), step.bucket_sizes)
+
+
+@effect.register
 def _flip(step: options.RandomFlip, columns: Columns) -> Columns:
-    height, width, _channels = pixels_of(step, columns).shape
-    return placed(step, columns, (height, width))
+    return unresized(step, columns)
 
 
 @effect.register
@@ -190,7 +194,7 @@ def _rotate(step: options.Rotate, columns: Columns) -> Columns:
     height, width, _channels = pixels_of(step, columns).shape
     sideways = {count % 2 == 1 for count in step.quarter_turns or (0,)}
     if sideways == {False} or (height is not None and height == width):
-        return placed(step, columns, (height, width))
+        return unresized(step, columns)
     return perhaps_placed(step, columns, (width, height) if sideways == {True} else (None, None))
 
 
@@ -253,10 +257,25 @@ def _layout(step: options.Layout, columns: Columns) -> Columns:
     return changed(step, columns, shape=(channels, height, width), channels_first=True)
 
 
-def placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, int | None]) -> Columns:
-    """The columns after the geometry of an image, and of all that follows it, was changed."""
+def unresized(step: options.ImageStep, columns: Columns) -> Columns:
+    """The columns after geometry that leaves an image its size was done to it."""
     lead = pixels_of(step, columns)
-    made = dict(changed(step, columns, shape=(*size, lead.shape[2])))
+    height, width, _channels = lead.shape
+    return placed(step, columns, (height, width), lead.sizes)
+
+
+def placed(
+    step: options.ImageStep,
+    columns: Columns,
+    size: tuple[int | None, int | None],
+    sizes: tuple[tuple[int, int], ...] = (),
+) -> Columns:
+    """The columns after the geometry of an image, and of all that follows it, was changed.
+
+    ``sizes``: of the image in each bucket, if these have one each.
+    """
+    lead = pixels_of(step, columns)
+    made = dict(changed(step, columns, shape=(*size, lead.shape[2]), sizes=sizes))
     for role, name in lead.followers:
         follower = columns.get(name)
         if follower is None or not _can_follow(role, follower):
@@ -265,7 +284,11 @@ def placed(step: options.ImageStep, columns: Columns, size: tuple[int | None, in
                 f"{'is not there any more' if follower is None else f'is {follower.text} by then'}: "
                 f"change {name!r} behind all steps on {lead.name!r}"
             )
-        made[name] = replace(follower, shape=(*follower.shape[:-2], *size)) if role in _SIZED else follower
+        if role in _SIZED:
+            shape = (*follower.shape[:-2], *size)
+            made[name] = replace(follower, shape=shape, sizes=sizes if len(shape) == GRAY_DIMENSIONS else ())
+        else:
+            made[name] = follower
     return made
 
 

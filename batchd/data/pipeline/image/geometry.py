@@ -141,7 +141,7 @@ TrailPart: TypeAlias = Move | Orientation | Motion
 class Geometry:
     """An image being planned: ``height`` and ``width`` for the viewer, ``moves`` as stored."""
 
-    __slots__ = ("height", "moves", "pixels_max", "trail", "turn", "width")
+    __slots__ = ("bucket_size", "height", "moves", "pixels_max", "trail", "turn", "width")
 
     def __init__(
         self, height: int, width: int, orientation: int, pixels_max: int, *, is_followed: bool = False
@@ -152,6 +152,8 @@ class Geometry:
         self.moves: list[Move] = []
         self.trail: list[TrailPart] | None = [] if is_followed else None
         self.pixels_max = pixels_max
+        self.bucket_size: Size | None = None
+        """Height and width of the images of the batch; None where no batch is made."""
 
     def copy(self) -> "Geometry":
         """The same plan, for a step that does not act on this image, and draws its numbers."""
@@ -400,6 +402,32 @@ def _plan_random_resized_crop(step: options.RandomResizedCrop) -> Planner:
         geometry.scale(target_height, target_width, step.interpolation)
 
     return plan
+
+
+@planner_for.register
+def _plan_crop_to_bucket(step: options.CropToBucket) -> Planner:
+    sizes = step.bucket_sizes
+
+    def plan(geometry: Geometry, random: RandomNumber) -> None:
+        high, wide = geometry.bucket_size or nearest_size(sizes, geometry.height, geometry.width)
+        height, width = geometry.height, geometry.width
+        if width * high >= height * wide:
+            width = max(1, (2 * height * wide + high) // (2 * high))
+        else:
+            height = max(1, (2 * width * high + wide) // (2 * wide))
+        down, across = geometry.height - height, geometry.width - width
+        if step.random:
+            geometry.cut(int((down + 1) * random()), int((across + 1) * random()), height, width)
+        else:
+            geometry.cut(down // 2, across // 2, height, width)
+        geometry.scale(high, wide, step.interpolation)
+
+    return plan
+
+
+def nearest_size(sizes: Sequence[Size], height: int, width: int) -> Size:
+    """The size whose proportions are nearest to those of an image, as a ratio."""
+    return min(sizes, key=lambda size: abs(math.log(size[1] * height / (size[0] * width))))
 
 
 def smallest_crop(step: options.RandomResizedCrop, height: int, width: int) -> Size:

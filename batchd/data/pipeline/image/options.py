@@ -7,6 +7,8 @@ Angles and quarter turns are counter-clockwise for the viewer. ``fill`` is the v
 outside of the image: one number for all channels, or one for each, in their order.
 """
 
+from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.data.pipeline.options import (
@@ -169,6 +171,79 @@ class RandomResizedCrop(CropStep):
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if low > high:
                 raise ValueError(f"{name} = [{low}, {high}] goes downwards; write the smaller number first")
+
+
+SIZES_MAX = 1024
+
+
+@options
+class CropToBucket(ImageStep):
+    """Make all images of a batch one size, near their own proportions, for training on many sizes.
+
+    Batches have images of one bucket: those whose proportions are nearest to those of its size, on
+    a logarithmic scale. Each is scaled until it covers this size, and what is beyond is cut off.
+    Needs ``pixels`` or ``sizes``. The proportions of all images are found before the first batch.
+    """
+
+    keeps_pixels: ClassVar[bool] = False
+    is_cacheable: ClassVar[bool] = False
+    op: Literal["crop_to_bucket"] = "crop_to_bucket"
+    pixels: Annotated[Annotated[int, Range(1, PIXELS_MAX)] | None, Example(262144)] = None
+    """The most pixels of a size, height times width: 262144 is 512 x 512. Each height of the
+    multiples has the largest width that this allows, and each width the largest height."""
+    multiple_of: Side = 64
+    """Height and width are multiples of this, in pixels; counts with ``pixels``."""
+    ratio: tuple[Annotated[float, Range(1e-3, 1e3)], Annotated[float, Range(1e-3, 1e3)]] = (0.25, 4.0)
+    """Smallest and largest width of a size divided by its height; counts with ``pixels``."""
+    sizes: tuple[Size, ...] | None = None
+    """Instead of ``pixels``, the sizes themselves, height and width in pixels: [[512, 512], [448,
+    576], [576, 448]]."""
+    random: bool = False
+    """Whether the part that is kept is drawn, any as likely, or the middle."""
+    interpolation: Interpolation = "auto"
+    """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
+    there on."""
+
+    def __post_init__(self) -> None:
+        if (self.pixels is None) == (self.sizes is None):
+            raise ValueError("crop_to_bucket needs either pixels = height * width, or sizes = [[height, width], ...]")
+        if self.sizes is not None and (self.multiple_of, self.ratio) != (64, (0.25, 4.0)):
+            raise ValueError("multiple_of and ratio count with pixels; of sizes, write those that you want")
+        if self.ratio[0] > self.ratio[1]:
+            raise ValueError(f"ratio = {list(self.ratio)} goes downwards; write the smaller number first")
+        found = self.bucket_sizes
+        same = next((pair for pair in pairwise(found) if _ratio(pair[0]) == _ratio(pair[1])), None)
+        if same is not None:
+            raise ValueError(f"sizes {list(same[0])} and {list(same[1])} have the same proportions; keep one of them")
+        if not 1 < len(found) <= SIZES_MAX:
+            change = "smaller multiple_of or a wider" if len(found) < SIZES_MAX else "larger multiple_of or a narrower"
+            advice = "" if self.pixels is None else f"; set a {change} ratio"
+            raise ValueError(f"crop_to_bucket is for 2 to {SIZES_MAX} sizes, and these are {len(found)}{advice}")
+
+    @property
+    def is_random(self) -> bool:
+        """True if the part that is kept is drawn."""
+        return self.random
+
+    @property
+    def bucket_sizes(self) -> tuple[Size, ...]:
+        """The sizes, from the narrowest on."""
+        if self.sizes is not None:
+            return tuple(sorted(self.sizes, key=_ratio))
+        assert self.pixels is not None, "one of both is given"
+        unit, (low, high) = self.multiple_of, self.ratio
+        largest: dict[Fraction, Size] = {}
+        for side in range(unit, min(self.pixels // unit, SIDE_PIXELS_MAX) + 1, unit):
+            other = min(self.pixels // side // unit * unit, SIDE_PIXELS_MAX // unit * unit)
+            for size in ((side, other), (other, side)):
+                if low <= size[1] / size[0] <= high:
+                    largest[_ratio(size)] = max(size, largest.get(_ratio(size), size))
+        return tuple(size for _ratio, size in sorted(largest.items()))
+
+
+def _ratio(size: Size) -> Fraction:
+    """Width / height."""
+    return Fraction(size[1], size[0])
 
 
 @options

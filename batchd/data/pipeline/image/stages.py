@@ -27,6 +27,7 @@ the decoders' versions.
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -51,6 +52,7 @@ from batchd.data.pipeline.image.jpeg_box import MAKES_ROWS, FileMade, FileTask, 
 from batchd.data.pipeline.image.opencv import Image, Pixels, Scratch, cv2, written
 from batchd.data.pipeline.image.options import (
     ChanceStep,
+    CropToBucket,
     Decode,
     Follow,
     ImageStep,
@@ -133,6 +135,7 @@ class ImageStage:
     they are written straight into the row. ``timings`` measures the steps. ``kept``: what
     a cache keeps of the sample's files. ``decoder``: that of several views. Then the scale of a
     JPEG follows from the smallest crop that the steps may draw, so more views have the same one.
+    ``sized``: the field whose row has the size of the images of its bucket, if these have one each.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  each is one thing that all samples share
@@ -144,12 +147,14 @@ class ImageStage:
         timings: Timings,
         kept: KeptFiles | None = None,
         decoder: Decoder | None = None,
+        sized: Column | None = None,
     ) -> None:
         decode = steps[0] if isinstance(steps[0], Decode) else None
         self._timings = timings
         self.field = steps[0].field
         source, made = before[self.field], after[self.field]
-        self._row_shape = made.fixed_shape if self.field in writes else None
+        self._written = made if self.field in writes else None
+        self._sized = sized if any(isinstance(step, CropToBucket) for step in steps) else None
         self._dtype = np.dtype(made.dtype)
         self._channels = _channel_count(made)
         self._channels_first = made.channels_first
@@ -183,7 +188,7 @@ class ImageStage:
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
         """Replace the image and what follows it. Raises ``SampleUndecodable``."""
-        self.make(values, random, row, self._plan(values[self.field], random))
+        self.make(values, random, row, self.planned(self.look(values[self.field]), random, row))
 
     def make(
         self,
@@ -199,8 +204,10 @@ class ImageStage:
         """
         value = values[self.field]
         self.step = ""
-        out = row[self.field] if self._row_shape is not None else None
-        assert out is None or self._row_shape == out.shape, f"a row of shape {out.shape} instead of {self._row_shape}"
+        out = row[self.field] if self._written is not None else None
+        assert out is None or self._written is None or self._written.takes(out.shape), (
+            f"a row of shape {out.shape}, where {self.field!r} is {self._written.text}"
+        )
         is_last_shape = self._moves_channels == self._channels and not self._may_resize
         into = out if self._writes_pixels and is_last_shape else None
         pixels = self._moved(value, plan, random.sample, into, decoded)
@@ -254,7 +261,7 @@ class ImageStage:
             return None
         value = values[self.field]
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
-        plan = self._plan(value, random)
+        plan = self.planned(self.look(value), random)
         return plan._replace(tiles=self._decoder.tiles(value, plan.header, plan.decoding.factor, plan.decoding.box))
 
     def part(
@@ -264,7 +271,7 @@ class ImageStage:
         if self._decoder is None or field != self.field:
             return None
         try:
-            decoding = self._plan(FilePart(head.header, memoryview(b""), 0), random).decoding
+            decoding = self.planned(self.look(FilePart(head.header, memoryview(b""), 0)), random).decoding
         except SampleUndecodable:
             return None
         return part_of(head, points, decoding.factor, decoding.box)
@@ -273,7 +280,7 @@ class ImageStage:
     def makes_files(self) -> bool:
         """True if one call of the extension can do all of it: see ``file_task``."""
         is_more = not self._writes_pixels or self._moves_channels != self._channels or self._recolors or self._followers
-        return self._decoder is not None and self._row_shape is not None and not is_more and MAKES_ROWS
+        return self._decoder is not None and self._written is not None and not is_more and MAKES_ROWS
 
     def file_task(self, file: KnownFile, random: SampleRandom, row: Mapping[str, Image]) -> FileTask | None:
         """Plan a call without the file; None if it takes more. Raises ``SampleUndecodable``.
@@ -282,7 +289,7 @@ class ImageStage:
         """
         assert self._decoder is not None, "it makes files"
         header = ImageHeader(*file.header)
-        decoding, turn = (plan := self.planned(header, random)).decoding, plan.geometry.turn
+        decoding, turn = (plan := self.planned(header, random, row)).decoding, plan.geometry.turn
         scaling = plan_scaling(decoding, turn, self._channels, self._scratch, row[self.field])
         return self._decoder.file_task(file, header, decoding.factor, decoding.box, scaling) if scaling else None
 
@@ -296,15 +303,16 @@ class ImageStage:
         self._timings.add(self._moving, sum([one.resampled_ns for one in good]))
         return made
 
-    def _plan(self, value: Value, random: SampleRandom) -> ImagePlan:
-        return self.planned(self.look(value), random)
-
-    def planned(self, header: ImageHeader, random: SampleRandom) -> ImagePlan:
+    def planned(self, header: ImageHeader, random: SampleRandom, row: Row = MappingProxyType({})) -> ImagePlan:
         """Draw the numbers of the moves and plan them. Raises ``SampleUndecodable``."""
         orientation = header.orientation if self._applies_exif else 1
         is_followed = self._followers is not None or random.draws is not None
         geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
         height, width = geometry.height, geometry.width
+        if self._sized is not None and self._sized.name in row:
+            down, across = self._sized.size_axes
+            shape = row[self._sized.name].shape
+            geometry.bucket_size = shape[down], shape[across]
         for step, planner, perhaps_planner in self._planners:
             self.step = step.op
             if random.draws is not None and step.is_random:
@@ -394,7 +402,7 @@ class ImageStage:
         images = made[self.field]
         count, height, width = images.shape[:3]
         size = (self._channels, height, width) if self._channels_first else (height, width, self._channels)
-        out = np.empty((count, *size), self._dtype) if self._row_shape is None else rows[self.field]
+        out = np.empty((count, *size), self._dtype) if self._written is None else rows[self.field]
         pixels = images.reshape(count, height, width, self._channels)
         if self._channels_first:
             for image, planes in zip(pixels, out, strict=True):

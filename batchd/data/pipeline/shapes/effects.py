@@ -138,6 +138,8 @@ def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:
     if column.kind == "text":
         raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
     axes = tuple(axis for axis, length in enumerate(column.shape) if length is None)
+    if column.size_axes:
+        raise StepInvalid(f'"{step.op}" has nothing to do: all images of a batch have one size; leave the step out')
     if not axes:
         raise StepInvalid(f'"{step.op}" has nothing to do: every {column.name!r} is {column.text}; leave the step out')
     if not column.takes(step.max_shape):

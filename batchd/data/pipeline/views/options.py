@@ -24,6 +24,7 @@ _REFUSED: Mapping[str, str] = {
     "views": "a view has no views of its own; name all of them in one step",
     "decode": 'put it in front of "views", which decodes once for all views',
     "follow": f"{_ALONE}, so no mask, boxes or points can follow it",
+    "crop_to_bucket": 'put it in front of "views": batches are made of the images, not of their views',
     "rename": f"{_ALONE}; its field has the name that it has in into",
     "drop": f"{_ALONE}; leave its field out of into",
     "pack": _LATER,

@@ -1,13 +1,25 @@
 """The keys ``bucket`` and ``balance``: what they need, and what they cannot be combined with."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Cast
-from batchd.data.pipeline.image.options import Decode, Layout, Normalize, Pad, RandomFlip, Resize, Rotate
+from batchd.data.pipeline.fields.options import Cast, Rename
+from batchd.data.pipeline.image.options import (
+    CropToBucket,
+    Decode,
+    Follow,
+    Gray,
+    Layout,
+    Normalize,
+    Pad,
+    RandomFlip,
+    Resize,
+    Rotate,
+)
 from batchd.data.pipeline.shapes.options import PadBatch, Ragged
 from batchd.data.samples.columns import Column
 from batchd.errors import SourceInvalid
@@ -15,10 +27,13 @@ from batchd.stream.plan import budgeted_field, check_bucket
 
 TOKENS, IMAGE = Column("tokens", dtype="int32", shape=(None,)), Column("image", "encoded")
 PIXELS = Column("pixels", dtype="uint8", shape=(None, None, 3))
+BOXES = Column("boxes", dtype="float32", shape=(None, 4))
 COST = Column("cost", dtype="float32", shape=())
 PACK = [{"op": "pack", "field": "tokens", "length": 8}]
 LIVE = {"type": "generator", "function": "a:b", "fields": {"tokens": "int32[?]"}}
 BUCKET = {"field": "tokens"}
+CROPS = [{"op": "decode"}, {"op": "crop_to_bucket", "pixels": 1 << 20}]
+LIVE_IMAGES = {"type": "push", "fields": {"image": "image"}, "capacity": 9, "sample_bytes_max": "1MiB"}
 ARRAYS = {"type": "npz", "path": "/a.npz"}
 CHANGING = {"type": "mix", "sources": [ARRAYS, ARRAYS], "weights": {"0": [1, 0], "8": [1, 1]}}
 
@@ -52,6 +67,26 @@ def stream_of(**keys):
         ({"bucket": {**BUCKET, "by": "class"}}, "'length', 'aspect', 'pixels', 'bytes' or 'value'"),
         ({"bucket": {**BUCKET, "by": "aspect", "budget": 8}}, 'a budget needs sizes that add up: by = "length"'),
         ({"bucket": {**BUCKET, "budget": 0}}, "greater than or equal to 1"),
+        (
+            {"bucket": {"field": "image", "by": "aspect"}, "pipeline": CROPS},
+            '"crop_to_bucket" puts images of alike proportions together, so leave bucket out',
+        ),
+        ({"pipeline": CROPS, "source": LIVE_IMAGES}, 'samples of type "push" are not there yet'),
+        ({"pipeline": CROPS, "weights": {"file": "/w.npy"}}, '"crop_to_bucket" needs each sample once'),
+        ({"pipeline": CROPS, "shuffle": {"blocks": 2, "block_samples": 4}}, "are in no order; use shuffle = true"),
+        ({"pipeline": [*CROPS, {**CROPS[1], "field": "b", "pixels": 99999}]}, "give both steps the same sizes"),
+        (
+            {"pipeline": [{**CROPS[1], "pixels": 4096}]},
+            "for 2 to 1024 sizes, and these are 1; set a smaller multiple_of",
+        ),
+        (
+            {"pipeline": [{**CROPS[1], "multiple_of": 1}]},
+            "set a larger multiple_of or a narrower ratio",
+        ),
+        ({"pipeline": [{**CROPS[1], "sizes": [[4, 4], [8, 4]]}]}, "needs either pixels = height"),
+        ({"pipeline": [{"op": "crop_to_bucket", "sizes": [[4, 4], [8, 8]]}]}, r"\[4, 4\] and \[8, 8\] have the same"),
+        ({"pipeline": [{"op": "crop_to_bucket", "sizes": [[4, 4], [8, 4]], "multiple_of": 8}]}, "count with pixels"),
+        ({"pipeline": [{**CROPS[1], "ratio": [2, 1]}]}, "write the smaller number first"),
     ],
 )
 def test_keys_that_cannot_be_combined_are_refused(keys, problem):
@@ -115,6 +150,46 @@ def test_a_field_with_a_size_is_accepted(bucket, steps):
     check_bucket(
         "s", stream_of(bucket=bucket).model_copy(update={"pipeline": tuple(steps)}), [TOKENS, IMAGE, PIXELS, COST]
     )
+
+
+CROP = CropToBucket(pixels=1 << 18)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([Decode(), Resize(size=(8, 8)), CROP], '"resize" in front of it may change these; put it behind'),
+        ([Decode(), Rotate(quarter_turns=(1,)), CROP], '"rotate" in front of it may change these'),
+        ([Decode(exif="ignore"), CROP], 'exif = "ignore" leaves it as stored'),
+        ([Decode(), Call(function="a:b"), CROP], '"call" in front of it may change these'),
+        (
+            [Rename(field="image", to="a"), Decode(field="a"), replace(CROP, field="a")],
+            "a sample has no 'a' in the source",
+        ),
+    ],
+)
+def test_a_crop_to_the_bucket_goes_by_the_files(steps, problem):
+    """Its sizes are chosen from the headers, for the upright image."""
+    config = stream_of().model_copy(update={"pipeline": tuple(steps)})
+
+    with pytest.raises(SourceInvalid) as caught:
+        check_bucket("s", config, [TOKENS, IMAGE, PIXELS, COST])
+
+    assert str(caught.value).startswith("streams.s.")
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [Decode(), CROP],
+        [Decode(), Follow(boxes="boxes"), RandomFlip(), Gray(), CROP, Normalize(), Layout()],
+        [Call(function="a:b", outputs={"score": "float32"}), Decode(), CROP],
+        [replace(CROP, field="pixels")],
+    ],
+)
+def test_what_keeps_the_proportions_may_come_before_a_crop_to_the_bucket(steps):
+    check_bucket("s", stream_of().model_copy(update={"pipeline": tuple(steps)}), [TOKENS, IMAGE, PIXELS, COST, BOXES])
 
 
 RAGGED_IMAGE, LENGTH = Ragged(max_shape=(8, 8, 3)), {"field": "tokens", "budget": 64}

@@ -37,6 +37,7 @@ from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
+    CropToBucket,
     Cutout,
     Decode,
     Follow,
@@ -73,6 +74,8 @@ EVERY_STEP = [
     Resize(size=(3, 4)),
     CenterCrop(size=(5, 6)),
     RandomResizedCrop(size=(7, 8), scale=(0.5, 0.75), ratio=(1, 1)),
+    CropToBucket(pixels=4096, multiple_of=16, ratio=(0.5, 2), random=True, interpolation="cubic"),
+    CropToBucket(sizes=((64, 64), (48, 80))),
     RandomFlip(probability=0.25, direction="vertical"),
     Normalize(mean=(0.5,), std=(0.25,), dtype="float16"),
     Layout(order="nchw"),
