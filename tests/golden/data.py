@@ -86,6 +86,7 @@ def write_data(folder: Path) -> None:
     save(word_level(), folder)
     word_table(folder, ["the", "cat", "mat", "straße"])
     (folder / "stopwords.txt").write_text("the\non # of place\n")
+    np.save(folder / "ids.npy", np.array([4, 3, 2]))
     np.save(folder / "chosen.npy", np.array([5, 3, 3, 20, 11, 0, 7, 23]))
 
 

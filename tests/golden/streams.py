@@ -453,6 +453,14 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "pad_batch", "field": "masks", "max_shape": [2, 32, 32]},
         {"op": "pad_batch", "field": "keypoints", "max_shape": [2, 3, 3]},
     ]
+    ids = [
+        {"op": "drop", "fields": ["boxes", "points"]},
+        DECODE,
+        {"op": "follow", "mask": "mask", "mask_fill": 255},
+        {"op": "random_crop", "size": [24, 32], "padding": 4},
+        {"op": "map_ids", "field": "mask", "file": str(folder / "ids.npy"), "ignore": 254},
+        {"op": "map_ids", "field": "id", "table": {"0": 7, "1": -3}, "ignore": -1},
+    ]
     warped = [
         DECODE,
         follow,
@@ -483,6 +491,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
         "followed": {"source": _annotated(folder), "pipeline": followed},
         "objects": {"source": _objects(folder), "pipeline": objects},
+        "ids": {"source": _annotated(folder), "pipeline": ids},
         "policies": {"source": _annotated(folder), "pipeline": policies},
         "followed-warps": {"source": _annotated(folder), "pipeline": warped},
     }

@@ -33,7 +33,7 @@ from batchd.data.pipeline.augment.options import (
     TrivialAugment,
 )
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, MapIds, OneHot, Scale
 from batchd.data.pipeline.image.options import (
     BoxForm,
     CenterCrop,
@@ -155,6 +155,7 @@ NUMBERS: Mapping[str, Sequence[StepOptions]] = {
     "clip": [Clip(field="numbers", min=-1.5, max=900.25)],
     "scale": [Scale(field="numbers", factor=0.1234567, offset=-3.21)],
     "one_hot": [OneHot(field="label", classes=10)],
+    "map_ids": [MapIds(field="label", table={"7": 3})],
 }
 
 

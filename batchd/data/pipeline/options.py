@@ -175,4 +175,4 @@ def _restored(hint: Any, value: Any) -> Any:
     if isinstance(value, list):
         inner = get_args(hint) if get_origin(hint) is tuple else (None,)
         return tuple(_restored(inner[0], item) for item in value)
-    return Path(value) if hint is Path and isinstance(value, str) else value
+    return Path(value) if isinstance(value, str) and Path in (hint, *get_args(hint)) else value

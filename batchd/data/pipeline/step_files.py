@@ -19,11 +19,14 @@ from contextlib import contextmanager
 from functools import partial, singledispatch
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.options import StepOptions, plain_options
 from batchd.errors import KeyPath
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
 
@@ -97,6 +100,22 @@ def read_file(path: Path, bytes_max: int) -> bytes:
     if len(content) > bytes_max:
         raise StepFileInvalid(f"{path} is longer than {bytes_max} bytes")
     return content
+
+
+def npy_header(stream: BinaryIO, path: Path) -> tuple["np.dtype[Any]", tuple[int, ...], bool]:
+    """Type, shape and whether columns are first in memory, of a .npy file; leaves its numbers.
+
+    Raises ``StepFileInvalid``. The header is read as text: nothing is unpickled.
+    """
+    from numpy.lib import format as npy  # noqa: PLC0415  loads numpy
+
+    try:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except ValueError as error:
+        raise StepFileInvalid(f"{path} is not a .npy file, or it is cut: {str(error).splitlines()[0]}") from None
+    return dtype, shape, is_fortran
 
 
 def changed_file(digests: Iterable[tuple[str, str]]) -> str | None:

@@ -56,6 +56,7 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("remove_stopwords", "file"): {},
     ("lookup", "words"): {"table": HERE, "max_words": 8},
     ("lookup", "table"): {"words": HERE, "max_words": 8},
+    ("map_ids", "file"): {},
 }
 """The options needed besides the path; the pattern "*" needs a search for names."""
 

@@ -14,7 +14,7 @@ from batchd.data.pipeline.effects import (
     effect,
     replaced,
 )
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, NumberStep, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Rename, Scale
 from batchd.data.samples.columns import LENGTH_MAX, Column
 from batchd_wire.fields import DIMENSIONS_MAX
 
@@ -71,6 +71,18 @@ def _clip(step: Clip, columns: Columns) -> Columns:
             raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: whole numbers')
         if is_beyond:
             raise StepInvalid(f'"clip" has {name} = {bound}, and {column.name!r} is {column.text}: {low} to {high}')
+    return changed(step, columns)
+
+
+@effect.register
+def _map_ids(step: MapIds, columns: Columns) -> Columns:
+    """Read the file, as its numbers have to fit the type of the field."""
+    from batchd.data.pipeline.fields.tables import id_table  # noqa: PLC0415  needs numpy
+
+    column = _numbers(step, columns)
+    if column.dtype not in WHOLE or column.dtype == "bool":
+        raise StepInvalid(f'"map_ids" needs whole numbers, and {column.name!r} is {column.text}')
+    id_table(step, column.dtype)
     return changed(step, columns)
 
 

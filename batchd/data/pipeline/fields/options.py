@@ -4,11 +4,15 @@ A step on numbers is done to every number of a field by itself, and says exactly
 becomes which. A number that cannot become what it should is a bad sample, never a wrong number.
 """
 
+import re
+from dataclasses import field as option
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.data.pipeline.options import FieldStep, StepOptions
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.columns import check_field_names
+from batchd.data.samples.location import check_path
 from batchd_wire.record import options
 
 
@@ -151,3 +155,34 @@ class Scale(NumberStep):
     """The number to add afterwards."""
     dtype: Literal["float16", "float32", "float64"] = "float32"
     """Type of the numbers afterwards."""
+
+
+ID_MAX = (1 << 24) - 1
+"""The largest number that three colours of 8 bits encode, as in panoptic masks."""
+_ID = re.compile(r"0|[1-9][0-9]{0,7}")
+
+
+@options
+class MapIds(NumberStep):
+    """Replace whole numbers by others: the ids of a data set by those for training.
+
+    For class numbers and for masks, also those that follow an image. Needs ``table`` or ``file``.
+    The type stays.
+    """
+
+    op: Literal["map_ids"] = "map_ids"
+    table: Annotated[dict[str, int], Example({"7": 0, "8": 1, "11": 2})] = option(default_factory=dict)
+    """The number for each id from 0 to 16,777,215: { 7 = 0, 8 = 1, 11 = 2 }."""
+    file: Path | None = None
+    """A .npy file of whole numbers [ids]: the number for each id from 0 on."""
+    ignore: Annotated[int | None, Range(-(1 << 63), (1 << 63) - 1), Example(255)] = None
+    """The number for all other ids. When not set, another id is a bad sample."""
+
+    def __post_init__(self) -> None:
+        if bool(self.table) == (self.file is not None):
+            raise ValueError('map_ids needs either table = { 7 = 0, 8 = 1 } or file = "ids.npy"')
+        if self.file is not None:
+            check_path("file", self.file)
+        for name in self.table:
+            if not _ID.fullmatch(name) or int(name) > ID_MAX:
+                raise ValueError(f"table has {name!r}, which is no id: a whole number from 0 to {ID_MAX}")

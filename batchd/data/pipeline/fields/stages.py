@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import FLOAT_MAX, WHOLE, Columns
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, NumberStep, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.tables import IdTable, id_table
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, RowsStage, Stage, make_rows_stage, make_stage
 from batchd.data.samples.errors import SampleUndecodable
@@ -69,6 +70,39 @@ def _on_rows(step: NumberStep) -> RowsStage:
         made[step.field] = change(step, made[step.field])
 
     return run
+
+
+@make_stage.register
+def _map_ids(step: MapIds, before: Columns, _after: Columns) -> Stage:
+    column = before[step.field]
+    table = id_table(step, column.dtype)
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        values[column.name] = _mapped(array_of(column, values[column.name]), table)
+
+    return run
+
+
+@make_rows_stage.register
+def _map_ids_of_rows(step: MapIds) -> RowsStage:
+    tables: dict[str, IdTable] = {}
+
+    def run(made: dict[str, Array], _rows: Row) -> None:
+        ids = made[step.field]
+        if ids.dtype.name not in tables:
+            tables[ids.dtype.name] = id_table(step, ids.dtype.name)
+        made[step.field] = _mapped(ids, tables[ids.dtype.name])
+
+    return run
+
+
+def _mapped(ids: Array, table: IdTable) -> Array:
+    """The number of each id, of the same shape and dtype. Raises ``SampleUndecodable``."""
+    other = len(table.numbers) - 1
+    places = ids if ids.dtype == np.uint8 else np.where((ids >= 0) & (ids < other), ids, other).astype(np.intp)
+    if not table.is_known[other]:
+        _refuse(ids, ~table.is_known[places], 'is not in the table of "map_ids"; ignore is for the others')
+    return np.take(table.numbers, places)
 
 
 @singledispatch

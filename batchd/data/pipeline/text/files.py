@@ -30,10 +30,9 @@ from unicodedata import category
 from zlib import crc32
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, open_file, read_file
+from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, npy_header, open_file, read_file
 from batchd.data.pipeline.text.options import TOKEN_MAX, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.wording import counted
@@ -157,12 +156,7 @@ def line_starts(memory: memoryview) -> NDArray[np.int64]:
 def table_shape(path: Path) -> tuple[int, int, int]:
     """Rows, columns and offset of float32 in an .npy file. Raises ``StepFileInvalid``."""
     with open_file(path) as stream:
-        try:
-            version = npy.read_magic(stream)  # the header is read as text: nothing is unpickled
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, is_fortran, dtype = read(stream)
-        except ValueError as error:
-            raise StepFileInvalid(f"{path} is not a .npy file, or it is cut: {str(error).splitlines()[0]}") from None
+        dtype, shape, is_fortran = npy_header(stream, path)
         offset, size = stream.tell(), stream.seek(0, 2)
     if dtype != np.dtype("<f4") or dtype.hasobject or len(shape) != 2 or is_fortran:  # noqa: PLR2004  [words, columns]
         order = ", columns first in memory" if is_fortran else ""

@@ -4,6 +4,7 @@ The references are whole numbers, fractions and numpy's float64.
 """
 
 from fractions import Fraction
+from io import BytesIO
 from math import isfinite, isnan
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Cast, Clip, OneHot, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, MapIds, OneHot, Scale
 from batchd.data.pipeline.image.options import Decode, Resize
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.samples.columns import Column
@@ -261,3 +262,111 @@ def test_a_value_that_is_not_what_its_column_says_is_a_bad_sample(value):
 def test_steps_that_cannot_be_done_are_named(column, step, problem):
     """The error names the field and its type, and says what would help."""
     assert [text for text in check_steps([column], [step]) if problem in text]
+
+
+CITYSCAPES = {"7": 0, "8": 1, "11": 2, "33": 18}
+ADE20K = np.r_[255, np.arange(150)]
+
+
+@given(arrays(WHOLE, elements=st.integers(0, 60)), st.sampled_from([None, 100]))
+def test_map_ids_gives_the_number_of_each_id(ids, ignore):
+    """Of any shape and type; what is not in the table is ignored, or a bad sample."""
+    step = MapIds(table=CITYSCAPES, ignore=ignore)
+    unknown = {int(one) for one in ids.reshape(-1)} - {7, 8, 11, 33}
+    if unknown and ignore is None:
+        with pytest.raises(SampleUndecodable, match='is not in the table of "map_ids"; ignore is for the others'):
+            make(step, ids, ids.dtype.name, ids.shape)
+        return
+
+    made = make(step, ids, ids.dtype.name, ids.shape)
+
+    assert made.dtype == ids.dtype
+    assert np.array_equal(made, np.vectorize(lambda one: CITYSCAPES.get(str(one), ignore), otypes=[ids.dtype])(ids))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_map_ids_reads_a_file(tmp_path, dtype):
+    """ADE20K: 0 becomes 255, and each class one less; negative ids are in no file."""
+    np.save(tmp_path / "ids.npy", ADE20K)
+    ids = np.array([[0, 1, 150], [2, 151, 255]], dtype)
+
+    made = make(MapIds(file=tmp_path / "ids.npy", ignore=254), ids, dtype, ids.shape)
+
+    assert made.tolist() == [[255, 0, 149], [1, 254, 254]]
+    if dtype == "int32":
+        assert make(MapIds(file=tmp_path / "ids.npy", ignore=-1), np.int32(-2), dtype) == -1
+
+
+def test_map_ids_is_exact_for_the_largest_ids():
+    """Those of 24 bits, as in panoptic masks."""
+    made = make(
+        MapIds(table={"16777215": 70_000, "70000": 2**31 - 1}), np.array([70_000, (1 << 24) - 1]), "int32", (2,)
+    )
+
+    assert made.tolist() == [2**31 - 1, 70_000]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "needs either table"),
+        ({"table": {"7": 0}, "file": "ids.npy"}, "needs either table"),
+        ({"table": {"-1": 0}}, "has '-1', which is no id"),
+        ({"table": {"16777216": 0}}, "has '16777216', which is no id"),
+    ],
+)
+def test_map_ids_has_one_table_of_ids(options, problem):
+    """What cannot be an id is refused before any sample is seen."""
+    with pytest.raises(ValueError, match=problem):
+        MapIds(**options)
+
+
+def test_map_ids_refuses_numbers_that_its_field_cannot_hold(tmp_path):
+    """By the table, by ignore and by the file, which is named."""
+    file = tmp_path / "ids.npy"
+    np.save(file, np.array([0, 300]))
+    columns = [Column("label", dtype="uint8", shape=(None,)), Column("score", dtype="float32")]
+    steps = [
+        MapIds(table={"1": 256}),
+        MapIds(table={"1": 1}, ignore=-1),
+        MapIds(file=file),
+        MapIds(field="score", table={"1": 1}),
+    ]
+
+    problems = [check_steps(columns, [step])[0] for step in steps]
+
+    assert '"map_ids" has 256 in table, and its field is uint8: 0 to 255' in problems[0]
+    assert '"map_ids" has -1 in ignore' in problems[1]
+    assert f'"map_ids" has 300 in {file}' in problems[2]
+    assert "\"map_ids\" needs whole numbers, and 'score' is float32" in problems[3]
+
+
+def npy(array):
+    """The bytes of a .npy file."""
+    file = BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+CUT = npy(np.arange(3))[:-5]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"text", "is not a .npy file"),
+        (CUT, "is cut: it has 2 numbers, not 3"),
+        (np.zeros(3), "holds float64[3]"),
+        (np.zeros((2, 2), np.int64), "holds int64[2, 2]"),
+    ],
+    ids=["text", "cut", "floats", "a matrix"],
+)
+def test_a_file_of_map_ids_has_a_number_for_each_id(tmp_path, content, problem):
+    """`batchd check` names the file and what it holds."""
+    file = tmp_path / "ids.npy"
+    file.write_bytes(content) if isinstance(content, bytes) else np.save(file, content)
+
+    (found, *_more) = check_steps([Column("label", dtype="int64")], [MapIds(file=file)])
+
+    assert str(file) in found
+    assert problem in found
