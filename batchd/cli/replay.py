@@ -115,7 +115,7 @@ def command(
     is_given = is_config_given(context, overrides)
     served = served_card(stream, address, running=running, is_given=is_given)
     if served is not None:
-        config = served.config()
+        config, stream = served.config(), served.stream  # a derived stream has another name there
     elif card is not None and not is_given:
         config = card.config()
     else:

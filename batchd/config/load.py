@@ -14,14 +14,16 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from batchd.config.draft import daemon_draft
 from batchd.config.environment import DAEMON_VARIABLES
+from batchd.config.overrides import apply, dotted_path
 from batchd.config.problems import Place, key_places, problems_from
 from batchd.config.schema import change_paths, item_at, path_keys
 from batchd.config.tree import Config
@@ -31,12 +33,10 @@ from batchd.errors import REMEDY, BatchdError, ConfigInvalid, KeyPath, Problem, 
 from batchd.runtime.compiled import outdated_extension
 from batchd.runtime.suggestions import suggestion
 from batchd_wire.record import frozen
-from batchd_wire.wording import counted
 
 FILE_BYTES_MAX = 4 << 20
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _TOML_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
-_BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[([0-9]+)\]""")
 _TOPMOST = ("", "daemon", "streams")
 _TOML_TWICE = re.compile(r"Cannot declare \((.*)\) twice")
 
@@ -142,14 +142,18 @@ def parse_config(
         daemon.setdefault("python_path", [str(file.absolute().parent)])
     changes, problems = _change(data, overrides, os.environ if environment is None else environment)
     problems += _name_classes(data)
-    config = None
+    config, wrong = validated(data)
+    return LoadedConfig(config, data, (*problems, *wrong), tuple(changes), text)
+
+
+def validated(data: Mapping[str, object]) -> tuple[Config | None, list[Problem]]:
+    """Validate the values of a configuration: it, or None and its problems, without lines."""
     try:
         # JSON is the way in, because pydantic's strict mode takes a table for a dataclass only from
         # there.
-        config = Config.model_validate_json(json.dumps(data, default=str), strict=True)
+        return Config.model_validate_json(json.dumps(data, default=str), strict=True), []
     except ValidationError as error:
-        problems += problems_from(error, data)
-    return LoadedConfig(config, data, tuple(problems), tuple(changes), text)
+        return None, problems_from(error, data)
 
 
 def _name_classes(data: Mapping[str, object]) -> list[Problem]:
@@ -301,7 +305,7 @@ def _change(
         if environment.get(variable)
     ]
     for dotted, text in overrides.items():
-        path = _dotted_path(dotted)
+        path = dotted_path(dotted)
         if path is None:
             problems.append(
                 Problem(
@@ -317,7 +321,8 @@ def _change(
             problems.append(Problem(path_text(path), ProblemKind.WRONG_OVERRIDE, f"is not UTF-8 (set by {origin})"))
             continue
         try:
-            changes.append(_apply(data, path, text, origin))
+            found, value = apply(data, path, partial(_value_from_text, text=text))
+            changes.append(_Change(found, value, origin))
         except LookupError as error:
             problems.append(
                 Problem(path_text(path), ProblemKind.WRONG_OVERRIDE, f"cannot be set by {origin}: {error.args[0]}")
@@ -347,19 +352,6 @@ def _without_strangers(data: dict[str, object], known: Sequence[str], changes: S
     return problems
 
 
-def _dotted_path(dotted: str) -> KeyPath | None:
-    """Split a path like TOML, with quotes; ``[1]`` is the same as ``.1``. None if it is no path."""
-    try:
-        data: object = tomllib.loads(_BRACKETS.sub(lambda match: match[1] or f".{match[2]}", dotted) + " = 0")
-    except ValueError:
-        return None
-    path: KeyPath = ()
-    while isinstance(data, dict) and len(data) == 1:
-        name, data = next(iter(data.items()))
-        path += (name,)
-    return path if data == 0 and "\n" not in dotted else None
-
-
 def _value_from_text(path: KeyPath, text: str) -> object:
     """Read a value as TOML; other text is a string, so ``auto`` and ``/data`` need no quotes."""
     try:
@@ -377,34 +369,6 @@ def _value_from_text(path: KeyPath, text: str) -> object:
         around = [around] if isinstance(name, int) else {name: around}
     _make_paths_absolute(around, Path.cwd())
     return next(iter(holder.values() if isinstance(holder, dict) else holder))
-
-
-def _apply(data: dict[str, object], path: KeyPath, text: str, origin: str) -> _Change:
-    """Set one value, and create missing tables around it. Raises ``LookupError``."""
-    here: Any = data
-    found: KeyPath = ()
-    for name in path[:-1]:
-        key = _key_in(here, name, found)
-        found += (key,)
-        if isinstance(here, dict):
-            here.setdefault(key, {})
-        here = here[key]
-    key = _key_in(here, path[-1], found)
-    found += (key,)
-    here[key] = _value_from_text(found, text)
-    return _Change(found, here[key], origin)
-
-
-def _key_in(here: object, name: str | int, path: KeyPath) -> str | int:
-    """``name`` as a key of the table, or index of the list, at ``path``. Raises ``LookupError``."""
-    if isinstance(here, dict):
-        return name
-    if isinstance(here, list):
-        if re.fullmatch(r"[0-9]{1,9}", str(name)) and int(name) < len(here):
-            return int(name)
-        numbers = {0: "", 1: ", number 0"}.get(len(here), f", numbers 0 to {len(here) - 1}")
-        raise LookupError(f"{path_text(path)} has {counted(len(here), 'item')}{numbers}, and there is no {name}")
-    raise LookupError(f"{path_text(path)} is neither a table nor a list")
 
 
 def _make_paths_absolute(data: object, base: Path) -> None:

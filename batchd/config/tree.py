@@ -61,6 +61,8 @@ ALPHA_MIN, ALPHA_MAX = 0.01, 100.0
 STEPS_MAX = 64
 STREAMS_MAX = 1024
 REPEATS_MAX = 64
+DERIVED_PART = 4
+"""Part of the daemon's memory that is kept for derived streams, if nothing else is set."""
 SAMPLE_SHARE = 0.8
 """Of ``sample_timeout_s``: a slow server makes a bad sample before the worker counts as stuck."""
 
@@ -80,6 +82,7 @@ class Mark(Enum):
     ORDERS = "its value decides which samples are in which batch, and the stream's index has the result"
     LIVE = "a reload changes it in the running daemon; all other keys of [daemon] need a restart"
     OF_CACHE = "it counts only with a cache"
+    DERIVES = "a trainer may set it, where the operator allows that: daemon.stream(name, set={key: value})"
 
 
 def _bytes_from_text(value: object) -> object:
@@ -285,6 +288,18 @@ class DaemonConfig(_Branch):
     """Maximum number of trainers connected over TCP with the same key, or from the same host if
     there are no keys; further ones are refused with a message."""
 
+    derive: bool = False
+    """Whether trainers may have a stream with other settings than the file's:
+    `daemon.stream("photos", set={"pipeline.1.scale": [0.2, 1]})`. Such a stream ends with its last
+    trainer. docs/sharing.md says what they may set."""
+
+    derive_max: Annotated[int, Field(ge=1, le=256)] = 8
+    """Maximum number of streams that trainers have derived, of all trainers together."""
+
+    derive_memory: Annotated[Memory | None, Example("2GiB")] = None
+    """Part of memory that is kept for the rings of derived streams, in bytes or as "2GiB"; each may
+    take 1/derive_max of it, or what it sets as its memory. When not set, a quarter of memory."""
+
     writable_slots: bool = False
     """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map
     slots writable: some GPU drivers only register memory that is mapped so. A trainer with a bug
@@ -304,6 +319,18 @@ class DaemonConfig(_Branch):
     def storage_limits(self) -> StorageLimits:
         """Timeouts and retries of requests to servers of files."""
         return StorageLimits(self.storage_timeout_s, self.storage_retries, SAMPLE_SHARE * self.sample_timeout_s)
+
+    @property
+    def derived_bytes(self) -> int:
+        """Memory that is kept for the rings of derived streams."""
+        if not self.derive:
+            return 0
+        return self.memory // DERIVED_PART if self.derive_memory is None else self.derive_memory
+
+    @property
+    def rings_bytes(self) -> int:
+        """Memory for the rings of the streams of the file."""
+        return self.memory - self.derived_bytes
 
     def worker_count(self) -> int:
         """The number of workers, with "auto" resolved for this process."""
@@ -491,50 +518,51 @@ class StreamConfig(_Branch):
     pipeline: Annotated[
         tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...],
         Field(max_length=STEPS_MAX),
+        Mark.DERIVES,
         Example([{"op": "decode"}, {"op": "random_resized_crop", "size": [224, 224]}, {"op": "random_flip"}]),
     ] = ()
     """The steps that each sample goes through, in order. Encoded images need a "decode" step
     first."""
 
-    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX), Mark.DECIDES_BYTES, Example(256)]
+    batch_size: Annotated[int, Field(ge=1, le=BATCH_SIZE_MAX), Mark.DECIDES_BYTES, Mark.DERIVES, Example(256)]
     """Samples per batch, per rank. In the last round of an epoch the remaining samples are split
     between the ranks, at least one each."""
 
-    seed: Annotated[int, Field(ge=0, lt=1 << 63), Mark.DECIDES_BYTES] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63), Mark.DECIDES_BYTES, Mark.DERIVES] = 0
     """Decides the shuffle and every random step; the same seed gives the same bytes. Two streams
     with the same seed draw the same numbers for the same sample of the same epoch, so give streams
     that must differ different seeds."""
 
-    shuffle: Annotated[Shuffle, Mark.DECIDES_BYTES, Example({"blocks": 64, "block_bytes": "8MiB"})] = True
+    shuffle: Annotated[Shuffle, Mark.DECIDES_BYTES, Mark.DERIVES, Example({"blocks": 64, "block_bytes": "8MiB"})] = True
     """Whether each epoch has its own order; false keeps the order of the source. A table such as
     { blocks = 64, block_bytes = "8MiB" } keeps neighbours in storage near each other. A push source
     has only the order of arrival."""
 
-    weights: Annotated[Weights | None, Mark.DECIDES_BYTES, Example({"by": "class", "power": 0.5})] = None
+    weights: Annotated[Weights | None, Mark.DECIDES_BYTES, Mark.DERIVES, Example({"by": "class", "power": 0.5})] = None
     """How often each sample is drawn, as { by = "class", power = 0.5 } or { file = "weights.npy" };
     unset, each is once in an epoch. For shares of several sources, and for shares that change with
     the training, see the weights of a mix source."""
 
-    repeats: Annotated[int, Field(ge=1, le=REPEATS_MAX), Mark.DECIDES_BYTES, Example(3)] = 1
+    repeats: Annotated[int, Field(ge=1, le=REPEATS_MAX), Mark.DECIDES_BYTES, Mark.DERIVES, Example(3)] = 1
     """Number of rows of an epoch that each sample is in, each time with random numbers of its own
     (repeated augmentation). So many consecutive batches, which different ranks read, have the same
     samples in the same rows; an epoch has as many times more batches."""
 
-    bucket: Annotated[Bucket | None, Mark.ORDERS, Example({"field": "tokens", "count": 16})] = None
+    bucket: Annotated[Bucket | None, Mark.ORDERS, Mark.DERIVES, Example({"field": "tokens", "count": 16})] = None
     """When set, a batch has samples of nearly the same size, such as
     { field = "tokens", count = 16 }, and batches of all sizes are mixed. With shuffle = false, the
     smallest samples are first."""
 
-    balance: Annotated[Annotated[int, Field(ge=2, le=BALANCE_MAX)] | None, Mark.ORDERS, Example(8)] = None
+    balance: Annotated[Annotated[int, Field(ge=2, le=BALANCE_MAX)] | None, Mark.ORDERS, Mark.DERIVES, Example(8)] = None
     """Number of ranks that get batches of nearly the same cost in each step, so that no rank waits
     for another. With a bucket, so many consecutive steps are of one bucket; with "pack", their rows
     cost attention about the same. Every world size that divides the number is served as well."""
 
-    mix: Annotated[Mix | None, Mark.DECIDES_BYTES, Example({"mixup": 0.8, "cutmix": 1.0})] = None
+    mix: Annotated[Mix | None, Mark.DECIDES_BYTES, Mark.DERIVES, Example({"mixup": 0.8, "cutmix": 1.0})] = None
     """When set, rows of a batch are mixed in pairs (mixup, cutmix), such as
     { mixup = 0.8, cutmix = 1.0 }: batches have the numbers, and the loader applies them."""
 
-    drop_last: Annotated[bool, Mark.DECIDES_BYTES] = False
+    drop_last: Annotated[bool, Mark.DECIDES_BYTES, Mark.DERIVES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a
     smaller last batch. With W ranks, true also leaves out the last batches that do not make one for
     each rank, up to W - 1 whole ones; false has the ranks share them."""
@@ -544,7 +572,7 @@ class StreamConfig(_Branch):
     asks again for a batch that does not match, and counts it. For untrusted networks and memory;
     costs both sides some 0.2 ms for each MB."""
 
-    digest: bool = False
+    digest: Annotated[bool, Mark.DERIVES] = False
     """Whether the daemon keeps a digest of the rows that it delivered in each epoch, for
     `batchd card` and `batchd diff`. It is made of the checksums of `verify`, and includes that."""
 
@@ -554,12 +582,12 @@ class StreamConfig(_Branch):
     key, and its checksum. `batchd replay` and `batchd seen` read it. Where it is full, the oldest
     batches make room. The file is in cache_dir of [daemon], on a local disk. Includes `verify`."""
 
-    on_error: Annotated[OnError, Mark.DECIDES_BYTES] = "substitute"
+    on_error: Annotated[OnError, Mark.DECIDES_BYTES, Mark.DERIVES] = "substitute"
     """Replacement for a sample that cannot be read or decoded: "substitute" takes another sample
     (always the same one), "mask" zeros (a padded field its fill) with valid = false, "fail" stops
     the stream. With a push source "mask" or "fail"."""
 
-    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.05
+    max_bad_fraction: Annotated[float, Field(ge=0, le=1), Mark.DERIVES] = 0.05
     """The stream stops above this share of bad samples among those read."""
 
     storage_away_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 3600.0
@@ -567,20 +595,20 @@ class StreamConfig(_Branch):
     every sample that is tried. When it is back, the stream goes on at the same batches; after that
     time it stops. 0 does not wait: such samples are bad ones."""
 
-    window: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    window: Annotated[Annotated[int, Field(ge=1, le=64)] | Literal["auto"], Mark.DERIVES] = "auto"
     """Number of batches prepared ahead of each trainer. "auto": 16 MiB of them, at least 3,
     and more if that takes more to keep all workers busy; no more than 64, or than fit into the ring
     beside the one that is read."""
 
-    lag: Lag = "independent"
+    lag: Annotated[Lag, Mark.DERIVES] = "independent"
     """Whether a trainer may run ahead of others that read the same batches: "independent" allows
     it; "lockstep" makes it wait, so that each batch is decoded once, also for a trainer that starts
     later, until that is near. With a push source always "lockstep"."""
 
-    max_skew: Annotated[int, Field(ge=1, le=1024)] = 8
+    max_skew: Annotated[int, Field(ge=1, le=1024), Mark.DERIVES] = 8
     """With lag = "lockstep": how many batches the first trainer may be ahead of the last."""
 
-    memory: Annotated[Memory | None, Example("1GiB")] = None
+    memory: Annotated[Memory | None, Mark.DERIVES, Example("1GiB")] = None
     """Part of the daemon's memory for this stream's ring, in bytes or as "1GiB". When not set,
     streams share the remaining memory equally, and a ring keeps for a trainer that is behind the
     others what it reads within the next 128 MiB, or 8 batches; when set, as much as fits."""

@@ -95,6 +95,7 @@ class SubscriptionAsked(Event):
     sample: int | None = None
     parts: str = ""
     converts: bool = False
+    settings: str = ""
     changes: str = ""
     """How the stream differs from the one of the saved state, where its ``parts`` tell."""
     is_convertible: bool = False

@@ -256,6 +256,7 @@ class Door(ABC):
                     sample=message.sample,
                     parts=message.parts,
                     converts=message.converts,
+                    settings=message.settings,
                 )
             case Mismatched():
                 return BatchMismatched(session, message.subscription, message.sequence, message.generation)

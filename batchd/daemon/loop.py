@@ -42,6 +42,7 @@ from batchd.core.events import (
 from batchd.core.state import TICK_S, DaemonState
 from batchd.core.suspicion import ListedBadSample
 from batchd.daemon.bad_lists import BadLists
+from batchd.daemon.derive.requests import Deriver
 from batchd.daemon.doors import Door, Doors, Query, Queue, Reported, SessionLog
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.observer import ObserverProcess
@@ -106,6 +107,7 @@ class Loop:
     doors: Doors
     observer: ObserverProcess
     reloader: Reloader
+    deriver: Deriver
     started_s: float
     slot_error: str | None = None
     address: str = ""
@@ -227,7 +229,9 @@ class Loop:
             elif isinstance(event, SessionEnded | SessionCutOff):
                 self._begin_departure(event)
             elif isinstance(event, SubscriptionAsked):
-                self._handle(self._compared(event))
+                resolved = self.deriver.resolved(event)
+                if resolved is not None:
+                    self._handle(self._compared(resolved))
             else:
                 self._handle(event)
 
@@ -288,6 +292,7 @@ class Loop:
         for door in self.doors:
             door.tick()
         self._side_work.tick()
+        self.deriver.tick()
         self.observer.tick()
         self._allow_caches()
         self.queue.append(Ticked())
@@ -306,7 +311,8 @@ class Loop:
             ending = {number for number, stream in known.items() if stream.delivery.is_in_last_epoch}
             useful = {id(stream.cache) for number, stream in self.streams.items() if number not in ending}
             useful -= {id(cache) for cache in caches if cache.spec.kind == "points" and not self._seeks_points(cache)}
-            rings_bytes = sum(stream.spec.slots_max * stream.layout.slot_bytes for stream in self.streams.values())
+            rings_bytes = sum(stream.ring_bytes for stream in self.streams.values() if not stream.is_derived)
+            rings_bytes += self.reloader.applier.daemon.derived_bytes
             # to find out takes a descriptor: without one, the last limits stay
             with suppress(OSError):
                 available = available_bytes() - max(0, rings_bytes - self.memory.total_bytes)
@@ -558,6 +564,7 @@ class Loop:
                 parts=stream.facts.sketch,
                 drop_last=course.plan.drop_last,
                 repeats=course.plan.repeats,
+                stream=stream.name,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

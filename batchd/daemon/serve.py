@@ -36,6 +36,7 @@ from batchd.core.events import Event, SlotWanted
 from batchd.core.links import LinkRules
 from batchd.core.state import DaemonState
 from batchd.daemon.bad_lists import BadLists
+from batchd.daemon.derive.requests import Deriver
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.local.sessions import LocalDoor
@@ -192,7 +193,9 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         )
         reloader = Reloader(poller, applier, None if is_embedded else options.origin, doors.send, service)
         stack.callback(reloader.close)
-        loop = Loop(queue, state, streams, memory, poller, workers, doors, observer, reloader, started_s)
+        deriver = Deriver(poller, applier, doors)
+        stack.callback(deriver.close)
+        loop = Loop(queue, state, streams, memory, poller, workers, doors, observer, reloader, deriver, started_s)
         actions = SignalActions(loop, had_terminal=had_terminal)
         loop.address, loop.log = names.address, options.log
         loop.bad_lists = BadLists(daemon.cache_dir or default_cache_dir())

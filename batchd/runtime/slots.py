@@ -131,13 +131,17 @@ class BlankSlots:
             return
         blank.close()
 
-    def expect(self, count: int, mapped_bytes: int) -> None:
-        """Set how many slots may still be made, the largest of ``mapped_bytes``; blanks follow."""
+    def expect(self, count: int | None, mapped_bytes: int) -> None:
+        """Set how many slots may still be made, the largest of ``mapped_bytes``; blanks follow.
+
+        ``count`` None: as many as before.
+        """
         if mapped_bytes > self._mapped_bytes:
             self._keep(0)
             self._mapped_bytes = mapped_bytes
-        self._count = count
-        self._keep(count)
+        if count is not None:
+            self._count = count
+        self._keep(max(0, self._count))
         self._make_ahead(MADE_AT_ONCE)
 
     def close(self) -> None:

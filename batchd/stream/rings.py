@@ -68,6 +68,8 @@ SLOTS_MAX = 640
 """Two slots for each of 256 trainers on one stream of small batches, and some more. Each slot costs
 the daemon two descriptors and, on Python before 3.13, one more in each process that maps it (the
 daemon too, for TCP); a process may often have 1024."""
+DERIVED_SLOTS_MAX = 64
+"""Of the ring of a derived stream: two for each of 32 trainers."""
 WINDOW_BYTES = 16 << 20
 WINDOW_MIN = 3
 """Batches ahead of a trainer by default: few large ones, and so many small ones that messages carry
@@ -200,8 +202,8 @@ def budgets_bytes(config: Config) -> int:
 
 
 def needed_bytes(config: Config, rings: Mapping[str, RingSize]) -> int:
-    """Memory of the rings and the caches when they are full."""
-    return sum(ring.ring_bytes for ring in rings.values()) + budgets_bytes(config)
+    """Memory of the rings, those of derived streams, too, and the caches when they are full."""
+    return sum(ring.ring_bytes for ring in rings.values()) + config.daemon.derived_bytes + budgets_bytes(config)
 
 
 def memory_problem(config: Config, text: str | None) -> Problem | None:
@@ -221,7 +223,7 @@ def _shares(config: Config) -> dict[str, int]:
     """Bytes of each stream: its own, or an equal part of the rest (negative if overdrawn)."""
     own = {name: stream.memory for name, stream in config.streams.items() if stream.memory is not None}
     sharing = len(config.streams) - len(own)
-    rest = (config.daemon.memory - sum(own.values())) // max(1, sharing)
+    rest = (config.daemon.rings_bytes - sum(own.values())) // max(1, sharing)
     return {name: own.get(name, rest) for name in config.streams}
 
 
@@ -232,9 +234,11 @@ def _memory_problems(config: Config, layouts: dict[str, SlotLayout]) -> list[Pro
     mailboxes = {name: _mailbox_bytes(config.streams[name]) for name in layouts}
     needs = {name: SLOTS_MIN * layout.slot_bytes + mailboxes[name] for name, layout in layouts.items()}
     daemon_need = own_bytes + len(sharing) * max((needs[name] for name in sharing if name in needs), default=0)
+    daemon_need += config.daemon.derived_bytes
     problems = []
-    if own_bytes > config.daemon.memory:
-        have = f"have {round_bytes(config.daemon.memory, floor)} for all rings together"
+    if own_bytes > config.daemon.rings_bytes:
+        have = f"have {round_bytes(max(0, config.daemon.rings_bytes), floor)} for all rings together"
+        have += " beside those of derived streams" if config.daemon.derive else ""
         remedy = f"set memory = {_setting(daemon_need)} in [daemon], or less in the streams"
         text = f"need {round_bytes(own_bytes, ceil)}, which the streams' own memory adds up to, {have}; {remedy}"
         problems.append(problem_at(("daemon", "memory"), ProblemKind.MEMORY_TOO_SMALL, text))
@@ -335,6 +339,7 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
     daemon = config.daemon
     limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
     connections = LOCAL_SESSION_DESCRIPTORS * daemon.sessions_max
+    derived = daemon.derive_max if daemon.derive else 0
     per_slot = SLOT_DESCRIPTORS
     if daemon.tcp is not None:
         per_slot += MAPPING_DESCRIPTORS
@@ -346,11 +351,12 @@ def plan_descriptors(config: Config, rings: dict[str, RingSize]) -> DescriptorPl
         + GATEWAY_DESCRIPTORS * (daemon.pool_gateways - 1)
         + WORKER_DESCRIPTORS * daemon.worker_count()
         + len(config.streams)
+        + derived
         + MAILBOX_DESCRIPTORS * sum(ring.mailbox_bytes > 0 for ring in rings.values())
         + CACHE_DESCRIPTORS
         * sum(stream.cache_kind != "off" for stream in config.streams.values() if not stream.cache_dir)
         + DISK_CACHE_DESCRIPTORS * sum(stream.cache_dir is not None for stream in config.streams.values()),
-        slots=per_slot * sum(ring.slots_max for ring in rings.values()),
+        slots=per_slot * (sum(ring.slots_max for ring in rings.values()) + derived * DERIVED_SLOTS_MAX),
         connections=connections,
         per_slot=per_slot,
         strangers=LOCAL_SOCKETS * limits.pending_max,

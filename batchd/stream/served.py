@@ -46,6 +46,7 @@ from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
 from batchd.worker.messages import ServeStream
 from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout, layout_from_wire
+from batchd_wire.keys import DERIVED_MARK
 from batchd_wire.position import Position
 from batchd_wire.record import frozen
 from batchd_wire.status import ContentPart, DeliveredRows, StreamCard, StreamDescription
@@ -137,9 +138,25 @@ class ServedStream:
         return self.spec.name
 
     @property
+    def is_derived(self) -> bool:
+        """True if a trainer has derived it: no stream of a file has such a name."""
+        return DERIVED_MARK in self.name
+
+    @property
+    def ring_bytes(self) -> int:
+        """The most memory that its ring takes."""
+        return self.spec.slots_max * self.layout.slot_bytes
+
+    @property
     def content(self) -> dict[str, Any]:
         """What its fingerprint is a digest of."""
         return content_from({part.name: json.loads(part.value) for part in self.facts.card.parts})
+
+    def named(self, name: str, number: int) -> "ServedStream":
+        """The same stream under another name and number, which takes over the index."""
+        spec = replace(self.facts.spec, name=name, number=number)
+        message = replace(self.facts.message, name=name, stream=number)
+        return ServedStream(replace(self.facts, spec=spec, message=message), self.index_descriptor)
 
     def layout_of(self, position: Position) -> SlotLayout:
         """The layout of a batch."""
@@ -212,15 +229,25 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     ``found`` is called now and then with the number of samples found so far.
     """
     config, python_path = whole.streams[name], whole.daemon.python_path or ()
-    source = config.source
     plan = plan_stream(name, config, ring.columns, python_path)
     try:
         pass_ = MeasureOptions(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
-        index = scan_source(source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
+        index = scan_source(config.source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
     except SourceInvalid as error:
         raise SourceInvalid(f"streams.{name}.source: {error}") from None
     for note in index.notes:
         _log.warning("note on a source", stream=name, note=note)
+    return stream_of(number, plan, whole, ring, storage, index)
+
+
+def stream_of(  # noqa: PLR0913, PLR0917  as above
+    number: int, plan: StreamPlan, whole: Config, ring: RingSize, storage: Storage, index: SourceIndex
+) -> ServedStream:
+    """Derive all of a stream from its plan and the ``index`` of its source.
+
+    Raises ``SourceInvalid``, naming the stream.
+    """
+    name, config, source = plan.name, plan.config, plan.config.source
     planned_with = planned_index(plan, index)
     epochs = epoch_plan(plan, planned_with)
     ring = replace(ring, layout=bucket_layout(ring.layout, planned_with.arrays))

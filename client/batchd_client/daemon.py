@@ -26,7 +26,14 @@ from batchd_client.extensions import Extension
 from batchd_client.opening import Target
 from batchd_client.sockets import Sockets
 from batchd_client.stream import Stream
-from batchd_client.subscription import BEGINNING, Beginning, SubscriptionRequest, checked_position, read_state
+from batchd_client.subscription import (
+    BEGINNING,
+    Beginning,
+    SubscriptionRequest,
+    checked_position,
+    read_state,
+    settings_text,
+)
 from batchd_wire.messages import AskBad, AskStatus, BadSamples, Status
 from batchd_wire.status import DaemonStatus, read_status
 
@@ -144,6 +151,7 @@ class Daemon(NotCopyable):
         state: Mapping[str, object] | None = None,
         convert: bool = False,
         batch_size: int | None = None,
+        set: Mapping[str, object] | None = None,  # noqa: A002  as --set of the commands
     ) -> Stream:
         """Claim the stream ``name``: all of it, or the part of ``rank`` of ``world_size``.
 
@@ -155,11 +163,14 @@ class Daemon(NotCopyable):
         the same: then the first batch begins behind the last sample that was delivered.
         ``batch_size``: this trainer's own; the samples and their order stay. Where a batch is of
         one of the stream's, it is a view of it, else it is copied; each rank reads all batches.
+        ``set``: other values for keys of the stream, by dotted paths as in batchd.toml, such as
+        ``{"pipeline.1.scale": [0.2, 1]}``: the stream that the daemon derives with them, one for
+        all trainers with the same settings. States have them, so ``state`` alone will do.
 
         Raises ``StreamUnknown``, ``RankInvalid``, ``WindowInvalid``, ``PositionInvalid``,
-        ``TooFewBatches``, ``BatchSizeInvalid``, ``RingTooSmall``, ``RingBusy``, ``StateMismatch``,
-        ``StreamStopped``, ``ConnectTimeout``, ``ReconnectTimeout``, ``DaemonClosed`` or
-        ``ProtocolError``.
+        ``TooFewBatches``, ``BatchSizeInvalid``, ``SettingsInvalid``, ``RingTooSmall``,
+        ``RingBusy``, ``StateMismatch``, ``StreamStopped``, ``ConnectTimeout``,
+        ``ReconnectTimeout``, ``DaemonClosed`` or ``ProtocolError``.
         """
         rank, world_size = index(rank), index(world_size)
         if not 0 <= rank < world_size:
@@ -170,8 +181,14 @@ class Daemon(NotCopyable):
             raise PositionInvalid(f"epochs {epochs}")
         if batch_size is not None and not 0 < index(batch_size) <= BATCH_SIZE_MAX:
             raise BatchSizeInvalid(f"batch_size {batch_size}: it is 1 to {BATCH_SIZE_MAX}")
+        settings = (state or {}).get("set") if set is None else set
         claim = SubscriptionRequest(
-            name, rank, world_size, 0 if window is None else index(window), None if epochs is None else index(epochs)
+            name,
+            rank,
+            world_size,
+            window=0 if window is None else index(window),
+            end_epoch=None if epochs is None else index(epochs),
+            settings=settings_text(settings if isinstance(settings, Mapping) else None),
         )
         begin = BEGINNING if state is None else read_state(state, name, converts=convert)
         return Stream(self._connection, claim, begin, batch_size)

@@ -15,7 +15,7 @@
     |   +-- AddressInvalid       NameInvalid           KeyInvalid            ConnectionsInvalid
     |   +-- TimeoutInvalid       ForkedConnection      ReentrantCall         CopyRefused
     |   +-- StreamUnknown        RankInvalid           PositionInvalid       WindowInvalid
-    |   +-- TooFewBatches        BatchSizeInvalid      RingExhausted
+    |   +-- TooFewBatches        BatchSizeInvalid      RingExhausted         SettingsInvalid
     |   +-- StreamNotLive        PushNotLocal          SampleInvalid
     |   +-- TensorsInvalid       PrefetchInvalid       LoaderInWorker        StreamTaken
     |   +-- PassOvertaken        WorkersInvalid        EpochsUneven          ReportInvalid
@@ -378,6 +378,14 @@ class TooFewBatches(Misused):
     """
 
 
+class SettingsInvalid(Misused):
+    """The stream cannot be had with these settings.
+
+    `set=` takes keys of the stream by dotted paths, as batchd.toml has them, if the daemon's
+    operator allows it (derive = true under [daemon]): see docs/sharing.md.
+    """
+
+
 class RingTooSmall(Misused):
     """The stream's memory has no two slots left for another trainer.
 
@@ -503,6 +511,7 @@ _BY_CODE: dict[ErrorCode, type[BatchdClientError]] = {
     ErrorCode.TOO_FEW_BATCHES: TooFewBatches,
     ErrorCode.WINDOW_OUT_OF_RANGE: WindowInvalid,
     ErrorCode.NOT_LIVE: StreamNotLive,
+    ErrorCode.SETTINGS_REFUSED: SettingsInvalid,
     ErrorCode.RING_EXHAUSTED: RingExhausted,
     ErrorCode.STREAM_STOPPED: StreamStopped,
     ErrorCode.STREAM_REMOVED: StreamRemoved,

@@ -128,9 +128,9 @@ class BatchdLoader(Batches):
     ``rank`` and ``world_size``: default: ``jax.process_index()`` and ``jax.process_count()``, so
     call ``jax.distributed.initialize()`` first. ``data_parallel``: instead, where several processes
     hold the same rows: the number of groups that read different rows, each of consecutive
-    processes. ``window``, ``epochs``, ``state``, ``convert``, ``batch_size``: of ``Daemon.stream``.
-    ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise, after a ``break``,
-    the next ``for`` continues where the loop stopped. ``connecting``: as for
+    processes. ``window``, ``epochs``, ``state``, ``convert``, ``batch_size`` and ``set``: of
+    ``Daemon.stream``. ``restart``: each ``for`` restarts the epoch, as validation needs; otherwise,
+    after a ``break``, the next ``for`` continues where the loop stopped. ``connecting``: as for
     ``batchd_client.connect``.
 
     Raises what ``connect`` and ``Daemon.stream`` raise, ``PrefetchInvalid`` and ``TensorsInvalid``.
@@ -152,6 +152,7 @@ class BatchdLoader(Batches):
         state: Mapping[str, object] | None = None,
         convert: bool = False,
         batch_size: int | None = None,
+        set: Mapping[str, object] | None = None,  # noqa: A002  as of Daemon.stream
         restart: bool = False,
         **connecting: Unpack[Connecting],
     ) -> None:
@@ -161,7 +162,14 @@ class BatchdLoader(Batches):
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
             opened = daemon.stream(
-                stream, *share, window=window, epochs=epochs, state=state, convert=convert, batch_size=batch_size
+                stream,
+                *share,
+                window=window,
+                epochs=epochs,
+                state=state,
+                convert=convert,
+                batch_size=batch_size,
+                set=set,
             )
             super().__init__(opened, sharding, fields, prefetch, daemon)
             on_failure.pop_all()

@@ -139,6 +139,11 @@ class StreamReader:
         return batch
 
     @property
+    def served_as(self) -> str:
+        """The stream's name in the daemon."""
+        return self.subscription.admitted.stream or self.claim.stream
+
+    @property
     def batch_size(self) -> int:
         """Samples in a full batch."""
         return self.subscription.admitted.batch_size
@@ -213,9 +218,13 @@ class StreamReader:
         while True:
             try:
                 admitted = session.request(message, Subscribed, deadline)
-                if (begin.sample is not None or begin.converts) and not admitted.parts:
+                lacks_samples = (begin.sample is not None or begin.converts) and not admitted.parts
+                if lacks_samples or (self.claim.settings and not admitted.stream):
                     session.unsubscribe(admitted.subscription)
-                    raise VersionMismatch("the daemon is too old to begin at a sample; upgrade it, or seek a step")
+                    what = (
+                        "to begin at a sample; upgrade it, or seek a step" if lacks_samples else "for set=; upgrade it"
+                    )
+                    raise VersionMismatch(f"the daemon is too old {what}")
                 subscription = Subscription(self.claim, begin, admitted)
                 subscription.reports = self.reports
                 self.reports.is_kept = subscription.admitted.keeps_reports
@@ -274,7 +283,7 @@ class StreamReader:
             if self.reports.is_unconfirmed:
                 # Its answer comes after the daemon has read all that was sent before.
                 with suppress(BatchdClientError):
-                    session.request(partial(AskBad, stream=self.claim.stream), BadSamples, time.monotonic() + CLOSE_S)
+                    session.request(partial(AskBad, stream=self.served_as), BadSamples, time.monotonic() + CLOSE_S)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -315,7 +324,7 @@ class StreamReader:
         # A daemon that does not answer is reported once the batch is overdue.
         with suppress(DaemonUnavailable):
             status = read_status(session.request(AskStatus, Status, deadline).status)
-            self._missing = missing_samples_hint(status, self.claim.stream)
+            self._missing = missing_samples_hint(status, self.served_as)
             if self._missing is not None:
                 _log.warning("waiting for samples: %s", self._missing)
 
@@ -323,7 +332,7 @@ class StreamReader:
         """Whether the daemon waits for the storage of the stream, which has a limit of its own."""
         with suppress(DaemonUnavailable):
             status = read_status(session.request(AskStatus, Status, deadline).status)
-            away = next((one.away for one in status.streams if one.name == self.claim.stream), None)
+            away = next((one.away for one in status.streams if one.name == self.served_as), None)
             if away is not None:
                 _log.warning("stream %s waits for its storage: %s", self.claim.stream, away)
             return away is not None

@@ -4,9 +4,10 @@ Runs in the trainer. Invariant: after every method, the stream is at a position 
 name: that of the next batch.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -144,8 +145,8 @@ class Stream(NotCopyable):
 
     @property
     def name(self) -> str:
-        """The stream's name in the daemon's configuration."""
-        return self._claim.stream
+        """The stream's name in the daemon's configuration; of a derived one, in its status."""
+        return self._admitted.stream or self._claim.stream
 
     @property
     def rank(self) -> int:
@@ -240,11 +241,14 @@ class Stream(NotCopyable):
     def state_at(self, position: Position, *, card: bool = False) -> StreamState:
         """As ``state_dict``, of a position where this stream has been; for loaders."""
         (epoch, step), sample = self._reader.in_stream(position)
-        state: StreamState = {"stream": self.name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
+        name = self._claim.stream
+        state: StreamState = {"stream": name, "fingerprint": self.fingerprint, "epoch": epoch, "step": step}
         if self._admitted.parts:
             state["parts"] = self._admitted.parts
         if sample is not None:
             state["sample"] = sample
+        if self._claim.settings:
+            state["set"] = json.loads(self._claim.settings)
         if card:
             state["card"] = self._card()
         return state
@@ -274,7 +278,7 @@ class Stream(NotCopyable):
         Raises ``StateMismatch`` without any change, ``StreamClosed`` and ``StreamChanged``.
         """
         self._check_open()
-        self._reader.move(read_state(state, self.name, converts=convert))
+        self._reader.move(read_state(state, self._claim.stream, converts=convert))
 
     def seek(self, epoch: int, step: int = 0, *, sample: int | None = None) -> None:
         """Continue at (``epoch``, ``step``); ``step`` counts the batches of all ranks.
@@ -373,7 +377,8 @@ class Stream(NotCopyable):
         if step >= self.steps:
             raise PositionInvalid(f"step {step}: an epoch of stream {self.name!r} has steps 0 to {self.steps - 1}")
         # Rank 0 of so many ranks reads this one batch of the epoch's rest, so no other is made.
-        claim = SubscriptionRequest(self.name, 0, min(self.steps - step, WORLD_SIZE_MAX), 1, epoch + 1, True)
+        ranks = min(self.steps - step, WORLD_SIZE_MAX)
+        claim = replace(self._claim, rank=0, world_size=ranks, window=1, end_epoch=epoch + 1, is_spectator=True)
         try:
             begin = Beginning(position, None, self.fingerprint, self._admitted.parts)
             reader = StreamReader(self._reader.connection, claim, begin)

@@ -19,6 +19,7 @@ Invariants: ``taken`` alone is the position; it grows in the same instant in whi
 batch. A position is normalised: the end of an epoch is step 0 of the next.
 """
 
+import json
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -27,11 +28,13 @@ from operator import attrgetter
 from typing import NamedTuple, NotRequired, TypedDict
 from weakref import ref
 
+import numpy as np
+
 from batchd_client.batch import FieldView, Lease, LeaseToken, field_views
-from batchd_client.errors import PositionInvalid, ProtocolError, StateMismatch
+from batchd_client.errors import PositionInvalid, ProtocolError, SettingsInvalid, StateMismatch
 from batchd_client.memory import Arrivals, ReceiveBuffer
 from batchd_client.reports import Reports
-from batchd_wire.codec import NUMBER_MAX
+from batchd_wire.codec import NUMBER_MAX, TEXT_CHARACTERS_MAX
 from batchd_wire.fields import SlotLayout, layout_from_wire
 from batchd_wire.messages import Handle, Parcel, Pull, Refused, Subscribe, Subscribed
 from batchd_wire.position import Position
@@ -55,7 +58,8 @@ class StreamState(TypedDict):
 
     ``parts``: by which the daemon tells later what has changed in the stream. ``sample``: the
     samples of the epoch before the next batch, if it begins within the batch of ``step``.
-    ``card``: what `batchd card` writes, some kilobytes, if it was asked for.
+    ``card``: what `batchd card` writes, some kilobytes, if it was asked for. ``set``: of a derived
+    stream, the settings that make it.
     """
 
     stream: str
@@ -65,6 +69,7 @@ class StreamState(TypedDict):
     parts: NotRequired[str]
     sample: NotRequired[int]
     card: NotRequired[dict[str, object]]
+    set: NotRequired[dict[str, object]]
 
 
 class Beginning(NamedTuple):
@@ -161,9 +166,32 @@ def read_state(state: Mapping[str, object], stream: str, *, converts: bool = Fal
     return begin if "sample" not in state else begin._replace(sample=checked_sample(epoch, state["sample"]).sample)
 
 
+def settings_text(settings: Mapping[str, object] | None) -> str:
+    """Settings as the daemon takes them, equal if they are; "" for none.
+
+    Raises ``SettingsInvalid``.
+    """
+    if not settings:
+        return ""
+    try:
+        text = json.dumps(settings, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingsInvalid(f"set: {error}") from None
+    if not all(type(key) is str for key in settings) or len(text) > TEXT_CHARACTERS_MAX:
+        raise SettingsInvalid(f"set: its keys are texts, and it has at most {TEXT_CHARACTERS_MAX} characters as JSON")
+    return text
+
+
+def _plain(value: object) -> object:
+    """A number or an array of numpy, as JSON has it."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no value of batchd.toml")
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """The user's claim. ``window`` 0: the stream's. ``is_spectator``: see ``Subscribe``."""
+    """The user's claim. ``window`` 0: the stream's. Others as of ``Subscribe``."""
 
     stream: str
     rank: int
@@ -171,6 +199,7 @@ class SubscriptionRequest:
     window: int
     end_epoch: int | None
     is_spectator: bool = False
+    settings: str = ""
 
     def subscribe(self, request: int, begin: Beginning) -> Subscribe:
         """Make the message that claims the stream from there on."""

@@ -31,6 +31,8 @@ KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 KEY_NAME_RULE = 'a key\'s name is 1 to 64 letters, digits, ".", "_" and "-", and begins with a letter or a digit'
 STREAM_NAME_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 """Of a configuration's streams, which a key file may name."""
+DERIVED_MARK = "+"
+"""In the name of a derived stream, behind that of the stream of the configuration: "photos+1"."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 """Flags to open a key file: a pipe must not block before it is refused."""
 ANY_ACCESS = 0o077

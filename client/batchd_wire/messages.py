@@ -148,6 +148,8 @@ class Subscribe(Message):
     place of ``step``; the first batch is what is left of the one that has it. ``parts``: as the
     saved state has them from ``Subscribed``. ``converts``: a state of the same samples in the same
     order, in batches of another size, is one of this stream: begin behind its last sample.
+    ``settings``: a JSON object of keys of the stream with other values, by dotted paths: claim the
+    stream that is derived with them, if the daemon allows that.
     """
 
     request: int
@@ -165,6 +167,7 @@ class Subscribe(Message):
     sample: int | None = None
     parts: str = ""
     converts: bool = False
+    settings: str = ""
 
 
 @message(12)
@@ -320,7 +323,8 @@ class Subscribed(Message):
     ``sample``: the samples of the epoch before the first batch, if it begins within the batch of
     ``step``. ``parts``: for saved states, to tell later which of the stream's settings changed.
     ``drop_last``: whether an epoch has whole rounds of whole batches alone. ``repeats``: how many
-    consecutive batches have the same samples, each counted once.
+    consecutive batches have the same samples, each counted once. ``stream``: its name in the
+    status; "" from a daemon that derives none.
     """
 
     request: int
@@ -342,6 +346,7 @@ class Subscribed(Message):
     parts: str = ""
     drop_last: bool = False
     repeats: int = 1
+    stream: str = ""
 
 
 @message(22)

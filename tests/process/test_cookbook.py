@@ -111,7 +111,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 25
+    assert len(RECIPES) == 26
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -120,7 +120,8 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
             name: {**stream, "batch_size": 2, "window": 1, "memory": "12MiB"}
             for name, stream in recipe["streams"].items()
         }
-    streams["imagenet-s3"]["cache_memory"] = "16MiB"
+    for name in ("imagenet-s3", "sweep"):
+        streams[name]["cache_memory"] = "16MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
     daemon = start_daemon(streams, python_path=python_path, memory="512MiB")
@@ -135,6 +136,31 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
         assert (dark["image"] == own["image"] // 2).all()
     for name in streams.keys() - {"darker"}:
         assert FIELDS.get(name, PHOTOGRAPHS).items() <= seen[name].items(), name
+
+
+@pytest.mark.thorough
+def test_a_sweep_is_four_streams_of_three_batch_sizes(data, start_daemon, monkeypatch) -> None:
+    """The program of the page runs, with smaller batches; trainers of one augmentation share it."""
+    (section,) = re.findall(r"^## A sweep\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)
+    (recipe,), (program,) = (
+        re.findall(rf"^```{kind}\n(.*?)^```", section, re.MULTILINE | re.DOTALL) for kind in ("toml", "python")
+    )
+    streams = tomllib.loads(placed(recipe, data))["streams"]
+    streams["sweep"] |= {"batch_size": 8, "cache_memory": "16MiB"}
+    daemon = start_daemon(streams, derive=True, memory="256MiB")
+    monkeypatch.setenv("BATCHD_ADDRESS", daemon.address)
+    trained = []
+
+    def train(name: str, stream: batchd_client.Stream) -> None:
+        (batch,) = islice(stream, 1)
+        trained.append((name, batch.samples, stream.name, stream.fingerprint))
+
+    program = program.replace("(64, 128, 256)", "(2, 4, 8)")
+    exec(compile(program, "cookbook.md", "exec"), {"train": train})
+
+    assert [samples for _name, samples, *_rest in trained] == [2, 4, 8] * 4
+    assert len({fingerprint for *_rest, fingerprint in trained}) == 4
+    assert {served for name, _samples, served, _fingerprint in trained if name == "plain"} == {"sweep"}
 
 
 def first_shapes(connection: batchd_client.Daemon, name: str) -> dict[str, tuple[int, ...]]:

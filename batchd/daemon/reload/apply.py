@@ -99,6 +99,8 @@ class ReloadApplier:
     workers_wanted: int
     last_number: int
     imported: Code
+    derived: dict[int, int] = field(default_factory=dict)
+    """Numbers of derived streams in service, and of those that they are derived from."""
     _numbers: dict[str, int] = field(init=False)
     """Streams after the last reload; the core may not have handled it when the next one begins."""
 
@@ -196,13 +198,40 @@ class ReloadApplier:
                 stream.digests = same.digests or stream.digests
         replaced = [number for name, number in before.items() if name in names]
         removed = [number for name, number in before.items() if name not in names and name not in document.same]
+        for number, base in list(self.derived.items()):  # their trainers ask again
+            for ending in (replaced, removed):
+                if base in ending:
+                    ending.append(number)
+                    self.derived.pop(number, None)
         kept = {name: number for name, number in before.items() if name in document.same}
         self._numbers = kept | {stream.name: stream.number for stream in made}
         self._limit(document, sum(self.state.streams[number].delivery.ring.made for number in kept.values()))
+        self._reconfigure(made, removed, replaced, renews_workers=renews_workers)
+
+    def add(self, derived: ServedStream, name: str, base: int) -> int:
+        """Serve a stream derived from ``base`` under a name; its number. Raises ``OSError``."""
+        stream = derived.named(name, self.last_number + 1)
+        stream.provide_cache(self.streams.values())
+        self.last_number += 1
+        self.streams[stream.number] = stream
+        self.derived[stream.number] = base
+        if self.daemon.tcp is not None:
+            self.memory.blanks.expect(None, stream.layout.slot_bytes)
+        self._reconfigure([stream], [], [])
+        return stream.number
+
+    def remove(self, number: int) -> None:
+        """Serve a derived stream no more."""
+        del self.derived[number]
+        self._reconfigure([], [number], [])
+
+    def _reconfigure(
+        self, added: list[ServedStream], removed: list[int], replaced: list[int], *, renews_workers: bool = False
+    ) -> None:
         chunk_rows = self.daemon.chunk_rows
         self.enqueue(
             Reconfigured(
-                tuple(stream.spec for stream in made),
+                tuple(stream.spec for stream in added),
                 tuple(removed),
                 tuple(replaced),
                 self.workers_wanted,
@@ -217,7 +246,7 @@ class ReloadApplier:
         made: list[ServedStream] = []
         try:
             for number, (name, facts) in enumerate(plain.items(), self.last_number + 1):
-                made.append(_stream(number, facts, descriptors.pop(name)))
+                made.append(stream_from(number, facts, descriptors.pop(name)))
                 made[-1].provide_cache([*self.streams.values(), *made])
                 made[-1].provide_journal(self.streams.values())
         except OSError:
@@ -241,7 +270,7 @@ class ReloadApplier:
         self.memory.blanks.expect(max(0, document.reserved - slots_kept), mapped_bytes)
 
 
-def _stream(number: int, plain: object, descriptors: list[int]) -> ServedStream:
+def stream_from(number: int, plain: object, descriptors: list[int]) -> ServedStream:
     """A stream of a document. Raises ``OSError``."""
     index, *mailbox = descriptors
     facts = StreamFacts.from_wire(plain, number, SourceIndex.from_descriptor(index))

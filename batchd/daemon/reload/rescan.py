@@ -139,10 +139,10 @@ def _do(plain: dict[str, object], channel: socket.socket) -> ReloadDocument:
     caches = {spec.key: spec for spec in specs if spec is not None and not spec.folder and spec.kind != "points"}
     caches_bytes = sum(spec.budget_bytes - request.cached_bytes.get(key, 0) for key, spec in caches.items())
     kept_bytes = sum(rings[name].ring_bytes for name in same)
-    limit_bytes = config.daemon.memory
+    limit_bytes = config.daemon.memory - now.derived_bytes
     if limit_bytes < kept_bytes:
         restart.append("memory")
-        limit_bytes = now.memory
+        limit_bytes = now.rings_bytes
     others = [name for name in rings if name not in same]
     problem = _memory_problem(rings, kept_bytes, others, limit_bytes, made_bytes - caches_bytes)
     if problem is not None:

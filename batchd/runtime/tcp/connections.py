@@ -14,6 +14,7 @@ import zmq
 from batchd.runtime.keys import AcceptedKey
 from batchd.runtime.limits import QUESTIONS_PER_TICK, SessionLimits, peer_network
 from batchd_wire import OLDEST_VERSION
+from batchd_wire.keys import DERIVED_MARK
 from batchd_wire.status import TrainerStatistics
 from batchd_wire.tcp import CURVE_BYTES
 from batchd_wire.wording import counted
@@ -90,8 +91,9 @@ class RemoteSession:
         return any((one.routing, one.descriptor) == (routing, descriptor) for one in self.connections)
 
     def may_read(self, stream: str) -> bool:
-        """True if the session's key opens this stream."""
-        return self.key is None or self.key.streams is None or stream in self.key.streams
+        """True if the session's key opens this stream, or the one that it is derived from."""
+        opens = None if self.key is None else self.key.streams
+        return opens is None or stream.partition(DERIVED_MARK)[0] in opens
 
     def may_ask(self) -> bool:
         """Count a question; false where there have been too many since the last tick."""

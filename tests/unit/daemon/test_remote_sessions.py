@@ -321,7 +321,7 @@ def test_a_lease_for_a_trainer_that_is_gone_ends_where_nothing_else_ends_it(is_r
     queue = Queue()
     parts = cast("Any", None)
     with closing(Poller()) as poller:
-        loop = Loop(queue, parts, {}, parts, poller, cast("Any", []), Doors([]), parts, parts, 0.0)
+        loop = Loop(queue, parts, {}, parts, poller, cast("Any", []), Doors([]), parts, parts, parts, 0.0)
         loop._grant(GrantLease(1, 1, 5, 0, 0, 0, 3, 7, 0, 4, is_remote=is_remote))
 
     assert list(queue) == [BatchSent(1, 5, 0, 7)] * is_remote

@@ -1,0 +1,348 @@
+"""Streams that trainers derive from those of the file: ``daemon.stream(set=)``. DAEMON process.
+
+    subscription with settings -> known? ------------------------------> the core, by its name
+                                  | no                                       ^
+                                  +-> waits -> process -> facts, index -> added as a reload does
+
+The same settings of the same stream are one derived stream, whoever asks. It is ``photos+1`` in the
+status: no stream of the file can have such a name. It ends with the last session that asked for
+it, or earlier if nobody reads it and another needs its room. If a reload changes or removes the
+stream of the file, those derived from it go the same way; their trainers ask again.
+
+One process works out one request at a time. It is started ahead, as its imports take a second.
+
+Invariant: the loop reads no settings and waits for no process. The rings of all derived streams,
+those that are ending included, fit into the part of the memory that is kept for them.
+"""
+
+import json
+import os
+import socket
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import ceil, floor
+from time import monotonic
+
+import structlog
+
+from batchd.core.admission import Refusal
+from batchd.core.events import SubscriptionAsked
+from batchd.daemon.derive.messages import FROM_DERIVING, DeriveRequest, DeriveStream, StreamDerived
+from batchd.daemon.doors import Doors
+from batchd.daemon.reload.apply import ReloadApplier, stream_from
+from batchd.runtime import failpoints
+from batchd.runtime.children import Child, start_linked
+from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute
+from batchd.runtime.plain import to_plain
+from batchd.runtime.poller import Poller
+from batchd.runtime.sizes import round_bytes
+from batchd.stream.served import ServedStream
+from batchd_wire.channel import ChannelClosed, receive_message, send_message
+from batchd_wire.codec import MalformedMessage
+from batchd_wire.codes import ErrorCode
+from batchd_wire.keys import DERIVED_MARK
+from batchd_wire.messages import Refused
+
+_log = structlog.get_logger()
+
+OF_A_SESSION_MAX = 8
+"""Derived streams of one session at a time."""
+ANSWER_MAX_S = 30.0
+"""A process that takes longer for one stream is ended."""
+NICENESS = 5
+"""Of the process: workers and trainers have priority."""
+KILL_TIMEOUT_S = 2.0
+SETTINGS_SHOWN_CHARACTERS = 300
+NOT_ALLOWED: Refusal = (
+    ErrorCode.SETTINGS_REFUSED,
+    "this daemon derives no streams; its operator may allow it with derive = true in [daemon], or add a stream to the file",
+)
+OF_FILE: Refusal = (
+    ErrorCode.SETTINGS_REFUSED,
+    "a derived stream has its settings; name the stream of the file, and set all keys that differ",
+)
+
+
+@dataclass(slots=True)
+class _Derived:
+    """A derived stream in service. ``sessions``: those that asked for it and may still be there."""
+
+    number: int
+    name: str
+    base: int
+    sessions: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """The process. ``asked``: what it works out, or None; ``since_s``: since when."""
+
+    child: Child
+    channel: socket.socket
+    since_s: float
+    asked: SubscriptionAsked | None = None
+
+
+class Deriver:
+    """See the module. ``applier``: the running daemon, which a reload changes as well."""
+
+    def __init__(self, poller: Poller, applier: ReloadApplier, doors: Doors) -> None:
+        self._poller = poller
+        self._applier = applier
+        self._doors = doors
+        self._derived: dict[tuple[int, str], _Derived] = {}
+        """By the number of the stream of the file, and the settings."""
+        self._waiting: deque[SubscriptionAsked] = deque()
+        self._process: _Process | None = None
+        self._is_ahead = False
+        self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
+
+    def resolved(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
+        """The event for the core, of the stream that is derived; None if that has to wait."""
+        base = self._applier.state.numbers.get(asked.stream)
+        if not asked.settings or base is None or self._applier.state.draining:
+            return asked  # the core refuses unknown names
+        self._forget_ended()
+        known = self._derived.get((base, asked.settings))
+        if known is not None:
+            return _of(known, asked)
+        refusal = self._refusal(asked, base)
+        if refusal is not None:
+            self._refuse(asked, refusal)
+            return None
+        self._waiting.append(asked)
+        self._begin()
+        return None
+
+    def tick(self) -> None:
+        """End streams whose sessions are gone; start the process ahead, and end one that hangs."""
+        self._forget_ended()
+        for stream in list(self._derived.values()):
+            stream.sessions = {session for session in stream.sessions if self._doors.of(session) is not None}
+            if not stream.sessions and self._is_idle(stream):
+                self._end(stream)
+        process = self._process
+        if process is not None and process.asked is not None and monotonic() - process.since_s > ANSWER_MAX_S:
+            self._lose(process, f"it was not worked out within {ANSWER_MAX_S:.0f} s")
+        elif process is None and not self._is_ahead and self._applier.daemon.derive:
+            self._is_ahead = True
+            with suppress(OSError):  # the first request tries it again, and says why
+                self._start()
+
+    def close(self) -> None:
+        """End the process."""
+        self._waiting.clear()
+        if self._process is not None:
+            self._stop(self._process).end(kill_timeout_s=KILL_TIMEOUT_S)
+
+    # --- what may be ------------------------------------------------------------------------------
+
+    def _refusal(self, asked: SubscriptionAsked, base: int) -> Refusal | None:
+        """Why a stream is not even worked out; None if it is."""
+        in_hand = None if self._process is None else self._process.asked
+        if not self._applier.daemon.derive:
+            return NOT_ALLOWED
+        if base in self._applier.derived:
+            return OF_FILE
+        if any(other is not None and other.session == asked.session for other in (*self._waiting, in_hand)):
+            return ErrorCode.TOO_OFTEN, "a trainer may ask for one derived stream at a time"
+        room = self._in_the_way(asked)
+        return None if isinstance(room, list) else room
+
+    def _in_the_way(self, asked: SubscriptionAsked) -> list[_Derived] | Refusal:
+        """The idle streams that end for another one, so that they are not too many; or why not."""
+        others = list(self._derived.values())
+        own = [stream for stream in others if asked.session in stream.sessions]
+        ending = []
+        if len(own) >= OF_A_SESSION_MAX:
+            ending = [stream for stream in own if self._is_idle(stream)][:1]
+            if not ending:
+                text = f"this trainer reads {len(own)} derived streams, and one may have {OF_A_SESSION_MAX}; close one first"
+                return ErrorCode.SETTINGS_REFUSED, text
+        most = self._applier.daemon.derive_max
+        if len(others) - len(ending) >= most:
+            idle = [stream for stream in others if self._is_idle(stream)][:1]
+            if not idle:
+                text = f"{len(others)} derived streams are read, and derive_max = {most} in [daemon]; close one first"
+                return ErrorCode.SETTINGS_REFUSED, text
+            ending += idle
+        return ending
+
+    def _make_room(self, asked: SubscriptionAsked, need_bytes: int) -> Refusal | None:
+        """End idle streams for another one; why there is no room for it, or not yet."""
+        ending = self._in_the_way(asked)
+        if not isinstance(ending, list):
+            return ending
+        limit_bytes = self._applier.daemon.derived_bytes
+        rings = {number: one.ring_bytes for number, one in self._applier.streams.items() if one.is_derived}
+        idle = [stream for stream in self._derived.values() if self._is_idle(stream)]
+        kept_bytes = sum(rings[stream.number] for stream in self._derived.values() if stream not in ending)
+        for stream in idle:
+            if need_bytes + kept_bytes > limit_bytes and stream not in ending:
+                ending.append(stream)
+                kept_bytes -= rings[stream.number]
+        if need_bytes + kept_bytes > limit_bytes:
+            return ErrorCode.SETTINGS_REFUSED, (
+                f"need {round_bytes(need_bytes, ceil)} for its ring, have {round_bytes(limit_bytes - kept_bytes, floor)} beside "
+                "those of derived streams that are read; close one, set memory to less, or have the operator raise "
+                "derive_memory in [daemon]"
+            )
+        for stream in ending:
+            self._end(stream)
+        if need_bytes + sum(rings.values()) > limit_bytes:
+            return (
+                ErrorCode.RING_BUSY,
+                "derived streams that have ended have their memory until their batches are released",
+            )
+        return None
+
+    def _is_idle(self, stream: _Derived) -> bool:
+        """True if nobody reads it; one that was just added is about to be read."""
+        known = self._applier.state.streams.get(stream.number)
+        return known is not None and not known.delivery.subscriptions
+
+    def _forget_ended(self) -> None:
+        """Forget streams that a reload has ended."""
+        ended = [key for key, stream in self._derived.items() if stream.number not in self._applier.derived]
+        for key in ended:
+            del self._derived[key]
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Have the next request worked out, if the process is free."""
+        while self._waiting and (self._process is None or self._process.asked is None):
+            asked = self._waiting.popleft()
+            base = self._applier.state.numbers.get(asked.stream)
+            if self._doors.of(asked.session) is None:
+                continue
+            if base is None or (base, asked.settings) in self._derived:
+                self._applier.enqueue(asked)
+                continue
+            try:
+                process = self._process or self._start()
+                self._send(process, asked, self._applier.streams[base])
+            except OSError as error:
+                self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, f"the process that works it out failed: {error}"))
+            else:
+                process.asked, process.since_s = asked, monotonic()
+
+    def _start(self) -> _Process:
+        child, channel = start_linked("batchd.daemon.derive.process", stdout=2, nicer_by=NICENESS)
+        channel.setblocking(False)
+        process = self._process = _Process(child, channel, monotonic())
+        self._poller.watch(channel.fileno(), lambda: self._receive(process))
+        failpoints.passing("daemon.deriving")
+        return process
+
+    def _send(self, process: _Process, asked: SubscriptionAsked, base: ServedStream) -> None:
+        """Send a request. Raises ``OSError``."""
+        card = json.loads("".join(base.facts.card.configuration))
+        caches = {one.cache.spec.key for one in self._applier.streams.values() if one.cache is not None}
+        request = DeriveRequest(
+            daemon=self._applier.daemon.model_dump(mode="json"),
+            stream=base.name,
+            configuration=card["streams"][base.name],
+            modules=dict(base.message.recipe.modules),
+            settings=asked.settings,
+            caches=sorted(caches),
+        )
+        with os.fdopen(os.memfd_create("batchd-derive", os.MFD_CLOEXEC), "w+b") as memory:
+            memory.write(json.dumps(to_plain(request)).encode("ascii"))
+            memory.seek(0)  # the process reads on where this file is
+            send_message(process.channel, DeriveStream(), (memory.fileno(), base.index_descriptor))
+
+    def _receive(self, process: _Process) -> None:
+        """Take the answer, or the end of the process."""
+        try:
+            answer, descriptors = receive_message(process.channel, FROM_DERIVING)
+        except BlockingIOError:
+            return
+        except (ChannelClosed, MalformedMessage) as error:
+            self._lose(process, f"the process that works it out failed: {error}")
+            return
+        assert isinstance(answer, StreamDerived)
+        asked, process.asked, process.since_s = process.asked, None, monotonic()
+        if descriptors and asked is not None:
+            self._derive(asked, *descriptors)
+        elif asked is not None:
+            self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, answer.problem))
+        self._begin()
+
+    def _lose(self, process: _Process, reason: str) -> None:
+        """The process has ended, or shall: refuse what it has worked on."""
+        self._stop(process)
+        if process.asked is not None:
+            self._refuse(process.asked, (ErrorCode.SETTINGS_REFUSED, reason))
+        self._begin()
+
+    def _stop(self, process: _Process) -> Child:
+        """Kill the process; it is reaped when it has ended."""
+        self._process = None
+        child = process.child
+        self._poller.unwatch(process.channel.fileno())
+        process.channel.close()
+        child.kill()
+
+        def ended() -> None:
+            self._poller.unwatch(child.pidfd)
+            child.end(kill_timeout_s=0.0)
+
+        self._poller.watch(child.pidfd, ended)
+        return child
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def _derive(self, asked: SubscriptionAsked, facts: int, index: int) -> None:
+        """Serve what was worked out, and let the core have who asked."""
+        with os.fdopen(facts, "rb") as document:
+            plain = json.loads(document.read())
+        base = self._applier.state.numbers.get(asked.stream)
+        stream = stream_from(0, plain, [index])
+        same = next((one for one in self._derived.values() if self._is_same(one, base, stream)), None)
+        if base is None or same is not None or self._doors.of(asked.session) is None:
+            stream.close()
+            self._applier.enqueue(asked if same is None else _of(same, asked))
+            return
+        refusal = self._make_room(asked, stream.ring_bytes)
+        if refusal is not None:
+            stream.close()
+            self._refuse(asked, refusal)
+            return
+        taken = {one.name for one in self._derived.values()}
+        name = next(name for number in count(1) if (name := f"{asked.stream}{DERIVED_MARK}{number}") not in taken)
+        try:
+            number = self._applier.add(stream, name, base)
+        except OSError as error:
+            stream.close()
+            self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, f"there is no memory for it: {error}"))
+            return
+        derived = self._derived[base, asked.settings] = _Derived(number, name, base)
+        self._say("stream derived", asked.session, stream=name, settings=asked.settings[:SETTINGS_SHOWN_CHARACTERS])
+        failpoints.passing("daemon.derived")
+        self._applier.enqueue(_of(derived, asked))
+
+    def _is_same(self, one: _Derived, base: int | None, stream: ServedStream) -> bool:
+        return one.base == base and self._applier.streams[one.number].facts.signature == stream.facts.signature
+
+    def _end(self, stream: _Derived) -> None:
+        """Serve it no more; nobody reads it."""
+        self._applier.remove(stream.number)
+        self._forget_ended()
+        self._say("derived stream ended", 0, stream=stream.name)
+
+    def _say(self, text: str, session: int, **facts: str) -> None:
+        peer = self._doors.peer(session)
+        write = _log.info if self._lines_per_minute.allows("derived streams", peer.owner) else _log.debug
+        write(text, name=peer.name, pid=peer.pid, **facts)
+
+    def _refuse(self, asked: SubscriptionAsked, refusal: Refusal) -> None:
+        self._doors.send(asked.session, Refused(asked.request, 0, *refusal))
+
+
+def _of(stream: _Derived, asked: SubscriptionAsked) -> SubscriptionAsked:
+    """The same subscription of a derived stream, by its name."""
+    stream.sessions.add(asked.session)
+    return replace(asked, stream=stream.name, settings="")
