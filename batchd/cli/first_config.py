@@ -134,10 +134,11 @@ def look_at(
                 found = reader.read(sample)
                 for column in columns:
                     value = found[column.name]
-                    if isinstance(value, memoryview):
+                    if column.kind == "encoded":
+                        assert isinstance(value, memoryview), "the bytes of a file"
                         header = probe_image(value)
                         images.setdefault(column.name, []).append((header.format, header.width, header.height))
-                    elif not column.is_fixed:
+                    elif column.kind in ("text", "array") and not column.is_fixed:
                         longest[column.name] = _larger(longest.get(column.name), value)
                 if BOXES in found:
                     rows = np.asarray(found[BOXES]).shape[:1]

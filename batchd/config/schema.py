@@ -90,12 +90,16 @@ def change_paths(data: object, change: Callable[[str], str], node: Node | None =
         if not isinstance(item, str):
             if child is not None or is_open:
                 change_paths(item, change, _ANYTHING if child is None else child)
-        elif _is_path(child) if child is not None else is_open and name in path_keys():
+        elif _is_path(child, item) if child is not None else is_open and name in path_keys():
             data[name] = change(item)
 
 
-def _is_path(node: Node) -> bool:
-    return any(option.get("format") == "path" for option in [node, *node.get("anyOf", ())])
+def _is_path(node: Node, text: str = "") -> bool:
+    """True for a key whose texts are paths, but for the words that it has besides."""
+    choices = [node, *node.get("anyOf", ())]
+    return any(one.get("format") == "path" for one in choices) and not any(
+        text in one.get("enum", ()) for one in choices
+    )
 
 
 def meaning_of(path: KeyPath, data: object) -> str:

@@ -206,6 +206,8 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         _check_bucket_crop(key, config.pipeline, field)
     column = made[field]
     kind = "an image file" if column.kind == "encoded" else column.text
+    if bucket.by == "bytes" and column.kind in ("json", "texts"):
+        raise SourceInvalid(f"{key}: {field!r} is {kind} {where}, which has no number of bytes")
     if bucket.by == "length" and (column.kind != "array" or column.shape[:1] != (None,)):
         raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
     if bucket.by == "value" and (column.kind != "array" or column.shape != ()):

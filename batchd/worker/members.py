@@ -71,6 +71,10 @@ class MemberEncoder:
                     yield f"{ending}.{webdataset.POINTS_ENDING}", points
             elif column.kind == "text":
                 yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
+            elif column.kind == "bytes":
+                yield f"{name}.{webdataset.BYTES_ENDING}", bytes(value)  # type: ignore[arg-type]  # a memoryview
+            elif column.kind != "array":
+                yield f"{name}.{webdataset.JSON_ENDING}", json.dumps(value).encode()
             elif column.shape:
                 yield f"{name}.{webdataset.ARRAY_ENDING}", _npy(np.asarray(value, column.dtype))
             elif webdataset.is_label(column):

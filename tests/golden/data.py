@@ -158,6 +158,24 @@ def _write_tables(folder: Path) -> None:
         f'{n},{n / 4},"{TEXTS[n % len(TEXTS)]}",{n} {-n} 3,images/{CLASSES[n % 3]}/{n:03}.jpg\n' for n in range(SAMPLES)
     ]
     (folder / "table.csv").write_text("Class Label,age,text,box,file\n" + "".join(rows))
+    answers = ["yes", "", "No </s> tokens in here", "straße 漢字"]
+    chats = [
+        {
+            "captions": TEXTS[: 1 + n % 3],
+            "messages": [
+                {"role": "system", "content": "Short."},
+                *(
+                    {"role": role, "content": answers[n % 4]}
+                    for _ in range(1 + n % 3)
+                    for role in ("user", "assistant")
+                ),
+            ],
+        }
+        for n in range(SAMPLES)
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    tokenizer = json.loads(Path(__file__).with_name("chats.json").read_text())["tokenizer"]
+    (folder / "chat_tokenizer.json").write_text(json.dumps(tokenizer))
     lines = [
         {
             "text": TEXTS[n % len(TEXTS)],

@@ -95,6 +95,26 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": STILL,
         },
+        "chats": {
+            "source": {
+                "type": "jsonl",
+                "root": str(folder),
+                "shards": ["chats.jsonl"],
+                "fields": {"captions": "text[<=3]", "messages": "json"},
+            },
+            "pipeline": [
+                {"op": "pick", "field": "captions"},
+                {"op": "text_bytes", "field": "captions", "length": 24},
+                {
+                    "op": "chat",
+                    "tokenizer": str(folder / "chat_tokenizer.json"),
+                    "template": "mistral",
+                    "max_length": 64,
+                },
+                {"op": "pad_batch", "field": "tokens", "max_shape": [64]},
+                {"op": "pad_batch", "field": "loss_mask", "max_shape": [64]},
+            ],
+        },
         "jsonl": {
             "source": {
                 "type": "jsonl",

@@ -35,6 +35,9 @@ FIELDS = {
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
     "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
+    "captions": {"image": (224, 224, 3), "tokens": (77,)},
+    "sft": {"tokens": (4096,), "loss_mask": (4096,), "position_ids": (4096,)},
+    "pairs": {"chosen": (13,), "chosen_mask": (13,), "rejected": (13,), "rejected_mask": (13,)},
     "text": {"tokens": (256,), "label": ()},
     "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
     "tokens": {"tokens": (1025,)},
@@ -76,6 +79,19 @@ def data(tmp_path_factory) -> Path:
         pairs += [(f"{number}.jpg", image), (f"{number}.txt", b"the red cat")]
     write_shard(root / "scenes" / "a.tar", scenes)
     write_shard(root / "pairs" / "a.tar", pairs)
+    captions = [
+        (f"{number}.{ending}", content)
+        for number, image in enumerate(images)
+        for ending, content in (("jpg", image), ("json", b'{"captions": ["the red cat", "a cat"]}'))
+    ]
+    write_shard(root / "captions" / "a.tar", captions)
+    for folder in ("chat", "chats"):
+        (root / folder).mkdir()
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "chats.json").read_text())
+    (root / "chat" / "tokenizer.json").write_text(json.dumps(golden["tokenizer"]))
+    chat = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "x"}]
+    (root / "chats" / "train-0.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * SAMPLES)
+    write_parquet(root / "preferences" / "a.parquet", {"chosen": [chat] * SAMPLES, "rejected": [chat] * SAMPLES})
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
     shutil.copytree(root / "imagenet" / "train" / "n0", root / "n0")
@@ -111,7 +127,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 26
+    assert len(RECIPES) == 28
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))

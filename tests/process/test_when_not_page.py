@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.videos import write_video
 
-TEXT = (Path(__file__).parents[2] / "docs" / "when-not.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "when-not.md").read_text()
 RATE = 16_000
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -75,23 +74,6 @@ def test_the_lines_for_sound_serve_files_of_every_form(tmp_path: Path) -> None:
     assert np.abs(sounds[1, RATE:]).max() == 0
 
 
-def test_the_lines_for_chats_make_texts_that_init_configures(tmp_path: Path) -> None:
-    """Each chat is one text, whatever number of turns it has."""
-    (tmp_path / "chats.py").write_text(lines_of("Chats", "python"))
-    chats = "\n".join(json.dumps({"messages": CHAT * count}) for count in (1, 2, 3))
-    done = subprocess.run(
-        [sys.executable, tmp_path / "chats.py"], input=chats, stdout=subprocess.PIPE, text=True, check=True
-    )
-    (tmp_path / "texts.jsonl").write_text(done.stdout)
-
-    whole = json.loads(batchd("init", tmp_path / "texts.jsonl", "--json", "-n").stdout)
-
-    assert (whole["samples"], whole["fields"]) == (3, {"text": "text"})
-    assert json.loads(done.stdout.splitlines()[0])["text"] == (
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nhello<|im_end|>\n"
-    )
-
-
 def test_the_lines_for_several_images_serve_each_as_a_field(tmp_path: Path) -> None:
     """They are of one column of Parquet."""
     (tmp_path / "pages").mkdir()
@@ -110,7 +92,7 @@ def test_the_lines_for_several_images_serve_each_as_a_field(tmp_path: Path) -> N
 
 SOUND = 'no source reads sound yet; docs/when-not.md ("Sound") has lines that serve it'
 BOXES = 'no source reads its boxes yet; docs/when-not.md ("Detection") has lines that serve it'
-CHATS = 'no source reads chats yet; docs/when-not.md ("Chats") has lines that serve it'
+CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 LISTS = 'no source reads lists of images yet; docs/when-not.md ("Several images in a column") has lines that serve it'
 
 
@@ -140,7 +122,7 @@ def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told:
     assert line.startswith(f"batchd: {tmp_path}")
     assert told in line
     section = told.split('"')[1]
-    assert f"### {section}\n" in TEXT
+    assert f"## {section}\n" in TEXT + (DOCS / "cookbook.md").read_text()
 
 
 @pytest.mark.usefixtures("forked_scans")

@@ -15,6 +15,9 @@ A value that is returned is never cast in silence:
     declared          returned
     "image"           bytes, bytearray, memoryview
     "text"            str
+    "text[<=8]"       a list of str
+    "bytes"           bytes, bytearray, memoryview
+    "json"            dict, list, str, int, float, bool, and None in them
     "uint8[?,?,3]"    a numpy array of this dtype and shape; what numpy() makes one of (torch,
                       TensorFlow); what has an array interface (PIL); Python numbers and lists of
                       them, which have no dtype of their own, where they fit
@@ -39,8 +42,8 @@ import numpy as np
 
 from batchd.data.functions.find import CallArguments, ModuleNotFound, call_problem, find_module, parse_function
 from batchd.data.samples.columns import Column
-from batchd.data.samples.errors import OUR_OWN_FAULTS
-from batchd.data.samples.values import Value
+from batchd.data.samples.errors import OUR_OWN_FAULTS, SampleUnreadable
+from batchd.data.samples.values import Value, nested
 from batchd.runtime.suggestions import pip_command
 from batchd_wire.views import Array
 
@@ -193,10 +196,18 @@ class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
 
 def checked_value(column: Column, value: object) -> Value:
     """The value as its column's kind. Raises ``NotAsDeclared`` or ``FunctionFailed``."""
-    if column.kind == "encoded":
+    if column.kind in ("encoded", "bytes"):
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of the bytes of an image")
+            wanted = "the bytes of an image" if column.kind == "encoded" else "bytes"
+            raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {wanted}")
         return memoryview(value)
+    if column.kind in ("json", "texts"):
+        if value is None:
+            raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {column.text}")
+        try:
+            return nested(column, value)
+        except SampleUnreadable as error:
+            raise NotAsDeclared(str(error)) from None
     if column.kind == "text":
         if not isinstance(value, str):
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of text")

@@ -71,6 +71,20 @@ def effect(step: StepOptions, columns: Columns) -> Columns:
     return registered(step, columns)
 
 
+def described(column: Column) -> str:
+    """What a column is, for messages."""
+    return _DESCRIBED.get(column.kind, column.text)
+
+
+_DESCRIBED = {
+    "encoded": "the bytes of an image file",
+    "text": "text",
+    "json": "a value in JSON",
+    "bytes": "bytes",
+    "texts": "a list of texts",
+}
+
+
 def first_step_on(column: Column) -> str:
     """The problem text for an image file that no step decodes."""
     if column.name == "image":

@@ -175,4 +175,6 @@ def _restored(hint: Any, value: Any) -> Any:
     if isinstance(value, list):
         inner = get_args(hint) if get_origin(hint) is tuple else (None,)
         return tuple(_restored(inner[0], item) for item in value)
-    return Path(value) if isinstance(value, str) and Path in (hint, *get_args(hint)) else value
+    choices = (hint, *get_args(hint))
+    is_path = Path in choices and not any(value in get_args(choice) for choice in choices[1:])
+    return Path(value) if is_path and isinstance(value, str) else value

@@ -260,6 +260,17 @@ def _not_fixed(column: Column) -> str:
             f"{column.name!r} is text, which a batch cannot hold; add "
             '"tokenize", "lookup" or "text_bytes", or leave it out with "drop"'
         )
+    if column.kind != "array":
+        field = json.dumps(column.name)
+        advice = {
+            "texts": f'{{ op = "pick", field = {field} }} draws one of them',
+            "json": f'{{ op = "chat", field = {field} }} makes tokens of messages, and "call" anything of it',
+            "bytes": '"call" makes numbers of them',
+        }[column.kind]
+        return (
+            f"{column.name!r} is {effects.described(column)}, which a batch cannot hold; {advice}; or leave it out "
+            'with "drop"'
+        )
     is_image = len(column.shape) == effects.IMAGE_DIMENSIONS
     largest = [length or (LARGEST_SIDE if is_image else LARGEST_LENGTH) for length in column.shape]
     options = f"field = {json.dumps(column.name)}, max_shape = {largest}"

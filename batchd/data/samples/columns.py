@@ -8,12 +8,15 @@ A source says which columns its samples have, and each step which columns it tur
 columns after the last step become the fields of a batch, so by then each must have one shape.
 
 Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
-from sample to sample, ``"image"`` for the bytes of an image file, and ``"text"``. Of samples that
-have no shape of their own they declare the columns:
+from sample to sample, ``"image"`` for the bytes of an image file, ``"text"``, ``"text[<=8]"`` for
+up to eight texts, ``"json"`` and ``"bytes"``. Of samples that have no shape of their own they
+declare the columns:
 
     fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
     names    = { label = "class_id" }                  what the data calls a field, if it differs
     defaults = { label = -1, ids = [], caption = "" }  in the place of a value that a sample lacks
+
+A list of texts, JSON and bytes are no fields of a batch: a step makes something of them.
 
 Invariants: ``parse_column(name, column.text) == column`` for a source's column. A field that is
 wrong in itself has no further problems. A default that was checked fits into its field.
@@ -23,6 +26,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping
 from math import prod
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from batchd.data.samples.checks import Checks
@@ -34,9 +38,14 @@ from batchd_wire.wording import counted
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 LENGTH_MAX = 1 << 32
 _ARRAY = re.compile(r"([a-z]+\d*)(?:\[([0-9?, ]*)\])?")
+_TEXTS = re.compile(r"text\[<= ?([0-9]{1,9})\]")
+TEXTS_MAX = 1 << 16
 
-ColumnKind = Literal["encoded", "text", "array"]
-"""``encoded``: the bytes of an image file. ``text``: a string. ``array``: numbers."""
+ColumnKind = Literal["encoded", "text", "array", "json", "bytes", "texts"]
+"""``encoded``: the bytes of an image file. ``text``: a string. ``array``: numbers. ``json``: any
+value in JSON. ``bytes``: any bytes. ``texts``: a list of strings."""
+_WORDS: dict[str, ColumnKind] = {"image": "encoded", "text": "text", "json": "json", "bytes": "bytes"}
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
@@ -73,6 +82,8 @@ class Column:
     kind: ColumnKind = "array"
     dtype: str = "uint8"
     shape: tuple[int | None, ...] = ()
+    most: int = 0
+    """Of a list of texts: how many it has at most."""
     channels_first: bool = False
     """Whether an image has its channels in front: [channels, height, width]."""
     is_bgr: bool = False
@@ -135,8 +146,10 @@ class Column:
     @property
     def text(self) -> str:
         """The column as users write it."""
+        if self.kind == "texts":
+            return f"text[<={self.most}]"
         if self.kind != "array":
-            return {"encoded": "image", "text": "text"}[self.kind]
+            return next(word for word, kind in _WORDS.items() if kind == self.kind)
         if not self.shape:
             return self.dtype
         known = length_texts([length or 0 for length in self.shape], self.varying)
@@ -154,18 +167,24 @@ def check_field_names(*names: str) -> None:
 
 
 def parse_column(name: str, text: str) -> Column:
-    """Parse ``"image"``, ``"text"``, ``"float32"`` or ``"uint8[28,28]"``. Raises ``ValueError``."""
+    """Parse ``"image"``, ``"text[<=8]"``, ``"uint8[28,28]"`` and so on. Raises ``ValueError``."""
     check_field_names(name)
-    if text in ("image", "text"):
-        return Column(name, "encoded" if text == "image" else "text")
+    if text in _WORDS:
+        return Column(name, _WORDS[text])
+    several = _TEXTS.fullmatch(text)
+    if several is not None:
+        if not 1 <= int(several[1]) <= TEXTS_MAX:
+            raise ValueError(f'{name} = "{text}": a list has 1 to {TEXTS_MAX} texts at most')
+        return Column(name, "texts", most=int(several[1]))
     written = _ARRAY.fullmatch(text)
     if written is None or written[1] not in ITEM_BYTES:
         meant = _meant(text)
         if meant is not None:
             raise ValueError(f'{name} = "{text}" is not a valid type; did you mean "{meant}"?')
         raise ValueError(
-            f'{name} = "{text}" is not a valid type: "image", "text", or one of {", ".join(ITEM_BYTES)}, with a shape if it '
-            'has one, as in "uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
+            f'{name} = "{text}" is not a valid type: "image", "text", "text[<=8]" for up to 8 texts, "json", "bytes", or one of '
+            f'{", ".join(ITEM_BYTES)}, with a shape if it has one, as in "uint8[28,28]", or "int32[?]" where a length differs '
+            "from sample to sample"
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))
 
@@ -176,7 +195,10 @@ def _meant(text: str) -> str | None:
     word = begins[0] if begins else ""
     if sum(known.startswith(word) for known in ITEM_BYTES) > 1:
         return None
-    known = nearest(word, ["image", "text", *ITEM_BYTES])
+    if word in ("text", "texts"):
+        most = re.search("[0-9]+", text)
+        return f"text[<={most[0] if most else 8}]" if text != "texts" else "text[<=8]"
+    known = nearest(word, [*_WORDS, *ITEM_BYTES])
     lengths = text[len(word) :].strip().translate(str.maketrans("(){}<>", "[][][]"))
     meant = f"{known}{lengths}"
     if known in ITEM_BYTES and _ARRAY.fullmatch(meant):
@@ -200,14 +222,21 @@ def _lengths(name: str, text: str, written: str | None) -> tuple[int | None, ...
     return lengths
 
 
-def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bool = False) -> tuple[Column, ...]:
+def check_declared(
+    checks: Checks,
+    fields: Mapping[str, str],
+    *,
+    with_shapes: bool = False,
+    lacks: Mapping[str, str] = _NOTHING,
+) -> tuple[Column, ...]:
     """The columns of the valid fields; problems of the others are added to ``checks``.
 
     ``with_shapes``: the data has the shapes of arrays itself, so several lengths may differ.
+    ``lacks``: see ``check_types``.
     """
     if not fields:
         checks.say('fields must name at least one field, as in { image = "image", label = "int64" }', "fields")
-    columns = check_types(checks, "fields", fields)
+    columns = check_types(checks, "fields", fields, lacks)
     usable = []
     for column in columns:
         if column.name in ("index", "valid"):
@@ -221,12 +250,20 @@ def check_declared(checks: Checks, fields: Mapping[str, str], *, with_shapes: bo
     return tuple(usable)
 
 
-def check_types(checks: Checks, key: str, fields: Mapping[str, str]) -> tuple[Column, ...]:
-    """The columns of the valid types in table ``key``; problems of others go to ``checks``."""
+def check_types(
+    checks: Checks, key: str, fields: Mapping[str, str], lacks: Mapping[str, str] = _NOTHING
+) -> tuple[Column, ...]:
+    """The columns of the valid types in table ``key``; problems of others go to ``checks``.
+
+    ``lacks``: the kinds that the data cannot have, each with what to do.
+    """
     columns = []
     for name, text in fields.items():
         with checks.at(key, name):
-            columns.append(parse_column(name, text))
+            column = parse_column(name, text)
+            if column.kind in lacks:
+                raise ValueError(f'{name} = "{text}": {lacks[column.kind]}')
+            columns.append(column)
     return tuple(columns)
 
 
@@ -250,8 +287,8 @@ def check_known(checks: Checks, fields: Mapping[str, str], **tables: Mapping[str
                 checks.say(f"{key} has {name!r}, which is none of the fields {', '.join(fields)}{advice}", key, name)
 
 
-Default: TypeAlias = bool | int | float | str | tuple[bool | int | float, ...]
-"""Replaces a missing value: a number for every element, all of the numbers, or a text."""
+Default: TypeAlias = bool | int | float | str | tuple[bool | int | float | str, ...]
+"""Replaces a missing value: a number for every element, all of the numbers, a text, or texts."""
 _PACKED = {
     "uint8": "<B",
     "int8": "<b",
@@ -277,14 +314,21 @@ def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[
 
 def _check_default(column: Column, default: Default) -> None:
     what = f"defaults: {column.name} is {column.text}, so"
-    if column.kind == "encoded":
+    if column.kind in ("encoded", "bytes"):
         raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
-    if (column.kind == "text") != isinstance(default, str):
+    if column.kind == "texts":
+        texts = default if isinstance(default, tuple) else (0,)
+        if len(texts) > column.most or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f'{what} its default is a list of {column.most} texts at most, such as [] or [""]')
+    if column.kind in ("text", "array") and (column.kind == "text") != isinstance(default, str):
         raise ValueError(
             f"{what} its default is {'a text' if column.kind == 'text' else 'a number, or a list of them'}"
         )
-    if isinstance(default, str):
-        return
+    if column.kind == "array" and not isinstance(default, str):
+        _check_numbers(column, default, what)
+
+
+def _check_numbers(column: Column, default: float | tuple[float | str, ...], what: str) -> None:
     if isinstance(default, tuple) and default and column.shape.count(None) > 1:
         raise ValueError(f"{what} its default is [], or none")
     if isinstance(default, tuple):
@@ -295,7 +339,7 @@ def _check_default(column: Column, default: Default) -> None:
     elif None in column.shape:
         raise ValueError(f"{what} its default is a list, such as []")
     for number in default if isinstance(default, tuple) else (default,):
-        if not _holds(column.dtype, number):
+        if isinstance(number, str) or not _holds(column.dtype, number):
             raise ValueError(f"{what} {number} cannot be in it")
 
 

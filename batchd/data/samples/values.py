@@ -5,9 +5,10 @@ field is whole. In digits it is decimal, as tables and JSON write it: not ``1_0`
 reads, nor the digits of other scripts.
 
 Invariant: no number changes its value, except by the rounding of a float: a number that does not
-fit is refused, never wrapped or cut.
+fit is refused, never wrapped or cut. In a value of JSON no key, number or null changes.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -20,10 +21,24 @@ from batchd.data.samples.kept_files import DecodedFile, FilePart
 from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
-Value: TypeAlias = memoryview | DecodedFile | FilePart | str | Array | np.generic | int | float | bool
-"""The bytes of an ``encoded`` column, or their pixels; a ``text``, or an ``array``; a number for an
-array of shape []."""
+Value: TypeAlias = (
+    memoryview
+    | DecodedFile
+    | FilePart
+    | str
+    | Array
+    | np.generic
+    | int
+    | float
+    | bool
+    | list[object]
+    | dict[str, object]
+)
+"""The bytes of an ``encoded`` column, or their pixels; ``bytes``; a ``text``, or an ``array``; a
+number for an array of shape []; a list of ``texts``; ``json``, as Python's module json reads it."""
 
+JSON_DEPTH_MAX = 64
+"""Levels of lists and objects in a value of JSON."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")
 _REAL = re.compile(r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE)
@@ -47,11 +62,14 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
         if not raw.nbytes:
             raise SampleUnreadable(f"{column.name} is empty")
         return raw
-    if column.kind == "text":
+    if column.kind == "bytes":
+        return raw
+    if column.kind != "array":
         try:
-            return str(raw, "utf-8")
+            text = str(raw, "utf-8")
         except UnicodeDecodeError as error:
             raise SampleUnreadable(f"{column.name} is no UTF-8: byte {error.start} of {raw.nbytes}") from None
+        return text if column.kind == "text" else in_json(column, text)
     dtype = np.dtype(column.dtype).newbyteorder("<")
     if raw.nbytes % dtype.itemsize:
         raise SampleUnreadable(f"{column.name} has {raw.nbytes} bytes, which are no whole number of {column.dtype}")
@@ -63,6 +81,8 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
 
 def default_value(column: Column, default: Default) -> Value:
     """The value of a default that ``data.samples.columns`` has checked."""
+    if column.kind in ("json", "texts"):
+        return list(default) if isinstance(default, tuple) else default
     if isinstance(default, str):
         return default
     if isinstance(default, Sequence):
@@ -77,6 +97,74 @@ def shaped(column: Column, numbers: Array) -> Array:
     if numbers.size % known if is_open else numbers.size != known:
         raise SampleUnreadable(f"{column.name} has {counted(numbers.size, 'number')}, not those of {column.text}")
     return numbers.reshape([numbers.size // known if length is None else length for length in column.shape])
+
+
+def json_value(content: str | bytes) -> object:
+    """The value in JSON; of equal keys of an object the last one counts.
+
+    Raises ``SampleUnreadable``.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise SampleUnreadable("is no JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise SampleUnreadable(f"is no JSON: {error}") from None
+
+
+def in_json(column: Column, text: str) -> Value:
+    """The value of a column of ``json`` or ``texts`` from JSON. Raises ``SampleUnreadable``."""
+    try:
+        value = json_value(text)
+    except SampleUnreadable as error:
+        raise SampleUnreadable(f"{column.name} {error}") from None
+    if value is None:
+        raise SampleUnreadable(f"{column.name} is null in JSON")
+    return nested(column, value)
+
+
+def nested(column: Column, value: object) -> Value:
+    """The value of a column of ``json`` or ``texts`` from Python's objects, as json reads them.
+
+    Raises ``SampleUnreadable`` for what JSON cannot have, and deeper than ``JSON_DEPTH_MAX``.
+    """
+    if column.kind == "texts":
+        return _texts(column, value)
+    level: list[object] = [value]
+    for _depth in range(JSON_DEPTH_MAX + 1):
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                if not all(isinstance(key, str) for key in one):
+                    raise SampleUnreadable(f"{column.name} has a key that is no text, which JSON has not")
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+            elif not (one is None or isinstance(one, (str, int, float))):
+                raise SampleUnreadable(f"{column.name} has {type(one).__name__} in it, which JSON has not")
+        if not inner:
+            return value  # type: ignore[return-value]  # each level was seen
+        level = inner
+    raise SampleUnreadable(f"{column.name} is nested deeper than {JSON_DEPTH_MAX} levels")
+
+
+def _texts(column: Column, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise SampleUnreadable(f"{column.name} is {type(value).__name__}, not a list of texts")
+    if len(value) > column.most:
+        raise SampleUnreadable(f"{column.name} has {len(value)} texts, more than {column.text} has")
+    for place, text in enumerate(value):
+        if not isinstance(text, str):
+            kind = "null" if text is None else type(text).__name__
+            raise SampleUnreadable(f"{column.name}[{place}] is {kind}, not a text")
+        check_text(f"{column.name}[{place}]", text)
+    return value
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ``SampleUnreadable`` for half of a surrogate pair, which JSON may have."""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise SampleUnreadable(f"{name} has half a character in it, which no UTF-8 can hold")
 
 
 def from_plain(column: Column, value: object) -> Array:

@@ -125,7 +125,7 @@ class DeclaredOptions(SourceOptions):
         if column.kind != "array" or not column.shape or None in column.shape or "{" not in name:
             return (name,)
         try:
-            return tuple(resolve_braces(name))
+            return names_in(name)
         except ValueError:
             return (name,)
 
@@ -138,6 +138,11 @@ class DeclaredOptions(SourceOptions):
                 if 1 < len(names) != numbers:
                     problem = f"names.{name} stands for {len(names)} names, and {text} has {counted(numbers, 'number')}"
                     checks.say(problem, "names", name)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names that braces stand for: ``pixel{0..783}``. Raises ``ValueError``."""
+    return tuple(resolve_braces(text))
 
 
 class PatternOptions(SourceOptions):

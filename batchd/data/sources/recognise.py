@@ -91,7 +91,7 @@ def not_yet(what: str, section: str) -> str:
 
 
 SOUND = not_yet("sound", "Sound")
-CHATS = not_yet("chats", "Chats")
+CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 IMAGE_LISTS = not_yet("lists of images", "Several images in a column")
 
 

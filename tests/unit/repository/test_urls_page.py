@@ -53,6 +53,8 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("lmdb", "path"): {"fields": FIELDS},
     ("video", "root"): {"files": ("*",)},
     ("tokenize", "file"): {"max_length": 8},
+    ("chat", "tokenizer"): {"template": "chatml", "max_length": 8},
+    ("chat", "template"): {"tokenizer": HERE, "max_length": 8},
     ("remove_stopwords", "file"): {},
     ("lookup", "words"): {"table": HERE, "max_words": 8},
     ("lookup", "table"): {"words": HERE, "max_words": 8},

@@ -2,14 +2,15 @@
 
     fields of the sample --copied--> function(sample, rng) --checked--> fields
 
-Arrays are copies, so a function may keep them. It may write into those that it may change: the
-outputs, or all where none are declared. The others are read-only, so that nothing changes that is
-not declared.
+Arrays, lists and dicts are copies, so a function may keep them. It may write into those that it
+may change: the outputs, or all where none are declared. Other arrays are read-only, so that nothing
+changes that is not declared.
 
 Invariant: afterwards each field is what its column says, or the sample is bad.
 """
 
 from collections.abc import Iterable
+from copy import deepcopy
 from sys import getrefcount
 from typing import Any
 
@@ -25,6 +26,7 @@ from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
 from batchd_wire.views import Array
 
+_CHANGEABLE = (np.ndarray, list, dict)
 _KNOWN_REFERENCES = 3
 """The table's, the variable's and the argument's; a view refers to the owner of its memory."""
 
@@ -83,7 +85,7 @@ class CallStage:
         if isinstance(value, memoryview):
             return bytes(value)
         if not isinstance(value, np.ndarray):
-            return value
+            return deepcopy(value)
         given = self._copied(name, value)
         if name not in self._changing:
             given.flags.writeable = False
@@ -117,7 +119,7 @@ class CallStage:
         for name, column in self._changing.items():
             if name in made:
                 value = made[name]
-                is_as_given = name in self._of_same_type and value is given[name] and not isinstance(value, np.ndarray)
+                is_as_given = name in self._of_same_type and value is given[name] and not isinstance(value, _CHANGEABLE)
                 checked[name] = value if is_as_given else checked_value(column, value)
         return checked
 

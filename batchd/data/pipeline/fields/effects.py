@@ -11,10 +11,11 @@ from batchd.data.pipeline.effects import (
     StepInvalid,
     changed,
     column_of,
+    described,
     effect,
     replaced,
 )
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Pick, Rename, Scale
 from batchd.data.samples.columns import LENGTH_MAX, Column
 from batchd_wire.fields import DIMENSIONS_MAX
 
@@ -34,6 +35,14 @@ def _drop(step: Drop, columns: Columns) -> Columns:
 @effect.register
 def _rename(step: Rename, columns: Columns) -> Columns:
     return replaced(step, columns, replace(column_of(step, columns), name=step.to))
+
+
+@effect.register
+def _pick(step: Pick, columns: Columns) -> Columns:
+    column = column_of(step, columns)
+    if column.kind != "texts":
+        raise StepInvalid(f'"pick" needs a list, such as "text[<=8]", and {column.name!r} is {described(column)}')
+    return changed(step, columns, kind="text", most=0)
 
 
 @effect.register
@@ -92,6 +101,6 @@ def _numbers(step: NumberStep, columns: Columns) -> Column:
         raise StepInvalid(
             f'"{step.op}" needs numbers, and {column.name!r} is the bytes of an image file; "decode" it first'
         )
-    if column.kind == "text":
-        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
+    if column.kind != "array":
+        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is {described(column)}')
     return column

@@ -55,6 +55,25 @@ class Rename(FieldStep):
         return frozenset({self.field, self.to})
 
 
+@options
+class Pick(FieldStep):
+    """Choose one value of a list, such as one of the captions of an image.
+
+    The field becomes that value. An empty list is a bad sample.
+    """
+
+    op: Literal["pick"] = "pick"
+    field: Annotated[str, Example("captions")]
+    """The list: a field of type "text[<=8]"."""
+    which: Literal["random", "first"] = "random"
+    """The value: "random" draws one, each equally often; "first" is always the same."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws."""
+        return self.which == "random"
+
+
 CLASSES_MAX = 1 << 24
 BOUND_MAX = 1 << 53
 """Up to here a floating-point number of 64 bits is every whole number exactly."""

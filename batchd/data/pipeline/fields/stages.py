@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import FLOAT_MAX, WHOLE, Columns
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Pick, Rename, Scale
 from batchd.data.pipeline.fields.tables import IdTable, id_table
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, RowsStage, Stage, make_rows_stage, make_stage
@@ -50,6 +50,21 @@ def _rename_rows(step: Rename) -> RowsStage:
 
 def _move(step: Rename, values: dict[str, V]) -> None:
     values[step.to] = values.pop(step.field)
+
+
+@make_stage.register
+def _pick(step: Pick, _before: Columns, _after: Columns) -> Stage:
+    def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+        found = values[step.field]
+        assert isinstance(found, list), "a list of texts"
+        place = int(len(found) * random.random()) if step.is_random else 0
+        if not found:
+            raise SampleUndecodable(f"{step.field} is an empty list, so there is nothing to pick")
+        if step.is_random and random.draws is not None:
+            random.draws.append({"of": len(found), "place": place})
+        values[step.field] = found[place]  # type: ignore[assignment]  # a text
+
+    return run
 
 
 @make_stage.register

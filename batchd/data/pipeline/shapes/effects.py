@@ -27,6 +27,7 @@ from batchd.data.pipeline.effects import (
     NoSuchField,
     StepInvalid,
     column_of,
+    described,
     effect,
     first_step_on,
     replaced,
@@ -135,8 +136,8 @@ def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:
         raise StepInvalid(
             f'"{step.op}" needs pixels, and {column.name!r} is an image file; put {{ op = "decode" }} before'
         )
-    if column.kind == "text":
-        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is text')
+    if column.kind != "array":
+        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is {described(column)}')
     axes = tuple(axis for axis, length in enumerate(column.shape) if length is None)
     if column.size_axes:
         raise StepInvalid(f'"{step.op}" has nothing to do: all images of a batch have one size; leave the step out')

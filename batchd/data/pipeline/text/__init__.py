@@ -1,1 +1,1 @@
-"""The steps on text."""
+"""The steps on text and chats."""

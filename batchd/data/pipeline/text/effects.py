@@ -5,14 +5,16 @@
           --lookup-->      vectors: float32[n, columns], vectors_length: int32
           --text_bytes-->  text: uint8[n]
 
+    json  --chat-->        tokens: int32[?], loss_mask: uint8[?]
+
 Standard library only: what reads a file is imported by its check.
 """
 
 from dataclasses import replace
 
-from batchd.data.pipeline.effects import Columns, StepInvalid, column_of, effect, replaced
+from batchd.data.pipeline.effects import Columns, StepInvalid, column_of, described, effect, replaced
 from batchd.data.pipeline.step_files import check_content
-from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
+from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
 from batchd.data.samples.columns import Column
 from batchd.runtime.suggestions import pip_command
 
@@ -34,6 +36,19 @@ def _tokenize(step: Tokenize, columns: Columns) -> Columns:
 
 
 @effect.register
+def _chat(step: Chat, columns: Columns) -> Columns:
+    column = column_of(step, columns)
+    if column.kind != "json":
+        raise StepInvalid(
+            f'"chat" needs messages, a field of type "json" in the source, and {column.name!r} is {described(column)}'
+        )
+    tokens, mask = step.makes
+    return replaced(
+        step, columns, Column(tokens, dtype="int32", shape=(None,)), Column(mask, dtype="uint8", shape=(None,))
+    )
+
+
+@effect.register
 def _lookup(step: Lookup, columns: Columns) -> Columns:
     """Read the number of columns from the header of the table."""
     from batchd.data.pipeline.text.files import table_shape  # noqa: PLC0415  needs numpy
@@ -52,29 +67,31 @@ def _text_bytes(step: TextBytes, columns: Columns) -> Columns:
 
 
 @check_content.register
-def _check_files(step: Tokenize | RemoveStopwords | Lookup) -> None:
+def _check_files(step: Tokenize | RemoveStopwords | Lookup | Chat) -> None:
     from batchd.data.pipeline.text import files  # noqa: PLC0415  needs numpy
 
-    match step:
-        case Lookup():
-            files.check_word_table(step.words, step.table)
-        case RemoveStopwords():
-            files.read_stop_words(step.file, lower=step.case == "ignore")
-        case Tokenize():
-            try:
+    try:
+        match step:
+            case Lookup():
+                files.check_word_table(step.words, step.table)
+            case RemoveStopwords():
+                files.read_stop_words(step.file, lower=step.case == "ignore")
+            case Tokenize():
                 files.load_tokenizer(step)
-            except ModuleNotFoundError as error:
-                if error.name != "tokenizers":
-                    raise
-                raise StepInvalid(
-                    f'"tokenize" needs tokenizers, which is not installed: {pip_command("batchd[text]")}'
-                ) from None
+            case Chat():
+                files.ChatTokenizer(step)
+    except ModuleNotFoundError as error:
+        if error.name != "tokenizers":
+            raise
+        raise StepInvalid(
+            f'"{step.op}" needs tokenizers, which is not installed: {pip_command("batchd[text]")}'
+        ) from None
 
 
 def _text(step: TextStep, columns: Columns) -> Column:
     column = column_of(step, columns)
     if column.kind != "text":
-        what = "the bytes of an image file" if column.kind == "encoded" else column.text
         by = f' after "{column.made_by}"' if column.made_by else ""
-        raise StepInvalid(f'"{step.op}" needs text, and {column.name!r} is {what}{by}')
+        pick = '; "pick" chooses one of them' if column.kind == "texts" else ""
+        raise StepInvalid(f'"{step.op}" needs text, and {column.name!r} is {described(column)}{by}{pick}')
     return column

@@ -33,12 +33,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, npy_header, open_file, read_file
-from batchd.data.pipeline.text.options import TOKEN_MAX, Tokenize
+from batchd.data.pipeline.text.chats import FIRST_MARK, ChatWriter, Message, Written, messages_of, read_template
+from batchd.data.pipeline.text.options import TOKEN_MAX, Chat, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.wording import counted
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 STOP_WORDS_BYTES_MAX = 64 << 20
 _COMMENT = re.compile(r"(?:^|\s)#")
@@ -193,17 +194,23 @@ PADDING_NAMES = ("[PAD]", "<pad>")
 """Name of the special token for padding."""
 
 
-def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
-    """The tokenizer of a step, and the number of its padding. Raises ``StepFileInvalid``."""
+def read_tokenizer(path: Path) -> "Tokenizer":
+    """A tokenizer that makes the same tokens of a text each time. Raises ``StepFileInvalid``."""
     from tokenizers import Tokenizer  # noqa: PLC0415  needs an extra
 
-    content = read_file(step.file, TOKENIZER_BYTES_MAX)
-    with _failures_as(StepFileInvalid, f"{step.file} is not a tokenizer.json, or it is cut"):
+    content = read_file(path, TOKENIZER_BYTES_MAX)
+    with failures_as(StepFileInvalid, f"{path} is not a tokenizer.json, or it is cut"):
         tokenizer = Tokenizer.from_str(content.decode())
     if getattr(tokenizer.model, "dropout", None):
         raise StepFileInvalid(
-            f"{step.file} has dropout = {tokenizer.model.dropout}, which makes other tokens of the same text each time; remove it"
+            f"{path} has dropout = {tokenizer.model.dropout}, which makes other tokens of the same text each time; remove it"
         )
+    return tokenizer
+
+
+def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
+    """The tokenizer of a step, and the number of its padding. Raises ``StepFileInvalid``."""
+    tokenizer = read_tokenizer(step.file)
     pad_id = _pad_id(tokenizer) if step.pad_id is None else step.pad_id
     if pad_id > TOKEN_MAX:
         raise StepFileInvalid(f"{step.file} pads with {pad_id}, which int32 cannot hold; set pad_id")
@@ -222,13 +229,103 @@ def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
 
 def tokens_of(text: str, tokenizer: "Tokenizer", step: Tokenize) -> list[int]:
     """The numbers of the tokens of a text. Raises ``SampleUndecodable``."""
-    with _failures_as(SampleUndecodable, "the tokenizer does not take the text"):
+    with failures_as(SampleUndecodable, "the tokenizer does not take the text"):
         tokens: list[int] = tokenizer.encode(text, add_special_tokens=step.special_tokens).ids
     if len(tokens) > step.max_length:
         raise SampleUndecodable(f"the text has {len(tokens)} tokens, more than max_length = {step.max_length}")
     if max(tokens, default=0) > TOKEN_MAX:
         raise SampleUndecodable(f"the tokenizer makes the number {max(tokens)}, which int32 cannot hold")
     return tokens
+
+
+class ChatTokenizer:
+    """Makes tokens of chats, and the mask of those that are learned. Raises ``StepFileInvalid``.
+
+    The marks of the template (see ``chats``) are tokens of a copy of the tokenizer. A token is
+    learned if it has the first or a later character of learned words.
+    """
+
+    def __init__(self, step: Chat) -> None:
+        from tokenizers import AddedToken  # noqa: PLC0415  needs an extra
+
+        template = read_template(step.template)
+        name = step.template if isinstance(step.template, str) else step.template.name
+        self._step = step
+        self._writer = ChatWriter(name, template, step.loss, generation=step.generation_prompt)
+        self._tokenizer = tokenizer = read_tokenizer(step.tokenizer)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        added = {token.content: (number, token) for number, token in tokenizer.get_added_tokens_decoder().items()}
+        missing = [token for token in template.tokens if token not in added]
+        if missing:
+            raise StepFileInvalid(
+                f'{step.tokenizer} has no special token {", ".join(missing)}, which the template "{name}" writes'
+            )
+        numbers = tokenizer.get_vocab().values()
+        largest = max(numbers)
+        marks = [chr(FIRST_MARK + number) for number in range(len(template.tokens))]
+        for mark, token in zip(marks, template.tokens, strict=True):
+            like = added[token][1]
+            made = AddedToken(mark, lstrip=like.lstrip, rstrip=like.rstrip, normalized=False, special=False)
+            tokenizer.add_tokens([made])
+        tokenizer.encode_special_tokens = step.special_text == "keep"
+        vocabulary = tokenizer.get_vocab()
+        of_marks = [vocabulary[mark] for mark in marks]
+        if largest > TOKEN_MAX or not set(numbers).isdisjoint(of_marks):
+            raise StepFileInvalid(f"{step.tokenizer} has tokens up to number {largest}, which leave no room for more")
+        self._real = np.arange(max(largest, *of_marks) + 1, dtype=np.int32)
+        self._real[of_marks] = [added[token][0] for token in template.tokens]
+
+    def tokens_of(self, value: object) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Tokens int32 [n], and their mask uint8 [n]. Raises ``SampleUndecodable``."""
+        step = self._step
+        messages = messages_of(step.field, value)
+        written = self._writer.write(messages)
+        found = self._encoded(written)
+        if len(found) > step.max_length:
+            if step.truncate == "bad":
+                raise SampleUndecodable(f"the chat has {len(found)} tokens, more than max_length = {step.max_length}")
+            if step.truncate == "turns":
+                written, found = self._last_exchanges(messages, written, found)
+        tokens, mask = self._real[found.ids], np.zeros(len(found), np.uint8)
+        for first, end in written.learned:
+            mask[_token_at(found, first, end, 1) : _token_at(found, end - 1, first - 1, -1) + 1] = 1
+        if len(tokens) > step.max_length:
+            kept = slice(-step.max_length, None) if step.truncate == "left" else slice(step.max_length)
+            tokens, mask = tokens[kept], mask[kept]
+        if step.loss and not mask.any():
+            raise SampleUndecodable(f"the chat has no token to learn: no words of {', '.join(step.loss)}")
+        return tokens, mask
+
+    def _encoded(self, written: Written) -> "Encoding":
+        with failures_as(SampleUndecodable, "the tokenizer does not take the chat"):
+            return self._tokenizer.encode(written.text, add_special_tokens=False)
+
+    def _last_exchanges(
+        self, messages: list[Message], written: Written, found: "Encoding"
+    ) -> tuple[Written, "Encoding"]:
+        """The system, and the last whole exchanges that fit."""
+        total, longest = len(found), self._step.max_length
+        starts = [_token_at(found, first, len(written.text), 1) for first in written.exchanges]
+        users = [place for place, message in enumerate(messages) if message.role == "user"]
+        head = messages[: messages[0].role == "system"]
+        for place, start in zip(users[1:], starts[1:], strict=True):
+            if total - (start - starts[0]) > longest:
+                continue
+            written = self._writer.write([*head, *messages[place:]])
+            found = self._encoded(written)
+            if len(found) <= longest:
+                return written, found
+        raise SampleUndecodable(f"the last exchange of the chat alone is longer than max_length = {longest}")
+
+
+def _token_at(found: "Encoding", first: int, end: int, way: int) -> int:
+    """The token of the first character that has one, on the way to ``end``."""
+    for character in range(first, end, way):
+        token = found.char_to_token(character)
+        if token is not None:
+            return int(token)
+    return len(found) if way > 0 else -1
 
 
 def _pad_id(tokenizer: "Tokenizer") -> int:
@@ -240,7 +337,7 @@ def _pad_id(tokenizer: "Tokenizer") -> int:
 
 
 @contextmanager
-def _failures_as(problem: type[StepFileInvalid | SampleUndecodable], what: str) -> Iterator[None]:
+def failures_as(problem: type[StepFileInvalid | SampleUndecodable], what: str) -> Iterator[None]:
     """Raise what the library cannot do as a ``problem``."""
     try:
         yield

@@ -79,6 +79,57 @@ class Tokenize(TextStep):
 
 
 @options
+class Chat(TextStep):
+    """Turn the messages of a chat into token numbers, and a mask of those that are learned.
+
+    The field ``to`` is int32[?], and the field ``mask`` uint8[?] of the same length, 1 for the
+    words of the roles in ``loss`` and the token that ends them. They replace the messages: a list
+    of objects with "role" and "content", or "from" and "value", of type "json" in the source. A
+    chat without a learned token is a bad sample, unless ``loss`` is empty. Needs the library
+    tokenizers: ``pip install 'batchd[text]'``.
+    """
+
+    op: Literal["chat"] = "chat"
+    field: str = "messages"
+    to: str = "tokens"
+    """The name of the field of the tokens."""
+    mask: str = "loss_mask"
+    """The name of the field that says which tokens are learned."""
+    tokenizer: Annotated[Path, Example("/data/tokenizer.json")]
+    """The tokenizer.json. It has the special tokens of the template."""
+    template: Annotated[Literal["chatml", "llama3", "mistral", "gemma"] | Path, Example("chatml")]
+    """The form in which messages are written: "chatml" (Qwen, Hermes), "llama3", "mistral",
+    "gemma", or a file of your own, in TOML or, if its name ends in .json, in JSON."""
+    loss: tuple[Literal["system", "user", "assistant", "tool"], ...] = ("assistant",)
+    """The roles whose words are learned; [] for none."""
+    max_length: Annotated[int, Range(1, TOKENS_MAX), Example(4096)]
+    """Most tokens of a chat."""
+    truncate: Literal["turns", "left", "right", "bad"] = "turns"
+    """The treatment of a longer chat: "turns" keeps the message of the system and the last whole
+    exchanges (a message of the user, and what follows it); "left" and "right" cut tokens off at
+    this side; "bad" makes it a bad sample, as "turns" does if one exchange is too long."""
+    special_text: Literal["keep", "parse"] = "keep"
+    """The treatment of the text of a special token, such as </s>, in a message: "keep" leaves it
+    text, so that no message can end itself; "parse" makes the token of it, as apply_chat_template
+    does."""
+    generation_prompt: bool = False
+    """Whether the words that begin an answer are at the end, for chats that a model continues."""
+
+    def __post_init__(self) -> None:
+        check_field_names(*self.makes)
+        check_path("tokenizer", self.tokenizer)
+        if self.to == self.mask:
+            raise ValueError(f"to and mask are both {self.to!r}")
+        if isinstance(self.template, Path):
+            check_path("template", self.template)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The fields that it makes."""
+        return self.to, self.mask
+
+
+@options
 class Lowercase(TextStep):
     """Convert a text to lower case, as Python's ``str.lower()`` does, in any language."""
 

@@ -11,6 +11,7 @@ from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, Stage, make_stage
 from batchd.data.pipeline.text.files import (
+    ChatTokenizer,
     WordTable,
     load_tokenizer,
     read_stop_words,
@@ -18,7 +19,7 @@ from batchd.data.pipeline.text.files import (
     without_words,
     words_of,
 )
-from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
 
@@ -98,6 +99,17 @@ def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
         mask = np.zeros(step.max_length, np.uint8)
         mask[:count] = 1
         values |= dict(zip(step.makes, (padded, mask, np.int32(count)), strict=True))
+
+    return run
+
+
+@make_stage.register
+def _chat(step: Chat, _before: Columns, _after: Columns) -> Stage:
+    tokenizer = ChatTokenizer(step)
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        made = tokenizer.tokens_of(values.pop(step.field))
+        values |= dict(zip(step.makes, made, strict=True))
 
     return run
 

@@ -12,10 +12,13 @@ and arrays follow behind the facts, in this order:
               file's bytes: all of them as decoded at 1/factor, one factor after the other
     head      (name, 6, header, length of the file, bytes)    what is in front of its image data
     header    (name, 7, header)                   of the file, as its decoder has read it
+    json      (name, 8, bytes)                    a list, an object or a number beyond 64 bits, in
+                                                  JSON, which keeps more than msgpack
 
 Invariant: ``unpack`` gives the values that ``pack`` got, in type, order and content.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,9 +34,11 @@ from batchd.data.samples.kept_files import DecodedFile, FileHead
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
 
-_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER = range(8)
-WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD})
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER, _JSON = range(9)
+WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD, _JSON})
 """Kinds of facts whose last number says how many bytes they have behind the facts."""
+_PLAIN_BITS = 64
+"""msgpack has no whole numbers of more bits."""
 HEAD_BYTES_MAX = 1 << 14
 """Longer heads of files are not kept."""
 FILE_WITH_PARTS_BYTES_MIN = 1 << 18
@@ -68,6 +73,9 @@ def pack(values: Mapping[str, Value]) -> Record:
             parts += [image.data.cast("B") for image in value.pixels.values()]
         elif isinstance(value, np.generic):
             facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
+        elif isinstance(value, (list, dict)) or (isinstance(value, int) and value.bit_length() >= _PLAIN_BITS):
+            parts.append(json.dumps(value).encode())
+            facts.append((name, _JSON, len(parts[-1])))
         else:
             facts.append((name, _PLAIN, value))
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), parts)
@@ -168,6 +176,9 @@ def unpack(
         elif kind == _SCALAR:
             dtype, content = rest
             values[name] = np.frombuffer(content, dtype)[0]
+        elif kind == _JSON:
+            values[name] = json.loads(bytes(parts[start : start + rest[0]]))
+            start += rest[0]
         else:
             (values[name],) = rest
     return values, points

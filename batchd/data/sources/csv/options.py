@@ -34,7 +34,8 @@ class CsvSource(DeclaredOptions, FilesOptions):
 
     fields: Annotated[dict[str, str], Example({"age": "float32", "label": "int64"})] = field(default_factory=dict)
     """The columns that become fields, with their types, such as { age = "float32", name = "text",
-    box = "int32[4]" }. The numbers of a shape are in one cell, separated by spaces. Other columns
+    box = "int32[4]" }. The numbers of a shape are in one cell, separated by spaces. A cell that has
+    JSON is a field of type "json", or "text[<=8]" for a list of up to eight strings. Other columns
     are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
@@ -75,7 +76,8 @@ class CsvSource(DeclaredOptions, FilesOptions):
             checks.say(text, "delimiter")
         if not self.fields and not self.image:
             checks.say('name a column: fields = { age = "float32" }, or image = "TITLE" for one of paths of images')
-        for column in check_types(checks, "fields", self.fields):
+        lacks = {"bytes": "a table in text has no bytes"}
+        for column in check_types(checks, "fields", self.fields, lacks):
             if column.kind == "encoded":
                 text = f'{column.name}: a table holds no images; image = "TITLE" names a column of their paths'
                 checks.say(text, "fields", column.name)

@@ -61,6 +61,8 @@ class CsvReader(RecordsReader):
         for name, cell, read in self._cells:
             try:
                 values[name] = read(row[cell])
+            except SampleUnreadable as error:
+                raise SampleUnreadable(f"{self._titles[cell]!r}: {error}") from None
             except ValueError as error:
                 raise SampleUnreadable(f"{self._titles[cell]!r} {error}") from None
         for column, cells, read in self._joined:

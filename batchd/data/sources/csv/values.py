@@ -9,12 +9,13 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from batchd.data.samples.columns import Column
-from batchd.data.samples.values import Value, real_number, whole_number
+from batchd.data.samples.values import Value, in_json, real_number, whole_number
 from batchd.runtime.suggestions import nearest
 from batchd_wire.views import Array
 from batchd_wire.wording import counted
@@ -58,6 +59,8 @@ def cell_reader(column: Column) -> ReadCell:
     """The function that reads the cells of a column."""
     if column.kind == "text":
         return str
+    if column.kind != "array":
+        return partial(in_json, column)
     dtype = np.dtype(column.dtype)
     read = _number_reader(dtype)
     if not column.shape:

@@ -35,8 +35,9 @@ class JsonlSource(ShardOptions):
 
     fields: Annotated[dict[str, str], Example({"text": "text"})]
     """The fields of a sample, with their types: "text" for a string, a dtype such as "int64", with
-    its shape ("float32[4]"), in which ? is a length that differs from sample to sample, and
-    "image" for a string that is the path or URL of an image file."""
+    its shape ("float32[4]"), in which ? is a length that differs from sample to sample, "image" for
+    a string that is the path or URL of an image file, "text[<=8]" for a list of up to eight
+    strings, and "json" for any value, such as a list of messages."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The keys of fields with other names, such as { label = "meta.label", second = "images.1" }.
@@ -45,9 +46,9 @@ class JsonlSource(ShardOptions):
 
     defaults: dict[str, Default] = field(default_factory=dict)
     """The value of a field whose key is missing or null: a number for each element, a list of all
-    elements, [] for none if the length may differ, a text, or the path of an image, such as
-    { label = -1, ids = [], caption = "", second = "blank.png" }. Without a default it is a bad
-    sample."""
+    elements, [] for none if the length may differ, a text or a list of them, or the path of an
+    image, such as { label = -1, ids = [], caption = "", second = "blank.png" }. Without a default
+    it is a bad sample."""
 
     image_root: Path | None = None
     """The folder or URL that the paths of images are relative to; when not set, the folder of the
@@ -56,7 +57,8 @@ class JsonlSource(ShardOptions):
     def _check(self, checks: Checks) -> None:
         self.check_shards(checks)
         check_names(checks, self.fields, self.names, defaults=self.defaults)
-        columns = check_declared(checks, self.fields, with_shapes=True)
+        lacks = {"bytes": "JSON has no bytes; it has text, and json"}
+        columns = check_declared(checks, self.fields, with_shapes=True, lacks=lacks)
         check_defaults(checks, [column for column in columns if column.kind != "encoded"], self.defaults)
         for column in columns:
             default = self.defaults.get(column.name)

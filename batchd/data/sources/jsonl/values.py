@@ -10,14 +10,13 @@ A key at the top that is the whole path comes first: {"meta.label": 3} has a ``m
 Invariant: a value has the dtype and shape of its column; nothing is cut, stretched or wrapped.
 """
 
-import json
 from collections.abc import Mapping
 
 import numpy as np
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, from_plain, shaped
+from batchd.data.samples.values import Value, check_text, from_plain, json_value, nested, shaped
 from batchd_wire.views import Array
 
 LENGTH = "#"
@@ -25,16 +24,8 @@ LENGTH = "#"
 
 
 def json_object(content: str | bytes) -> Mapping[str, object]:
-    """The JSON object in a text or in its bytes; of equal keys the last one counts.
-
-    Raises ``SampleUnreadable``.
-    """
-    try:
-        found = json.loads(content)
-    except RecursionError:
-        raise SampleUnreadable("is no JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:
-        raise SampleUnreadable(f"is no JSON: {error}") from None
+    """The JSON object in a text or in its bytes. Raises ``SampleUnreadable``."""
+    found = json_value(content)
     if not isinstance(found, dict):
         raise SampleUnreadable(f"is {kind_of_json(found)} in JSON, not an object")
     return found
@@ -59,10 +50,11 @@ def value_at(found: Mapping[str, object], name: str) -> object:
 
 def value_in_json(column: Column, value: object) -> Value:
     """The value of a column under a key. Raises ``SampleUnreadable``."""
+    if column.kind in ("json", "texts"):
+        return nested(column, value)
     is_numbers = isinstance(value, list) if column.shape else type(value) in (int, float, bool)
     if column.kind == "text" and isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise SampleUnreadable(f"{column.name} has half a character in it, which no UTF-8 can hold")
+        check_text(column.name, value)
         return value
     if column.kind != "array" or not is_numbers:
         raise SampleUnreadable(f'{column.name} is {kind_of_json(value)} in JSON, not "{column.text}"')

@@ -18,7 +18,7 @@ import msgpack
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
-from batchd.data.samples.values import Value, from_bytes, from_plain, real_number, shaped, whole_number
+from batchd.data.samples.values import Value, from_bytes, from_plain, nested, real_number, shaped, whole_number
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.lmdb.environment import Environment
 from batchd.data.sources.lmdb.options import LmdbSource
@@ -130,6 +130,8 @@ def _from_msgpack(column: Column, record: dict[str | bytes, object], name: str, 
         return from_bytes(column, value, max_bytes)
     if column.kind == "text" and isinstance(value, str):
         return value
+    if column.kind in ("json", "texts") and value is not None:
+        return nested(column, value)
     if column.kind == "array" and (isinstance(value, list) if column.shape else type(value) in (int, float, bool)):
         numbers = from_plain(column, value)
         return shaped(column, numbers.reshape(-1)) if column.shape else numbers

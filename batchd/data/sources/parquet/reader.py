@@ -28,7 +28,7 @@ from pyarrow.compute import list_value_length
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, converted, from_bytes, shaped
+from batchd.data.samples.values import Value, converted, default_value, from_bytes, nested, shaped
 from batchd.data.sources.parquet import row_groups
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.record_batches import open_table
@@ -178,6 +178,7 @@ class ParquetReader:
         self._index = ParquetIndex(index)
         self._columns = source.columns
         self._titles = [source.name_of(column.name) for column in self._columns]
+        self._defaults = source.defaults
         self._outside = source.allow_outside_root
         self._max_bytes = max_bytes
         self._remote = RemoteBytes(storage, self._index.root, index.place)
@@ -311,7 +312,11 @@ class ParquetReader:
     def _from_arrow(self, column: Column, values: pa.ChunkedArray, row: int, sample: int) -> Value:
         value = values[row]
         if not value.is_valid:
-            raise SampleUnreadable(f"there is no {column.name}")
+            if column.name not in self._defaults:
+                raise SampleUnreadable(f"there is no {column.name}")
+            return default_value(column, self._defaults[column.name])
+        if column.kind in ("json", "texts") and not hasattr(value, "as_buffer"):
+            return nested(column, value.as_py())
         if column.kind == "array" and not hasattr(value, "as_buffer"):
             numbers = value.values
             if numbers.null_count:

@@ -5,7 +5,10 @@
 The types of columns that fit each column of a sample:
 
     "image"     binary, or a struct of ``bytes`` and ``path``, as Hugging Face stores images
+    "bytes"     the same
     "text"      string
+    "text[<=8]" a list of strings
+    "json"      structs, lists, strings, numbers in one another; a string with JSON
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
 
@@ -450,10 +453,14 @@ def _check_magic(stream: BinaryIO, end: bytes, size: int) -> None:
 def problem_of(column: Column, kind: pa.DataType) -> str:
     """Why a column of the file cannot be a column of a sample; "" where it can."""
     kind = _undictionary(kind)
-    if column.kind == "encoded":
+    if column.kind in ("encoded", "bytes"):
         good = is_bytes(kind) or is_image(kind)
     elif column.kind == "text":
         good = _is_text(kind)
+    elif column.kind == "json":
+        good = _is_json(kind)
+    elif column.kind == "texts":
+        good = _is_text(kind) or (is_list(kind) and _is_text(_undictionary(kind.value_type)))
     elif column.shape:
         good = is_bytes(kind) or (is_list(kind) and is_number(kind.value_type))
     else:
@@ -516,6 +523,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def _is_json(kind: pa.DataType) -> bool:
+    """True if each value can be written as JSON."""
+    kind = _undictionary(kind)
+    if pa.types.is_struct(kind):
+        return all(_is_json(kind.field(number).type) for number in range(kind.num_fields))
+    return _is_json(kind.value_type) if is_list(kind) else _is_text(kind) or is_number(kind) or pa.types.is_null(kind)
+
+
 def is_list(kind: pa.DataType) -> bool:
     """True for lists of values, of one length or of several."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
@@ -540,4 +555,8 @@ def _advice(column: Column, kind: pa.DataType) -> str:
         return f'declare it as "{dtype_of(kind)}"'
     if is_list(kind) and is_number(kind.value_type):
         return f'declare it as "{dtype_of(kind.value_type)}[?]"'
+    if is_list(kind) and _is_text(_undictionary(kind.value_type)):
+        return 'declare it as "text[<=8]", or as "json"'
+    if _is_json(kind) and pa.types.is_struct(kind.value_type if is_list(kind) else kind):
+        return 'declare it as "json"'
     return f"write {column.name} as a number, a string, binary, or a list of numbers"

@@ -42,7 +42,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import Column, Default
 from batchd.data.samples.values import Unfitting, converted
 from batchd.data.sources.files.walk import file_to_look_at, shards_of, shards_problems
 from batchd.data.sources.finding import FilePattern, find_in_shards
@@ -196,7 +196,9 @@ class _Scan:
                 arrays[f"extents.{column.name}"] = extents
         if self._classes:
             arrays["classes"] = blob([name.encode("utf-8", "surrogatepass") for name in self._classes])
-        facts = {"fields": dict(self._source.fields), "names": dict(self._source.names)}
+        facts: dict[str, object] = {"fields": dict(self._source.fields), "names": dict(self._source.names)}
+        if self._source.defaults:
+            facts["defaults"] = dict(self._source.defaults)
         place = {"root": str(self._source.root.absolute()), **self._survey.place()}
         return SourceIndex.build(self._samples, facts, arrays, place)
 
@@ -223,7 +225,8 @@ class _Scan:
             if column.name in self._numbers:
                 one = replace(column, shape=())
                 titles = _titles_of(self._source, column, file)
-                read = [_read_numbers(file, where, one, each) for each in titles]
+                default = self._source.defaults.get(column.name)
+                read = [_read_numbers(file, where, one, each, default) for each in titles]
                 self._numbers[column.name] += (np.stack(read, 1) if len(read) > 1 else read[0]).tobytes()
                 return 0
             extents = _find(file, stream, where.group, title)
@@ -283,15 +286,23 @@ class _Where(NamedTuple):
         raise SourceInvalid(f"{self.path}: {place}, column {title!r}: {reason}")
 
 
-def _read_numbers(file: TableFile, where: _Where, column: Column, title: str) -> Array:
+def _read_numbers(file: TableFile, where: _Where, column: Column, title: str, default: Default | None) -> Array:
     values = file.read(where.group, title, NUMBERS_BYTES_MAX)
+    nulls = None
+    if values.null_count and default is not None:
+        nulls, values = values.is_null().to_numpy(), values.drop_null()
     if values.null_count:
         row = int(values.is_null().to_numpy().argmax())
         where.refuse(title, f"there is no value, and the field {column.name} needs one in each row", row)
     try:
-        return converted(column, values.to_numpy()).astype(_stored(column), copy=False)
+        read = converted(column, values.to_numpy()).astype(_stored(column), copy=False)
     except Unfitting as error:
-        where.refuse(title, str(error), error.place)
+        where.refuse(title, str(error), error.place if nulls is None else int(np.flatnonzero(~nulls)[error.place]))
+    if nulls is None:
+        return read
+    whole = np.full(len(nulls), default, _stored(column))
+    whole[~nulls] = read
+    return whole
 
 
 def _find(file: TableFile, stream: BinaryIO, group: int, title: str) -> "array[int] | None":

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import Value, in_json, nested
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.tfrecord.frames import FOOTER, HEADER, FeatureField, masked_crc, parts_of
 from batchd.data.sources.tfrecord.options import TFRecordSource
@@ -112,11 +112,19 @@ def value_of(column: Column, feature: Feature) -> Value:
     """The value of a column that is one ``Feature``. Raises ``FeatureMisfits``."""
     if column.kind == "array":
         return _shaped(_flat(column.dtype, feature), column.shape)
+    if column.kind == "texts":
+        if feature.WhichOneof("kind") != "bytes_list":
+            raise FeatureMisfits(_described(feature))
+        return nested(column, list(map(_text, feature.bytes_list.value)))
     data = _only_bytes(feature)
-    if column.kind == "encoded":
-        if not data:
+    if column.kind in ("encoded", "bytes"):
+        if not data and column.kind == "encoded":
             raise FeatureMisfits("is empty")
         return memoryview(data)
+    return _text(data) if column.kind == "text" else in_json(column, _text(data))
+
+
+def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -6,6 +6,8 @@ Each field is read from a member of a sample in a shard:
     image = "image"                       jpg, jpeg, png, webp, gif or bmp
     NAME = "image"                        NAME.jpg, NAME.jpeg, ...
     NAME = "text"                         NAME.txt
+    NAME = "text[<=8]", or "json"         NAME.json
+    NAME = "bytes"                        NAME.bin
     label = "int64", or a like number     cls
     NAME = "float32", one number          json:NAME
     NAME = "float32[4]", several          NAME.npy
@@ -23,12 +25,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from batchd.data.samples.checks import Checks, Example
 from batchd.data.samples.columns import Column, Default, check_declared, check_defaults, check_names
-from batchd.data.sources.options import ShardOptions, check_path_bytes
+from batchd.data.sources.options import ShardOptions, check_path_bytes, names_in
 from batchd_wire.record import options
 
 IMAGE, LABEL = "image", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
-LABEL_ENDING, JSON_ENDING, TEXT_ENDING, ARRAY_ENDING = "cls", "json", "txt", "npy"
+LABEL_ENDING, JSON_ENDING, TEXT_ENDING, ARRAY_ENDING, BYTES_ENDING = "cls", "json", "txt", "npy", "bin"
 WRITTEN_ENDINGS = (LABEL_ENDING, TEXT_ENDING, "text")
 """Endings of numbers in digits."""
 POINTS_ENDING = "points"
@@ -41,7 +43,8 @@ MISSING = 255
 """In the index, in place of the ending of a member that is absent."""
 
 Coding = Literal["image", "text", "npy", "json", "written", "bytes"]
-"""The content of a member. ``written``: numbers in digits; ``bytes``: little-endian numbers."""
+"""The content of a member. ``written``: numbers in digits; ``bytes``: little-endian numbers, or any
+bytes; ``text`` of a list of texts: one in each of several members."""
 
 
 class Member(NamedTuple):
@@ -57,12 +60,16 @@ class Member(NamedTuple):
 
 
 class MemberField(NamedTuple):
-    """A field of a sample; its member is number ``slot`` of those that are read."""
+    """A field of a sample; its member is number ``slot`` of those that are read.
+
+    ``slots``: those of its texts, each in a member of its own.
+    """
 
     column: Column
     member: Member
     slot: int
     coding: Coding
+    slots: tuple[int, ...] = ()
 
     @property
     def members(self) -> str:
@@ -92,6 +99,8 @@ def usual_member(column: Column) -> Member:
         return Member(IMAGE_ENDINGS if name == IMAGE else tuple(f"{name}.{ending}" for ending in IMAGE_ENDINGS))
     if column.kind == "text":
         return Member((f"{name}.{TEXT_ENDING}",))
+    if column.kind != "array":
+        return Member((f"{name}.{BYTES_ENDING if column.kind == 'bytes' else JSON_ENDING}",))
     if column.shape:
         return Member((f"{name}.{ARRAY_ENDING}",))
     return Member((LABEL_ENDING,)) if is_label(column) else Member((JSON_ENDING,), name)
@@ -110,6 +119,9 @@ def is_label(column: Column) -> bool:
 
 def coding_of(column: Column, member: Member) -> Coding:
     """The content of a field's member. Raises ``ValueError`` if the field cannot be in it."""
+    if member.key and column.kind in _WHOLE_MEMBERS:
+        what = _WHOLE_MEMBERS[column.kind]
+        raise ValueError(f"{column.name} is {what}, and {member.text} is a value in JSON; name a member of its own")
     codings = {_coding_of(column, member, ending) for ending in member.endings}
     if len(codings) > 1:
         raise ValueError(
@@ -119,21 +131,24 @@ def coding_of(column: Column, member: Member) -> Coding:
     return codings.pop()
 
 
+_WHOLE_MEMBERS = {"encoded": "an image", "bytes": "bytes"}
+
+
 def _coding_of(column: Column, member: Member, ending: str) -> Coding:
+    if column.kind == "bytes":
+        return "bytes"
     last = ending.rpartition(".")[2].lower()
     if last in PICKLE_ENDINGS:
         raise ValueError(f"{column.name} comes from .{ending}, a pickle, which batchd never reads: write .npy or .json")
     if last == "npz":
         raise ValueError(f"{column.name} comes from .{ending}, which holds several arrays: write each as .npy")
     if column.kind == "encoded":
-        if member.key:
-            raise ValueError(
-                f"{column.name} is an image, and {member.text} is a value in JSON; name a member of its own"
-            )
         return "image"
-    if member.key:
-        coding: Coding = "json"
-    elif column.kind == "text":
+    is_json = column.kind == "json" or (column.kind == "texts" and "{" not in ending)
+    coding: Coding
+    if member.key or is_json:
+        coding = "json"
+    elif column.kind in ("text", "texts"):
         coding = "text"
     elif last == ARRAY_ENDING:
         coding = "npy"
@@ -178,22 +193,23 @@ class WebDatasetSource(ShardOptions):
     fields: Annotated[dict[str, str] | None, Example({"image": "uint8[32,32,3]", "label": "int64"})] = None
     """The fields of a sample other than one image and one label, such as { image = "image", mask =
     "image", caption = "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an
-    image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are several.
-    They are read from the members to which `batchd prepare` writes them: an image from NAME.jpg,
-    NAME.png and the like, and the one called `image` from the plain endings; a text from NAME.txt;
-    an array from NAME.npy; a whole number called `label` from cls; other numbers from the key NAME
-    of json."""
+    image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are several,
+    "text[<=8]" is a list of up to eight texts, "json" any value in JSON, and "bytes" a member as it
+    is. They are read from the members to which `batchd prepare` writes them: an image from
+    NAME.jpg, NAME.png and the like, and the one called `image` from the plain endings; a text from
+    NAME.txt; an array from NAME.npy; a whole number called `label` from cls; other numbers from the
+    key NAME of json; JSON, and a list of texts, from NAME.json; bytes from NAME.bin."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The members of fields with other names, such as { mask = "seg.png", caption = "txt", width =
     "json:width" }: the ending of the member's name, from the first dot on; "jpg;png" for the first
     of two that a sample has; "json:KEY" for a value in a JSON object, also by a path of keys, such
-    as "json:boxes.0.label"."""
+    as "json:boxes.0.label"; "{0..7}.txt" for the texts of a list, as many as a sample has."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
     """The value of a field whose member, or key in it, is missing: a number for each element, a
     list of all elements, [] for none if the length may differ, or a text, such as { label = -1,
-    boxes = [], caption = "" }. Without a default it is a bad sample."""
+    boxes = [], caption = "" }, or a list of texts. Without a default it is a bad sample."""
 
     path_bytes: int = 0
     """Length of the field `path`, in which a batch carries the name of each image within its shard,
@@ -226,7 +242,7 @@ class WebDatasetSource(ShardOptions):
             key = "names" if column.name in self.names else "fields"
             with checks.at(key, column.name):
                 if self.names.get(column.name) != "":
-                    coding_of(column, member_of(column, self.names))
+                    _members(column, member_of(column, self.names))
         check_defaults(checks, columns, self.defaults)
 
     @property
@@ -236,11 +252,22 @@ class WebDatasetSource(ShardOptions):
         parts = []
         for column in self.columns:
             member = member_of(column, self.names)
-            slot = slots.setdefault(member.endings, len(slots))
-            parts.append(MemberField(column, member, slot, coding_of(column, member)))
+            members = _members(column, member)
+            numbers = tuple(slots.setdefault(endings, len(slots)) for endings in members)
+            coding = coding_of(column, member)
+            is_list = column.kind == "texts" and coding == "text"
+            parts.append(MemberField(column, member, numbers[0], coding, numbers if is_list else ()))
         return parts
 
     @property
     def wanted(self) -> list[tuple[str, ...]]:
         """The possible endings of each member that is read, by its slot."""
-        return list(dict.fromkeys(part.member.endings for part in self.parts))
+        members = (_members(column, member_of(column, self.names)) for column in self.columns)
+        return list(dict.fromkeys(endings for several in members for endings in several))
+
+
+def _members(column: Column, member: Member) -> list[tuple[str, ...]]:
+    """The endings of each member of a field: of a list of texts several, as braces name them."""
+    if coding_of(column, member) != "text" or column.kind != "texts":
+        return [member.endings]
+    return [(name,) for ending in member.endings for name in names_in(ending)]

@@ -3,10 +3,11 @@
     coding     member                    field
     image      any                       its bytes
     text       any                       str, from UTF-8
-    json       a JSON object, one key    a text, a number, or a list of them
+    json       a JSON object, one key    a text, a number, or a list of them, or any value
+    json       JSON, all of it           any value, a list of texts
     npy        an array of numpy         numbers, in the shape that they have there
     written    cls, txt, ...             numbers in digits, with white space between several
-    bytes      any other                 little-endian numbers
+    bytes      any other                 little-endian numbers, or the bytes
 
 Each member is read with one ``pread``, also if several fields are in it.
 
@@ -19,6 +20,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
 from tarfile import BLOCKSIZE
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, converted, default_value, from_bytes
+from batchd.data.samples.values import Value, converted, default_value, from_bytes, nested
 from batchd.data.sources.arrays.index import StoredArray, read_header
 from batchd.data.sources.csv.values import cell_reader
 from batchd.data.sources.files.reader import FilesReader, padded_text
@@ -206,13 +208,16 @@ class MembersReader:
         objects: dict[int, Mapping[str, object]] = {}
         values: dict[str, Value] = {}
         for part in parts:
+            if part.slots:
+                values[part.column.name] = self._texts(part, members, contents)
+                continue
             member, content = members[part.slot], contents[part.slot]
             if member is None or content is None:
                 values[part.column.name] = self._default(part, f"there is no member {part.members}")
                 continue
             place = member.ending
             try:
-                if part.coding == "json":
+                if part.member.key:
                     if part.slot not in objects:
                         objects[part.slot] = json_object(bytes(content))
                     place = f"{place}:{part.member.key}"
@@ -291,13 +296,22 @@ class MembersReader:
         return content if is_last else memoryview(bytes(content))
 
     def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, object]]) -> Value:
-        if part.coding != "json":
+        if not part.member.key:
             return value_of(part.column, part.coding, content, self._max_bytes)
         value = value_at(objects[part.slot], part.member.key)
         if value is None:
             there = ", ".join(map(repr, list(objects[part.slot])[:20]))
             return self._default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")
         return value_in_json(part.column, value)
+
+    def _texts(self, part: MemberField, members: list[_Found | None], contents: list[memoryview | None]) -> Value:
+        """The texts that are members of their own, as many as there are."""
+        found = []
+        for member, content in ((members[slot], contents[slot]) for slot in part.slots):
+            if member is not None and content is not None:
+                column = replace(part.column, name=member.ending, kind="text")
+                found.append(from_bytes(column, content, self._max_bytes))
+        return nested(part.column, found) if found else self._default(part, f"there is no member {part.members}")
 
     def _default(self, part: MemberField, problem: str) -> Value:
         """The default of a field. Raises ``SampleUnreadable`` if it has none."""

@@ -420,7 +420,10 @@ class _FoundMembers:
         firsts.append(len(self._starts))
         survey.progress(firsts[-1])
         for part in self._parts:
-            if not self._seen[part.slot] and part.column.name not in self._source.defaults:
+            if (
+                not any(self._seen[slot] for slot in part.slots or (part.slot,))
+                and part.column.name not in self._source.defaults
+            ):
                 raise SourceInvalid(
                     f"{self._source.place}: no sample has a member {part.members} for the field {part.column.name}; the first, "
                     f"{first}; say in names where the field comes from, or in defaults what stands for it"
@@ -469,7 +472,7 @@ class _FoundMembers:
     def _fact(self, part: MemberField) -> list[object]:
         """The facts that decide the bytes of a field, in a normal form."""
         default = self._source.defaults.get(part.column.name)
-        if default is not None and not isinstance(default, str):
+        if default is not None and not isinstance(default, str) and part.column.kind == "array":
             default = np.asarray(default_value(part.column, default)).tobytes().hex()
         return [part.column.text, part.member.text, default]
 

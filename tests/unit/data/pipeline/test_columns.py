@@ -39,6 +39,9 @@ from support.steps import check_steps
     [
         Column("image", "encoded"),
         Column("caption", "text"),
+        Column("captions", "texts", most=8),
+        Column("messages", "json"),
+        Column("sound", "bytes"),
         Column("label", dtype="int64"),
         Column("digit", dtype="uint8", shape=(28, 28)),
         Column("tokens", dtype="int32", shape=(None,)),

@@ -33,7 +33,7 @@ from batchd.data.pipeline.augment.options import (
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import Columns, effect
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Pick, Rename, Scale
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -58,7 +58,7 @@ from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plai
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.stages import Stage, make_stage
-from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.kinds import OneOf
@@ -125,6 +125,8 @@ EVERY_STEP = [
     Letterbox(size=(9, 8), enlarge=False, place="top_left", fill=(1, 2, 3)),
     Erase(area=(0.1, 0.2), aspect=(1, 2), count=3, fill=(1, 2, 3)),
     Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
+    Pick(field="captions", which="first"),
+    Chat(tokenizer=Path("/data/tokenizer.json"), template="llama3", max_length=9, loss=("user", "tool")),
     Views(into={"a": View(count=2, steps=(CROP, Rotate(quarter_turns=(0, 3)))), "b": View(steps=())}),
 ]
 

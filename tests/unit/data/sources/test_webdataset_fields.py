@@ -68,7 +68,11 @@ def write(root: Path, *samples: dict[str, bytes]) -> Path:
 
 def plain(values: Any) -> dict[str, Any]:
     return {
-        name: bytes(value) if isinstance(value, memoryview) else value if isinstance(value, str) else np.asarray(value)
+        name: bytes(value)
+        if isinstance(value, memoryview)
+        else value
+        if isinstance(value, (str, list, dict))
+        else np.asarray(value)
         for name, value in values.items()
     }
 
@@ -392,6 +396,8 @@ def test_where_fields_usually_come_from(column: Column, text: str) -> None:
     assert Member(("a", "b"), "k").text == "a;b:k"
 
 
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+_PLAIN = st.integers() | st.floats(allow_nan=False) | st.booleans() | _TEXT
 NUMBERS = st.sampled_from(["bool", "uint8", "int16", "uint64", "int64", "float16", "float32", "float64"])
 
 
@@ -408,16 +414,22 @@ def columns_and_values(draw: st.DrawFn) -> tuple[dict[str, Column], list[dict[st
     columns: dict[str, Column] = {}
     samples: list[dict[str, Any]] = [{}, {}]
     for name in names:
-        kind = draw(st.sampled_from(["encoded", "text", "number", "array"]))
-        if kind in ("encoded", "text"):
-            columns[name] = Column(name, kind)
+        kind = draw(st.sampled_from(["encoded", "text", "number", "array", "json", "bytes", "texts"]))
+        if kind not in ("number", "array"):
+            columns[name] = Column(name, kind, most=3 if kind == "texts" else 0)
         else:
             columns[name] = Column(name, dtype=draw(NUMBERS), shape=() if kind == "number" else (None, 3, None))
         for sample in samples:
             if kind == "encoded":
                 sample[name] = memoryview(_IMAGES[rng.integers(2)])
             elif kind == "text":
-                sample[name] = draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=9))
+                sample[name] = draw(_TEXT)
+            elif kind == "texts":
+                sample[name] = draw(st.lists(_TEXT, max_size=3))
+            elif kind == "json":
+                sample[name] = draw(st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(_TEXT, inner)))
+            elif kind == "bytes":
+                sample[name] = memoryview(draw(st.binary(max_size=9)))
             else:
                 shape = () if kind == "number" else (rng.integers(3), 3, rng.integers(1, 3))
                 dtype = np.dtype(columns[name].dtype)
