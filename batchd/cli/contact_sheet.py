@@ -67,7 +67,12 @@ def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_b
 
 def write_sheet(batch: PeekedBatch, path: Path, *fields: str, is_bgr: bool = False) -> None:
     """Write up to 64 images of ``fields`` with labels as PNG. Raises ``BatchdError``."""
-    encoded = cv2.imencode(".png", draw_sheet(batch, *fields, is_bgr=is_bgr))[1]
+    write_png(draw_sheet(batch, *fields, is_bgr=is_bgr), path)
+
+
+def write_png(image: Image, path: Path) -> None:
+    """Write a BGR image. Raises ``BatchdError``."""
+    encoded = cv2.imencode(".png", image)[1]
     try:
         path.write_bytes(encoded.tobytes())
     except OSError as error:

@@ -16,7 +16,7 @@ import batchd_client
 from batchd.cli import terminal
 from batchd.cli.asking import RunningStream, client_errors, running_daemon
 from batchd.cli.options import Address, DrawnField, PositionArgument, as_command, option, parse_position
-from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
+from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches, steps_of
 from batchd_client.asking import ask_status
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
@@ -42,6 +42,9 @@ def command(
 ) -> None:
     """Draw a batch of STREAM with its labels; without images, print fields and samples.
 
+    Tokens are drawn and printed as the texts that they stand for, the words that are learned in
+    green.
+
     It is the batch at EPOCH:STEP, by default at 0:0; of a live stream, the first one from there on
     that still exists.
     """
@@ -52,15 +55,22 @@ def command(
 
 def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None, *, is_bgr: bool = False) -> None:
     """Draw a batch into a file, or print it if it has no images. Raises ``BatchdError``."""
-    from batchd.cli.contact_sheet import draw, image_fields  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+    from batchd.cli.contact_sheet import draw, image_fields, write_png  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+    from batchd.cli.token_texts import draw_texts, text_lines, token_texts  # noqa: PLC0415
 
     batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     if field is None and not image_fields(batch):
-        terminal.say(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
+        texts = token_texts(batch)
+        if texts:
+            write_png(draw_texts(texts), output)
+            terminal.say(f"{output}: texts of {where}")
+        else:
+            terminal.say(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
         terminal.say(*batch_table(batch, terminal.columns()))
         if is_packed(batch):
             terminal.say(*drawn_rows(batch, min(terminal.columns(), ROW_COLUMNS)))
+        terminal.say(*text_lines(texts))
         return
     draw(batch, stream, output, field, is_bgr=is_bgr)
     terminal.say(f"{output}: {where}")
@@ -76,7 +86,8 @@ class _Echo(logging.Handler):
 def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch:
     """Wait for the batch at this position and copy it. Raises ``BatchdError``."""
     with running_daemon(address) as session:
-        known, found = ask_status(session).stream(stream), session.address
+        status, found = ask_status(session), session.address
+        known, steps = status.stream(stream), steps_of(status.daemon.config_file, stream)
     log, echo = logging.getLogger("batchd_client"), _Echo(logging.WARNING)
     log.addHandler(echo)
     try:
@@ -90,6 +101,6 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
             arrays = {name: room.array for name, room in rooms.items()}
             varying = {name: room for name, room in rooms.items() if room.varying is not None}
             bgr_fields = known.bgr_fields if known is not None else ()
-            return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields)
+            return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields, steps)
     finally:
         log.removeHandler(echo)

@@ -37,7 +37,7 @@ PIPED_COLUMNS = 200
 USUAL_COLUMNS = 80
 FALLBACK = "batchd.terminal"
 """The name of the error handler of encodings."""
-_IN_ASCII = str.maketrans("█▓▒░·▏▎▍▌▋▊▉━╸╺…—", "#=-..     ##---~-") | {ord("→"): "->"}
+_IN_ASCII = str.maketrans("█▓▒░·▏▎▍▌▋▊▉━╸╺…—«»", "#=-..     ##---~-[]") | {ord("→"): "->"}
 """Bars, and the marks of texts; other characters are escaped."""
 
 
