@@ -49,6 +49,7 @@ RECIPES = {
     "mae": (560, 82),
     "simclr": (200, 333),
     "dino": (560, 127),
+    "diffusion": (560, 82),
 }
 """The same of a sheet for each stream of the cookbook; its width is that of the sheet, scaled."""
 COLOURS = 256

@@ -41,6 +41,7 @@ from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.asking import ask_reports
 from batchd_client.batch import Room
+from batchd_wire.fields import RAGGED
 from batchd_wire.wording import counted
 
 BATCHES_SHOWN = 8
@@ -210,12 +211,18 @@ def _more(count: int) -> list[str]:
     return [f"and {count:,} more"] if count > 0 else []
 
 
-def stacked(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack rows of a field, ``[*shape]`` each; those of other buckets may have less room."""
-    largest = max(rows, key=np.size)
-    stacked = np.zeros((len(rows), *largest.shape), largest.dtype)
-    for values, row in zip(stacked.reshape(len(rows), -1), rows, strict=True):
-        values[: row.size] = row.reshape(-1)
+def stacked(rows: Sequence[np.ndarray], *, is_ragged: bool) -> np.ndarray:
+    """Stack rows of a field, ``[*shape]`` each; those of other buckets may be smaller.
+
+    A ragged row is a run of values, any other one the first corner of the largest.
+    """
+    shape = np.max([row.shape for row in rows], axis=0).astype(int)
+    stacked = np.zeros((len(rows), *shape), rows[0].dtype)
+    for number, row in enumerate(rows):
+        if is_ragged:
+            stacked[number].reshape(-1)[: row.size] = row.reshape(-1)
+        else:
+            stacked[number, ...][tuple(map(slice, row.shape))] = row
     return stacked
 
 
@@ -228,7 +235,13 @@ def _draw(blame: Blame, output: Path, field: str | None, bgr_fields: Sequence[st
     rooms = [
         (blame.batches[row.position].rooms, row.row - blame.batches[row.position].rows[0].row) for row in blame.worst
     ]
-    arrays = {name: stacked([room[name].array[row] for room, row in rooms]) for name in rooms[0][0]}
+    arrays = {
+        name: stacked(
+            [room[name].array[row] for room, row in rooms],
+            is_ragged=first.varying is not None and first.varying.kind == RAGGED,
+        )
+        for name, first in rooms[0][0].items()
+    }
     varying = {
         name: Room(arrays[name], np.stack([room[name].sizes[row] for room, row in rooms]), first.varying)  # type: ignore[index]
         for name, first in rooms[0][0].items()

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import shutil
 import tomllib
 from itertools import islice
 from pathlib import Path
@@ -31,7 +30,7 @@ FIELDS = {
     "simclr": {"image": (2, 224, 224, 3), "label": ()},
     "byol": {"first": (224, 224, 3), "second": (224, 224, 3), "label": ()},
     "dino": {"global_1": (224, 224, 3), "global_2": (224, 224, 3), "local": (8, 96, 96, 3), "label": ()},
-    "diffusion": {"image": (448, 576, 3), "tokens": (77,)},
+    "diffusion": {"image": (448, 576, 3), "label": ()},
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
     "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
@@ -94,9 +93,6 @@ def data(tmp_path_factory) -> Path:
     write_parquet(root / "preferences" / "a.parquet", {"chosen": [chat] * SAMPLES, "rejected": [chat] * SAMPLES})
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
-    shutil.copytree(root / "imagenet" / "train" / "n0", root / "n0")
-    lines = [f"n0/{number:02}.jpg,the red cat\n" for number in range(0, SAMPLES, 3)]
-    (root / "captions.csv").write_text("file,text\n" + "".join(lines * 3))
     (root / "people.csv").write_text("age,income,Class Label\n" + "30,1.5,1\n" * SAMPLES)
     line = json.dumps({"text": "the red cat", "meta": {"id": 7}}) + "\n"
     for folder in ("texts", "openwebtext"):

@@ -326,8 +326,12 @@ def test_pages_that_do_not_add_up_are_refused(heads, values) -> None:
 
 
 def test_rows_of_batches_with_different_rooms_are_stacked() -> None:
-    """The values of a row begin it, whatever room it has."""
+    """The values of a ragged row begin it, and those of others are its first corner."""
     small, large = np.arange(6).reshape(1, 2, 3), np.arange(12).reshape(1, 4, 3)
+    tall, wide = np.ones((3, 1), np.uint8), np.full((1, 2), 2, np.uint8)
 
-    assert stacked([small, large]).reshape(2, 12).tolist() == [[*range(6), *[0] * 6], [*range(12)]]
-    assert stacked([np.int64(3), np.int64(4)]).tolist() == [3, 4]
+    together = stacked([small, large], is_ragged=True)
+
+    assert together.reshape(2, 12).tolist() == [[*range(6), *[0] * 6], [*range(12)]]
+    assert stacked([tall, wide], is_ragged=False).tolist() == [[[1, 0]] * 3, [[2, 2], [0, 0], [0, 0]]]
+    assert stacked([np.int64(3), np.int64(4)], is_ragged=False).tolist() == [3, 4]
