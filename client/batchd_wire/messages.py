@@ -324,7 +324,8 @@ class Subscribed(Message):
     ``step``. ``parts``: for saved states, to tell later which of the stream's settings changed.
     ``drop_last``: whether an epoch has whole rounds of whole batches alone. ``repeats``: how many
     consecutive batches have the same samples, each counted once. ``stream``: its name in the
-    status; "" from a daemon that derives none.
+    status; "" from a daemon that derives none. ``has_budget``: whether a budget decides the rows of
+    each batch.
     """
 
     request: int
@@ -347,6 +348,7 @@ class Subscribed(Message):
     drop_last: bool = False
     repeats: int = 1
     stream: str = ""
+    has_budget: bool = False
 
 
 @message(22)

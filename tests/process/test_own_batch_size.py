@@ -12,7 +12,7 @@ from batchd_client.errors import BatchSizeInvalid, BatchTimeout, PositionInvalid
 from support.expected import Expected
 from support.network import free_port
 from support.seen import rows_of
-from support.settings import folder_stream
+from support.settings import STILL_PIPELINE, folder_stream
 
 SAMPLES, SIZE = 40, 6
 
@@ -29,6 +29,7 @@ def daemon(start_shared_daemon, photos):
             photos, batch_size=SIZE, pipeline=own, bucket={"field": "image", "by": "pixels", "budget": 1 << 20}
         ),
     }
+    streams["fixed"] = streams["budget"] | {"pipeline": STILL_PIPELINE}
     return start_shared_daemon(streams, tcp=f"127.0.0.1:{free_port()}")
 
 
@@ -192,10 +193,11 @@ def test_reports_are_about_the_streams_positions(daemon):
 
 
 def test_a_stream_that_decides_its_batches_is_refused(daemon):
-    """The error says why; a number that is no size is one, too."""
+    """The error says why, also where samples have one size; a number that is no size is refused."""
     with batchd_client.connect(daemon.address) as connection:
-        with pytest.raises(BatchSizeInvalid, match="a budget decides"):
-            connection.stream("budget", batch_size=4)
+        for budgeted in ("budget", "fixed"):
+            with pytest.raises(BatchSizeInvalid, match="a budget decides"):
+                connection.stream(budgeted, batch_size=4)
         for wrong in (0, -1, 65_537):
             with pytest.raises(BatchSizeInvalid, match="1 to 65536"):
                 connection.stream("photos", batch_size=wrong)
