@@ -87,7 +87,8 @@ def detail(status: wire.DaemonStatus, stream: wire.StreamStatus, width: int) -> 
     """One stream, for a terminal of ``width`` columns: what it is, and what became of it."""
     work, described = work_since_start(stream), stream.description
     parts = ", ".join(f"{escaped(part)} {ms:.2f}" for part, ms in parts_of_sample(work))
-    sizes = f"{stream.samples:,} in {counted(stream.steps, 'batch')} of {stream.batch_size} an epoch"
+    times = f", each {stream.repeats} times," if stream.repeats > 1 else ""
+    sizes = f"{stream.samples:,}{times} in {counted(stream.steps, 'batch')} of {stream.batch_size} an epoch"
     slots = [
         f"{stream.leased_slots} leased",
         f"{max(0, stream.ready_slots - stream.leased_slots)} ready",

@@ -302,6 +302,7 @@ class Stream:
             samples=plan.samples,
             batch_size=plan.batch_size,
             steps=plan.steps,
+            repeats=plan.repeats,
             slots=len(slots),
             slots_max=delivery.ring.slots_max,
             ready_slots=sum(slot.is_ready for slot in slots),

@@ -300,6 +300,7 @@ class StreamStatus:
         str | None, Gauge("1 while its storage is away and waited for; `batchd status` says why.", of=bool)
     ] = None
     away_s: Annotated[float, Gauge("Seconds for which its storage has been away; 0 while it is there.")] = 0.0
+    repeats: Annotated[int, Gauge("Rows of one epoch that each sample is in.")] = 1
 
 
 @record

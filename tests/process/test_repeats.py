@@ -185,6 +185,8 @@ def test_a_bad_sample_is_one_bad_sample_and_its_rows_are_reported(start_daemon, 
     assert daemon.stream_status("photos")["reports"]["values"] == 36
     told = command("blame", "photos", address=daemon.address).stdout
     assert "9 reports" in told
+    told = command("status", "photos", address=daemon.address).stdout
+    assert "12, each 3 times, in 9 batches of 4 an epoch" in told
 
 
 def test_another_batch_size_is_converted_where_both_have_had_the_same_samples(start_daemon, photos):

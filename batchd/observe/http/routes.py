@@ -282,7 +282,7 @@ def _fixed(name: str) -> Route:
 
 # --- the overview as plain data -------------------------------------------------------------------
 
-_FACTS = ("batch_size", "stopped", "away", "away_s", "slots_max", "bad_samples", "samples", "steps")
+_FACTS = ("batch_size", "stopped", "away", "away_s", "slots_max", "bad_samples", "samples", "repeats", "steps")
 
 
 def plain_overview(overview: Overview) -> dict[str, object]:

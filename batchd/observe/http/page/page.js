@@ -146,7 +146,7 @@ function description(one) {
     source,
     samples: one.is_live
       ? `live, in batches of ${number(one.batch_size)}`
-      : `${number(one.samples)}, ${counted(one.steps, "step")} of ${number(one.batch_size)} an epoch`,
+      : `${number(one.samples)}${one.repeats > 1 ? `, each ${number(one.repeats)} times` : ""}, ${counted(one.steps, "step")} of ${number(one.batch_size)} an epoch`,
     fields: fields.join(", "),
     pipeline: pipeline.join(" → "),
   };
