@@ -170,11 +170,12 @@ def mixing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> Row
         text = (
             f"{mix.field!r} is no field of images of one size" if mix.field else "which images are mixed is not clear"
         )
-        known = (
-            f"give field one of {', '.join(sizes)}"
-            if sizes
-            else "a step such as random_resized_crop makes such a field"
-        )
+        of_views = [name for name, column in made.items() if column.made_by == "views" and column.is_fixed]
+        known = "a step such as random_resized_crop makes such a field"
+        if sizes:
+            known = f"give field one of {', '.join(sizes)}"
+        elif mix.field in of_views or (of_views and mix.field is None):
+            known = f"{of_views[0]!r} has several views: give each a field of its own in into, and name one"
         raise SourceInvalid(f"{key}: {text}; {known}")
     height, width = sizes[field]
     return RowMixing(mix.mixup, mix.cutmix, mix.probability, mix.switch, mix.by == "row", height, width)

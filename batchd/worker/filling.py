@@ -64,7 +64,8 @@ class ChunkRows(NamedTuple):
     ``order`` and ``places``: as in ``messages.Chunk``. ``draw_epoch``: that of the batch's random
     numbers, as of ``Plan``. ``samples``: int64 ``[rows]``; of a packed stream, its documents.
     ``write_checksums`` writes those of the complete rows it is called with, if the stream has
-    checksums.
+    checksums. ``numbers``: of the rows in their batch; a worker host's memory has no others, so
+    there ``rows`` begin at 0.
     """
 
     order: int
@@ -75,6 +76,7 @@ class ChunkRows(NamedTuple):
     samples: NDArray[np.int64]
     arrays: Arrays
     write_checksums: Callable[..., None]
+    numbers: Rows
 
     @property
     def epoch(self) -> int:
@@ -84,15 +86,19 @@ class ChunkRows(NamedTuple):
     @property
     def selector(self) -> slice | NDArray[np.int64]:
         """The index that selects these rows of an array."""
-        rows = self.rows
-        if isinstance(rows, range):
-            return slice(rows.start, rows.stop)
-        is_consecutive = len(rows) == rows[-1] + 1 - rows[0]
-        return slice(rows[0], rows[-1] + 1) if is_consecutive else np.asarray(rows, np.int64)
+        return selector_of(self.rows)
 
     def with_samples(self) -> Iterable[tuple[int, int]]:
         """Each row with its sample."""
         return zip(self.rows, self.samples.tolist(), strict=True)
+
+
+def selector_of(rows: Rows) -> slice | NDArray[np.int64]:
+    """The index that selects ``rows`` of an array."""
+    if isinstance(rows, range):
+        return slice(rows.start, rows.stop)
+    is_consecutive = len(rows) == rows[-1] + 1 - rows[0]
+    return slice(rows[0], rows[-1] + 1) if is_consecutive else np.asarray(rows, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ class OneByOne(Strategy):
             rows = self._plan.rows(chunk.position)
             numbers = self._mixing.numbers(self._plan.seed, chunk.position, rows)
             for name, values in zip((MIX_ROW, MIX_LAMBDA, MIX_BOX), numbers, strict=True):
-                chunk.arrays[name][chunk.selector] = values[chunk.selector]
+                chunk.arrays[name][chunk.selector] = values[selector_of(chunk.numbers)]
 
     def _make_alone(self, chunk: ChunkRows, row: int, sample: int, bad: Bad) -> str:
         """Make a row of a sample, or by the stream's policy; says why the policy has failed."""

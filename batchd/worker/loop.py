@@ -410,6 +410,7 @@ class WorkerStream:
             samples,
             of_buckets[bucket],
             write_checksums,
+            rows_of(chunk.runs),
         )
 
     def _planned_order(self, message: orders.FillChunks) -> PlannedOrder:

@@ -8,8 +8,13 @@ from batchd.core.mixing import RowMixing
 from batchd_client.mixing import MIX_FIELDS, mixed
 from batchd_wire.position import Position
 from support.commands import batchd as command
+from support.expected import Expected
+from support.images import write_photos
+from support.pools import links, pool_keys, wait_serving, worker_hosts
+from support.seen import digest_of, see
 from support.settings import STILL_PIPELINE, folder_stream
 
+VIEWS = '{ op = "decode" }, { op = "views", into = { image = { count = 2, steps = [ { op = "resize", size = [8, 8] } ] } } }'
 MIX = {"mixup": 0.8, "cutmix": 1.0, "by": "row"}
 
 
@@ -50,6 +55,38 @@ def test_ranks_that_share_a_batch_mix_the_rows_that_they_have(daemon):
                 assert np.allclose(targets.sum(1), 1)
 
 
+def test_worker_hosts_fill_mixed_rows_of_views(start_daemon, tmp_path):
+    """Their memory has a part of a batch, and each row the numbers of its place in the whole."""
+    write_photos(tmp_path / "photos", {"cat": 12, "dog": 12}, height=300, width=400)
+    crop, local = ({"op": "random_resized_crop", "size": [side, side]} for side in (64, 24))
+    views = {
+        "image": {"steps": [crop, {"op": "random_flip"}]},
+        "other": {"steps": [crop, {"op": "color_jitter", "brightness": 0.4}, {"op": "blur"}]},
+        "local": {"count": 3, "steps": [{**local, "scale": [0.05, 0.4]}]},
+    }
+    steps = [{"op": "decode"}, {"op": "views", "into": views}]
+    plain = folder_stream(tmp_path / "photos", batch_size=8, pipeline=steps)
+    streams = {"photos": plain, "mixed": {**plain, "mix": {**MIX, "field": "other"}}}
+    daemon = start_daemon(streams, **pool_keys(), chunk_rows=2)
+    expected = Expected(daemon.config)
+    mixing = RowMixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=64, width=64)
+    with worker_hosts(tmp_path) as start_host, batchd_client.connect(daemon.address) as connection:
+        start_host(daemon, "--name", "one")
+        wait_serving(daemon, 1)
+        alone, together = connection.stream("photos", epochs=4), connection.stream("mixed", epochs=4)
+        for epoch in range(4):
+            assert see(alone) == expected.epoch(epoch)
+            for batch in together:
+                wanted = mixing.numbers(0, Position(batch.epoch, batch.step), batch.samples)
+                assert all((one == other).all() for one, other in zip(numbers_of(batch), wanted, strict=True))
+                arrays = {name: np.array(batch[name]) for name in batch if name not in MIX_FIELDS}
+                assert digest_of(arrays.items()) == expected.batch(batch.epoch, batch.step).digest
+        (link,) = links(daemon)
+
+    assert link["samples"] > 0
+    assert link["disagreements"] == 0
+
+
 def test_a_replayed_batch_has_the_numbers_of_the_run_and_a_picture_of_the_mix(daemon, tmp_path):
     """The sheet has the images as they are, and below as they are mixed."""
     with batchd_client.connect(daemon.address) as connection:
@@ -68,6 +105,10 @@ def test_a_stream_without_images_of_one_size_is_refused(photos, tmp_path):
         (
             '[{ op = "decode" }, { op = "resize", size = [8, 8] }, { op = "rename", field = "label", to = "mix_row" }]',
             "rename",
+        ),
+        (
+            f"[{VIEWS}]",
+            "'image' has several views: give each a field of its own",
         ),
     ):
         config.write_text(f"[streams.photos]\n{source}batch_size = 4\npipeline = {steps}\nmix = {{ mixup = 0.8 }}\n")
