@@ -12,7 +12,7 @@ from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.fields.options import Cast
 from batchd.data.pipeline.image import jpeg_box
-from batchd.data.pipeline.image.geometry import Cut
+from batchd.data.pipeline.image.geometry import TURN_OF_ORIENTATION, Cut
 from batchd.data.pipeline.image.jpeg_box import found_points, probe_file
 from batchd.data.pipeline.image.options import (
     CenterCrop,
@@ -286,6 +286,36 @@ def test_a_cache_keeps_what_is_in_front_of_random_views():
     assert (DINO.is_random, certain.is_random) == (True, False)
     assert cropped_files([Decode(), DINO])
     assert not cropped_files([Decode(), Views(into={"a": View(steps=(Gray(),))})])
+
+
+def test_a_cache_of_decoded_samples_changes_no_view():
+    """The pixels that it keeps are of the whole image; each epoch draws views of its own."""
+    steps = [Decode(scale="off"), DINO]
+    cut = cut_of(steps)
+    first = Pipeline(FILE, steps[:cut], 0, has_rows=False)
+    columns = list(first.columns.values())
+    kept = first.make({"image": memoryview(LARGE), "label": 7}, 0, 0, 0)
+    rows = [run_fields(steps[cut:], np.array(kept["image"]), epoch, columns=columns) for epoch in range(2)]
+
+    for epoch, row in enumerate(rows):
+        whole = run_fields(steps, epoch=epoch)
+        assert all(np.array_equal(row[name], whole[name]) for name in ("image", "local"))
+    assert not np.array_equal(rows[0]["image"], rows[1]["image"])
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+def test_views_are_of_the_upright_image(orientation):
+    """The tag of the camera counts before the crops, decoded together or alone, and once."""
+    turn = TURN_OF_ORIENTATION[orientation]
+    image = photo(300, 400, seed=5)
+    stored = image[:: -1 if turn.vertical else 1, :: -1 if turn.horizontal else 1]
+    stored = np.ascontiguousarray(stored.swapaxes(0, 1) if turn.transpose else stored)
+    steps = [Decode(scale="off"), DINO]
+
+    upright, tagged = run_fields(steps, jpeg(image)), run_fields(steps, jpeg_with_exif(jpeg(stored), orientation))
+
+    for name in ("image", "local"):
+        assert np.abs(upright[name].astype(int) - tagged[name]).mean() < 2
 
 
 def test_pixels_of_a_cache_give_the_same_views():
