@@ -632,11 +632,12 @@ class StreamConfig(_Branch):
     so that each is decoded once, and points of those that have no room. "encoded": the source's
     values, such as the bytes of an image file, so that slow storage is read once, and the points of
     its JPEGs. None of these changes a byte of a batch. "decoded" does: it keeps the result of the
-    steps before the first random one, as pixels of 8 bits; `batchd check --explain` names these
-    steps. Streams with the same source and the same cache_memory share one cache (of "decoded", if
-    these steps are the same). Later changes on the storage take effect when the daemon is
-    restarted, or a reload finds another source; with cache_dir, when the file of the cache is
-    removed. Points are not used for a file that has changed."""
+    steps before the first random one, as pixels of 8 bits, or as tokens;
+    `batchd check --explain` names these steps. Streams with the same source and the same
+    cache_memory share one cache (of "decoded", if these steps are the same). Later changes on the
+    storage take effect when the daemon is restarted, or a reload finds another source; with
+    cache_dir, when the file of the cache is removed. Points are not used for a file that has
+    changed."""
 
     cache_memory: Annotated[Memory | None, Mark.OF_CACHE, Example("160GiB")] = None
     """With a cache in memory: its maximum size, in bytes or as "200GiB", in addition to [daemon]

@@ -24,6 +24,7 @@ from batchd.config.tree import StreamConfig
 from batchd.data.pipeline.cache_split import decoded_files, plan_pipeline
 from batchd.data.pipeline.options import CONTENT_VERSION, step_to_plain
 from batchd.data.pipeline.step_files import named_by_content
+from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.samples.kept_files import POINTS_VERSION
 from batchd.data.sources.cache.memory import CacheForm, CacheHeader
 from batchd.data.sources.options import source_to_plain
@@ -185,10 +186,11 @@ def cache_spec(plan: StreamPlan, index: SourceIndex) -> CacheSpec | None:
     facts: list[object] = [identity(config), index.digest, index.place, modules]
     if config.cache_dir is None:  # a file may grow: its budget is not part of its name
         facts.append(config.cache_memory)
+    kept = plan.pipeline.steps[: plan.pipeline.cut]
     if kind in {"pixels", "decoded"}:
-        facts.append(decoders())
+        has_tokens = any(isinstance(step, (Chat, Tokenize)) for step in kept)
+        facts.append(decoders(*(["tokenizers"] if has_tokens else [])))
     if kind == "decoded":
-        kept = plan.pipeline.steps[: plan.pipeline.cut]
         facts.append([named_by_content(step, plan.digests) for step in kept])
     key = sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     folder = "" if config.cache_dir is None else os.path.realpath(config.cache_dir)
@@ -202,12 +204,15 @@ def points_budget(samples: int, folder: object | None) -> int:
     return limit_bytes() // POINTS_MEMORY_PART
 
 
-def decoders() -> list[str]:
-    """Versions of the decoders and resizers, which decide pixels, without loading them."""
+def decoders(*more: str) -> list[str]:
+    """Versions of the decoders and resizers, which decide pixels, and of ``more`` libraries.
+
+    Without loading them.
+    """
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  most caches are in memory
 
     found = [f"batchd {__version__}", f"content {CONTENT_VERSION}"]
-    for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy"):
+    for name in ("opencv-python-headless", "opencv-python", "simplejpeg", "numpy", *more):
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
     with suppress(ImportError):

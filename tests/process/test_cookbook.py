@@ -36,7 +36,7 @@ FIELDS = {
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
     "captions": {"image": (224, 224, 3), "tokens": (77,)},
     "sft": {"tokens": (4096,), "loss_mask": (4096,), "position_ids": (4096,)},
-    "pairs": {"chosen": (13,), "chosen_mask": (13,), "rejected": (13,), "rejected_mask": (13,)},
+    "pairs": {"chosen": (23,), "chosen_mask": (23,), "rejected": (23,), "rejected_mask": (23,)},
     "text": {"tokens": (256,), "label": ()},
     "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
     "tokens": {"tokens": (1025,)},

@@ -3,6 +3,7 @@
 Daemon and CLI; imports no decoder.
 
     decode  (resize to cache_short_side)  resize  center_crop  |  random_crop  random_flip  to
+    chat                                                       |  pack
     once for each sample: the cache keeps the result           |  in each epoch
 
 A cache of decoded samples keeps the output of the steps before the first random one. Steps that are
@@ -20,6 +21,7 @@ from itertools import takewhile
 
 from batchd.data.pipeline.image.options import CropStep, CropToBucket, Decode, Follow, Resize
 from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.pipeline.views.options import Views
 from batchd_wire.record import frozen
 
@@ -77,16 +79,22 @@ def cut_of(steps: Sequence[StepOptions]) -> int:
 def cut_problem(steps: Sequence[StepOptions]) -> str | None:
     """The reason why a pipeline cannot be cut, and what to do; None if it can."""
     in_front = steps[: cut_of(steps)]
-    if any(isinstance(step, Decode) for step in in_front):
+    if any(isinstance(step, _COSTLY) for step in in_front):
         return None
-    if not any(isinstance(step, Decode) for step in steps):
+    costly = next((step for step in steps if isinstance(step, _COSTLY)), None)
+    if costly is None:
         return 'no step decodes, so there are no pixels to keep; cache = "encoded" keeps the values of the source'
     step = steps[len(in_front)]
     why = "is random" if step.is_random else "runs in each epoch"
+    what = "decoded image is" if isinstance(costly, Decode) else "tokens are"
     return (
-        f'"{step.op}" (pipeline[{len(in_front)}]) {why} and is before "decode", so no decoded image is the same in all '
-        'epochs; move "decode" before it, or set cache = "encoded"'
+        f'"{step.op}" (pipeline[{len(in_front)}]) {why} and is before "{costly.op}", so no {what} the same in all '
+        f'epochs; move "{costly.op}" before it, or set cache = "encoded"'
     )
+
+
+_COSTLY = (Decode, Tokenize, Chat)
+"""The steps whose output is worth a cache."""
 
 
 def cropped_files(steps: Sequence[StepOptions]) -> dict[str, int]:

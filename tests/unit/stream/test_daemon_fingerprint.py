@@ -30,7 +30,7 @@ from batchd.data.pipeline.augment.options import (
 )
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Pick, Rename, Scale
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -54,7 +54,7 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.step_files import named_by_content
-from batchd.data.pipeline.text.options import Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.interface import kind_of
@@ -80,6 +80,8 @@ STEPS = (
     Drop(fields=("extra",)),
     Rename(field="name", to="text"),
     Tokenize(file=Path("/a"), max_length=8),
+    Pick(field="captions"),
+    Chat(tokenizer=Path("/a"), template="chatml", max_length=8),
     Lowercase(),
     RemoveStopwords(file=Path("/a")),
     Lookup(words=Path("/a"), table=Path("/b"), max_words=8),
@@ -146,6 +148,18 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "truncation": False,
         "pad_id": 1,
         "special_tokens": False,
+    },
+    "pick": {"which": "first"},
+    "chat": {
+        "to": "numbers",
+        "mask": "learned",
+        "tokenizer": Path("/b"),
+        "template": Path("/c"),
+        "loss": ("user",),
+        "max_length": 9,
+        "truncate": "left",
+        "special_text": "parse",
+        "generation_prompt": True,
     },
     "lowercase": {},
     "remove_stopwords": {"file": Path("/c"), "case": "exact"},

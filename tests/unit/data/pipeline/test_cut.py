@@ -1,6 +1,7 @@
 """The cut of a pipeline for a cache of decoded samples, and equal bytes with and without it."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from batchd.data.pipeline.cache_split import crop_problem, cropped_files, cut_of, cut_problem, steps_of
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import OneHot, Rename
+from batchd.data.pipeline.fields.options import OneHot, Pick, Rename
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ColorJitter,
@@ -25,12 +26,15 @@ from batchd.data.pipeline.image.options import (
     Resize,
     Rotate,
 )
+from batchd.data.pipeline.shapes.options import Pack
+from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.samples.columns import Column
 from batchd.data.sources.cache.record import pack, unpack
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
 CROP = RandomResizedCrop(size=(48, 40))
 FLIP = RandomFlip()
+TOKENIZE = Tokenize(file=Path("/tokenizer.json"), max_length=9, padding="none")
 NORMALIZE = Normalize(mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
 COLUMNS = [Column("image", "encoded"), Column("label", dtype="int64"), Column("mask", "encoded")]
 PIPELINES = {
@@ -59,6 +63,15 @@ def test_the_cut_is_before_random_steps_and_steps_that_make_numbers():
     }
 
 
+@pytest.mark.parametrize("step", [TOKENIZE, Chat(tokenizer=TOKENIZE.file, template="gemma", max_length=9)])
+def test_tokens_are_kept_before_they_get_a_place_in_a_row(step):
+    """Each text is tokenized once, and packed in each epoch."""
+    steps = [step, Pack(field="tokens", length=9)]
+
+    assert cut_problem(steps) is None
+    assert steps[: cut_of(steps)] == [step]
+
+
 def test_a_short_side_is_a_resize_after_decode():
     """It also comes after the step that declares followers, so that these are resized as well."""
     resize = Resize(shorter_side=256)
@@ -76,6 +89,7 @@ def test_a_short_side_is_a_resize_after_decode():
         ([OneHot(field="label", classes=5)], "no step decodes"),
         ([FLIP, Decode()], r'"random_flip" \(pipeline\[0\]\) is random and is before "decode"'),
         ([Call(function="a:b", random=False), Decode()], r'"call" \(pipeline\[0\]\) runs in each epoch'),
+        ([Pick(field="captions"), TOKENIZE], r'is random and is before "tokenize", so no tokens are the same'),
     ],
 )
 def test_a_pipeline_without_a_cut_gets_a_remedy(steps, text):
