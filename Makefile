@@ -217,7 +217,7 @@ site: setup ## Build the documentation as a site: build/site/index.html
 	@echo "the site: build/site/index.html"
 
 bench: bytecode ## Run the benchmarks (DATA=/path/to/images, ONLY=name)
-	@$(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')
+	@PYTHONPATH=benchmarks/peers $(BIN)/python benchmarks/run.py $(if $(DATA),--data '$(DATA)') $(if $(ONLY),--only '$(ONLY)')
 
 bench-peers: bytecode ## Measure batchd beside its peers (DATA=/path/to/photographs, ONLY=names, ROUNDS=3)
 	@test -n '$(DATA)' || { echo "bench-peers wants photographs: make bench-peers DATA=/path/to/photographs"; exit 1; }

@@ -57,7 +57,7 @@ def run(bench: Bench) -> None:
         for name, stream in streams.items():
             config = bench.scratch / f"{name}.toml"
             config.write_text(f'[daemon]\nworkers = {WORKERS}\nmemory = "1GiB"\n{stream}')
-            players[name] = stack.enter_context(Player(_trainer, stack.enter_context(served(config))))
+            players[name] = stack.enter_context(Player(read_in_turn, stack.enter_context(served(config))))
         for player in players.values():
             # The first epochs read files, find access points and keep pixels.
             player.ask(SECONDS)
@@ -105,7 +105,7 @@ def _rows(bench: Bench, name: str, batch_size: int) -> str:
     return f"[streams.photos]\nsource = {source}\nbatch_size = {batch_size}\n"
 
 
-def _trainer(pipe: Connection, address: str) -> None:
+def read_in_turn(pipe: Connection, address: str) -> None:
     """Batches/s, samples/s and us of CPU for each batch, of all processes and of each kind.
 
     Batches of several streams are read in turn.

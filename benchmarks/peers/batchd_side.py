@@ -1,10 +1,12 @@
 """batchd: a daemon and its client.
 
 The variants are "files" (the unchanged folder), "off" (the same without a cache of access points),
-and "shards", which ``batchd prepare`` made beforehand. The configuration is the shortest possible
-one: all else is batchd's default. Several trainers mirror one stream.
+"shards", which ``batchd prepare`` made beforehand, and a stream of docs/cookbook.md, whose pipeline
+it is. The configuration is the shortest possible one: all else is batchd's default. Several
+trainers mirror one stream.
 """
 
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,24 +26,28 @@ STREAM = """
 [streams.photos]
 source = {source}
 batch_size = {batch}
-pipeline = [
-    {{ op = "decode" }},
-    {{ op = "random_resized_crop", size = [{side}, {side}] }},
-    {{ op = "random_flip" }},
-]
+pipeline = {pipeline}
 """
+CROP = """[
+    { op = "decode" },
+    { op = "random_resized_crop", size = [224, 224] },
+    { op = "random_flip" },
+]"""
+COOKBOOK = Path(__file__).parents[2] / "docs" / "cookbook.md"
+WITHOUT_RECIPE = {"files", "off", "shards"}
 
 
 def source(data: Path, variant: str) -> str:
     """Where the stream's photographs are; shards lie beside the folder."""
-    if variant in {"files", "off"}:
+    if variant != "shards":
         return f'{{ type = "folder", path = "{data}", allow_outside_root = true }}'
     return f'{{ type = "webdataset", root = "{data}-{variant}", shards = ["*.tar"], label = "" }}'
 
 
 def stream(options: common.Options) -> str:
     """The part of the configuration about the photographs."""
-    text = STREAM.format(source=source(options.data, options.variant), batch=options.batch, side=common.SIDE)
+    pipeline = CROP if options.variant in WITHOUT_RECIPE else recipe(options.variant)
+    text = STREAM.format(source=source(options.data, options.variant), batch=options.batch, pipeline=pipeline)
     return text + 'cache = "off"\n' if options.variant == "off" else text
 
 
@@ -50,6 +56,15 @@ def configuration(options: common.Options, folder: Path) -> Path:
     file = folder / "batchd.toml"
     file.write_text(DAEMON.format(workers=options.workers) + stream(options))
     return file
+
+
+def recipe(name: str) -> str:
+    """The pipeline of a stream of the cookbook."""
+    found = re.search(
+        rf"^\[streams\.{name}\]\n.*?^pipeline = (\[\n.*?^\])", COOKBOOK.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert found is not None, f"there is no stream {name}"
+    return found[1]
 
 
 @contextmanager
@@ -63,13 +78,17 @@ def serve(options: common.Options) -> Iterator[str]:
 
 
 def batches(options: common.Options) -> Iterator[Any]:
-    """Arrays [batch, 224, 224, 3] uint8, each given back when the next one is taken."""
+    """Arrays [batch, 224, 224, 3] uint8, or those of a recipe, until the next one is taken."""
     with batchd_client.connect(options.address) as daemon:
         stream = daemon.stream("photos")
         while True:
             for batch in stream:
                 with batch:
-                    yield batch["image"]
+                    yield (
+                        batch["image"]
+                        if options.variant in WITHOUT_RECIPE
+                        else [pixels for pixels in batch.values() if pixels.ndim > 3]
+                    )
 
 
 if __name__ == "__main__":

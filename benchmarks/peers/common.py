@@ -115,12 +115,16 @@ def deliver(batches: Iterator[Any], seconds: float, workers: int) -> tuple[int, 
 
 
 def touch(batch: Any) -> int:
-    """Read a byte of every page, as a copy to a GPU would, and give the number of images."""
-    pixels = np.asarray(batch)
-    assert pixels.dtype == np.uint8, pixels.dtype
-    assert pixels.shape[1:] == (SIDE, SIDE, 3), pixels.shape
-    pixels.reshape(-1)[::PAGE_BYTES].max()
-    return int(pixels.shape[0])
+    """Read a byte of every page, as a copy to a GPU would, and give the number of images.
+
+    A list has the arrays of a batch of another form.
+    """
+    arrays = [np.asarray(array) for array in (batch if isinstance(batch, list) else [batch])]
+    for pixels in arrays:
+        assert pixels.dtype == np.uint8, pixels.dtype
+        assert isinstance(batch, list) or pixels.shape[1:] == (SIDE, SIDE, 3), pixels.shape
+        pixels.reshape(-1)[::PAGE_BYTES].max()
+    return len(arrays[0])
 
 
 def photographs(folder: Path) -> list[str]:

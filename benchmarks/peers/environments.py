@@ -40,6 +40,19 @@ class Environment(NamedTuple):
 
 ENVIRONMENTS = {
     "torch": Environment((TORCH, NUMPY, CV2, "pillow==13.0.0"), ("torchvision==0.28.0",)),
+    "recipes": Environment(
+        (
+            TORCH,
+            NUMPY,
+            "pillow==12.3.0",  # with 13, timm's posterize fails at the magnitude 10
+            "huggingface-hub==2.4.0",
+            "msgpack==1.2.4",
+            "pyyaml==6.0.4",
+            "pyzmq==27.3.0",
+            "safetensors==0.8.0",
+        ),
+        ("torchvision==0.28.0", "timm==1.0.31"),
+    ),
     "tensorflow": Environment(("tensorflow-cpu==2.21.0",)),
     "grain": Environment(("grain==0.2.18", NUMPY, CV2)),
     "spdl": Environment(("spdl==0.8.0", NUMPY, CV2)),

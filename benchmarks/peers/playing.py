@@ -44,7 +44,7 @@ def _measure_once(side: Side, data: Path, log: Path, stage: Stage) -> Window[Mea
     """A round, with what others used in it."""
     options = ["--data", str(data), "--variant", side.variant, "--trainers", str(side.trainers)]
     words = [*command(side.environment), str(HERE / side.script), *options, "--batch", str(stage.batch)]
-    path = f"{ROOT}:{ROOT / 'client'}" if side.variant == "region" else ""
+    path = f"{ROOT}:{ROOT / 'client'}" if side.variant in {"region", "mixed"} else ""
     environment = dict(os.environ, TMPDIR=str(stage.scratch), PYTHONPATH=path)
     with (
         log.open("ab") as said,
