@@ -18,10 +18,12 @@ from batchd.cli.peeked import PeekedBatch
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
+from batchd_client.erasing import ERASE_BOX, erased
 from batchd_client.mixing import MIX_BOX, MIX_LAMBDA, MIX_ROW, Mixing, mixed
 from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, is_series, label_text, range_of
 
 IMAGES_MAX = 64
+WHITE = 255
 COLUMNS = 8
 SERIES_MAX = 16
 """Images of one sample."""
@@ -32,6 +34,8 @@ BACKGROUND, INK = (250, 250, 250), (40, 40, 40)
 CHARACTER_PIXELS = 8.2
 """Mean width of a character of the caption's font."""
 FONT_SCALE = 0.42
+MEAN, DEVIATION = 0.449, 0.226
+"""Of ImageNet's pixels, where white is 1: pixels of 8 bits are erased as if normalised by them."""
 
 Image = np.ndarray
 
@@ -82,7 +86,8 @@ def write_png(image: Image, path: Path) -> None:
 def draw_sheet(batch: PeekedBatch, *fields: str, is_bgr: bool) -> Image:
     """The sheet as a BGR image, uint8 [height, width, 3]; without ``fields`` of "image".
 
-    Images of a stream with ``mix`` are drawn as they are, and below as a trainer mixes them.
+    Images of a stream with ``mix`` or ``erase`` are drawn as they are, and below as a trainer makes
+    them.
     """
     field, *others = fields or ("image",)
     if others or _has_several(batch, field):
@@ -92,15 +97,29 @@ def draw_sheet(batch: PeekedBatch, *fields: str, is_bgr: bool) -> Image:
     captions = [label_text(batch.arrays, batch.classes, index) for index in range(len(images))]
     layout = _Layout(*range_of(images), has_channels_first(batch.shape(field)), is_bgr)
     sheet = _grid(images, captions, layout)
-    if not {MIX_ROW, MIX_LAMBDA, MIX_BOX} <= batch.arrays.keys() or field in batch.varying:
+    made = dict(batch.arrays)
+    if field not in batch.varying and {MIX_ROW, MIX_LAMBDA, MIX_BOX} <= made.keys():
+        made[field] = mixed(made, 1, Mixing(image=field, label=MIX_ROW))[0]
+        pairs = zip(made[MIX_ROW].tolist(), made[MIX_LAMBDA].tolist(), strict=True)
+        captions = [
+            f"{share:.0%} {captions[row]} + {label_text(made, batch.classes, partner % batch.rows)}"
+            for row, (partner, share) in enumerate(islice(pairs, len(images)))
+        ]
+    if field not in batch.varying and ERASE_BOX in made:
+        made[field] = _erased(made, field)
+    if made[field] is batch.arrays[field]:
         return sheet
-    mixed_images = mixed(batch.arrays, 1, Mixing(image=field, label=MIX_ROW))[0][:IMAGES_MAX]
-    pairs = zip(batch.arrays[MIX_ROW].tolist(), batch.arrays[MIX_LAMBDA].tolist(), strict=True)
-    mixes = [
-        f"{share:.0%} {captions[row]} + {label_text(batch.arrays, batch.classes, partner % batch.rows)}"
-        for row, (partner, share) in enumerate(islice(pairs, len(images)))
-    ]
-    return np.vstack([sheet, _grid(list(mixed_images), mixes, layout)])
+    return np.vstack([sheet, _grid(list(made[field][:IMAGES_MAX]), captions, layout)])
+
+
+def _erased(arrays: dict[str, np.ndarray], field: str) -> np.ndarray:
+    """The images of a field with what a trainer covers, of the same dtype."""
+    images = arrays[field]
+    if images.dtype != np.uint8:
+        return np.asarray(erased(arrays, field))
+    normalized = ((images / WHITE - MEAN) / DEVIATION).astype(np.float32)
+    made = np.asarray(erased({**arrays, field: normalized}, field, in_place=True))
+    return ((made * DEVIATION + MEAN) * WHITE).clip(0, WHITE).round().astype(np.uint8)
 
 
 class _Layout(NamedTuple):

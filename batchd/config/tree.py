@@ -29,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from batchd.data.pipeline.augment.options import ERASED_MAX, Area, Aspect, check_range
 from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
 from batchd.data.pipeline.image.options import CropToBucket
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
@@ -451,6 +452,40 @@ class Mix(_Branch):
         return self
 
 
+class Erasing(_Branch):
+    """Which rectangles of the rows of a batch the trainer covers, after it has normalised them.
+
+    Each batch gets the numbers, as the fields erase_box and erase_key. The step "erase" covers
+    pixels in the workers instead. docs/steps.md says how.
+    """
+
+    probability: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """How often a row is covered at all."""
+
+    area: tuple[Area, Area] = (0.02, 0.33)
+    """Smallest and largest area of a rectangle, as a fraction of the image's."""
+
+    aspect: tuple[Aspect, Aspect] = (0.3, 3.3)
+    """Smallest and largest width of a rectangle divided by its height; drawn evenly from the
+    logarithm."""
+
+    count: Annotated[int, Field(ge=1, le=ERASED_MAX)] = 1
+    """How many rectangles. They may overlap."""
+
+    fill: Literal["mean", "color", "noise"] = "mean"
+    """What covers them: "mean" is 0, the mean of normalised pixels; "noise" is a normal number for
+    each channel of each pixel, "color" one for each channel of a rectangle."""
+
+    field: Annotated[str | None, Example("image")] = None
+    """The images that are covered. When not set, the only field that holds images of one size."""
+
+    @model_validator(mode="after")
+    def _goes_upwards(self) -> Self:
+        for name in ("area", "aspect"):
+            check_range(name, getattr(self, name))
+        return self
+
+
 class Bucket(_Branch):
     """Batches of samples of nearly the same size, so that little of a padded batch is filling.
 
@@ -561,6 +596,13 @@ class StreamConfig(_Branch):
     mix: Annotated[Mix | None, Mark.DECIDES_BYTES, Mark.DERIVES, Example({"mixup": 0.8, "cutmix": 1.0})] = None
     """When set, rows of a batch are mixed in pairs (mixup, cutmix), such as
     { mixup = 0.8, cutmix = 1.0 }: batches have the numbers, and the loader applies them."""
+
+    erase: Annotated[
+        Erasing | None, Mark.DECIDES_BYTES, Mark.DERIVES, Example({"probability": 0.25, "fill": "noise"})
+    ] = None
+    """When set, random rectangles of rows are covered, such as
+    { probability = 0.25, fill = "noise" }: batches have the numbers, and the loader applies them
+    after it has normalised the images."""
 
     drop_last: Annotated[bool, Mark.DECIDES_BYTES, Mark.DERIVES] = False
     """Whether an epoch ends with its last whole batch; false keeps the remaining samples as a

@@ -5,7 +5,7 @@ blocks        a shuffle that keeps neighbours in storage near each other
 buckets       batches of samples of similar size; packs: rows of several documents
 draws         samples drawn by weight; mixtures: sources mixed by shares that change
 epochs        what of these decides the order of an epoch, as workers get it
-mixing        which rows of a batch are mixed with which, by position
+mixing        which rows of a batch are mixed with which; erasing: which parts of them are erased
 course        which positions a subscription reads, and which reads a position next
 ring          the slots of one stream and what is being filled into them
 mailbox       which place of a live stream holds which sample

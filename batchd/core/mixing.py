@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.plan import mixed_each
+from batchd_wire.fields import Field
 from batchd_wire.position import Position
 from batchd_wire.record import frozen
 
@@ -44,9 +45,13 @@ class MixNumbers(NamedTuple):
     A box is left, top, right and bottom in pixels of the image; all are 0 where there is none.
     """
 
-    partners: NDArray[np.int32]
-    lambdas: NDArray[np.float32]
-    boxes: NDArray[np.int32]
+    mix_row: NDArray[np.int32]
+    mix_lambda: NDArray[np.float32]
+    mix_box: NDArray[np.int32]
+
+
+MIX_FIELDS = (Field("mix_row", "int32", ()), Field("mix_lambda", "float32", ()), Field("mix_box", "int32", (4,)))
+"""Those of ``MixNumbers`` in a batch."""
 
 
 @frozen

@@ -55,9 +55,9 @@ from batchd.stream.grouping import MeasureOptions, bad_ones
 from batchd.stream.plan import (
     StreamPlan,
     check_bucket,
+    check_drawn,
     epoch_plan,
     look_at_stream,
-    mixing_of,
     plan_stream,
     planned_index,
 )
@@ -384,7 +384,7 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
     kind = ProblemKind.STEP_MISFIT
     try:
         check_bucket(name, stream, ring.columns)
-        mixing_of(name, stream, ring.columns)
+        check_drawn(name, stream, ring.columns)
         kind = ProblemKind.UNUSABLE_SOURCE
         plan = plan_stream(name, stream, ring.columns, python_path)
         if plan.pack is None and stream.buckets is None:  # else all sizes decide

@@ -31,7 +31,7 @@ from batchd_wire.status import StreamCard
 FINGERPRINT_DIGITS = 32
 PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
 """Parts of a fingerprint that are not called as the keys of the configuration."""
-DIGESTED = ("source", "columns", "shuffle", "weights", "cut", "accept", "modules", "mix", "repeats")
+DIGESTED = ("source", "columns", "shuffle", "weights", "cut", "accept", "modules", "mix", "erase", "repeats")
 """Parts whose earlier value a sketch does not tell. The last one is left out where it is absent."""
 SKETCH_CHARACTERS = 80
 """Beyond, a sketch has no options of steps: a state stays below 200 bytes."""

@@ -31,7 +31,8 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import BlockShuffle, StreamConfig, Weights
 from batchd.core.draws import POINT_BITS, SINGLE_MAX, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
-from batchd.core.mixing import RowMixing
+from batchd.core.erasing import RowErasing, erase_fields
+from batchd.core.mixing import MIX_FIELDS, RowMixing
 from batchd.core.mixtures import Segment
 from batchd.core.packs import packed_in
 from batchd.core.plan import Plan
@@ -39,7 +40,6 @@ from batchd.data.functions.find import CallArguments, ModuleNotFound, find_modul
 from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.effects import MIX_BOX, MIX_LAMBDA, MIX_ROW
 from batchd.data.pipeline.image.options import CropToBucket, Decode, Follow
 from batchd.data.pipeline.options import StepOptions, step_to_plain, with_inner
 from batchd.data.pipeline.sample_fields import (
@@ -65,7 +65,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import NUMBER, SourceIndex
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
 from batchd.worker.messages import AFTER_STEPS, SampleRecipe
-from batchd_wire.fields import RAGGED
+from batchd_wire.fields import RAGGED, Field
 from batchd_wire.position import Position
 from batchd_wire.record import frozen
 from batchd_wire.views import Array
@@ -114,6 +114,11 @@ class StreamPlan:
         """How rows of a batch are mixed; None if they are not."""
         return mixing_of(self.name, self.config, self.columns)
 
+    @property
+    def erasing(self) -> RowErasing | None:
+        """How parts of rows are erased; None if they are not."""
+        return erasing_of(self.name, self.config, self.columns)
+
     def recipe(self) -> SampleRecipe:
         """How samples are made, for the processes that make them; ``pack`` joins them to rows."""
         return SampleRecipe(
@@ -136,7 +141,7 @@ def plan_stream(
     """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
     pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
     check_bucket(name, config, columns)
-    mixing_of(name, config, columns)
+    check_drawn(name, config, columns)
     try:
         code = code_of(config, python_path)
     except SourceInvalid as error:
@@ -148,37 +153,60 @@ def plan_stream(
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
 
 
+def check_drawn(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:
+    """Raise ``SourceInvalid`` if what trainers mix and erase are no images of one size."""
+    mixing_of(name, config, columns)
+    erasing_of(name, config, columns)
+
+
 def mixing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> RowMixing | None:
     """How the rows of a stream are mixed. Raises ``SourceInvalid`` if it has no images for that."""
     mix = config.mix
     if mix is None:
         return None
-    key = f"streams.{name}.mix"
+    size = _size_of_rows(f"streams.{name}.mix", mix.field, config, columns)
+    return RowMixing(mix.mixup, mix.cutmix, mix.probability, mix.switch, mix.by == "row", *size)
+
+
+def erasing_of(name: str, config: StreamConfig, columns: Sequence[Column]) -> RowErasing | None:
+    """How rows of a stream are erased. Raises ``SourceInvalid`` if it has no images for that."""
+    erase = config.erase
+    if erase is None:
+        return None
+    size = _size_of_rows(f"streams.{name}.erase", erase.field, config, columns)
+    return RowErasing(erase.probability, erase.area, erase.aspect, erase.count, erase.fill, *size)
+
+
+def drawn_fields(config: StreamConfig) -> tuple[Field, ...]:
+    """The fields of the numbers by which trainers mix and erase."""
+    erase = config.erase
+    mixed, erased = config.mix is not None, () if erase is None else erase_fields(erase.count, erase.fill)
+    return (*(MIX_FIELDS if mixed else ()), *erased)
+
+
+def _size_of_rows(key: str, field: str | None, config: StreamConfig, columns: Sequence[Column]) -> tuple[int, int]:
+    """Height and width of the images that trainers change: of ``field``, or of the only one."""
     if pack_of(config.pipeline) is not None:
-        raise SourceInvalid(f'{key}: rows of "pack" have several samples each, so none are mixed; leave mix out')
-    made = columns_after(columns, config.pipeline)
-    sizes = {name: size for name, column in made.items() if (size := _image_size(column)) is not None}
-    if taken := {MIX_ROW, MIX_LAMBDA, MIX_BOX} & made.keys():
+        raise SourceInvalid(f'{key}: rows of "pack" have several samples each, so trainers change none; leave it out')
+    made, drawn = columns_after(columns, config.pipeline), [field.name for field in drawn_fields(config)]
+    if taken := set(drawn) & made.keys():
         raise SourceInvalid(f"{key}: a sample has a field {min(taken)!r} already; rename it")
-    if len(made) > SAMPLE_FIELDS_MAX - 3:
-        text = (
-            f'{len(made)} fields, and with those of a mix a batch holds {SAMPLE_FIELDS_MAX - 3}; "drop" leaves some out'
-        )
+    most = SAMPLE_FIELDS_MAX - len(drawn)
+    if len(made) > most:
+        text = f'{len(made)} fields, and beside {" and ".join(drawn)} a batch holds {most}; "drop" leaves some out'
         raise SourceInvalid(f"{key}: a sample has {text}")
-    field = mix.field or next(iter(sizes), "")
-    if field not in sizes or (mix.field is None and len(sizes) > 1):
-        text = (
-            f"{mix.field!r} is no field of images of one size" if mix.field else "which images are mixed is not clear"
-        )
+    sizes = {name: size for name, column in made.items() if (size := _image_size(column)) is not None}
+    chosen = field or next(iter(sizes), "")
+    if chosen not in sizes or (field is None and len(sizes) > 1):
+        text = f"{field!r} is no field of images of one size" if field else "which images are meant is not clear"
         of_views = [name for name, column in made.items() if column.made_by == "views" and column.is_fixed]
         known = "a step such as random_resized_crop makes such a field"
         if sizes:
             known = f"give field one of {', '.join(sizes)}"
-        elif mix.field in of_views or (of_views and mix.field is None):
+        elif field in of_views or (of_views and field is None):
             known = f"{of_views[0]!r} has several views: give each a field of its own in into, and name one"
         raise SourceInvalid(f"{key}: {text}; {known}")
-    height, width = sizes[field]
-    return RowMixing(mix.mixup, mix.cutmix, mix.probability, mix.switch, mix.by == "row", height, width)
+    return sizes[chosen]
 
 
 def _image_size(column: Column) -> tuple[int, int] | None:

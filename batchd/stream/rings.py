@@ -34,7 +34,7 @@ from batchd.runtime.sizes import round_bytes
 from batchd.runtime.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS
 from batchd.stream.cache_file import cache_problems
 from batchd.stream.cache_memory import identity
-from batchd.stream.plan import budgeted_field, look_at_stream
+from batchd.stream.plan import budgeted_field, drawn_fields, look_at_stream
 from batchd.worker.messages import CHUNK_ROWS_MAX, NOTE_BYTES
 from batchd_wire.fields import CHECKSUM, Rooms, SlotLayout, place_fields
 from batchd_wire.record import frozen
@@ -134,7 +134,7 @@ def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksum
     Where buckets decide the room, it is the most that any can need: ``bucket_layout`` returns the
     layout with those of an index.
     """
-    fields = sample_fields(columns, stream.pipeline, stream.on_error, is_mixed=stream.mix is not None)
+    fields = sample_fields(columns, stream.pipeline, stream.on_error, drawn_fields(stream))
     field, rooms = budgeted_field(stream, columns), None
     if field is not None and stream.bucket is not None and stream.bucket.budget is not None:
         rooms = Rooms(field, ((stream.batch_size, ceil(stream.bucket.budget / stream.batch_size)),))

@@ -253,7 +253,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
     ring = replace(ring, layout=bucket_layout(ring.layout, planned_with.arrays))
     content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(plan, whole.daemon))
     is_planned = epochs.order is not None or epochs.draws is not None
-    is_random = plan.pipeline.is_random or plan.mixing is not None
+    is_random = plan.pipeline.is_random or plan.mixing is not None or plan.erasing is not None
     equal_epochs = not (config.shuffle or is_planned or source.is_live or is_random)
     bgr_fields = [field for field, column in columns_after(plan.columns, plan.pipeline.steps).items() if column.is_bgr]
     spec = StreamSpec(
@@ -300,7 +300,8 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         pack={} if plan.pack is None else step_to_plain(plan.pack),
         as_of_ns=storage.as_of_ns,
         waits_for_storage=config.storage_away_s > 0,
-        mixing=None if plan.mixing is None else to_plain(plan.mixing),
+        mixing=to_plain(plan.mixing),
+        erasing=to_plain(plan.erasing),
         repeats=config.repeats,
     )
     journal = journal_spec(whole, name)
@@ -426,13 +427,15 @@ def content_of(
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
         "shuffle": config.is_shuffled,  # not if live
     }
-    for key, absent in {"weights": None, "mix": None, "repeats": 1}.items():
+    for key, absent in {"weights": None, "mix": None, "erase": None, "repeats": 1}.items():
         if content[key] == absent:
             del content[key]
     if epochs is not None and epochs.draws is not None:
         content["weights"] = epochs.draws.digest
     if plan.mixing is not None:
         content["mix"] = to_plain(plan.mixing)
+    if plan.erasing is not None:
+        content["erase"] = to_plain(plan.erasing)
     if epochs is not None and epochs.order is not None:
         content["shuffle"] = epochs.order.digest
     if config.cache == "decoded":

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from batchd.core.plan import Plan
 from batchd.core.rows import Rows
-from batchd.data.pipeline.effects import INDEX, MIX_BOX, MIX_LAMBDA, MIX_ROW, VALID
+from batchd.data.pipeline.effects import INDEX, VALID
 from batchd.data.pipeline.stages import Row
 from batchd.runtime import failpoints
 from batchd.runtime.plain import from_plain
@@ -40,6 +40,7 @@ from batchd_wire.fields import SlotLayout, sizes_field
 from batchd_wire.position import Position
 
 if TYPE_CHECKING:
+    from batchd.core.erasing import RowErasing
     from batchd.core.mixing import RowMixing
 
 ROWS_AT_ONCE = 256
@@ -171,11 +172,15 @@ class OneByOne(Strategy):
         super().__init__(context)
         self._plan = context.plan
         self._on_error = context.message.on_error
-        self._mixing: RowMixing | None = None
+        self._drawn: list[RowMixing | RowErasing] = []
         if context.message.mixing is not None:
             from batchd.core import mixing  # noqa: PLC0415  few streams need it
 
-            self._mixing = from_plain(mixing.RowMixing, context.message.mixing)
+            self._drawn.append(from_plain(mixing.RowMixing, context.message.mixing))
+        if context.message.erasing is not None:
+            from batchd.core import erasing  # noqa: PLC0415  few streams need it
+
+            self._drawn.append(from_plain(erasing.RowErasing, context.message.erasing))
         sizes = [sizes_field(field) for field in context.layout.fields if context.layout.buckets]
         self._sizes = [field.name for field in sizes if field is not None]
         """Fields of sizes in slots whose former batch may have had another layout."""
@@ -212,11 +217,11 @@ class OneByOne(Strategy):
         chunk.arrays[INDEX][chunk.selector] = chunk.samples
         if VALID in chunk.arrays:
             chunk.arrays[VALID][chunk.selector] = True
-        if self._mixing is not None:
-            rows = self._plan.rows(chunk.position)
-            numbers = self._mixing.numbers(self._plan.seed, chunk.position, rows)
-            for name, values in zip((MIX_ROW, MIX_LAMBDA, MIX_BOX), numbers, strict=True):
-                chunk.arrays[name][chunk.selector] = values[selector_of(chunk.numbers)]
+        for drawn in self._drawn:
+            numbers = drawn.numbers(self._plan.seed, chunk.position, self._plan.rows(chunk.position))
+            for name, values in numbers._asdict().items():
+                if name in chunk.arrays:
+                    chunk.arrays[name][chunk.selector] = values[selector_of(chunk.numbers)]
 
     def _make_alone(self, chunk: ChunkRows, row: int, sample: int, bad: Bad) -> str:
         """Make a row of a sample, or by the stream's policy; says why the policy has failed."""

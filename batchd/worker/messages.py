@@ -106,8 +106,9 @@ class ServeStream(Message):
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
     servers, as (ms without data, number of retries, ms per sample). ``tells_rows``: each row is
     followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
-    began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``. ``mixing``: a
-    ``core.mixing.RowMixing`` as plain data; None if no rows are mixed. ``repeats``: as of ``Plan``.
+    began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``. ``mixing``
+    and ``erasing``: a ``core.mixing.RowMixing`` and a ``core.erasing.RowErasing`` as plain data;
+    None without. ``repeats``: as of ``Plan``.
     """
 
     stream: int
@@ -125,6 +126,7 @@ class ServeStream(Message):
     as_of_ns: int = 0
     waits_for_storage: bool = False
     mixing: object = None
+    erasing: object = None
     repeats: int = 1
 
 

@@ -44,9 +44,15 @@ def on_host(numbers: Values) -> NDArray[Any]:
     return np.asarray(numbers.cpu() if _is_tensor(numbers) else numbers)
 
 
-def beside(array: Values, numbers: NDArray[Any]) -> Values:
-    """Numbers as an array of the library of another one, on its device; the shape stays."""
-    return numbers if isinstance(array, np.ndarray) else namespace(array).asarray(numbers, device=array.device)
+def beside(array: Values, numbers: NDArray[Any], dtype: object = None) -> Values:
+    """Numbers as an array of the library of another one, on its device; the shape stays.
+
+    ``dtype``: of that library; default: theirs.
+    """
+    if isinstance(array, np.ndarray):
+        return np.asarray(numbers, dtype)  # type: ignore[call-overload]
+    placed = {"device": array.device} if _is_tensor(array) else {}
+    return namespace(array).asarray(numbers, dtype=dtype, **placed)
 
 
 def numbers_below(count: int, array: Values) -> Values:

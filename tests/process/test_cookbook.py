@@ -25,7 +25,7 @@ MIXED = {"image": (224, 224, 3), "label": (), "mix_row": (), "mix_lambda": (), "
 FIELDS = {
     "cifar": {"image": (32, 32, 3)},
     "auto-cifar": {"image": (32, 32, 3)},
-    "timm": MIXED,
+    "timm": MIXED | {"erase_box": (1, 4), "erase_key": ()},
     "deit-3": MIXED,
     "simclr": {"image": (2, 224, 224, 3), "label": ()},
     "byol": {"first": (224, 224, 3), "second": (224, 224, 3), "label": ()},

@@ -1,11 +1,12 @@
-"""Mixup and cutmix: each batch has the numbers of its position, whoever makes and reads it."""
+"""Mixup, cutmix, erasing: a batch has the numbers of its position, whoever makes and reads it."""
 
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd.core.erasing import RowErasing
 from batchd.core.mixing import RowMixing
-from batchd_client.mixing import MIX_FIELDS, mixed
+from batchd_client.mixing import mixed
 from batchd_wire.position import Position
 from support.commands import batchd as command
 from support.expected import Expected
@@ -16,33 +17,41 @@ from support.settings import STILL_PIPELINE, folder_stream
 
 VIEWS = '{ op = "decode" }, { op = "views", into = { image = { count = 2, steps = [ { op = "resize", size = [8, 8] } ] } } }'
 MIX = {"mixup": 0.8, "cutmix": 1.0, "by": "row"}
+ERASE = {"probability": 0.5, "count": 2, "fill": "noise"}
+ERASING = (0.5, (0.02, 0.33), (0.3, 3.3), 2, "noise")
+
+
+def assert_drawn(batch, drawn):
+    """Check that a batch has the numbers of its position, and return the names of their fields."""
+    position = Position(batch.epoch, batch.step)
+    wanted = {
+        name: values for one in drawn for name, values in one.numbers(0, position, batch.samples)._asdict().items()
+    }
+    assert [name for name, values in wanted.items() if (batch[name] != values).any()] == []
+    return wanted.keys()
 
 
 @pytest.fixture(scope="module")
 def daemon(start_shared_daemon, photos):
     """Serve forty photographs in batches of six, the last with four."""
     streams = {
-        "photos": folder_stream(photos, batch_size=6, mix=MIX),
-        "still": folder_stream(photos, batch_size=6, mix=MIX, pipeline=STILL_PIPELINE, shuffle=False),
+        "photos": folder_stream(photos, batch_size=6, mix=MIX, erase=ERASE),
+        "still": folder_stream(photos, batch_size=6, erase=ERASE, pipeline=STILL_PIPELINE, shuffle=False),
     }
     return start_shared_daemon(streams, workers=2, chunk_rows=2)
-
-
-def numbers_of(batch):
-    return [np.array(batch[name]) for name in MIX_FIELDS]
 
 
 @pytest.mark.parametrize("stream", ["photos", "still"])
 def test_a_batch_has_the_numbers_of_its_position(daemon, stream):
     """Also a short last one, and in each epoch others, where the images stay the same."""
     with batchd_client.connect(daemon.address) as connection, connection.stream(stream, epochs=2) as reads:
-        height, width = reads.schema["image"].shape[:2]
-        mixing = RowMixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=height, width=width)
+        size = reads.schema["image"].shape[:2]
+        drawn = [RowErasing(*ERASING, *size)]
+        if stream == "photos":
+            drawn.append(RowMixing(0.8, 1.0, 1.0, 0.5, True, *size))
         for _epoch in range(2):
             for batch in reads:
-                wanted = mixing.numbers(0, Position(batch.epoch, batch.step), batch.samples)
-                for array, expected in zip(numbers_of(batch), wanted, strict=True):
-                    assert array.tolist() == expected.tolist()
+                assert_drawn(batch, drawn)
 
 
 def test_ranks_that_share_a_batch_mix_the_rows_that_they_have(daemon):
@@ -66,10 +75,13 @@ def test_worker_hosts_fill_mixed_rows_of_views(start_daemon, tmp_path):
     }
     steps = [{"op": "decode"}, {"op": "views", "into": views}]
     plain = folder_stream(tmp_path / "photos", batch_size=8, pipeline=steps)
-    streams = {"photos": plain, "mixed": {**plain, "mix": {**MIX, "field": "other"}}}
+    streams = {
+        "photos": plain,
+        "mixed": {**plain, "mix": {**MIX, "field": "other"}, "erase": {**ERASE, "field": "other"}},
+    }
     daemon = start_daemon(streams, **pool_keys(), chunk_rows=2)
     expected = Expected(daemon.config)
-    mixing = RowMixing(0.8, 1.0, 1.0, 0.5, by_row=True, height=64, width=64)
+    drawn = [RowMixing(0.8, 1.0, 1.0, 0.5, True, 64, 64), RowErasing(*ERASING, 64, 64)]
     with worker_hosts(tmp_path) as start_host, batchd_client.connect(daemon.address) as connection:
         start_host(daemon, "--name", "one")
         wait_serving(daemon, 1)
@@ -77,9 +89,8 @@ def test_worker_hosts_fill_mixed_rows_of_views(start_daemon, tmp_path):
         for epoch in range(4):
             assert see(alone) == expected.epoch(epoch)
             for batch in together:
-                wanted = mixing.numbers(0, Position(batch.epoch, batch.step), batch.samples)
-                assert all((one == other).all() for one, other in zip(numbers_of(batch), wanted, strict=True))
-                arrays = {name: np.array(batch[name]) for name in batch if name not in MIX_FIELDS}
+                drawn_names = assert_drawn(batch, drawn)
+                arrays = {name: np.array(batch[name]) for name in batch if name not in drawn_names}
                 assert digest_of(arrays.items()) == expected.batch(batch.epoch, batch.step).digest
         (link,) = links(daemon)
 
@@ -87,8 +98,8 @@ def test_worker_hosts_fill_mixed_rows_of_views(start_daemon, tmp_path):
     assert link["disagreements"] == 0
 
 
-def test_a_replayed_batch_has_the_numbers_of_the_run_and_a_picture_of_the_mix(daemon, tmp_path):
-    """The sheet has the images as they are, and below as they are mixed."""
+def test_a_replayed_batch_has_the_numbers_of_the_run_and_a_picture_of_what_trainers_make(daemon, tmp_path):
+    """The sheet has the images as they are, and below as they are mixed and erased."""
     with batchd_client.connect(daemon.address) as connection:
         crc32 = connection.stream("photos").at(1, 3).crc32()
     sheet = tmp_path / "sheet.png"
@@ -101,7 +112,7 @@ def test_a_stream_without_images_of_one_size_is_refused(photos, tmp_path):
     config = tmp_path / "batchd.toml"
     source = f'source = {{ type = "folder", path = "{photos}" }}\n'
     for steps, text in (
-        ('[{ op = "decode" }, { op = "ragged", max_shape = [64, 64, 3] }]', "which images are mixed is not clear"),
+        ('[{ op = "decode" }, { op = "ragged", max_shape = [64, 64, 3] }]', "which images are meant is not clear"),
         (
             '[{ op = "decode" }, { op = "resize", size = [8, 8] }, { op = "rename", field = "label", to = "mix_row" }]',
             "rename",
@@ -111,9 +122,15 @@ def test_a_stream_without_images_of_one_size_is_refused(photos, tmp_path):
             "'image' has several views: give each a field of its own",
         ),
     ):
-        config.write_text(f"[streams.photos]\n{source}batch_size = 4\npipeline = {steps}\nmix = {{ mixup = 0.8 }}\n")
-        found = command("check", config, status=2).stderr
-        assert "streams.photos.mix" in found
-        assert text in found
+        stream = f"[streams.photos]\n{source}batch_size = 4\npipeline = {steps}\n"
+        for key, table in [("mix", "{ mixup = 0.8 }"), ("erase", "{}")]:
+            config.write_text(
+                f"{stream}{key} = {table}\n".replace("mix_row", "mix_row" if key == "mix" else "erase_box")
+            )
+            found = command("check", config, status=2).stderr
+            assert f"streams.photos.{key}" in found
+            assert text in found
     config.write_text(f"[streams.photos]\n{source}batch_size = 4\nmix = {{ probability = 0.5 }}\n")
     assert "such as mixup = 0.8, cutmix = 1.0" in command("check", config, status=2).stderr
+    config.write_text(f"[streams.photos]\n{source}batch_size = 4\nerase = {{ area = [0.3, 0.1] }}\n")
+    assert "write the smaller number first" in command("check", config, status=2).stderr

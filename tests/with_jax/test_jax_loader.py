@@ -15,6 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding  # noqa: E402
 
 import batchd_client  # noqa: E402
+from batchd_client.erasing import erased  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
     RankInvalid,
     StreamClosed,
@@ -44,6 +45,7 @@ NUMBERS = {
     "bool": np.arange(48) % 3 == 0,
     "large": np.arange(48) + LARGE,
 }
+FILLS = ("mean", "color", "noise")
 HALF = {"float64": "float32", "int64": "int32", "uint64": "uint32"}
 
 
@@ -64,6 +66,7 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
         {
             "photos": folder_stream(photos),
             "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
+            **{f"erased-{fill}": folder_stream(photos, erase={"count": 2, "fill": fill}) for fill in FILLS},
             "small": folder_stream(photos, memory="64KiB"),
             "uneven": folder_stream(photos, batch_size=12),
             "repeated": folder_stream(photos, batch_size=12, repeats=2),
@@ -85,6 +88,17 @@ def test_a_batch_is_mixed_on_the_device(load):
     assert images.dtype == wanted.dtype == np.uint8
     assert np.abs(np.asarray(images).astype(int) - wanted).max() <= 1
     assert np.allclose(targets, soft)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_batch_is_erased_on_the_device(load, fill):
+    """A compiled function covers what numpy covers, with the same noise."""
+    batch = next(iter(load(f"erased-{fill}")))
+    batch["image"] = batch["image"].astype(jnp.float32) / 255
+    images = jax.jit(erased)(batch)
+    wanted = erased({name: np.asarray(array) for name, array in batch.items()})
+    assert np.array_equal(images, wanted)
+    assert (wanted != batch["image"]).any()
 
 
 class TestLoader(LoaderSuite):

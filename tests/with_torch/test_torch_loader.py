@@ -9,12 +9,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make test-torch` installs it")
 
 import batchd_client  # noqa: E402
+from batchd.core.erasing import RowErasing  # noqa: E402
 from batchd.core.mixing import RowMixing  # noqa: E402
+from batchd_client.erasing import _write, erased  # noqa: E402
 from batchd_client.errors import (  # noqa: E402
     RankInvalid,
     TensorsInvalid,
 )
 from batchd_client.mixing import MIX_FIELDS, Mixing, _at_once, mixed  # noqa: E402
+from batchd_client.pixels import channels_first  # noqa: E402
 from batchd_client.torch import BatchdLoader  # noqa: E402
 from batchd_wire.position import Position  # noqa: E402
 from support.loader_suite import LoaderSuite  # noqa: E402
@@ -34,6 +37,9 @@ def daemon(start_shared_daemon, photos):
             "photos": folder_stream(photos),
             "repeated": folder_stream(photos, repeats=3),
             "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
+            "erased": folder_stream(
+                photos, mix={"mixup": 0.8}, erase={"probability": 0.7, "count": 2, "fill": "noise"}, on_error="mask"
+            ),
             "unnamed": folder_stream(
                 photos, mix={"mixup": 0.8}, source={"type": "glob", "root": str(photos), "patterns": ["**/*.jpg"]}
             ),
@@ -76,6 +82,38 @@ def test_a_loader_counts_and_resumes_repeats(load):
     numbers += [batch["index"].tolist() for batch in load("repeated", epochs=2, as_dict=True, state=state)]
     assert numbers[::3] == numbers[1::3] == numbers[2::3]
     assert sorted(number for batch in numbers[::3] for number in batch) == list(range(EPOCH))
+
+
+def test_a_loader_erases_what_is_normalised_and_mixed(daemon, load):
+    """As timm's prefetching loader does: rows are mixed first, and a rectangle has whole noise."""
+    plain = load("erased", normalize=(MEAN, STD), mix=True, fields=["image"])
+    covered = load("erased", normalize=(MEAN, STD), mix=True, erase=True, as_dict=True)
+    with batchd_client.connect(daemon.address) as connection:
+        for batch, (images,), found in zip(connection.stream("erased", epochs=1), plain, covered, strict=False):
+            assert set(found) == {"image", "label", "index", "valid"}
+            assert torch.equal(found["image"], erased({**batch, "image": images}))
+            assert (found["image"] != images).any()
+    (alone,) = next(iter(load("erased", fields=["image"], dtype=torch.float16, erase="image")))
+    assert alone.dtype == torch.float16
+    for wrong, options, text in (
+        ("photos", {"normalize": (MEAN, STD)}, "no field 'erase_box'"),
+        ("erased", {}, r"images are torch.uint8.*normalize=\(mean, std\)"),
+    ):
+        with pytest.raises(TensorsInvalid, match=text):
+            load(wrong, erase=True, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("fill", ["mean", "color", "noise"])
+def test_a_device_erases_as_the_host_does(fill, dtype):
+    """A list of pixels is covered with the same numbers as box by box, in any order of memory."""
+    boxes, keys = RowErasing(0.8, (0.1, 0.4), (0.3, 3.3), 3, fill, 20, 30).numbers(1, Position(0, 0), 8)
+    images = torch.rand(8, 20, 30, 3).to(dtype)
+    numbers = {"erase_box": boxes} | ({} if fill == "mean" else {"erase_key": keys})
+    wanted = torch.from_numpy(erased({"image": images.float().numpy(), **numbers})).to(dtype)
+    for turned in (images.clone(), images.permute(0, 3, 1, 2).contiguous()):
+        _write(channels_first(turned), *numbers.values())
+        assert torch.equal(turned if turned.shape[-1] == 3 else turned.permute(0, 2, 3, 1), wanted)
 
 
 def test_mixed_images_are_those_of_torchvision():

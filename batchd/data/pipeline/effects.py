@@ -20,7 +20,6 @@ from batchd_wire.fields import Field, sizes_field
 Columns: TypeAlias = Mapping[str, Column]
 """By name, in the order in which they become fields."""
 INDEX, VALID = "index", "valid"
-MIX_ROW, MIX_LAMBDA, MIX_BOX = "mix_row", "mix_lambda", "mix_box"
 """The fields that every batch has, and every batch of a stream that masks: the sample's number in
 its source, and whether the sample is what it should be."""
 RESERVED = frozenset({INDEX, VALID})

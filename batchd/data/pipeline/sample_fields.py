@@ -31,24 +31,18 @@ OTHERS_MAX = 4
 
 
 def sample_fields(
-    columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str, *, is_mixed: bool = False
+    columns: Sequence[Column], steps: Sequence[StepOptions], on_error: str, drawn: Sequence[Field] = ()
 ) -> tuple[Field, ...]:
     """The fields of one sample: those of valid steps, ``index``, and ``valid`` for "mask".
 
-    ``is_mixed``: with the numbers by which a row is mixed with another one.
+    ``drawn``: of the numbers by which a trainer changes a row, which end the fields.
     """
     fields = [field for column in columns_after(columns, steps).values() if (field := column.field)]
     pack = pack_of(steps)
     fields.append(Field(effects.INDEX, "int64", () if pack is None else (pack.documents_max,)))
     if on_error == "mask":
         fields.append(Field(effects.VALID, "bool", ()))
-    if is_mixed:
-        fields += [
-            Field(effects.MIX_ROW, "int32", ()),
-            Field(effects.MIX_LAMBDA, "float32", ()),
-            Field(effects.MIX_BOX, "int32", (4,)),
-        ]
-    return tuple(fields)
+    return (*fields, *drawn)
 
 
 def pack_of(steps: Sequence[StepOptions]) -> Pack | None:

@@ -30,6 +30,7 @@ import torch.distributed
 import torch.utils.data
 
 from batchd_client.daemon import Connecting, connect
+from batchd_client.erasing import ERASE_FIELDS, check_erasable, erase_fields, erased
 from batchd_client.errors import LoaderInWorker, RankInvalid
 from batchd_client.loader import (
     ALONE,
@@ -87,9 +88,10 @@ class BatchdLoader(Loader[Any]):
     ``channels_last``: give images in that memory format, which saves a pass over them. Other fields
     keep the dtype and shape of ``Stream.schema``; a ragged field is a list of tensors.
     ``mix``: apply the mixup and cutmix of a stream with ``mix``, on the device; labels become
-    float32 ``[B, classes]``, and the loop does not get their numbers. A ``Mixing`` says how many
-    classes there are, and smooths labels. ``transform``: called with each item, on the device; the
-    loop gets what it returns.
+    float32 ``[B, classes]``. A ``Mixing`` says how many classes there are, and smooths labels.
+    ``erase``: cover parts of images, in a stream with ``erase``, on the device, after ``normalize``
+    and ``mix``; a name is that of the images, True is "image". The loop does not get the numbers of
+    either. ``transform``: called with each item, on the device; the loop gets what it returns.
 
     ``rank`` and ``world_size``: default: those of torch.distributed if it is initialised, else of
     torchrun, Slurm or mpirun. ``data_parallel``: instead, where several ranks compute one model (by
@@ -119,6 +121,7 @@ class BatchdLoader(Loader[Any]):
         channels_last: bool = False,
         as_dict: bool = False,
         mix: Mixing | bool = False,
+        erase: bool | str = False,
         transform: Callable[[Any], Any] | None = None,
         prefetch: int = PREFETCH,
         window: int | None = None,
@@ -139,6 +142,7 @@ class BatchdLoader(Loader[Any]):
         self._fields, self._layout = fields, ImageLayout(images, dtype, normalize, channels_last)
         self._as_dict, self._transform, self._prefetch = as_dict, transform, prefetch
         self._mixing = Mixing() if mix is True else mix or None
+        self._erase = "image" if erase is True else erase or None
         self._recipes: tuple[Recipe, ...] = ()
         self._open()
 
@@ -182,7 +186,7 @@ class BatchdLoader(Loader[Any]):
         runtime = CudaRuntime(self._wanted_device) if self._wanted_device.type == "cuda" else None
         self._device = self._wanted_device if runtime is None else runtime.device
         daemon = self._connect_daemon(writable_slots=runtime is not None and needs_writable(runtime))
-        as_dict, transform, mixing = self._as_dict, self._transform, self._mixing
+        as_dict, transform, mixing, erase = self._as_dict, self._transform, self._mixing, self._erase
         with ExitStack() as on_failure:
             on_failure.callback(daemon.close)
             stream = daemon.stream(
@@ -201,9 +205,16 @@ class BatchdLoader(Loader[Any]):
                 classes = classes_of(mixing, stream.classes)
                 shown = tuple(name for name in names if name not in MIX_FIELDS)
                 names, numbers = fields_read(stream.schema, shown, mixing)
+            if erase is not None:
+                shown = tuple(name for name in shown if name not in ERASE_FIELDS)
+                names = tuple(dict.fromkeys((*(name for name in names if name not in ERASE_FIELDS), erase)))
+                numbers += erase_fields(stream.schema, erase)
             # the events of batches follow it there
             with nullcontext() if runtime is None else runtime.aside():
                 self._recipes = recipes_for(stream.schema, names, self._layout, self._device)
+            for recipe in self._recipes:
+                if recipe.name == erase:
+                    check_erasable(recipe.schema.dtype)
             on_host = recipes_for(stream.schema, numbers, ImageLayout(), HOST)
 
             # without self, which it would keep alive
@@ -213,6 +224,8 @@ class BatchdLoader(Loader[Any]):
                 if mixing is not None:
                     made = mixed(read | drawn, classes, mixing, in_place=True)
                     read[mixing.image], read[mixing.label] = made
+                if erase is not None:
+                    read[erase] = erased(read | drawn, erase, in_place=True)
                 item: object = {name: read[name] for name in shown} if as_dict else tuple(map(read.__getitem__, shown))
                 return item if transform is None else transform(item)
 

@@ -183,6 +183,19 @@ def test_mixed_images_are_drawn_below_the_others() -> None:
     assert [middle(below, index, 2) for index in (0, 1)] == [tuple(image[0, 0, ::-1].tolist()) for image in wanted]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_erased_images_are_drawn_below_the_others(dtype) -> None:
+    """Pixels of 8 bits get what normalised ones of ImageNet would; the rest of them stays."""
+    images = np.stack([filled((200, 100, 50)), filled((10, 20, 40))]).astype(dtype)
+    boxes = np.array([[[5, 5, 15, 15]], [[0, 0, 0, 0]]], np.int32)
+    sheet = draw_sheet(batch_of(images, erase_box=boxes), is_bgr=False)
+    above = draw_sheet(batch_of(images), is_bgr=False)
+    below = sheet[len(above) :]
+    assert np.array_equal(sheet[: len(above)], above)
+    assert middle(below, 0, 2) == ((114, 114, 114) if dtype == np.uint8 else (0, 0, 0))
+    assert middle(below, 1, 2) == middle(above, 1, 2)
+
+
 def test_the_sheet_is_written_as_a_png(tmp_path) -> None:
     """The file has the drawn pixels and replaces an older sheet."""
     batch = batch_of(np.stack([filled((200, 100, 50)), filled((1, 2, 3))]))

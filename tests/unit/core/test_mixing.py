@@ -49,7 +49,7 @@ def test_the_numbers_depend_on_seed_and_position_alone():
     for same, other in zip(one, BOTH.numbers(7, Position(3, 4), 16), strict=True):
         assert same.tolist() == other.tolist()
     for seed, position in [(8, Position(3, 4)), (7, Position(4, 4)), (7, Position(3, 5))]:
-        assert BOTH.numbers(seed, position, 16).lambdas.tolist() != one.lambdas.tolist()
+        assert BOTH.numbers(seed, position, 16).mix_lambda.tolist() != one.mix_lambda.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 64])

@@ -6,8 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 
-from batchd.config.tree import Mark, Mix, StreamConfig, Weights, keys_marked
+from batchd.config.tree import Erasing, Mark, Mix, StreamConfig, Weights, keys_marked
 from batchd.core.draws import EvenDraws, bounds_of
 from batchd.core.plan import Plan
 from batchd.data.pipeline.augment.options import (
@@ -315,7 +316,7 @@ def test_a_field_for_paths_changes_the_fingerprint() -> None:
 
 def test_the_keys_that_decide_bytes_change_the_fingerprint_and_no_others() -> None:
     """The mark on a key includes it in the fingerprint."""
-    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys() | {"weights", "mix"}
+    assert set(keys_marked(Mark.DECIDES_BYTES, StreamConfig)) == DECIDE_BYTES.keys() | {"weights", "mix", "erase"}
     assert len({fingerprint_with(**{key: value}) for key, value in DECIDE_BYTES.items()} | {fingerprint_with()}) == 7
     assert {fingerprint_with(**{key: value}) for key, value in DECIDE_TIME.items()} == {fingerprint_with()}
     assert fingerprint_with(lag="lockstep", max_skew=3) == fingerprint_with()
@@ -388,16 +389,14 @@ def test_a_fingerprint_is_short_text() -> None:
     int(fingerprint_with(), 16)
 
 
-def test_a_mix_counts_with_the_size_of_the_images() -> None:
-    """Without a mix nothing is named: streams keep their fingerprints."""
+@pytest.mark.parametrize(("key", "table"), [("mix", Mix(mixup=0.8)), ("erase", Erasing(count=3))])
+def test_what_trainers_do_counts_with_the_size_of_the_images(key, table) -> None:
+    """Without it nothing is named: streams keep their fingerprints."""
     base = BASE | {"pipeline": (Decode(), CenterCrop(size=(36, 24)))}
-    whole = [content_of(plan_of(StreamConfig(**base | keys)), "x") for keys in ({}, {"mix": Mix(mixup=0.8)})]
-    assert "mix" not in whole[0]
-    assert {key: whole[1]["mix"][key] for key in ("mixup", "height", "width")} == {
-        "mixup": 0.8,
-        "height": 36,
-        "width": 24,
-    }
+    without, whole = (content_of(plan_of(StreamConfig(**base | keys)), "x") for keys in ({}, {key: table}))
+    assert key not in without
+    assert whole[key].items() >= {"height": 36, "width": 24}.items()
+    assert whole[key].items() >= ({"mixup": 0.8} if key == "mix" else {"count": 3}).items()
 
 
 def test_weights_count_by_what_they_draw() -> None:
