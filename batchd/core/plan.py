@@ -391,6 +391,15 @@ class Plan:
         steps = np.arange(position.step)
         return int(self.rows_of(np.full(len(steps), position.epoch), steps).sum()) + row
 
+    def rows_before(self, position: Position, batch_size: int) -> int:
+        """Return the rows of an epoch before a position in batches of another size.
+
+        With ``row_counts``, the size is this one.
+        """
+        if batch_size == self.batch_size:
+            return self.samples_before(position, 0)
+        return EpochRows(self.samples, batch_size, self.repeats).before(position.step)
+
     def convertible_every(self, batch_size: int) -> int:
         """Return after how many rows of an epoch batches of another size have had the same."""
         is_same_order = self.repeats == 1 or batch_size == self.batch_size

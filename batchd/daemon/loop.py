@@ -65,6 +65,7 @@ from batchd_wire import messages
 from batchd_wire.codec import NUMBER_MAX, Message
 from batchd_wire.codes import ErrorCode
 from batchd_wire.fields import CHECKSUM
+from batchd_wire.position import Position
 from batchd_wire.reports import PULL_REPORTS
 from batchd_wire.slot import SlotHeader
 from batchd_wire.status import (
@@ -246,10 +247,12 @@ class Loop:
         changes = changes_since(asked.fingerprint, asked.parts, stream.content)
         if changes.batch_size is None:
             return replace(asked, changes=changes.text)
-        sample = asked.sample if asked.sample is not None else asked.step * changes.batch_size
-        every = stream.spec.plan.convertible_every(changes.batch_size)
+        plan, sample = stream.spec.plan, asked.sample
+        if sample is None:
+            sample = plan.rows_before(Position(asked.epoch, asked.step), changes.batch_size)
+        sample, every = min(sample, plan.epoch_rows), plan.convertible_every(changes.batch_size)
         if sample % every:
-            text = f"{changes.text}; with repeats = {stream.spec.plan.repeats}, batches of both sizes have had the same samples"
+            text = f"{changes.text}; with repeats = {plan.repeats}, batches of both sizes have had the same samples"
             return replace(asked, changes=f"{text} only at multiples of {every:,} samples, and it is at {sample:,}")
         if asked.converts:
             return replace(asked, fingerprint=None, sample=sample)

@@ -166,6 +166,31 @@ def test_a_run_goes_on_with_another_batch_size(start_daemon, photos, before, aft
             connection.stream("photos", state=changed, convert=True)
 
 
+@pytest.mark.parametrize(
+    ("keys", "step", "there"),
+    [
+        ({"batch_size": 6}, 3, (0, 3)),
+        ({"batch_size": 6, "repeats": 2}, 5, (0, 5)),
+        ({"batch_size": 6, "repeats": 2}, 13, (1, 0)),
+        ({"batch_size": 6, "bucket": {"field": "image", "by": "pixels", "budget": 3 * 72 * 96}}, 4, (0, 4)),
+    ],
+    ids=["full batches", "repeats", "repeats left out", "a budget of three rows"],
+)
+def test_a_run_goes_on_without_its_last_batches(start_daemon, photos, keys, step, there):
+    """The state is converted to the same step, whatever the rows of its batches are."""
+    first = start_daemon({"photos": folder_stream(photos, **keys)})
+    with batchd_client.connect(first.address) as connection:
+        stream = connection.stream("photos", epochs=2)
+        stream.seek(0, step)
+        state = json.loads(json.dumps(stream.state_dict()))
+    second = start_daemon({"photos": folder_stream(photos, drop_last=True, **keys)})
+    expected = Expected(second.config)
+    with batchd_client.connect(second.address) as connection:
+        stream = connection.stream("photos", epochs=2, state=state, convert=True)
+        assert stream.position == there
+        assert see(stream, 2) == [expected.batch(there[0], there[1] + number) for number in range(2)]
+
+
 def test_a_stream_without_shuffling_keeps_the_order_of_the_source(daemon):
     """Every epoch has the files in order, and only the random crops differ."""
     with batchd_client.connect(daemon.address) as connection:
