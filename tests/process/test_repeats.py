@@ -34,7 +34,9 @@ def daemon(start_shared_daemon, photos):
 
 @pytest.fixture(scope="module")
 def expected(daemon):
-    return Expected(daemon.config)
+    found = Expected(daemon.config)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="module")
