@@ -18,7 +18,7 @@ Invariant: the comments state every fact on which the configuration relies.
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from itertools import chain, count
 from time import monotonic
 
@@ -84,7 +84,7 @@ class Facts:
     ``images``: by field. ``longest``: by field whose length varies, the largest shape among the
     samples that were read; of texts, in bytes. ``unreadable``: why the first bad samples are bad.
     ``read`` samples were read, and ``bad`` of them are bad. ``of_boxes``: the fields that had a row
-    for each box in all of them. ``notes``: of the scan.
+    for each box in all of them. ``notes``: of the scan. ``box_form``: see ``SourceOptions``.
     """
 
     samples: int
@@ -97,6 +97,7 @@ class Facts:
     bad: int
     of_boxes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    box_form: Mapping[str, object] = field(default_factory=dict)
 
 
 def look_at(
@@ -152,9 +153,8 @@ def look_at(
             f"{source.place}: none of {counted(least, 'sample')} can be used, for example {unreadable[0]}"
         )
     facts = {name: _image_facts(headers) for name, headers in images.items()}
-    return Facts(
-        len(index), columns, _classes(index), facts, longest, tuple(unreadable), read, bad, tuple(of_boxes), index.notes
-    )
+    looked = _classes(index), facts, longest, tuple(unreadable), read, bad, tuple(of_boxes), index.notes
+    return Facts(len(index), columns, *looked, source.box_form)
 
 
 def _others(few: Sequence[int], samples: int) -> Iterator[int]:
@@ -254,7 +254,7 @@ def steps_for(facts: Facts, *, is_augmented: bool = True) -> list[dict[str, obje
         steps.append(_step("decode", name))
         if name_of_boxes(facts) is not None:
             labels = {"labels": list(facts.of_boxes)} if facts.of_boxes else {}
-            steps.append(_step("follow", name, boxes=BOXES, **labels))
+            steps.append(_step("follow", name, boxes=BOXES, **facts.box_form, **labels))
         if name_of_boxes(facts) is not None:  # a crop would lose boxes
             steps += [_step("resize", name, size=[side, side]), *([_step("random_flip", name)] if is_augmented else [])]
         elif len(encoded) == 1:
@@ -343,7 +343,10 @@ def comments_on(found: FoundSource, facts: Facts) -> list[str]:
         lines.append(f"{name}: up to {' x '.join(map(str, shape))}{unit} in {_looked_at(facts)}{larger}")
     if any(column.kind == "encoded" for column in facts.columns):
         places = [column.name for column in facts.columns if column.shape in ((None, 4), (None, 2), (4,))]
-        lines += [_places_text(name, is_followed=name == name_of_boxes(facts)) for name in places]
+        is_plain = not facts.box_form
+        lines += [
+            _places_text(name, is_followed=name == name_of_boxes(facts)) for name in places if is_plain or name != BOXES
+        ]
     lines += [*found.recognised.notes, *facts.notes]
     for reason, names in found.left_out_by_reason().items():
         share = f"{len(names):,} of {counted(len(found.files.names), 'file')} left out"

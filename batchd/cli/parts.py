@@ -41,7 +41,7 @@ from batchd.errors import SourceInvalid
 from batchd.runtime.directories import default_cache_dir
 
 TRAINING = "train"
-PLACE_KEYS = ("path", "root", "files", "shards", "image_root", "images", "segments")
+PLACE_KEYS = ("path", "root", "files", "shards", "image_root", "images", "segments", "annotations", "part")
 """Keys of a source that say where its samples are, and not what they are."""
 
 

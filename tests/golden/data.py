@@ -78,6 +78,7 @@ def write_data(folder: Path) -> None:
     _write_arrays(folder)
     _write_tables(folder)
     _write_records(folder)
+    _write_objects(folder / "objects")
     for number in range(2):
         write_video(
             folder / "videos" / f"{number}.avi", 30, Coding("ffv1", pixels="bgr0", b_frames=0), first=30 * number
@@ -139,6 +140,31 @@ def _objects(number: int) -> dict[str, object]:
         "classes": [3, number],
         "keypoints": keypoints,
     }
+
+
+def _write_objects(folder: Path) -> None:
+    """Images of 80 x 60 pixels; for each a mask, and in each form the same two objects or none."""
+    for name in ("images", "masks", "labels", "xml"):
+        (folder / name).mkdir(parents=True)
+    coco: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": [], "categories": [{"id": 9}, {"id": 4}]}
+    for number in range(SAMPLES):
+        boxes = [(4 + number, 10, 20, 25), (40, 6, 30 - number, 50)] if number % 5 else []
+        (folder / "images" / f"{number:03}.jpg").write_bytes(jpeg(image(number)))
+        (folder / "masks" / f"{number:03}_ids.png").write_bytes(encode(mask(number), ".png"))
+        lines, xml = [], []
+        coco["images"].append({"id": number, "file_name": f"{number:03}.jpg", "height": 60, "width": 80})
+        for place, (x, y, width, height) in enumerate(boxes):
+            lines.append(f"{place} {(x + width / 2) / 80} {(y + height / 2) / 60} {width / 80} {height / 60}\n")
+            ends = {"xmin": x + 1, "ymin": y + 1, "xmax": x + width, "ymax": y + height}
+            box = "".join(f"<{end}>{value}</{end}>" for end, value in ends.items())
+            xml.append(f"<object><name>{CLASSES[place]}</name><bndbox>{box}</bndbox></object>")
+            corners = [x, y, x + width, y + 2.25, x + width / 3, y + height]
+            points = {"keypoints": [x + 1, y + 1, 2, x + width / 2, y, 1], "segmentation": [corners]}
+            record = {"image_id": number, "category_id": 9 - 5 * place, "bbox": [x, y, width, height], **points}
+            coco["annotations"].append({"id": 2 * number + place, **record})
+        (folder / "labels" / f"{number:03}.txt").write_text("".join(lines))
+        (folder / "xml" / f"{number:03}.xml").write_text(f"<annotation>{''.join(xml)}</annotation>")
+    (folder / "coco.json").write_text(json.dumps(coco))
 
 
 def _write_arrays(folder: Path) -> None:

@@ -64,6 +64,13 @@ def _texts(folder: Path) -> dict[str, Any]:
     return {"type": "csv", "path": str(folder / "table.csv"), "fields": {"text": "text"}}
 
 
+def _padded(*fields: str) -> list[dict[str, Any]]:
+    return [
+        {"op": "pad_batch", "field": name, "max_shape": [2, 4] if name == "boxes" else [2], "fill": -1}
+        for name in fields
+    ]
+
+
 def _sources(folder: Path) -> dict[str, dict[str, Any]]:
     images, arrays = _images(folder), {"type": "npz", "path": str(folder / "both.npz")}
     return {
@@ -144,6 +151,57 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
                 {"op": "resize", "field": "second", "size": [16, 16]},
                 {"op": "text_bytes", "length": 32},
             ],
+        },
+        "coco": {
+            "source": {
+                "type": "coco",
+                "path": str(folder / "objects" / "coco.json"),
+                "images": str(folder / "objects" / "images"),
+                "fields": ["image", "boxes", "classes", "masks", "keypoints", "ids"],
+                "keypoints": 2,
+            },
+            "pipeline": [
+                {"op": "decode"},
+                {
+                    "op": "follow",
+                    "boxes": "boxes",
+                    "masks": "masks",
+                    "keypoints": "keypoints",
+                    "labels": ["classes", "ids"],
+                },
+                {"op": "random_resized_crop", "size": [32, 40]},
+                {"op": "pad_batch", "field": "masks", "max_shape": [2, 32, 40]},
+                {"op": "pad_batch", "field": "keypoints", "max_shape": [2, 2, 3]},
+                *_padded("boxes", "classes", "ids"),
+            ],
+        },
+        "yolo": {
+            "source": {"type": "yolo", "root": str(folder / "objects"), "images": "images/*.jpg"},
+            "pipeline": [
+                {"op": "decode"},
+                {"op": "follow", "boxes": "boxes", "form": "cxcywh", "relative": True, "labels": ["classes"]},
+                {"op": "resize", "size": [32, 32]},
+                *_padded("boxes", "classes"),
+            ],
+        },
+        "voc": {
+            "source": {
+                "type": "voc",
+                "root": str(folder / "objects"),
+                "images": "images/*.jpg",
+                "annotations": "xml/*.xml",
+                "names": ["cat", "dog", "owl"],
+            },
+            "pipeline": [*STILL, *_padded("boxes", "classes")],
+        },
+        "pairs": {
+            "source": {
+                "type": "pairs",
+                "root": str(folder / "objects"),
+                "fields": {"image": "image", "mask": "image"},
+                "files": {"image": "images/*.jpg", "mask": "masks/*_ids.png"},
+            },
+            "pipeline": [{"op": "decode"}, {"op": "follow", "mask": "mask"}, {"op": "resize", "size": [16, 16]}],
         },
         "npy": {
             "source": {"type": "npy", "root": str(folder), "arrays": {"image": "x.npy", "label": "y.npy"}},

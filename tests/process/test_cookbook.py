@@ -70,12 +70,18 @@ def data(tmp_path_factory) -> Path:
     (root / "imagenet" / "val").symlink_to(root / "imagenet" / "train")
     photo_shards(root / "imagenet" / "train", root / "bucket" / "imagenet")
     np.savez(root / "cifar10.npz", x_train=np.zeros((SAMPLES, 32, 32, 3), np.uint8), y_train=np.arange(SAMPLES))
-    boxes, classes = npy(np.array([[1, 2, 30, 40], [5, 5, 90, 90]], np.float32)), npy(np.array([3, 4]))
     scenes, pairs = [], []
+    objects: dict[str, list[object]] = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    (root / "coco" / "train2017").mkdir(parents=True)
+    (root / "coco" / "annotations").mkdir()
     for number, image in enumerate(images):
-        parts = {"jpg": image, "seg.png": mask, "boxes.npy": boxes, "classes.npy": classes}
-        scenes += [(f"{number}.{part}", content) for part, content in parts.items()]
+        scenes += [(f"{number}.jpg", image), (f"{number}.seg.png", mask)]
+        (root / "coco" / "train2017" / f"{number}.jpg").write_bytes(image)
+        objects["images"].append({"id": number, "file_name": f"{number}.jpg", "height": 240, "width": 320})
+        box = {"image_id": number, "category_id": 1, "bbox": [100, 80, 120, 80]}
+        objects["annotations"] += [{"id": 2 * number + place, **box} for place in range(2)]
         pairs += [(f"{number}.jpg", image), (f"{number}.txt", b"the red cat")]
+    (root / "coco" / "annotations" / "instances_train2017.json").write_text(json.dumps(objects))
     write_shard(root / "scenes" / "a.tar", scenes)
     write_shard(root / "pairs" / "a.tar", pairs)
     captions = [

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,71 +298,49 @@ def test_tokens_are_int64_and_videos_can_be_clips(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize("form", ["YOLO", "YOLO by part", "COCO", "Pascal VOC"])
+@pytest.mark.parametrize("form", ["yolo", "yolo by part", "coco", "voc"])
 def test_data_for_detection_is_recognised_as_what_it_is(tmp_path: Path, form: str) -> None:
-    """Its folders are no classes; the training part is served, and the note says what to do."""
+    """There is a stream of each part, whose boxes follow the image; images without a box stay."""
     folders = {
-        "YOLO": ("images/{}", "labels/{}"),
-        "YOLO by part": ("{}/images", "{}/labels"),
-        "COCO": ("{}2017", "annotations"),
-        "Pascal VOC": ("JPEGImages/{}", "Annotations"),
+        "yolo": ("images/{}", "labels/{}"),
+        "yolo by part": ("{}/images", "{}/labels"),
+        "coco": ("{}2017", "annotations"),
+        "voc": ("JPEGImages", "Annotations"),
     }
     images, labels = folders[form]
+    box = "<bndbox><xmin>26</xmin><ymin>41</ymin><xmax>75</xmax><ymax>60</ymax></bndbox>"
     for part in ("train", "val"):
         for number in range(3):
             image, label = tmp_path / images.format(part) / f"{part}{number}.jpg", tmp_path / labels.format(part)
             image.parent.mkdir(parents=True, exist_ok=True)
             label.mkdir(parents=True, exist_ok=True)
-            image.write_bytes(jpeg(photo(seed=number)))
-            if form.startswith("YOLO"):
-                (label / f"{image.stem}.txt").write_text("0 0.5 0.5 0.25 1\n3 0.1 0.1 0.1 0.1\n" if number else "")
-            elif form == "Pascal VOC":
-                (label / f"{image.stem}.xml").write_text("<annotation><object><bndbox></bndbox></object></annotation>")
-        if form == "COCO":
-            document = {
-                "info": {},
-                "images": [{"id": 1, "file_name": "train0.jpg"}],
-                "annotations": [],
-                "categories": [],
-            }
-            (tmp_path / labels / f"instances_{part}2017.json").write_text(json.dumps(document))
+            image.write_bytes(jpeg(photo(100, 100, seed=number)))
+            if form.startswith("yolo"):
+                (label / f"{image.stem}.txt").write_text("1 0.5 0.5 0.5 0.2\n" if number else "")
+            elif form == "voc":
+                thing = f"<object><name>bicycle</name>{box}</object>" if number else ""
+                (label / f"{image.stem}.xml").write_text(f"<annotation>{thing}</annotation>")
+        if form == "coco":
+            whole = {"categories": [{"id": 90}, {"id": 3}, {"id": 1}]}
+            whole["images"] = [{"id": n, "file_name": f"{part}{n}.jpg"} for n in range(3)]
+            whole["annotations"] = [{"image_id": n, "category_id": 3, "bbox": [25, 40, 50, 20]} for n in (1, 2)]
+            (tmp_path / labels / f"instances_{part}2017.json").write_text(json.dumps(whole))
+            (tmp_path / labels / f"captions_{part}2017.json").write_text(json.dumps({**whole, "annotations": []}))
+        if form == "voc":
+            (lists := tmp_path / "ImageSets" / "Main").mkdir(parents=True, exist_ok=True)
+            (lists / f"{part}.txt").write_text("".join(f"{part}{n}\n" for n in range(3)))
 
-    whole = found(tmp_path)
-
-    assert (whole["classes"], whole["samples"], "classes" in whole["source"]) == ({}, 3, False)
-    assert f"detection data in the form of {form.split(maxsplit=1)[0]}" in whole["toml"]
-    assert f"annotations in the form of {form.split(maxsplit=1)[0]}" in whole["toml"]
-
-
-@pytest.mark.thorough(after_first=True)
-@pytest.mark.parametrize("form", ["coco", "yolo"])
-def test_the_program_of_the_cookbook_makes_a_stream_with_boxes(tmp_path: Path, form: str) -> None:
-    """Boxes are in pixels; images without a box stay."""
-    page = (Path(__file__).parents[2] / "docs" / "cookbook.md").read_text()
-    (tmp_path / "convert.py").write_text(page.partition("```python\n")[2].partition("```")[0])
-    for folder in ("images", "labels"):
-        (tmp_path / folder).mkdir()
-    for name in "ab":
-        (tmp_path / "images" / f"{name}.jpg").write_bytes(jpeg(photo(100, 200)))
-    (tmp_path / "labels" / "a.txt").write_text("7 0.5 0.5 0.5 0.2\n")
-    document = {
-        "categories": [{"id": 90}, {"id": 3}],
-        "images": [{"id": 5, "file_name": "a.jpg"}, {"id": 6, "file_name": "b.jpg"}],
-        "annotations": [{"image_id": 5, "category_id": 3, "bbox": [50, 40, 100, 20]}],
-    }
-    (tmp_path / "coco.json").write_text(json.dumps(document))
-    annotations = "coco.json" if form == "coco" else "labels"
-    subprocess.run([sys.executable, "convert.py", form, annotations, "images"], cwd=tmp_path, check=True)
-
-    whole = found(tmp_path / "boxes.jsonl")
-
-    lines = [json.loads(line) for line in (tmp_path / "boxes.jsonl").read_text().splitlines()]
-    assert lines[0] == {"image": "images/a.jpg", "boxes": [[50, 40, 150, 60]], "classes": [1 if form == "coco" else 7]}
-    assert whole["fields"] == {"image": "image", "boxes": "float32[?,4]", "classes": "int64[?]"}
-    (batch,) = batches(tmp_path, whole["toml"])
-    assert batch["boxes_length"].tolist() == [1, 0]
-    # the image became 100 x 100, and may be mirrored, which leaves this box where it is
-    assert batch["boxes"][0, 0].tolist() == [25, 40, 75, 60]
+    (tmp_path / "served.toml").write_text(found(tmp_path)["toml"])
+    with serve(tmp_path / "served.toml") as address, batchd_client.connect(address) as daemon:
+        for part in ("train", "val"):
+            boxes, classes = [], []
+            for batch in daemon.stream(part, epochs=1):
+                for row, length in enumerate(batch["boxes_length"]):
+                    boxes.append(batch["boxes"][row, :length].tolist())
+                    classes += batch["classes"][row, :length].tolist()
+            # a flip leaves this box where it is
+            assert sorted(boxes) == [[], [[25, 40, 75, 60]], [[25, 40, 75, 60]]]
+            assert classes == [1, 1]
 
 
 def test_captions_beside_images_are_no_boxes(tmp_path: Path) -> None:

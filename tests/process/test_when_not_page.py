@@ -91,14 +91,8 @@ def test_the_lines_for_several_images_serve_each_as_a_field(tmp_path: Path) -> N
 # --- batchd init ----------------------------------------------------------------------------------
 
 SOUND = 'no source reads sound yet; docs/when-not.md ("Sound") has lines that serve it'
-BOXES = 'no source reads its boxes yet; docs/when-not.md ("Detection") has lines that serve it'
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 LISTS = 'no source reads lists of images yet; docs/when-not.md ("Several images in a column") has lines that serve it'
-
-
-def coco(folder: Path) -> None:
-    document = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": []}
-    (folder / "instances.json").write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +102,6 @@ def coco(folder: Path) -> None:
         (lambda folder: (folder / "a.flac").write_bytes(b"fLaC"), SOUND),
         (lambda folder: (folder / "a.mp3").write_bytes(b"ID3"), SOUND),
         (lambda folder: write_shard(folder / "a.tar", [("0.flac", b"fLaC"), ("1.flac", b"fLaC")]), SOUND),
-        (coco, BOXES),
         (lambda folder: (folder / "a.jsonl").write_text(json.dumps({"messages": CHAT})), CHATS),
         (lambda folder: write_parquet(folder / "a.parquet", {"images": [[b"\xff\xd8\xff"]] * 2}), LISTS),
     ],

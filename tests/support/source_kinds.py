@@ -21,6 +21,7 @@ from batchd.data.sources.files.options import FolderSource, GlobSource, ListSour
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.lmdb.options import LmdbSource
 from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.pairs.options import PairsSource, VocSource, YoloSource
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.tfrecord.options import TFRecordSource
 from batchd.data.sources.tokens.options import TokensSource
@@ -70,7 +71,7 @@ class Kind:
     @property
     def is_file_each(self) -> bool:
         """Whether each sample is a file of its own, so that one fails alone."""
-        return self.source in {_folder, _glob}
+        return self.source in {_folder, _glob, _pairs, _yolo, _voc}
 
 
 def image(number: int) -> bytes:
@@ -99,6 +100,33 @@ def _folder(root: Path, *_names: str) -> SourceOptions:
 
 def _glob(root: Path, *names: str) -> SourceOptions:
     return GlobSource(root=root, patterns=tuple(f"{name}/*.jpg" for name in names), path_bytes=20)
+
+
+def _pairs(root: Path, *names: str) -> SourceOptions:
+    (name,) = names
+    fields = {"image": "image", "mask": "image", "text": "text", "x": "float32[2]"}
+    files = {field: f"{name}/*.{end}" for field, end in zip(fields, ("jpg", "png", "xml", "npy"), strict=True)}
+    return PairsSource(root=root, fields=fields, files=files)
+
+
+def _yolo(root: Path, *names: str) -> SourceOptions:
+    return YoloSource(root=root, images=f"{names[0]}/*.jpg", fields=("classes", "boxes", "image"))
+
+
+def _voc(root: Path, *names: str) -> SourceOptions:
+    return VocSource(root=root, images=f"{names[0]}/*.jpg", annotations=f"{names[0]}/*.xml")
+
+
+def _beside(path: Path, numbers: range) -> Path:
+    """Images, and beside each what the kinds of ``pairs`` read."""
+    file = _files(path, numbers)
+    box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>3</xmax><ymax>4</ymax></bndbox>"
+    for number in numbers:
+        (path / f"{number} é.png").write_bytes(image(number))
+        np.save(path / f"{number} é.npy", np.array([number, 0], np.float32))
+        (path / f"{number} é.txt").write_text("1 0.5 0.5 0.25 0.25\n" * (number % 3))
+        (path / f"{number} é.xml").write_text(f"<annotation><object><name>dog</name>{box}</object></annotation>")
+    return file
 
 
 def _list(path: Path, numbers: range) -> Path:
@@ -318,6 +346,33 @@ KINDS = {
         "a/2 é.jpg",
         ({"class_numbers": "ids"}, {"fields": ("image", "boxes")}),
         takes_several=False,
+    ),
+    "pairs": Kind(
+        _beside,
+        _pairs,
+        _of_image,
+        "a/2 é.jpg",
+        ({"fields": {"image": "image", "mask": "image", "text": "text", "x": "float32[?]"}},),
+        takes_several=False,
+        is_listed=True,
+    ),
+    "yolo": Kind(
+        _beside,
+        _yolo,
+        _of_image,
+        "a/2 é.jpg",
+        ({"names": ("a", "b")}, {"fields": ("image",)}),
+        takes_several=False,
+        is_listed=True,
+    ),
+    "voc": Kind(
+        _beside,
+        _voc,
+        _of_image,
+        "a/2 é.jpg",
+        ({"names": ("cat", "dog")}, {"fields": ("image",)}),
+        takes_several=False,
+        is_listed=True,
     ),
     "npy": Kind(
         _array,

@@ -20,6 +20,7 @@ from batchd.data.samples.kinds import Kinds
 from batchd.data.samples.location import Url, as_location, check_written
 from batchd.data.storage.patterns import resolve_braces
 from batchd.runtime.plain import Readers, from_plain, to_plain
+from batchd.runtime.suggestions import nearest
 from batchd_wire.wording import counted
 
 PATH_BYTES_MAX = 4096
@@ -52,6 +53,11 @@ class SourceOptions:
     """The extra of the distribution that installs them."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Endings of the names of its files, in lower case: `batchd init` knows them by these."""
+
+    outranks: ClassVar[bool] = False
+    """Whether it says more of the same images than sources of files alone, for `batchd init`."""
+    box_form: ClassVar[Mapping[str, object]] = {}
+    """What its boxes are, as options of a step ``follow`` say it: in pixels, without these."""
 
     type: str
     """The name of the kind."""
@@ -190,6 +196,17 @@ class FilesOptions(PatternOptions):
             raise ValueError("set either path, for one file, or root and files, for several")
         if not all(self.files):
             raise ValueError("files must not hold an empty path")
+
+
+def check_chosen(checks: Checks, fields: Sequence[str], types: Mapping[str, str]) -> None:
+    """Add a problem for each of ``fields`` that is none of ``types``, and if one comes twice."""
+    for place, name in enumerate(fields):
+        if name not in types:
+            meant = nearest(name, types)
+            text = f"a sample has no {name!r}, but {', '.join(types)}"
+            checks.say(f"{text}; did you mean {meant}?" if meant else text, "fields", place)
+    if not fields or len(set(fields)) < len(fields):
+        checks.say("fields must name at least one field, and each once", "fields")
 
 
 def check_path_bytes(count: int) -> None:

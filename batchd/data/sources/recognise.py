@@ -67,9 +67,6 @@ _LABELS = ("label", "labels", "class", "class_id", "category", "category_id", "t
 _TEXT_LABELS = ("label_name", "class_name", "species", "variety", "breed", "sentiment", "genre", "topic", "intent")
 """Further names, of texts."""
 _NAMES_SHOWN, _ENDINGS_SHOWN = 3, 6
-ANNOTATION_BYTES = 256 << 10
-_YOLO = re.compile(rb"\s*[0-9]+([ \t]+-?[0-9]*\.?[0-9]+(e-?[0-9]+)?){4,}[ \t]*[\r\n]")
-"""A class and its box, or the corners of a polygon."""
 FIELDS_IN_A_BATCH = 61
 """As many as ``pipeline.sample_fields`` allows; a field whose length varies needs another one."""
 SINGLE_MAX = 16
@@ -160,8 +157,8 @@ def recognise_files(
                     refused.append((len(names), SourceInvalid(str(error))))
                     break
     if not found:
-        raise max(refused, key=lambda refusal: refusal[0])[1] if refused else _unknown(path, files, survey)
-    kind, best = max(found, key=lambda one: len(one[1].names))
+        raise max(refused, key=lambda refusal: refusal[0])[1] if refused else _unknown(path, files)
+    kind, best = max(found, key=lambda one: (one[0].outranks, len(one[1].names)))
     used = set(best.names)
     return FoundSource(best, files, [name for name in files.names if name not in used], kind)
 
@@ -186,11 +183,8 @@ def readable_endings() -> list[str]:
     return [f"{name}: {' '.join(kind.endings)}" for name, kind in SOURCE_KINDS.items() if kind.endings]
 
 
-def _unknown(path: Path, files: FoundFiles, survey: Survey) -> SourceInvalid:
+def _unknown(path: Path, files: FoundFiles) -> SourceInvalid:
     """The error for a place without any file that a kind reads."""
-    found = annotations_of(files, (), survey)
-    if found is not None:
-        return SourceInvalid(f"{path} has {advice_on(found.form)}")
     if sound := [name for name in files.names if ending_of(name) in SOUND_ENDINGS]:
         return SourceInvalid(f"{path} has {endings_text(sound)}: {SOUND}")
     lines = [f"{path} has no files that batchd recognises, but {endings_text(files.names)}"]
@@ -386,53 +380,6 @@ def training_files(files: FoundFiles, kind: type[SourceOptions]) -> tuple[list[b
     """A kind's files in the wanted part, the other parts, and the path of the first file."""
     names, others = training_part(of_kind(files, kind), files.part)
     return names, others, files.root / os.fsdecode(names[0])
-
-
-# --- annotations ----------------------------------------------------------------------------------
-
-
-class Annotations(NamedTuple):
-    """Files that say what is in each image: their form, and the files."""
-
-    form: str
-    names: Sequence[bytes]
-
-
-def annotations_of(files: FoundFiles, images: Sequence[bytes], survey: Survey) -> Annotations | None:
-    """The boxes of images: a JSON of COCO, or a file for each image of YOLO or Pascal VOC."""
-    if {".json", ".txt", ".xml"}.isdisjoint(files.endings):
-        return None
-    named = list(zip(files.names, files.endings, strict=True))
-    documents = [name for name, ending in named if ending == ".json"][:LOOKED_AT]
-    if coco := [name for name in documents if is_coco(files.root / os.fsdecode(name), survey)]:
-        return Annotations("COCO", coco)
-    stems = {_stem(name) for name in images}
-    beside = [name for name, ending in named if ending in (".txt", ".xml") and _stem(name) in stems]
-    for name in beside[:LOOKED_AT]:
-        with survey.open(files.root / os.fsdecode(name)) as stream:
-            data = stream.read(ANNOTATION_BYTES)
-        if _YOLO.match(data):
-            return Annotations("YOLO", beside)
-        if b"<bndbox" in data or b"<annotation" in data:
-            return Annotations("Pascal VOC", beside)
-    return None
-
-
-def is_coco(path: Path, survey: Survey) -> bool:
-    """True for a JSON as COCO has it, by its first bytes."""
-    with survey.open(path) as stream:
-        data = stream.read(ANNOTATION_BYTES)
-    has_images = b'"images"' in data and b'"file_name"' in data
-    return has_images or (b'"annotations"' in data and b'"image_id"' in data)
-
-
-def _stem(name: bytes) -> bytes:
-    return name.rpartition(b"/")[2].rpartition(b".")[0]
-
-
-def advice_on(form: str) -> str:
-    """What to do with boxes."""
-    return f"detection data in the form of {form}: {not_yet('its boxes', 'Detection')}"
 
 
 # --- fields ---------------------------------------------------------------------------------------

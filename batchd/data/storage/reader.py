@@ -210,6 +210,9 @@ class BytesReader:
     Methods raise ``SampleUnreadable`` with the reason; their bytes are valid until the next call.
     """
 
+    takes_empty = False
+    """Whether files without a byte are read, too."""
+
     def __init__(self, remote: RemoteBytes, max_bytes: int, holder: str = "shard", bound: bytes | None = None) -> None:
         self._remote = remote
         self.reads_ahead = remote.reads_ahead
@@ -339,7 +342,7 @@ class BytesReader:
         return data
 
     def _check_size(self, size: int, start: int | None = None) -> None:
-        if size == 0:
+        if size == 0 and not self.takes_empty:
             raise SampleUnreadable("is empty" if start is None else f"is empty (at byte {start} of its {self._holder})")
         check_bytes(size, self._max_bytes)
 

@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from batchd.data.samples.checks import Checks, Example, Range
 from batchd.data.samples.columns import Column, parse_column
-from batchd.data.sources.options import SourceOptions
-from batchd.runtime.suggestions import nearest
+from batchd.data.sources.options import SourceOptions, check_chosen
 from batchd_wire.record import options
 
 IMAGE, SEGMENTS, MASKS, KEYPOINTS, IMAGE_ID = "image", "segments", "masks", "keypoints", "image_id"
@@ -33,6 +32,7 @@ class CocoSource(SourceOptions):
     """Images and the objects in them, in the form of COCO: one JSON, and the image files."""
 
     endings: ClassVar[tuple[str, ...]] = (".json",)
+    outranks: ClassVar[bool] = True
 
     type: Literal["coco"] = "coco"
     """Kind of source."""
@@ -72,13 +72,7 @@ class CocoSource(SourceOptions):
     def _check(self, checks: Checks) -> None:
         with checks.at():
             self.settle_paths()
-        for place, name in enumerate(self.fields):
-            if name not in TYPES:
-                meant = nearest(name, TYPES)
-                text = f"a sample has no {name!r}, but {', '.join(TYPES)}"
-                checks.say(f"{text}; did you mean {meant}?" if meant else text, "fields", place)
-        if not self.fields or len(set(self.fields)) < len(self.fields):
-            checks.say("fields must name at least one field, and each once", "fields")
+        check_chosen(checks, self.fields, TYPES)
         if (SEGMENTS in self.fields) != (self.segments is not None):
             checks.say('segments = "FOLDER" and the field "segments" belong together', "segments")
 

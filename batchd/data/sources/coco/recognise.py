@@ -19,6 +19,7 @@ from batchd.errors import SourceInvalid
 
 _INSTANCES, _KEYPOINTS = b"instances", b"keypoints"
 """In names of files that have boxes, and boxes with keypoints."""
+_START_BYTES = 256 << 10
 _ANNOTATIONS_MAX = 10_000
 """Among which a box is looked for."""
 _NOTE = 'masks, keypoints, areas and ids are left out: fields = ["image", "boxes", "classes", "masks"] names some'
@@ -26,9 +27,7 @@ _NOTE = 'masks, keypoints, areas and ids are left out: fields = ["image", "boxes
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     names = recognise.of_kind(files, CocoSource)
-    documents = [
-        name for name in names[: recognise.LOOKED_AT] if recognise.is_coco(files.root / os.fsdecode(name), survey)
-    ]
+    documents = [name for name in names[: recognise.LOOKED_AT] if _is_coco(files.root / os.fsdecode(name), survey)]
     if not documents:
         raise SourceInvalid(f"{files.root / readable(names[0])}: no JSON of COCO, with images and annotations")
     best = [name for name in documents if _INSTANCES in name] or [name for name in documents if _KEYPOINTS in name]
@@ -52,6 +51,14 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         raise SourceInvalid(f'{path}: its annotations have no "bbox"; batchd reads boxes, masks and keypoints of COCO')
     left_out = dict.fromkeys(names, "annotations of other parts, or of another kind")
     return Recognised(CocoSource(path=path, images=root), [*chosen, *images], (_NOTE,), left_out, others)
+
+
+def _is_coco(path: Path, survey: Survey) -> bool:
+    """True for a JSON as COCO has it, by its first bytes."""
+    with survey.open(path) as stream:
+        data = stream.read(_START_BYTES)
+    has_images = b'"images"' in data and b'"file_name"' in data
+    return has_images or (b'"annotations"' in data and b'"image_id"' in data)
 
 
 def _first(path: Path, survey: Survey) -> tuple[str, bool]:

@@ -41,7 +41,7 @@ _CLASS_ID_MAX = 1 << 16
 """Ids above it have no names in the index: their numbers would need a list as long."""
 
 
-class _Found:
+class _Content:
     """What a JSON has."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def _whole(record: Mapping[str, Any], key: str) -> int:
 
 
 def _scan(source: CocoSource, survey: Survey) -> SourceIndex:
-    found = _Found()
+    found = _Content()
     with survey.open(source.path) as stream:
         document = Document(source.path, stream)
         for count, (key, start, end, value) in enumerate(document.elements()):
@@ -111,7 +111,7 @@ def _scan(source: CocoSource, survey: Survey) -> SourceIndex:
     return _index(source, survey, found, document)
 
 
-def _index(source: CocoSource, survey: Survey, found: _Found, document: Document) -> SourceIndex:
+def _index(source: CocoSource, survey: Survey, found: _Content, document: Document) -> SourceIndex:
     image_ids, of_image = np.asarray(found.image_ids, np.int64), np.asarray(found.of_image, np.int64)
     by_id = np.argsort(image_ids, kind="stable")
     place = np.searchsorted(image_ids, of_image, sorter=by_id)

@@ -8,7 +8,6 @@ labels.txt: "cat/1.jpg 0"              a list, if its first file exists
 """
 
 import os
-from collections.abc import Sequence
 from itertools import islice
 
 from batchd.data.sources import recognise
@@ -22,13 +21,10 @@ from batchd.errors import SourceInvalid
 from batchd_wire.wording import counted
 
 
-def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
+def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
     names = recognise.of_kind(files, FolderSource)
     if files.patterns:
         return Recognised(GlobSource(root=files.root, patterns=recognise.patterns_of(files, names)), names)
-    found = recognise.annotations_of(files, names, survey)
-    if found is not None:
-        return _with_annotations(files, names, found)
     part, others = recognise.training_folder(names, files.part)
     root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
     left_out = dict.fromkeys(names, recognise.OTHER_PART)
@@ -47,20 +43,6 @@ def _recognise_images(files: FoundFiles, survey: Survey) -> Recognised:
         return Recognised(source, deep, (), left_out, others)
     left_out |= dict.fromkeys(deep, "in folders beside more images without one")
     return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, (), left_out, others)
-
-
-def _with_annotations(files: FoundFiles, images: Sequence[bytes], found: recognise.Annotations) -> Recognised:
-    """The images of the training part; folders such as train and images are no classes."""
-    names, others = recognise.training_part(images, files.part)
-    try:
-        patterns = recognise.patterns_of(files, names)
-    except SourceInvalid:
-        names, others, patterns = list(images), (), recognise.patterns_of(files, images)
-    left_out = dict.fromkeys(images, recognise.OTHER_PART)
-    left_out |= dict.fromkeys(found.names, f"annotations in the form of {found.form}")
-    source = GlobSource(root=files.root, patterns=patterns)
-    note = f"the images alone of {recognise.advice_on(found.form)}"
-    return Recognised(source, names, (note,), left_out, others)
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:

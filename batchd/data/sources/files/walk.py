@@ -140,7 +140,12 @@ def known_size(source: FilesOptions, storage: Storage) -> int | None:
 
 def shards_problems(source: PatternOptions, storage: Storage) -> list[str]:
     """Problems of files below a root, without a search for all that patterns match."""
-    root, texts, key, _outside = source.file_patterns
+    return patterns_problems(source.file_patterns, storage)
+
+
+def patterns_problems(wanted: Patterns, storage: Storage) -> list[str]:
+    """The same, of any patterns."""
+    root, texts, key, _outside = wanted
     store = storage.at(root)
     try:
         patterns = _read_patterns(texts, key)

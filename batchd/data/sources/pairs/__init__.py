@@ -1,0 +1,1 @@
+"""Sources of images and, for each, files of the same name in other folders."""
