@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 
 from batchd.cli.peeked import PeekedBatch
+from batchd.cli.token_texts import draw_texts, token_texts
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
@@ -58,9 +59,13 @@ def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_b
     """Draw ``field``, or else "image" or the first field with images. Raises ``BatchdError``.
 
     All fields with images are drawn if none was named, and a sample has several in one field, or
-    none is called "image".
+    none is called "image". Without any images, the texts of tokens are.
     """
     images = image_fields(batch)
+    texts = token_texts(batch) if field is None and not images else []
+    if texts:
+        write_png(draw_texts(texts), path)
+        return
     drawn = field or next(iter(images), "image")
     if drawn not in images:
         helps = suggestion(drawn, images) if images else "it has none in any field"

@@ -55,15 +55,15 @@ def command(
 
 def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None, *, is_bgr: bool = False) -> None:
     """Draw a batch into a file, or print it if it has no images. Raises ``BatchdError``."""
-    from batchd.cli.contact_sheet import draw, image_fields, write_png  # noqa: PLC0415  OpenCV takes longer to load than the rest together
-    from batchd.cli.token_texts import draw_texts, text_lines, token_texts  # noqa: PLC0415
+    from batchd.cli.contact_sheet import draw, image_fields  # noqa: PLC0415  OpenCV takes longer to load than the rest together
+    from batchd.cli.token_texts import text_lines, token_texts  # noqa: PLC0415
 
     batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     if field is None and not image_fields(batch):
         texts = token_texts(batch)
         if texts:
-            write_png(draw_texts(texts), output)
+            draw(batch, stream, output, field)
             terminal.say(f"{output}: texts of {where}")
         else:
             terminal.say(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")

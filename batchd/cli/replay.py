@@ -36,6 +36,7 @@ from batchd.commands.history import batches as history
 from batchd.commands.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
 from batchd.commands.history.journal import JournalReader, live_position
 from batchd.config.load import load_config
+from batchd.data.pipeline.options import StepOptions
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.suggestions import suggestion
@@ -140,7 +141,7 @@ def command(
         write_npz(replayed, npz)
         terminal.note(f"{npz}: written")
     if output is not None:
-        _draw(replayed, output, field)
+        _draw(replayed, output, field, config.streams[stream].pipeline)
     _check(replayed, expected)
 
 
@@ -348,13 +349,13 @@ def write_npz(replayed: history.Replayed, file: Path) -> None:
         raise BatchdError(why_unwritable(file, error)) from None
 
 
-def _draw(replayed: history.Replayed, output: Path, field: str | None) -> None:
+def _draw(replayed: history.Replayed, output: Path, field: str | None, steps: Sequence[StepOptions]) -> None:
     """Draw the contact sheet of `batchd peek`. Raises ``BatchdError``."""
     from batchd.cli.contact_sheet import draw  # noqa: PLC0415  it loads OpenCV
 
     rooms = replayed.rooms
     varying = {name: Room(*room) for name, room in rooms.items() if room.varying is not None}
     arrays = {name: room.array for name, room in rooms.items()}
-    batch = PeekedBatch(*replayed.position, replayed.classes, arrays, varying, replayed.bgr_fields)
+    batch = PeekedBatch(*replayed.position, replayed.classes, arrays, varying, replayed.bgr_fields, steps)
     draw(batch, replayed.stream, output, field)
     terminal.note(f"{output}: drawn")

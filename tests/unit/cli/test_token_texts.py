@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchd.cli.contact_sheet import draw
 from batchd.cli.peeked import PeekedBatch, steps_of
 from batchd.cli.text import without_styles
 from batchd.cli.token_texts import LEARNED, draw_texts, text_lines, token_texts
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.text.options import Chat, Tokenize
+from batchd.errors import BatchdError
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "chats.json").read_text())
 CASE = GOLDEN["cases"][0]
@@ -79,3 +81,14 @@ def test_padding_is_no_text_and_a_tokenizer_that_is_away_makes_none(chat: Chat, 
     chat.tokenizer.unlink()
     assert token_texts(batch([step, chat], **padded)) == []
     assert steps_of("", "s") == steps_of(str(tmp_path / "none.toml"), "s") == ()
+
+
+def test_a_sheet_without_images_has_texts(chat: Chat, tmp_path: Path) -> None:
+    """For `batchd replay`, too; a field that is asked for must have images."""
+    sheet = tmp_path / "sheet.png"
+
+    draw(batch([chat], tokens=[IDS], loss_mask=[MASK], index=[0]), "s", sheet, None)
+
+    assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(BatchdError, match="no images in a field 'tokens'"):
+        draw(batch([chat], tokens=[IDS], loss_mask=[MASK], index=[0]), "s", sheet, "tokens")
