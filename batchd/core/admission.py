@@ -60,7 +60,7 @@ def refusal(asked: SubscriptionAsked, course: Course, spec: StreamSpec) -> Refus
     stream, fingerprint = spec.name, spec.fingerprint
     if spec.has_buckets and not asked.knows_buckets:
         return ErrorCode.UNSUPPORTED_VERSION, (
-            f"the slots of stream {stream!r} have the room of a budget, which this client cannot read; {UPGRADE_CLIENT}"
+            f"the slots of stream {stream!r} have another room in each bucket, which this client cannot read; {UPGRADE_CLIENT}"
         )
     if not 0 < asked.world_size <= WORLD_SIZE_MAX or asked.rank >= asked.world_size:
         return ErrorCode.RANK_OUT_OF_RANGE, (

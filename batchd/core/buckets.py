@@ -195,7 +195,7 @@ class BucketOrder:
         self, table: Table, starts: Numbers, rows: Numbers | None, batch_size: int, ranks: int, seed: int | None
     ) -> None:
         self.table, self.starts = table, starts
-        self.has_budget = rows is not None
+        self.has_budget = self.limits_rows = rows is not None
         self._rows = np.full(len(starts) - 1, batch_size, np.int64) if rows is None else rows
         self._batch_size, self._ranks = batch_size, ranks
         self._seed = seed
@@ -212,7 +212,9 @@ class BucketOrder:
         if STARTS not in arrays:
             return None
         batch_size, ranks = [*arrays[BLOCK].tolist(), 1][:2]
-        return cls(arrays[TABLE], arrays[STARTS], arrays.get(ROWS), batch_size, ranks, seed)
+        order = cls(arrays[TABLE], arrays[STARTS], arrays.get(ROWS), batch_size, ranks, seed)
+        order.limits_rows = order.has_budget and CROPS not in arrays
+        return order
 
     @property
     def samples(self) -> int:

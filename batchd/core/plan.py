@@ -223,7 +223,12 @@ class EpochOrder(Protocol):
 
 
 class RowCounts(Protocol):
-    """The rows of each batch, where a budget decides them."""
+    """The rows of each batch, where a budget decides them, or buckets have images of one size.
+
+    ``limits_rows``: a budget decides; otherwise all batches but the last are of ``batch_size``.
+    """
+
+    limits_rows: bool
 
     def steps(self, *, drop_last: bool) -> int:
         """Return the batches of an epoch; ``drop_last`` leaves a partial last one out."""

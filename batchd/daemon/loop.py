@@ -568,7 +568,7 @@ class Loop:
                 drop_last=course.plan.drop_last,
                 repeats=course.plan.repeats,
                 stream=stream.name,
-                has_budget=course.plan.row_counts is not None,
+                has_budget=course.plan.row_counts is not None and course.plan.row_counts.limits_rows,
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

@@ -215,5 +215,7 @@ def test_an_older_trainer_is_refused_by_name(start_daemon, streams, monkeypatch)
 
     with batchd_client.connect(daemon.address) as connection:
         assert len(all_rows(connection, "padded-whole")[1]) == EPOCHS * 6
-        with pytest.raises(VersionMismatch, match=r"stream 'padded' have the room of a budget.*pip install \./client"):
+        with pytest.raises(
+            VersionMismatch, match=r"stream 'padded' have another room in each bucket.*pip install \./client"
+        ):
             connection.stream("padded")
