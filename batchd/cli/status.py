@@ -100,6 +100,7 @@ def detail(status: wire.DaemonStatus, stream: wire.StreamStatus, width: int) -> 
         ("samples", f"live, in batches of {stream.batch_size}" if stream.live else sizes),
         ("fields", escaped(", ".join(described.fields)) if described is not None else ""),
         ("pipeline", escaped(" → ".join(described.pipeline)) if described is not None else ""),
+        ("set", escaped(described.settings) if described is not None else ""),
         ("ring", f"{', '.join(filter(None, slots))} of {stream.slots_max} slots"),
         ("decoded", f"{counted(stream.decoded_samples, 'sample')}, {counted(stream.decoded_batches, 'batch')}"),
         ("delivered", f"{counted(stream.delivered_samples, 'sample')}, {stream.shared_batches:,} batches shared"),

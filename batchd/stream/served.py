@@ -152,11 +152,13 @@ class ServedStream:
         """What its fingerprint is a digest of."""
         return content_from({part.name: json.loads(part.value) for part in self.facts.card.parts})
 
-    def named(self, name: str, number: int) -> "ServedStream":
-        """The same stream under another name and number, which takes over the index."""
+    def named(self, name: str, number: int, settings: str) -> "ServedStream":
+        """The same stream as one that is derived with ``settings``; it takes over the index."""
         spec = replace(self.facts.spec, name=name, number=number)
         message = replace(self.facts.message, name=name, stream=number)
-        return ServedStream(replace(self.facts, spec=spec, message=message), self.index_descriptor)
+        description = replace(self.facts.description, settings=_cut(settings))
+        facts = replace(self.facts, spec=spec, message=message, description=description)
+        return ServedStream(facts, self.index_descriptor)
 
     def layout_of(self, position: Position) -> SlotLayout:
         """The layout of a batch."""

@@ -242,12 +242,13 @@ class StreamDescription:
     """What a stream is, for people.
 
     ``source``: its kind and place. ``fields`` of a batch: name, dtype and shape. ``pipeline``: each
-    step with the options that are not its defaults.
+    step with the options that are not its defaults. ``settings``: of a derived stream, as JSON.
     """
 
     source: str = ""
     fields: tuple[str, ...] = ()
     pipeline: tuple[str, ...] = ()
+    settings: str = ""
 
 
 @record

@@ -102,7 +102,8 @@ def daemon(start_daemon, streams, tmp_path) -> DaemonProcess:
     file.touch(0o600)
     file.write_text(connection_file_text(key))
     tcp = f"127.0.0.1:{free_port()}"
-    return start_daemon(streams, memory="96MiB", http="off", sessions_max=400, tcp=tcp, keys_dir=str(tmp_path / "keys"))
+    options = {"memory": "128MiB", "sessions_max": 400, "tcp": tcp, "keys_dir": str(tmp_path / "keys")}
+    return start_daemon(streams, derive=True, **options)
 
 
 def suffer(trainer: GoodTrainer, *arguments: object) -> tuple[str, dict[str, Longest]]:

@@ -56,6 +56,8 @@ def test_a_derived_stream_is_the_one_that_the_file_would_have(serving, photos):
         assert status["decoded_batches"] == len(expected)
         assert status["description"]["pipeline"][1].startswith("random_resized_crop(size=[32, 32], scale=[0.5, 1.0]")
         assert "photos+1" in command("status", address=daemon.address).stdout
+        shown = command("status", "photos+1", address=daemon.address).stdout
+        assert 'set          {"batch_size":4,"pipeline.1.scale":[0.5,1.0]}' in shown
         report = one.bad("photos+1")
         assert report.total == 0
     wait_until(lambda: served(daemon) == {"photos", "strong"}, "it ends with its last trainer")
@@ -192,6 +194,7 @@ def test_a_reload_of_the_stream_of_the_file_is_one_of_those_derived_from_it(serv
         daemon.reload()
         assert see(stream, 1)[0][:2] == (0, 1)
         daemon.config.write_text(text.replace("batch_size = 8", "batch_size = 8\nseed = 9", 1))
+        assert "photos+1: ends " in command("reload", "--keep-trainers", address=daemon.address, status=1).stderr
         daemon.reload()
         with pytest.raises(StreamChanged, match=r"seed: \d+ became 9"):
             see(stream)

@@ -195,6 +195,16 @@ def test_new_streams_of_a_reload_go_to_worker_hosts_that_are_there(start_daemon,
     wait_serving(daemon, 1, "more")
 
 
+def test_derived_streams_go_to_worker_hosts_that_are_there(start_daemon, start_host):
+    daemon = start_daemon(**pool_keys(), derive=True)
+    start_host(daemon)
+    wait_serving(daemon, 1)
+    with batchd_client.connect(daemon.address) as connection:
+        stream = connection.stream("photos", set={"seed": 5})
+        wait_serving(daemon, 1, "photos+1")
+        assert len(see(stream)) == len(stream)
+
+
 def test_functions_that_have_changed_are_imported_again_at_worker_hosts(start_daemon, start_host, photos, tmp_path):
     """A reload notifies worker hosts of the change, and they replace their workers."""
     module = tmp_path / "mine.py"

@@ -17,6 +17,7 @@ from support.hostile_messages import good_message
 from support.waiting import wait_until
 
 PLAIN: dict[str, Any] = {
+    "settings": "",
     "version": PROTOCOL_VERSION,
     "host": "",
     "rank": 0,

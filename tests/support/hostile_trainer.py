@@ -10,6 +10,7 @@ which should be the most expensive one. The daemon's messages are enumerated by
 ``batchd_wire.messages``, so a new one has a burst of its own.
 """
 
+import json
 import os
 import socket
 import struct
@@ -311,6 +312,8 @@ class Hostile:
         if session is not None and hint is int and name in {"subscription", "stream"}:
             numbers = (session.producing if name == "stream" else list(session.granted)) or [1]
             return self._chance.choice([numbers[0], self._chance.choice(numbers)])
+        if name == "settings":
+            return json.dumps({"seed": self._chance.choice(NUMBERS)}) if self._chance.random() < HALF else ""
         plain = {
             int: self._chance.choice([*NUMBERS, self._chance.randrange(1 << 39)]),
             str: self._chance.choice(self._streams),

@@ -96,7 +96,11 @@ class Deriver:
         """By the number of the stream of the file, and the settings."""
         self._waiting: deque[SubscriptionAsked] = deque()
         self._process: _Process | None = None
+        self._killed: list[Child] = []
+        """Those that have not ended yet."""
         self._is_ahead = False
+        self._again: SubscriptionAsked | None = None
+        """The last request whose process has ended, and that another one works out."""
         self._lines_per_minute = LinesPerMinute(SESSION_LINES_PER_MINUTE)
 
     def resolved(self, asked: SubscriptionAsked) -> SubscriptionAsked | None:
@@ -135,7 +139,11 @@ class Deriver:
         """End the process."""
         self._waiting.clear()
         if self._process is not None:
-            self._stop(self._process).end(kill_timeout_s=KILL_TIMEOUT_S)
+            self._stop(self._process)
+        for child in list(self._killed):
+            if not child.has_ended(KILL_TIMEOUT_S):
+                _log.error("deriving process cannot be killed", pid=child.pid, advice="is a storage hung?")
+            self._reap(child)
 
     # --- what may be ------------------------------------------------------------------------------
 
@@ -261,6 +269,10 @@ class Deriver:
         except BlockingIOError:
             return
         except (ChannelClosed, MalformedMessage) as error:
+            if process.asked is not None and process.asked is not self._again:
+                self._again = process.asked  # the process may have ended before it had the request
+                self._waiting.appendleft(process.asked)
+                process.asked = None
             self._lose(process, f"the process that works it out failed: {error}")
             return
         assert isinstance(answer, StreamDerived)
@@ -278,20 +290,21 @@ class Deriver:
             self._refuse(process.asked, (ErrorCode.SETTINGS_REFUSED, reason))
         self._begin()
 
-    def _stop(self, process: _Process) -> Child:
+    def _stop(self, process: _Process) -> None:
         """Kill the process; it is reaped when it has ended."""
         self._process = None
         child = process.child
         self._poller.unwatch(process.channel.fileno())
         process.channel.close()
         child.kill()
+        self._killed.append(child)
+        self._poller.watch(child.pidfd, lambda: self._reap(child))
 
-        def ended() -> None:
-            self._poller.unwatch(child.pidfd)
-            child.end(kill_timeout_s=0.0)
-
-        self._poller.watch(child.pidfd, ended)
-        return child
+    def _reap(self, child: Child) -> None:
+        """A killed process has ended, or the daemon no longer waits for that."""
+        self._killed.remove(child)
+        self._poller.unwatch(child.pidfd)
+        child.end(kill_timeout_s=0.0)
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -314,7 +327,7 @@ class Deriver:
         taken = {one.name for one in self._derived.values()}
         name = next(name for number in count(1) if (name := f"{asked.stream}{DERIVED_MARK}{number}") not in taken)
         try:
-            number = self._applier.add(stream, name, base)
+            number = self._applier.add(stream, name, base, asked.settings)
         except OSError as error:
             stream.close()
             self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, f"there is no memory for it: {error}"))

@@ -29,6 +29,7 @@ from batchd.stream.cache_memory import different
 from batchd.stream.fingerprints import card_differences
 from batchd.stream.served import ServedStream, StreamFacts
 from batchd.worker.messages import CHUNK_ROWS_MAX
+from batchd_wire.keys import DERIVED_MARK
 from batchd_wire.record import frozen
 
 _log = structlog.get_logger()
@@ -171,12 +172,18 @@ class ReloadApplier:
         )
 
     def _readers(self, name: str) -> Iterator[str]:
-        """Each trainer of a stream, and where it is; some may not have asked for its last form."""
-        forms = [stream for number, stream in self.state.streams.items() if self.streams[number].name == name]
-        for subscription in [reader for stream in forms for reader in stream.delivery.subscriptions.values()]:
-            share = subscription.course.at(subscription.consumed)
-            where = f" at {share.position.epoch}:{share.position.step}" if share is not None else ""
-            yield f"{name}: ends {self.doors.peer(subscription.session).name}{where}"
+        """Each trainer of a stream, and where it is; some may not have asked for its last form.
+
+        Also those of the streams that are derived from it.
+        """
+        for number, stream in self.state.streams.items():
+            known_as = self.streams[number].name
+            if known_as.partition(DERIVED_MARK)[0] != name:
+                continue
+            for subscription in stream.delivery.subscriptions.values():
+                share = subscription.course.at(subscription.consumed)
+                where = f" at {share.position.epoch}:{share.position.step}" if share is not None else ""
+                yield f"{known_as}: ends {self.doors.peer(subscription.session).name}{where}"
 
     def _daemon_after(self, document: ReloadDocument) -> DaemonConfig:
         return DaemonConfig.model_validate_json(json.dumps({**self.daemon.model_dump(mode="json"), **document.daemon}))
@@ -208,9 +215,9 @@ class ReloadApplier:
         self._limit(document, sum(self.state.streams[number].delivery.ring.made for number in kept.values()))
         self._reconfigure(made, removed, replaced, renews_workers=renews_workers)
 
-    def add(self, derived: ServedStream, name: str, base: int) -> int:
+    def add(self, derived: ServedStream, name: str, base: int, settings: str) -> int:
         """Serve a stream derived from ``base`` under a name; its number. Raises ``OSError``."""
-        stream = derived.named(name, self.last_number + 1)
+        stream = derived.named(name, self.last_number + 1, settings)
         stream.provide_cache(self.streams.values())
         self.last_number += 1
         self.streams[stream.number] = stream

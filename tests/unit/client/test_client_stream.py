@@ -13,6 +13,7 @@ from batchd_client.errors import (
     DaemonClosed,
     PositionInvalid,
     RankInvalid,
+    SettingsInvalid,
     StateMismatch,
     StreamClosed,
     VersionMismatch,
@@ -499,7 +500,23 @@ def test_an_older_daemon_is_refused_what_it_cannot_do(fake) -> None:
             lambda: stream.seek(0, sample=3),
             lambda: stream.load_state_dict(state, convert=True),
             lambda: daemon.stream("photos", batch_size=2),
+            lambda: daemon.stream("photos", set={"seed": 1}),
         ):
             with pytest.raises(VersionMismatch, match="too old"):
                 ask()
         assert next(iter(stream)).step == 0
+
+
+def test_settings_are_sent_as_one_text_and_kept_in_states(fake, daemon) -> None:
+    """Equal settings are equal texts; a state with them is enough to go on."""
+    with pytest.raises(VersionMismatch):
+        daemon.stream("photos", set={"seed": np.int64(3), "pipeline.1.scale": (0.2, 1)})
+    with pytest.raises(VersionMismatch):
+        daemon.stream(
+            "photos", state={**daemon.stream("photos").state_dict(), "set": {"pipeline.1.scale": [0.2, 1], "seed": 3}}
+        )
+    texts = [message.settings for message in fake.heard_of(Subscribe)]
+    assert texts == ['{"pipeline.1.scale":[0.2,1],"seed":3}', "", '{"pipeline.1.scale":[0.2,1],"seed":3}']
+    for settings in ({"seed": float("nan")}, {"seed": object()}, {1: 2}, {"pipeline": "x" * 20_000}):
+        with pytest.raises(SettingsInvalid, match="set: "):
+            daemon.stream("photos", set=settings)
