@@ -243,7 +243,7 @@ def _copied(copies: BinaryIO, value: Value) -> object:
     first = copies.tell()
     if isinstance(value, memoryview):
         return [first, first + copies.write(value)]
-    if isinstance(value, str):
+    if isinstance(value, (str, list, dict)):
         return {"text": value}
     array = np.asarray(value)
     if array.ndim == 0:

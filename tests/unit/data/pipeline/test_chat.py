@@ -2,11 +2,15 @@
 
 import json
 import re
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from batchd.data.pipeline.execute import Pipeline
@@ -15,6 +19,7 @@ from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch
 from batchd.data.pipeline.step_files import digests_of, named_by_content
 from batchd.data.pipeline.text.chats import TEMPLATES, messages_of
+from batchd.data.pipeline.text.files import ChatTokenizer
 from batchd.data.pipeline.text.options import Chat
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
@@ -184,6 +189,35 @@ def test_tokens_can_be_cut_off_at_either_side(tokenizer: Path) -> None:
 def test_a_chat_that_cannot_be_written_is_a_bad_sample(messages: Any, template: str, why: str, tokenizer: Path) -> None:
     """The reason names the message."""
     assert re.search(why, refused(tokenizer, messages, template=template))
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=4)
+ANYTHING = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+CALLS = st.fixed_dictionaries(
+    {}, optional={"function": ANYTHING, "name": ANYTHING, "arguments": ANYTHING, "id": ANYTHING}
+)
+TURNS = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]) | ANYTHING},
+    optional={
+        "content": st.text(st.characters()) | ANYTHING,
+        "tool_calls": st.lists(CALLS, max_size=2) | ANYTHING,
+        "tool_call_id": st.just("123456789") | ANYTHING,
+    },
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(TURNS | ANYTHING, max_size=5) | ANYTHING, st.sampled_from(sorted(TEMPLATES)))
+def test_whatever_json_says_is_a_chat_or_a_bad_sample(tokenizer: Path, messages: Any, template: str) -> None:
+    """No other error, whatever is under a key; a good chat has a mask of its length."""
+    with suppress(SampleUndecodable):
+        tokens, mask = _tokenizer(tokenizer, template).tokens_of(messages)
+        assert len(tokens) == len(mask) <= 64
+
+
+@cache
+def _tokenizer(file: Path, template: Any) -> ChatTokenizer:
+    return ChatTokenizer(Chat(tokenizer=file, template=template, loss=(), max_length=64, truncate="left"))
 
 
 OWN = """
