@@ -20,7 +20,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 def daemon(start_shared_daemon, photos, sizes):
     """Serve ragged images, too, with far more room than any of them needs."""
     wide = folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", "max_shape": WIDE}], memory="10MiB")
-    return start_shared_daemon({**streams_over(photos, sizes), "wide": wide}, memory="24MiB", writable_slots=True)
+    drawn = folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0}, erase={"probability": 0.5, "fill": "noise"})
+    streams = {**streams_over(photos, sizes), "wide": wide, "drawn": drawn}
+    return start_shared_daemon(streams, memory="24MiB", writable_slots=True)
 
 
 # --- constants ------------------------------------------------------------------------------------
@@ -45,6 +47,22 @@ def test_without_normalisation_there_are_no_constants(daemon, cuda, load):
     loader = load(daemon, dtype=torch.float32)
     assert not any(recipe.constants for recipe in loader._recipes)
     assert not cuda.queue
+
+
+# --- numbers for images ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_read_from_the_ring", [True, False])
+def test_numbers_by_which_images_are_changed_stay_on_the_host(daemon, cuda, load, is_read_from_the_ring):
+    """Else the loop would wait for the device: only images and labels go there."""
+    cuda.takes_any = is_read_from_the_ring
+    options = {"mix": True, "erase": True, "normalize": (MEAN, STD), "fields": ["image", "label"], "epochs": 1}
+    given = [{name: tensor.clone() for name, tensor in batch.items()} for batch in load(daemon, "drawn", **options)]
+    host = BatchdLoader("drawn", address=daemon.address, as_dict=True, **options)
+    for batch, expected in zip(given, host, strict=True):
+        assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())
+    host.close()
+    assert cuda.copies["registered" if is_read_from_the_ring else "locked"] == 2 * len(given)
 
 
 # --- ragged fields --------------------------------------------------------------------------------

@@ -64,8 +64,10 @@ def test_a_loader_mixes_images_and_labels(daemon, load):
             assert images.dtype == torch.uint8
             assert np.abs(images.permute(0, 2, 3, 1).numpy().astype(int) - wanted).max() <= 1
             assert np.allclose(targets.numpy(), soft)
-    floats = next(iter(load("mixed", mix=True, normalize=(MEAN, STD), as_dict=True)))
+    loader = load("mixed", mix=True, normalize=(MEAN, STD), as_dict=True)
+    floats = next(iter(loader))
     assert set(floats) == {"image", "label", "index"}
+    assert {name: (tensor.dtype, tensor.shape[1:], None) for name, tensor in floats.items()} == loader.schema
     assert floats["image"].dtype == floats["label"].dtype == torch.float32
     for wrong, text in (("photos", "no field 'mix_row'"), ("unnamed", r"mix=Mixing\(classes=1000\)")):
         with pytest.raises(TensorsInvalid, match=text):

@@ -144,6 +144,7 @@ class BatchdLoader(Loader[Any]):
         self._mixing = Mixing() if mix is True else mix or None
         self._erase = "image" if erase is True else erase or None
         self._recipes: tuple[Recipe, ...] = ()
+        self._classes = 0
         self._open()
 
     # --- what it is -------------------------------------------------------------------------------
@@ -152,7 +153,10 @@ class BatchdLoader(Loader[Any]):
     def schema(self) -> Mapping[str, TensorSchema]:
         """Dtype and shape, of one sample, of the tensors by field, before ``transform``."""
         self._open()
-        return MappingProxyType({recipe.name: recipe.schema for recipe in self._recipes})
+        schema = {recipe.name: recipe.schema for recipe in self._recipes}
+        if self._mixing is not None:
+            schema[self._mixing.label] = TensorSchema(torch.float32, (self._classes,), None)
+        return MappingProxyType(schema)
 
     @property
     def device(self) -> torch.device:
@@ -202,7 +206,7 @@ class BatchdLoader(Loader[Any]):
             names = shown = checked_fields(stream.schema, self._fields, as_dict=as_dict)
             classes, numbers = 0, tuple[str, ...]()
             if mixing is not None:
-                classes = classes_of(mixing, stream.classes)
+                classes = self._classes = classes_of(mixing, stream.classes)
                 shown = tuple(name for name in names if name not in MIX_FIELDS)
                 names, numbers = fields_read(stream.schema, shown, mixing)
             if erase is not None:
