@@ -9,7 +9,8 @@ from batchd.data.samples.columns import Column, parse_column
 from batchd.data.sources.options import SourceOptions, check_chosen
 from batchd_wire.record import options
 
-IMAGE, SEGMENTS, MASKS, KEYPOINTS, IMAGE_ID = "image", "segments", "masks", "keypoints", "image_id"
+IMAGE, SEGMENTS, MASKS, KEYPOINTS, CAPTIONS = "image", "segments", "masks", "keypoints", "captions"
+IMAGE_ID = "image_id"
 TYPES = MappingProxyType(
     {
         IMAGE: "image",
@@ -18,6 +19,7 @@ TYPES = MappingProxyType(
         MASKS: "uint8[?,?,?]",
         KEYPOINTS: "float32[?,{keypoints},3]",
         SEGMENTS: "image",
+        CAPTIONS: "text[<=8]",
         "crowd": "uint8[?]",
         "areas": "float32[?]",
         "ids": "int64[?]",
@@ -48,7 +50,7 @@ class CocoSource(SourceOptions):
     right, bottom), "classes" (int64), "masks" (uint8[?,height,width], of polygons and run lengths),
     "keypoints" (float32[?,17,3]: x, y, visibility), "crowd" (uint8), "areas" (float32) and "ids"
     (int64, of annotations); "segments", the PNG of a panoptic annotation, whose colours are the
-    "ids" of its segments; and "image_id"."""
+    "ids" of its segments; "captions" (text[<=8]); and "image_id"."""
 
     segments: Path | None = None
     """The folder or URL of the PNGs of panoptic annotations, for the field "segments"."""

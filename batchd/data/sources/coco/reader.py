@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value
-from batchd.data.sources.coco.options import IMAGE, IMAGE_ID, KEYPOINTS, MASKS, SEGMENTS, CocoSource
+from batchd.data.samples.values import Value, nested
+from batchd.data.sources.coco.options import CAPTIONS, IMAGE, IMAGE_ID, KEYPOINTS, MASKS, SEGMENTS, CocoSource
 from batchd.data.sources.coco.outlines import mask_of, numbers_of
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.jsonl.values import json_object
@@ -98,6 +98,8 @@ class CocoReader(PlainReader):
             values[MASKS] = self._masks(sample, objects)
         if KEYPOINTS in self._columns:
             values[KEYPOINTS] = self._rows(KEYPOINTS, objects, self._keypoints)
+        if CAPTIONS in self._columns:
+            values[CAPTIONS] = nested(self._columns[CAPTIONS], [one.get("caption") for one in objects])
         if "classes" in self._columns:
             values["classes"] = self._rows("classes", objects, self._class)
         return values

@@ -106,6 +106,16 @@ def test_keypoints_are_rows_of_x_y_and_visibility(tmp_path: Path) -> None:
     assert keypoints.tolist() == [[[1, 2, 2], [3, 4.5, 0]], [[0, 0, 0], [0, 0, 0]]]
 
 
+def test_captions_are_texts_of_an_image(tmp_path: Path) -> None:
+    """For a step pick; the JSON of captions has no boxes."""
+    objects = [{"id": n, "image_id": 10, "caption": f"caption {n} ä"} for n in range(2)]
+    source = coco(tmp_path, [*objects, {"id": 3, "image_id": 20}], fields=("image", "captions"))
+
+    with opened(source) as (reader, _index):
+        assert [reader.read(sample)["captions"] for sample in (0, 2)] == [[], ["caption 0 ä", "caption 1 ä"]]
+        assert reason(reader, 1) == "captions[0] is null, not a text"
+
+
 def test_segments_of_a_panoptic_annotation_are_its_objects(tmp_path: Path) -> None:
     """The PNG is a field of its own, whose colours are the ids."""
     (tmp_path / "panoptic").mkdir()
