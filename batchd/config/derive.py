@@ -12,7 +12,10 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from math import isqrt
 from typing import Any
+
+import numpy as np
 
 from batchd.config.load import validated
 from batchd.config.overrides import apply, dotted_path
@@ -26,6 +29,9 @@ from batchd.runtime.suggestions import known_here, suggestion
 SET_KEYS_MAX = 64
 LIMITS = ("max_pixels", "max_bytes")
 """Options that protect the daemon: none may be above the highest in the stream of the file."""
+SIDES = ("size", "sizes", "shorter_side", "longer_side", "max_longer_side", "multiple_of", "padding", "border")
+SIDE_MAX = 4_096
+"""Pixels of a side of an image between two steps, if the file has none that is longer: 50 MB."""
 
 
 class Settings:
@@ -96,6 +102,7 @@ class Settings:
 def _not_theirs(whole: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems of what a trainer may not do with the stream of ``whole``; both are valid."""
     before, after = (_steps(plain) for plain in (whole, data))
+    side_max = max([SIDE_MAX, *(side for step in before.values() for _name, side in _sides(step))])
     functions = {step.function for step in before.values() if isinstance(step, Call)}
     for key, step in after.items():
         if isinstance(step, Call) and step.function not in functions:
@@ -105,6 +112,10 @@ def _not_theirs(whole: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[P
             theirs = [getattr(other, limit) for other in before.values() if hasattr(other, limit)]
             if theirs and getattr(step, limit, 0) > max(theirs):
                 yield _problem(path_text((*key, limit)), f"may be {max(theirs)} at most, as in the file")
+        for name, side in _sides(step):
+            if side > side_max:
+                text = f"may be {side_max} pixels at most, as a worker has the whole image, and not {side}"
+                yield _problem(path_text((*key, name)), text)
     for file in sorted(_files(data) - _files(whole)):
         yield _problem("", f"names {file}, which is no file of the stream in the file")
 
@@ -115,6 +126,15 @@ def _steps(plain: Mapping[str, Any]) -> dict[KeyPath, StepOptions]:
     assert config is not None, "it is valid"
     (stream,) = config.streams.values()
     return with_inner({("pipeline", place): step for place, step in enumerate(stream.pipeline)})
+
+
+def _sides(step: StepOptions) -> Iterator[tuple[str, int]]:
+    """The longest side that each option of a step asks for."""
+    for name in SIDES:
+        numbers = np.ravel(getattr(step, name, None) or 0)
+        if numbers.dtype.kind == "i":  # a step of text may have such a name for something else
+            yield name, int(numbers.max())
+    yield "pixels", isqrt(getattr(step, "pixels", None) or 0)
 
 
 def _files(plain: Mapping[str, Any]) -> set[str]:

@@ -87,6 +87,9 @@ def test_no_function_file_or_limit_is_there_that_the_file_does_not_have() -> Non
     assert problems({"pipeline.0.max_pixels": 1_001}) == [
         ('set["pipeline.0.max_pixels"]', "may be 1000 at most, as in the file")
     ]
+    large = {"op": "resize", "size": [8, 5_000]}
+    assert problems({"pipeline": [DECODE, large, CROP]})[0][1].startswith("may be 4096 pixels at most")
+    assert derived({"pipeline": [DECODE, large, CROP]}, pipeline=[DECODE, large]).pipeline[1].size == (8, 5_000)
     assert problems({"weights": {"file": "/etc/shadow"}})[0][1].startswith("names /etc/shadow")
     assert problems({"weights": {"file": "/data/w.npy/../x.npy"}}, weights={"file": "/data/w.npy"})
     assert derived({"weights.samples": 3}, weights={"file": "/data/w.npy"}).weights.file == Path("/data/w.npy")
