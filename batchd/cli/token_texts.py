@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHARACTERS_MAX = 600
 """Of one text."""
-WIDTH_PIXELS, LINE_PIXELS, MARGIN_PIXELS = 1000, 20, 10
+WIDTH_PIXELS, LINE_PIXELS, MARGIN_PIXELS, SPACE_PIXELS = 1000, 20, 10, 5
 FONT_SCALE = 0.45
 BACKGROUND, INK, LEARNED, LEARNED_INK = (250, 250, 250), (40, 40, 40), (205, 240, 205), (20, 95, 20)
 _PIECES = re.compile(r"\n|[^\S\n]+|\S{1,60}")
@@ -122,7 +122,9 @@ def draw_texts(texts: Sequence[TokenText]) -> np.ndarray:
             plain = run.text[: max(0, left_over)].replace("\t", "    ").encode("ascii", "replace").decode()
             left_over -= len(run.text)
             for piece in _PIECES.findall(plain):
-                width = cv2.getTextSize(piece, font, FONT_SCALE, 1)[0][0] if piece.strip() else 8 * len(piece)
+                width = (
+                    cv2.getTextSize(piece, font, FONT_SCALE, 1)[0][0] if piece.strip() else SPACE_PIXELS * len(piece)
+                )
                 if piece == "\n" or left + width > WIDTH_PIXELS - MARGIN_PIXELS:
                     left, bottom = MARGIN_PIXELS, bottom + LINE_PIXELS
                 if piece != "\n":
@@ -135,4 +137,5 @@ def draw_texts(texts: Sequence[TokenText]) -> np.ndarray:
             sheet[base - LINE_PIXELS + 5 : base + 5, left : left + width] = LEARNED
         ink = (160, 90, 20) if is_learned is None else LEARNED_INK if is_learned else INK
         cv2.putText(sheet, piece, (left, base), font, FONT_SCALE, ink, 1, cv2.LINE_AA)
-    return sheet
+    right = max((left + width for _piece, left, _base, width, _learned in placed), default=0)
+    return sheet[:, : max(WIDTH_PIXELS // 2, right + MARGIN_PIXELS)]
