@@ -3,7 +3,8 @@
 Draws the pipeline's output: uint8 unchanged, floating-point numbers as 0 to 1, or from the smallest
 to the largest of the sheet (normalising cannot be undone without knowing it), channels first or
 last, colour or grey, each image in its own shape. ``batchd_client.showing`` says which fields have
-images. Where a sample has several, as views, each sample is a row of the sheet.
+images, and draws what follows them. Where a sample has several, as views, each sample is a row of
+the sheet.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,18 @@ from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
 from batchd_client.erasing import ERASE_BOX, erased
 from batchd_client.mixing import MIX_BOX, MIX_LAMBDA, MIX_ROW, Mixing, mixed
-from batchd_client.showing import as_bytes, as_rgb, has_channels_first, is_image, is_series, label_text, range_of
+from batchd_client.showing import (
+    as_bytes,
+    as_rgb,
+    has_channels_first,
+    is_image,
+    is_series,
+    label_text,
+    of_objects,
+    overlaid,
+    range_of,
+)
+from batchd_wire.fields import Overlay
 
 IMAGES_MAX = 64
 WHITE = 255
@@ -43,7 +55,10 @@ Image = np.ndarray
 
 def image_fields(batch: PeekedBatch) -> list[str]:
     """The fields with images; "image" is first if it is one of them."""
-    found = [name for name in batch.arrays if _has_one(batch, name) or _has_several(batch, name)]
+    others = of_objects(batch.overlays)
+    found = [
+        name for name in batch.arrays if (_has_one(batch, name) or _has_several(batch, name)) and name not in others
+    ]
     return sorted(found, key=lambda name: name != "image")
 
 
@@ -101,7 +116,7 @@ def draw_sheet(batch: PeekedBatch, *fields: str, is_bgr: bool) -> Image:
     images = batch.samples(field)[:IMAGES_MAX]
     captions = [label_text(batch.arrays, batch.classes, index) for index in range(len(images))]
     layout = _Layout(*range_of(images), has_channels_first(batch.shape(field)), is_bgr)
-    sheet = _grid(images, captions, layout)
+    sheet = _grid(images, captions, layout, overlays=_overlays(batch, field))
     made = dict(batch.arrays)
     if field not in batch.varying and {MIX_ROW, MIX_LAMBDA, MIX_BOX} <= made.keys():
         made[field] = mixed(made, 1, Mixing(image=field, label=MIX_ROW))[0]
@@ -125,6 +140,13 @@ def _erased(arrays: dict[str, np.ndarray], field: str) -> np.ndarray:
     normalized = ((images / WHITE - MEAN) / DEVIATION).astype(np.float32)
     made = np.asarray(erased({**arrays, field: normalized}, field, in_place=True))
     return ((made * DEVIATION + MEAN) * WHITE).clip(0, WHITE).round().astype(np.uint8)
+
+
+def _overlays(batch: PeekedBatch, field: str) -> list[list[tuple[Overlay, Image]]]:
+    """What is drawn over each image of a field; for none, an empty list."""
+    of_field = [one for one in map(Overlay._make, batch.overlays) if one.image == field and one.field in batch.arrays]
+    values = [batch.samples(one.field)[:IMAGES_MAX] for one in of_field]
+    return [list(zip(of_field, of_sample, strict=True)) for of_sample in zip(*values, strict=True)]
 
 
 class _Layout(NamedTuple):
@@ -164,8 +186,14 @@ def _series(batch: PeekedBatch, name: str, *, is_bgr: bool) -> list[list[tuple[s
     return [[(f"{name}[{place}]", picture(image)) for place, image in enumerate(value)] for value in values]
 
 
-def _grid(images: Sequence[np.ndarray], captions: Sequence[str], layout: _Layout, columns_max: int = COLUMNS) -> Image:
-    """Images in tiles, each above its caption."""
+def _grid(
+    images: Sequence[np.ndarray],
+    captions: Sequence[str],
+    layout: _Layout,
+    columns_max: int = COLUMNS,
+    overlays: Sequence[Sequence[tuple[Overlay, Image]]] = (),
+) -> Image:
+    """Images in tiles, each above its caption, and under what is drawn over it."""
     columns = min(columns_max, max(1, len(images)))
     rows = max(1, -(-len(images) // columns))
     step_x, step_y = TILE_PIXELS + MARGIN_PIXELS, TILE_PIXELS + CAPTION_PIXELS + MARGIN_PIXELS
@@ -175,7 +203,8 @@ def _grid(images: Sequence[np.ndarray], captions: Sequence[str], layout: _Layout
         left = MARGIN_PIXELS + index % columns * step_x
         if image.size:  # a masked sample may have no pixels at all
             picture = as_rgb(as_bytes(image, layout.low, layout.high), channels_first=layout.channels_first)
-            tile = _tile(picture if layout.is_bgr else picture[:, :, ::-1])
+            drawn = overlays[index] if overlays else ()
+            tile = _tile(picture if layout.is_bgr else picture[:, :, ::-1], drawn)
             sheet[top : top + TILE_PIXELS, left : left + TILE_PIXELS] = tile
         caption = _caption(captions[index])
         baseline = (left, top + TILE_PIXELS + CAPTION_PIXELS - 7)
@@ -183,12 +212,14 @@ def _grid(images: Sequence[np.ndarray], captions: Sequence[str], layout: _Layout
     return sheet
 
 
-def _tile(image: Image) -> Image:
+def _tile(image: Image, drawn: Sequence[tuple[Overlay, Image]]) -> Image:
     """Fit a BGR image into a square tile, uint8 [160, 160, 3]; the proportions stay."""
     height, width = image.shape[:2]
     scale = TILE_PIXELS / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
     small = cv2.resize(np.ascontiguousarray(image), size, interpolation=cv2.INTER_AREA)
+    if drawn:
+        small = overlaid(np.asarray(small[:, :, ::-1], np.uint8), (height, width), drawn)[:, :, ::-1]
     tile = np.full((TILE_PIXELS, TILE_PIXELS, 3), BACKGROUND, np.uint8)
     top, left = (TILE_PIXELS - size[1]) // 2, (TILE_PIXELS - size[0]) // 2
     tile[top : top + size[1], left : left + size[0]] = small

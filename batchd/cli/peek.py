@@ -43,7 +43,8 @@ def command(
     """Draw a batch of STREAM with its labels; without images, print fields and samples.
 
     Tokens are drawn and printed as the texts that they stand for, the words that are learned in
-    green.
+    green. Masks, boxes with the numbers of their classes, and keypoints are drawn over the images
+    that they follow.
 
     It is the batch at EPOCH:STEP, by default at 0:0; of a live stream, the first one from there on
     that still exists.
@@ -101,6 +102,8 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
             arrays = {name: room.array for name, room in rooms.items()}
             varying = {name: room for name, room in rooms.items() if room.varying is not None}
             bgr_fields = known.bgr_fields if known is not None else ()
-            return PeekedBatch(batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields, steps)
+            return PeekedBatch(
+                batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields, steps, looked_at.overlays
+            )
     finally:
         log.removeHandler(echo)

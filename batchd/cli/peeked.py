@@ -42,6 +42,8 @@ class PeekedBatch:
     """Images with the channels blue, green, red."""
     steps: Sequence[StepOptions] = ()
     """Those of the stream, where they are known: they say whose tokens are in a field."""
+    overlays: Sequence[tuple[str, str, str, str, bool]] = ()
+    """What is drawn over images: see ``fields.Overlay``."""
 
     @property
     def rows(self) -> int:

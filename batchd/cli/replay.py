@@ -356,6 +356,7 @@ def _draw(replayed: history.Replayed, output: Path, field: str | None, steps: Se
     rooms = replayed.rooms
     varying = {name: Room(*room) for name, room in rooms.items() if room.varying is not None}
     arrays = {name: room.array for name, room in rooms.items()}
-    batch = PeekedBatch(*replayed.position, replayed.classes, arrays, varying, replayed.bgr_fields, steps)
+    classes, bgr_fields, overlays = replayed.classes, replayed.bgr_fields, replayed.overlays
+    batch = PeekedBatch(*replayed.position, classes, arrays, varying, bgr_fields, steps, overlays)
     draw(batch, replayed.stream, output, field)
     terminal.note(f"{output}: drawn")

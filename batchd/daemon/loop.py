@@ -569,6 +569,7 @@ class Loop:
                 repeats=course.plan.repeats,
                 stream=stream.name,
                 has_budget=course.plan.row_counts is not None and course.plan.row_counts.limits_rows,
+                overlays=list(stream.facts.overlays),
             ),
         )
         self._session_log.subscribed(action, stream.name, self.doors.peer(action.session))

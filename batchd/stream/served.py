@@ -25,7 +25,7 @@ from batchd.core.events import StreamSpec
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.data.pipeline.options import CONTENT_VERSION, StepOptions, step_to_plain
-from batchd.data.pipeline.sample_fields import columns_after
+from batchd.data.pipeline.sample_fields import columns_after, overlays_of
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.composed.options import sources_in
 from batchd.data.sources.push.options import PushSource
@@ -73,8 +73,8 @@ class StreamFacts:
     """All that is known of a stream once it is worked out, without its descriptors.
 
     ``message``: for workers. ``signature``: equal for two streams with equal settings and equal
-    findings in source and files. ``sketch``: for saved states. ``place_layout``, ``mailbox_bytes``:
-    of a live stream.
+    findings in source and files. ``sketch``: for saved states. ``overlays``: for pictures.
+    ``place_layout``, ``mailbox_bytes``: of a live stream.
     """
 
     spec: StreamSpec
@@ -84,6 +84,7 @@ class StreamFacts:
     description: StreamDescription
     card: StreamCard
     sketch: str
+    overlays: tuple[tuple[str, str, str, str, bool], ...] = ()
     place_layout: object = None
     mailbox_bytes: int = 0
     cache: CacheSpec | None = None
@@ -318,6 +319,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         description=describe(config, ring.layout),
         card=card_of(plan, whole.daemon, content, epochs.samples, journal),
         sketch=sketch_of(content),
+        overlays=overlays_of(plan.columns, plan.pipeline.steps),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox_bytes=mailbox_bytes,
         cache=wanted_cache,

@@ -37,17 +37,30 @@ from batchd_client.errors import BatchReleased, NotCopyable, ProtocolError
 from batchd_client.extensions import Extension
 from batchd_client.memory import BatchMemory, ReceiveBuffer
 from batchd_wire.fields import RAGGED, SlotLayout, Varying, largest_shape, length_texts, sizes_field
-from batchd_wire.messages import Handle, Parcel
+from batchd_wire.messages import Handle, Parcel, Subscribed
 from batchd_wire.slot import rows_crc32
 from batchd_wire.views import Array, checked_sizes, cut_to_largest, row_views
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-html_of_batch: "Extension[[Batch, str, Sequence[str]], str]" = Extension("batchd_client.notebook")
+html_of_batch: "Extension[[Batch, str, Shown], str]" = Extension("batchd_client.notebook")
 tensors_of_batch: "Extension[[Batch, bool], dict[str, Tensor | list[Tensor]]]" = Extension(
     "batchd_client.torch.tensors"
 )
+
+
+class Shown(NamedTuple):
+    """What pictures of a stream's batches show besides the arrays: ``classes`` of labels."""
+
+    classes: Sequence[str] = ()
+    overlays: Sequence[tuple[str, str, str, str, bool]] = ()
+    """See ``fields.Overlay``."""
+
+    @classmethod
+    def of(cls, admitted: Subscribed) -> Self:
+        """Of a subscription."""
+        return cls(admitted.classes, admitted.overlays or ())
 
 
 class CompactRagged(NamedTuple):
@@ -290,10 +303,10 @@ class Batch(NotCopyable, Mapping[str, Any]):
     COPY_ADVICE = 'to release one would let the daemon write under the other; copy its arrays, batch["image"].copy()'
     __slots__ = (
         "_arrays",
-        "_classes",
         "_fields",
         "_first",
         "_lease",
+        "_shown",
         "_span",
         "_stream",
         "bucket",
@@ -309,11 +322,11 @@ class Batch(NotCopyable, Mapping[str, Any]):
         fields: dict[str, FieldView],
         lease: Lease | LeasePart,
         handle: Handle | Parcel,
-        classes: Sequence[str] = (),
+        shown: Shown | None = None,
         span: BatchRows | None = None,
     ) -> None:
         self._stream = stream
-        self._classes = classes
+        self._shown = shown or Shown()
         self._fields = fields
         self._lease: Lease | LeasePart | None = lease
         self._span = span
@@ -443,7 +456,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
         own.page[:] = memory.page
         rows = {"first": self._first, "count": self.samples, "bucket": self.bucket}
         handle = Handle(0, 0, self.epoch, self.step, slot=0, generation=0, **rows)
-        return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._classes, self._span)
+        return Batch(self._stream, self._fields, Lease(own, None, deque(), handle), handle, self._shown, self._span)
 
     @property
     def span(self) -> BatchRows:
@@ -469,7 +482,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
     def part(self, first: int, span: BatchRows, lease: LeasePart) -> "Batch":
         """A batch of some of its rows, from row ``first`` of its memory on."""
         handle = Handle(0, 0, span.epoch, span.step, 0, 0, first, span.rows, self.bucket)
-        return Batch(self._stream, self._fields, lease, handle, self._classes, span)
+        return Batch(self._stream, self._fields, lease, handle, self._shown, span)
 
     @property
     def memory(self) -> BatchMemory:
@@ -550,7 +563,7 @@ class Batch(NotCopyable, Mapping[str, Any]):
     def _repr_html_(self) -> str | None:
         """HTML for notebooks: pictures with labels, and the first values of other fields."""
         # without HTML, a notebook shows the repr
-        return None if self._lease is None else html_of_batch(self, self._stream, self._classes)
+        return None if self._lease is None else html_of_batch(self, self._stream, self._shown)
 
 
 def text(array: npt.NDArray[np.uint8]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batchd_client.batch import Batch, Lease, LeaseToken, RowsMemory, SharedLease
+from batchd_client.batch import Batch, Lease, LeaseToken, RowsMemory, SharedLease, Shown
 from batchd_client.connection import Connection
 from batchd_client.errors import BatchSizeInvalid, RingExhausted, TooFewBatches, VersionMismatch
 from batchd_client.memory import ReceiveBuffer
@@ -326,7 +326,7 @@ class CutReader:
         handle = Handle(0, self._made, rows.epoch, rows.step, 0, 0, first=0, count=rows.rows, bucket=bucket)
         lease = Lease(buffer, None, self._ended, handle)
         return Batch(
-            self.claim.stream, self._views[bucket].fields, lease, handle, self.subscription.admitted.classes, rows
+            self.claim.stream, self._views[bucket].fields, lease, handle, Shown.of(self.subscription.admitted), rows
         )
 
     def _buffer(self) -> ReceiveBuffer:

@@ -20,11 +20,11 @@ from struct import pack
 import numpy as np
 
 from batchd_client import showing
-from batchd_client.batch import Batch, html_of_batch
+from batchd_client.batch import Batch, Shown, html_of_batch
 from batchd_client.daemon import html_of_daemon
 from batchd_client.reader import ENDLESS_STEPS
 from batchd_client.stream import FieldSchema, Stream, html_of_stream, position_text
-from batchd_wire.fields import length_texts
+from batchd_wire.fields import Overlay, length_texts
 from batchd_wire.status import DaemonStatus
 from batchd_wire.views import Array, row_views
 from batchd_wire.wording import counted
@@ -44,18 +44,27 @@ _FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align
 
 
 @html_of_batch.register
-def batch_html(batch: Batch, stream: str, classes: Sequence[str]) -> str:
+def batch_html(batch: Batch, stream: str, shown: Shown) -> str:
     """The first samples of ``batch`` as HTML: pictures with labels, and values of other fields."""
     samples = {name: _samples(batch, name) for name in batch}
-    pictured = [name for name in samples if showing.is_image(batch.room(name).array.dtype, batch.room(name).shape)]
+    rooms = {name: batch.room(name) for name in samples.keys() - showing.of_objects(shown.overlays)}
+    pictured = [
+        name for name in samples if name in rooms and showing.is_image(rooms[name].array.dtype, rooms[name].shape)
+    ]
     pictured = pictured[:PICTURE_FIELDS_MAX]
-    shown = [_drawn(name, batch, samples[name][: PICTURES_MAX // len(pictured)]) for name in pictured]
+    overlays = [one for one in map(Overlay._make, shown.overlays) if one.field in samples]
+    drawn = [
+        _drawn(
+            name, batch, samples[name][: PICTURES_MAX // len(pictured)], [one for one in overlays if one.image == name]
+        )
+        for name in pictured
+    ]
     figures = [
         f'<figure style="{_FIGURE}">{"".join(images)}'
-        f"<figcaption>{_cell(showing.label_text(batch, classes, row))}</figcaption></figure>"
-        for row, images in enumerate(zip(*(images for images, _note in shown), strict=True))
+        f"<figcaption>{_cell(showing.label_text(batch, shown.classes, row))}</figcaption></figure>"
+        for row, images in enumerate(zip(*(images for images, _note in drawn), strict=True))
     ]
-    kept = next((len(images) for images, _note in shown), 0)
+    kept = next((len(images) for images, _note in drawn), 0)
     more = f"; the first {kept} are shown" if 0 < kept < batch.samples else ""
     title = f"{stream}: epoch {batch.epoch}, step {batch.step}, {counted(batch.samples, 'sample')}{more}"
     rows = [
@@ -64,7 +73,7 @@ def batch_html(batch: Batch, stream: str, classes: Sequence[str]) -> str:
         if name not in pictured
     ]
     header = ["field", "type", *(f"sample {row}" for row in range(min(SAMPLES_MAX, batch.samples)))]
-    notes = [f"<div>{escape(note)}</div>" for _images, note in shown]
+    notes = [f"<div>{escape(note)}</div>" for _images, note in drawn]
     return f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{_table(header, rows)}</div>"
 
 
@@ -144,7 +153,7 @@ def shrunk(picture: showing.Picture) -> showing.Picture:
     return np.asarray(sums // (heights[:, None, None] * widths[None, :, None]), np.uint8)
 
 
-def _drawn(name: str, batch: Batch, images: Sequence[Array]) -> tuple[list[str], str]:
+def _drawn(name: str, batch: Batch, images: Sequence[Array], overlays: Sequence[Overlay]) -> tuple[list[str], str]:
     """The images of a field as HTML, and a line of text about the field."""
     shape = batch.room(name).shape
     channels_first = showing.has_channels_first(shape)
@@ -154,13 +163,14 @@ def _drawn(name: str, batch: Batch, images: Sequence[Array]) -> tuple[list[str],
         images = [image.astype(np.float32) for image in images]
         note += f", drawn from {low:.4g} (black) to {high:.4g} (white)"
     drawn = []
-    for image in images:
+    values = {one.field: _samples(batch, one.field) for one in overlays}
+    for row, image in enumerate(images):
         if not image.size:
             drawn.append("(no pixels)")
             continue
-        data = b64encode(
-            png(shrunk(showing.as_rgb(showing.as_bytes(image, low, high), channels_first=channels_first)))
-        ).decode()
+        picture = showing.as_rgb(showing.as_bytes(image, low, high), channels_first=channels_first)
+        over = [(one, values[one.field][row]) for one in overlays]
+        data = b64encode(png(showing.overlaid(shrunk(picture), picture.shape[:2], over))).decode()
         drawn.append(f'<img alt="{_cell(name)}" src="data:image/png;base64,{data}">')
     return drawn, note
 

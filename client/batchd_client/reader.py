@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from batchd_client.batch import Batch, Lease
+from batchd_client.batch import Batch, Lease, Shown
 from batchd_client.connection import Connection
 from batchd_client.errors import (
     BatchCorrupt,
@@ -391,7 +391,7 @@ class StreamReader:
             return False
         lease = Lease(memory, None if type(handle) is Parcel else session.link, subscription.ended, handle)
         subscription.add_lease(lease)
-        self._ready = Batch(self.claim.stream, view.fields, lease, handle, subscription.admitted.classes)
+        self._ready = Batch(self.claim.stream, view.fields, lease, handle, Shown.of(subscription.admitted))
         session.is_interrupted = False
         self._mismatches_here = 0
         # Otherwise the daemon counted it as consumed when it granted it.

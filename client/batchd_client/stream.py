@@ -38,7 +38,7 @@ from batchd_client.subscription import (
     checked_sample,
     read_state,
 )
-from batchd_wire.fields import Varying
+from batchd_wire.fields import Overlay, Varying
 from batchd_wire.messages import AskStatus, Status, Subscribed
 from batchd_wire.position import Position
 from batchd_wire.status import plain_card, read_status
@@ -192,6 +192,11 @@ class Stream(NotCopyable):
     def classes(self) -> tuple[str, ...]:
         """Names of the labels, by label; empty if the source has none."""
         return tuple(self._admitted.classes)
+
+    @property
+    def overlays(self) -> tuple[Overlay, ...]:
+        """The fields that belong to images, such as boxes and masks, as pictures show them."""
+        return tuple(Overlay(*one) for one in self._admitted.overlays or ())
 
     @property
     def schema(self) -> Mapping[str, FieldSchema]:

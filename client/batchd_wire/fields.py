@@ -37,6 +37,7 @@ worker owns while it fills it.
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, replace
 from math import prod
+from typing import NamedTuple
 
 from batchd_wire.record import frozen
 
@@ -73,6 +74,20 @@ SIZES_DTYPE = "int32"
 """Dtype of a field of sizes."""
 SIZE_MAX = (1 << 31) - 1
 """Largest length of a varying dimension."""
+
+
+class Overlay(NamedTuple):
+    """A field that belongs to the images of another one, to be drawn over them.
+
+    ``role``: "mask", "masks", "boxes", "points", "keypoints", or "label" of the boxes. ``form`` and
+    ``relative``: of boxes, as the step ``box_form`` makes them.
+    """
+
+    image: str
+    role: str
+    field: str
+    form: str = "xyxy"
+    relative: bool = False
 
 
 @frozen

@@ -325,7 +325,8 @@ class Subscribed(Message):
     ``drop_last``: whether an epoch has whole rounds of whole batches alone. ``repeats``: how many
     consecutive batches have the same samples, each counted once. ``stream``: its name in the
     status; "" from a daemon that derives none. ``has_budget``: whether a budget decides the rows of
-    each batch.
+    each batch. ``overlays``: what is drawn over images: image, role, field, form, and whether it is
+    relative (``fields.Overlay``).
     """
 
     request: int
@@ -349,6 +350,7 @@ class Subscribed(Message):
     repeats: int = 1
     stream: str = ""
     has_budget: bool = False
+    overlays: list[tuple[str, str, str, str, bool]] | None = None
 
 
 @message(22)

@@ -26,6 +26,7 @@ class FakeStream:
     fields: tuple[Field, ...] = (Field("image", "uint8", (2, 2, 3)), Field("label", "int64", ()))
     writes_pixels: bool = True
     bgr_fields: tuple[str, ...] = ()
+    overlays: tuple[tuple[str, str, str, str, bool], ...] = ()
     in_lockstep: bool = False
     rooms: Rooms | None = None
     """All batches are of the first bucket."""
@@ -79,6 +80,7 @@ class FakeStream:
             self.layout.to_wire(),
             ["cat", "dog"],
             in_lockstep=self.in_lockstep,
+            overlays=list(self.overlays),
         )
 
     def label(self, epoch: int, step: int) -> np.ndarray:

@@ -159,7 +159,8 @@ class Replayed:
     ``fields``: each ``[rows, *shape]`` as a trainer has it: a padded field is cut to the largest
     sample, a ragged one is a list of arrays. ``crc32``: of all rows, as ``Batch.crc32``.
     ``changed``: files that were written after the time that the caller named. ``bgr_fields``:
-    images with blue as their first channel. ``rooms``: the fields with the room of their samples.
+    images with blue as their first channel. ``overlays``: what is drawn over images. ``rooms``: the
+    fields with the room of their samples.
     """
 
     stream: str
@@ -172,6 +173,7 @@ class Replayed:
     classes: Sequence[str]
     changed: tuple[str, ...]
     bgr_fields: Sequence[str]
+    overlays: Sequence[tuple[str, str, str, str, bool]]
     rooms: Mapping[str, ReplayedField]
 
     def to_plain(self) -> dict[str, object]:
@@ -335,6 +337,7 @@ class Replayer:
             self._opened.facts.classes,
             tuple(dict.fromkeys([*self._changed_containers(), *_changed_names(replayed)])),
             self._opened.spec.bgr_fields,
+            self._opened.facts.overlays,
             rooms,
         )
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.data.pipeline import effects
-from batchd.data.pipeline.image.options import ChanceStep, CropToBucket, Decode, Follow
+from batchd.data.pipeline.image.options import BoxForm, ChanceStep, CropToBucket, Decode, Follow
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import check_files
 from batchd.data.samples.columns import Column, Following
 from batchd.errors import KeyPath
 from batchd.runtime.suggestions import nearest
-from batchd_wire.fields import FIELDS_MAX, Field
+from batchd_wire.fields import FIELDS_MAX, Field, Overlay
 from batchd_wire.record import frozen
 
 SAMPLE_FIELDS_MAX = FIELDS_MAX - 3
@@ -61,6 +61,18 @@ def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> ef
     for step in steps:
         made = _after(step, made)
     return made
+
+
+def overlays_of(columns: Sequence[Column], steps: Sequence[StepOptions]) -> tuple[Overlay, ...]:
+    """What follows the images of a batch, to be drawn over them."""
+    made = columns_after(columns, steps)
+    forms = {step.field: (step.form, step.relative) for step in steps if isinstance(step, BoxForm)}
+    return tuple(
+        Overlay(image.name, role, name, *forms.get(name, ("xyxy", False)))
+        for image in made.values()
+        for role, name in image.followers
+        if name in made
+    )
 
 
 def reserved_names(columns: Sequence[Column]) -> list[str]:

@@ -1,5 +1,7 @@
 """The contact sheet, checked pixel by pixel: every kind of image that a pipeline makes."""
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
 from batchd_client.batch import Room
 from batchd_client.mixing import Mixing, mixed
-from batchd_client.showing import label_text
+from batchd_client.showing import COLORS, label_text
 from batchd_wire.fields import Field, Varying
 
 RED_IN_BGR, GREEN, BLUE_IN_BGR = (0, 0, 255), (0, 255, 0), (255, 0, 0)
@@ -305,3 +307,85 @@ def test_a_label_may_have_any_type_or_be_absent(label, text) -> None:
     images = filled((1, 1, 1))[None]
 
     assert caption_of(PeekedBatch(0, 0, [], {"image": images, "label": label, "index": np.array([3])})) == text
+
+
+OVERLAYS = (
+    ("image", "masks", "masks", "xyxy", False),
+    ("image", "boxes", "boxes", "xyxy", False),
+    ("image", "keypoints", "keypoints", "xyxy", False),
+    ("image", "points", "points", "xyxy", False),
+    ("image", "label", "kinds", "xyxy", False),
+)
+FIRST_COLOR, SECOND_COLOR = (tuple(map(int, color[::-1])) for color in COLORS[:2])
+"""In OpenCV's order of channels."""
+
+
+def with_objects(overlays=OVERLAYS, **others) -> PeekedBatch:
+    """A batch of one grey image, twice as large as its tile, with two objects."""
+    masks = np.zeros((1, 2, 2 * TILE_PIXELS, 2 * TILE_PIXELS), np.uint8)
+    masks[0, 1, :, 200:] = 1
+    objects = {
+        "boxes": np.array([[[40, 60, 160, 300], [0, 0, 0, 0]]], np.float32),
+        "kinds": np.array([[7, 3]]),
+        "masks": masks,
+        "keypoints": np.array([[[[100, 200, 2], [0, 0, 0]], [[300, 20, 1], [300, 300, 0]]]], np.float32),
+        "points": np.array([[[20, 310]]], np.float32),
+    }
+    batch = batch_of(filled((100, 100, 100), 2 * TILE_PIXELS, 2 * TILE_PIXELS)[None], **{**objects, **others})
+    return replace(batch, overlays=overlays)
+
+
+def pixel(sheet: np.ndarray, x: int, y: int) -> tuple[int, ...]:
+    return tuple(map(int, tile(sheet, 0, 1)[y, x]))
+
+
+def test_what_belongs_to_an_image_is_drawn_over_it() -> None:
+    """Edges of boxes, masks mixed with the image, and dots; each object in its color."""
+    sheet = draw_sheet(with_objects(), is_bgr=False)
+
+    assert [pixel(sheet, *at) for at in ((50, 30), (50, 149), (20, 100), (79, 100))] == [FIRST_COLOR] * 4
+    assert pixel(sheet, 60, 40) == pixel(sheet, 40, 60) == (100, 100, 100)
+    assert pixel(sheet, 120, 60) == tuple((100 + color) // 2 for color in SECOND_COLOR)
+    assert [pixel(sheet, *at) for at in ((50, 100), (150, 10), (10, 155))] == [FIRST_COLOR, SECOND_COLOR, FIRST_COLOR]
+    assert pixel(sheet, 51, 100) == (255, 255, 255)
+    assert pixel(sheet, 150, 150) == tuple((100 + color) // 2 for color in SECOND_COLOR), "a point that is not labelled"
+
+
+def test_the_number_of_a_class_is_written_into_its_box() -> None:
+    """Another class gives other pixels, and only there."""
+    seven, eight = (draw_sheet(with_objects(kinds=[[number, 3]]), is_bgr=False) for number in (7, 8))
+
+    rows, columns = np.nonzero((tile(seven, 0, 1) != tile(eight, 0, 1)).any(axis=2))
+    assert 20 <= columns.min() < columns.max() < 30
+    assert 30 <= rows.min() < rows.max() < 44
+
+
+def test_boxes_are_drawn_in_any_form() -> None:
+    """As DETR has them: middle and size, as fractions of the image."""
+    overlays = [one if one[1] != "boxes" else ("image", "boxes", "boxes", "cxcywh", True) for one in OVERLAYS]
+    relative = np.array([[[100, 180, 120, 240], [0, 0, 0, 0]]], np.float32) / (2 * TILE_PIXELS)
+
+    drawn = draw_sheet(with_objects(tuple(overlays), boxes=relative), is_bgr=False)
+
+    assert np.array_equal(drawn, draw_sheet(with_objects(), is_bgr=False))
+
+
+def test_the_numbers_of_a_mask_are_colors() -> None:
+    """0 and 255, the background and what a loss ignores, are not drawn."""
+    mask = np.zeros((1, 2 * TILE_PIXELS, 2 * TILE_PIXELS), np.int32)
+    mask[0, :, 100:200], mask[0, :, 200:] = 1 + len(COLORS) * 10_000, 255
+    batch = replace(
+        batch_of(filled((100, 100, 100), 320, 320)[None], ids=mask), overlays=(("image", "mask", "ids", "", False),)
+    )
+
+    sheet = draw_sheet(batch, is_bgr=False)
+
+    assert pixel(sheet, 25, 80) == pixel(sheet, 125, 80) == (100, 100, 100)
+    assert pixel(sheet, 75, 80) == tuple((100 + color) // 2 for color in SECOND_COLOR)
+
+
+def test_what_belongs_to_objects_is_no_image() -> None:
+    """Keypoints are three numbers each, as pixels are; a mask has a sheet of its own, too."""
+    batch = with_objects(mask=np.zeros((1, 20, 20), np.uint8))
+
+    assert image_fields(replace(batch, overlays=(*OVERLAYS, ("image", "mask", "mask", "", False)))) == ["image", "mask"]

@@ -11,6 +11,7 @@ import pytest
 
 import batchd_client
 from batchd_client.notebook import CHARACTERS_MAX, PICTURE_PIXELS, PICTURES_MAX, daemon_html, png, shrunk
+from batchd_client.showing import COLORS
 from batchd_wire.fields import Field, Rooms, Varying
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
@@ -53,9 +54,9 @@ class FilledStream(FakeStream):
         return page
 
 
-def shown(tmp_path, fields, values, rooms=None, rows=2):
+def shown(tmp_path, fields, values, rooms=None, rows=2, overlays=()):
     """Return the first batch of a stream of these fields, as a notebook shows it."""
-    stream = FilledStream(fields=fields, rows=rows, rooms=rooms)
+    stream = FilledStream(fields=fields, rows=rows, rooms=rooms, overlays=overlays)
     stream.values = values
     with FakeDaemon(tmp_path / "run", stream) as fake, batchd_client.connect(fake.address) as daemon:
         return Page(next(iter(daemon.stream("photos")))._repr_html_())
@@ -191,3 +192,24 @@ def test_pictures_are_shrunk_by_means_of_their_cells() -> None:
     assert small[0, 0, 1] == picture[:3, :3, 1].sum() // 9
     assert small[-1, -1, 2] == picture[198:, 147:, 2].sum() // 6
     assert (cv2.imdecode(np.frombuffer(png(small), np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1] == small).all()
+
+
+def test_what_belongs_to_an_image_is_drawn_over_it(tmp_path) -> None:
+    """Boxes and masks, as `batchd peek` draws them; those and keypoints are no pictures."""
+    fields = (
+        Field("image", "uint8", (60, 60, 3)),
+        Field("boxes", "float32", (1, 4)),
+        Field("masks", "uint8", (1, 60, 60)),
+        Field("keypoints", "float32", (1, 5, 3)),
+    )
+    names = (("boxes", "boxes"), ("masks", "masks"), ("keypoints", "keypoints"))
+    overlays = tuple(("image", role, name, "xyxy", False) for role, name in names)
+    mask = np.zeros((1, 60, 60), np.uint8)
+    mask[:, 50:] = 1
+
+    page = shown(tmp_path, fields, {"image": 100, "boxes": [[10, 10, 40, 30]], "masks": mask}, overlays=overlays)
+
+    assert len(page.pictures) == 2
+    assert (page.pictures[0][10, 10:40] == COLORS[0]).all()
+    assert (page.pictures[0][12:28, 12:38] == 100).all()
+    assert (page.pictures[0][50:] == (100 + COLORS[0].astype(int)) // 2).all()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from batchd.data.pipeline.augment.options import Affine, Elastic, Perspective
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.fields.options import Drop, Rename
 from batchd.data.pipeline.image.options import (
     BoxForm,
     CenterCrop,
@@ -22,7 +23,7 @@ from batchd.data.pipeline.image.options import (
     Rotate,
     To,
 )
-from batchd.data.pipeline.sample_fields import StepCheck, drawing_step
+from batchd.data.pipeline.sample_fields import StepCheck, drawing_step, overlays_of
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
@@ -419,3 +420,13 @@ def test_rows_of_masks_and_keypoints_have_no_length_to_measure_behind_a_crop():
     steps = [Decode(), Follow(masks="masks", keypoints="keypoints"), RandomCrop(size=(30, 40))]
 
     assert [drawing_step(steps, name) for name in ("masks", "keypoints")] == ["random_crop"] * 2
+
+
+def test_what_belongs_to_an_image_is_told_to_those_who_draw_it():
+    """By the names and the form that fields have in a batch, without those that were dropped."""
+    steps = [Decode(), Follow(**OBJECTS, mask="mask"), Rename(field="image", to="photo")]
+    steps += [Drop(fields=("mask",)), BoxForm(image="photo", form="cxcywh", relative=True)]
+
+    told = [("photo", "masks", "masks", "xyxy", False), ("photo", "boxes", "boxes", "cxcywh", True)]
+    told += [("photo", role, name, "xyxy", False) for role, name in (("keypoints", "keypoints"), ("label", "classes"))]
+    assert list(overlays_of(COLUMNS, steps)) == told
