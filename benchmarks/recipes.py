@@ -61,7 +61,7 @@ RECIPES: Mapping[str, tuple[Sequence[StepOptions], Views, float]] = {
 
 
 RAND_AUGMENT = ([Decode(), Resize(size=(224, 224))], [Decode(), Resize(size=(224, 224)), RandAugment()])
-PEERS, SCRIPT = "recipes", "recipes_side.py"
+PEERS, SCRIPT, LOG = "recipes", "recipes_side.py", environments.BUILD / "logs" / "recipes.log"
 LOADERS = {"timm": 2.4, "dino": 3.0}
 """Streams of the cookbook, and the least ratio of images/s."""
 PEER_ROUNDS, PHOTOGRAPHS, BATCH = 3, 256, 64
@@ -85,7 +85,10 @@ def run(bench: Bench) -> None:
     _views(bench, files)
     _own_size(bench)
     _streams(bench)
-    _peers(bench, files)
+    try:
+        _peers(bench, files)
+    except playing.SideFailed as error:
+        print(f"recipes beside timm and torchvision: {error}; see {LOG}")
     _mixup_on_gpu(bench)
 
 
@@ -192,12 +195,11 @@ def _peers(bench: Bench, files: Sequence[bytes]) -> None:
         return
     folder = bench.scratch / "photographs"
     pictures.link_photographs(bench.photos, folder, PHOTOGRAPHS)
-    log = environments.BUILD / "logs" / "recipes.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    LOG.parent.mkdir(parents=True, exist_ok=True)
     stage = playing.Stage(bench.scratch, WARM_UP_S, 4.0, BATCH)
 
     def played(variant: str, environment: str = PEERS, script: str = SCRIPT) -> Measurement:
-        return playing.measure(Side(variant, variant, environment, script, variant), folder, log, stage)
+        return playing.measure(Side(variant, variant, environment, script, variant), folder, LOG, stage)
 
     rounds = range(min(PEER_ROUNDS, bench.rounds))
     for name, target in LOADERS.items():
