@@ -17,7 +17,14 @@ from typing import Any, ClassVar
 import pytest
 
 import batchd_client
-from batchd_client.errors import PrefetchInvalid, StateMismatch, StreamClosed, StreamUnknown, TensorsInvalid
+from batchd_client.errors import (
+    PrefetchInvalid,
+    SettingsInvalid,
+    StateMismatch,
+    StreamClosed,
+    StreamUnknown,
+    TensorsInvalid,
+)
 from support.daemon_process import DaemonProcess
 from support.garbage import CYCLES, collected
 from support.loaders import in_use
@@ -165,6 +172,8 @@ class LoaderSuite:
             load("fotos")
         with pytest.raises(PrefetchInvalid, match="prefetch=-1"):
             load(prefetch=-1)
+        with pytest.raises(SettingsInvalid, match="derive = true"):
+            load(set={"seed": 1})
 
 
 class LifeSuite:
