@@ -557,6 +557,8 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
         ("stream", "num_workers = 4", "did you mean workers in [daemon]?"),
         ("stream", "prefetch_factor = 4", "did you mean window?"),
         ("stream", "drop_remainder = true", "did you mean drop_last?"),
+        ("stream", "reprob = 0.25", "did you mean erase?"),
+        ("stream", "cutmix = 1.0", "did you mean mix?"),
         ("stream", "transforms = []", "did you mean pipeline?"),
         ("stream", "img_size = 224", "did you mean size in a step of pipeline?"),
         ("stream", "horizontal_flip = true", 'that is a step: write { op = "random_flip" } into pipeline'),
