@@ -83,15 +83,17 @@ def test_each_of_two_workers_requests_its_own_blocks(order):
     assert sorted(both) == sorted(first_samples(order, range(2 * OPEN)))
 
 
-def test_a_block_is_forgotten_when_all_of_its_samples_are_made(order):
-    """After an epoch, nothing is left, and each block was requested once."""
+@pytest.mark.parametrize("rows_each", [1, 3])
+def test_a_block_is_forgotten_when_all_of_its_rows_are_made(order, rows_each):
+    """After an epoch, nothing is left, and each block was requested once, also for three copies."""
     requests = Requests()
-    blocks = BlocksAhead(order, requests)
+    blocks = BlocksAhead(order, requests, rows_each)
     for number in range(BLOCKS // OPEN):
         samples = window(order, number)
-        blocks.begin(0, samples, ALONE)
-        blocks.made(0, samples[:5])
-        blocks.made(0, samples[5:])
+        for _copy in range(rows_each):
+            blocks.begin(0, samples, ALONE)
+            blocks.made(0, samples[:5])
+            blocks.made(0, samples[5:])
         assert requests.kept == (OPEN if number < BLOCKS // OPEN - 1 else 0)
     assert sorted(requests.begun) == first_samples_sorted(order)
 
