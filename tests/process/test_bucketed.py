@@ -325,7 +325,7 @@ def test_a_batch_is_one_array_of_images_of_its_size(start_daemon, tmp_path, pict
     """Near and far trainers and a worker host have the same bytes; leftovers go further."""
     steps = [{"op": "decode"}, {**CROPS, "random": True}, {"op": "random_flip"}, *layout]
     (tmp_path / "pictures" / "03.jpg").write_bytes(b"no image")
-    stream = {**pictures, "pipeline": steps, "batch_size": 4, "max_bad_fraction": 0.5}
+    stream = {**pictures, "pipeline": steps, "batch_size": 4, "max_bad_fraction": 0.5, "verify": True}
     del stream["bucket"]
     daemon = start_daemon({"photos": stream}, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
     expected, shapes, others = Expected(daemon.config), set(), 0

@@ -1,4 +1,4 @@
-"""Streams of equal, padded and ragged fields, and the expected batches of a device loader."""
+"""Streams of fields that differ in shape, or do not, and the batches of a device loader."""
 
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,17 @@ def write_sizes(folder: Path) -> None:
 
 
 def streams_over(photos: Path, sizes: Path, **changes: Any) -> dict[str, Any]:
-    """A stream of photographs, and streams of images of different sizes, padded and ragged."""
+    """A stream of photographs, and streams of images of different sizes.
+
+    They are padded, ragged, or those of a batch cut to one of two sizes.
+    """
     room = {"max_shape": LARGEST}
+    crop = {"op": "crop_to_bucket", "sizes": [[20, 24], [16, 32]]}
     return {
         "photos": folder_stream(photos, **changes),
         "padded": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "pad_batch", "fill": 7, **room}]),
         "ragged": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", **room}]),
+        "cropped": folder_stream(sizes, pipeline=[{"op": "decode"}, crop]),
     }
 
 
