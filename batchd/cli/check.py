@@ -138,8 +138,9 @@ def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> No
 
 def _memory(config: Config, rings: dict[str, RingSize]) -> str:
     used = sum(ring.ring_bytes for ring in rings.values())
-    caches = budgets_bytes(config)
-    beside = f", and up to {round_bytes(caches)} for caches" if caches else ""
+    caches, derived = budgets_bytes(config), config.daemon.derived_bytes
+    beside = f", and {round_bytes(derived)} for derived streams" if derived else ""
+    beside += f", and up to {round_bytes(caches)} for caches" if caches else ""
     return f"up to {round_bytes(used)} of {round_bytes(config.daemon.memory)} shared memory{beside}"
 
 

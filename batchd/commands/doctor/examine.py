@@ -95,8 +95,8 @@ def _rings(target: DoctorTarget) -> tuple[dict[str, RingSize], Finding]:
 def _about_memory(target: DoctorTarget, rings: dict[str, RingSize]) -> Iterator[Finding]:
     machine, config = target.machine, target.config
     need_bytes = sum(ring.ring_bytes for ring in rings.values())
-    if config is not None and not rings:
-        need_bytes = config.daemon.memory
+    if config is not None:
+        need_bytes = need_bytes + config.daemon.derived_bytes if rings else config.daemon.memory
     yield checks.check_memory(machine, need_bytes, target.running)
     yield checks.check_locked_memory(machine, need_bytes)
     yield from checks.check_huge_pages(machine)

@@ -263,6 +263,10 @@ def test_check_counts_the_memory_of_caches(config_file: Path) -> None:
     result = run("check", str(config_file), *cache)
 
     assert result.output.splitlines()[0].endswith("of 64.0 MiB shared memory, and up to 1.0 GiB for caches")
+    result = run("check", str(config_file), "--set", "daemon.derive=true", "--set", "daemon.derive_memory=20MiB")
+    assert result.output.splitlines()[0].endswith(
+        "up to 43.2 MiB of 64.0 MiB shared memory, and 20.0 MiB for derived streams"
+    )
 
 
 def test_check_finds_batchd_toml_without_an_argument(config_file: Path) -> None:
