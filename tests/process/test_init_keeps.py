@@ -155,7 +155,8 @@ def test_keys_that_are_left_out_have_their_reasons(tmp_path: Path) -> None:
     assert notes == [
         "1 key left out, missing or null in 1 of 50 samples: null",
         "1 key left out, of several kinds: numbers beyond int64, texts: mixed",
-        "2 keys left out, lists of other things than numbers, or of different depth: ragged, tags",
+        "1 key left out, lists of other things than numbers, or of different depth: ragged",
+        '1 key left out, lists of texts, which are of type "text[<=8]": docs/sources.md ("Types"): tags',
         "1 key left out, numbers beyond int64: big",
         "1 key left out, empty lists: empty",
         "1 key left out, missing or null in 49 of 50 samples: late",

@@ -89,6 +89,7 @@ def not_yet(what: str, section: str) -> str:
 
 SOUND = not_yet("sound", "Sound")
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
+TEXT_LISTS = 'lists of texts, which are of type "text[<=8]": docs/sources.md ("Types")'
 IMAGE_LISTS = not_yet("lists of images", "Several images in a column")
 
 
@@ -448,7 +449,12 @@ def why_no_type(values: Sequence[object], count: int) -> str:
         return "empty lists"
     if kinds == ["lists"] and is_chat(values):
         return CHATS
-    return "lists of other things than numbers, or of different depth" if kinds == ["lists"] else f"{kinds[0]}"
+    if kinds != ["lists"]:
+        return kinds[0]
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    if all(isinstance(text, str) for texts in lists for text in texts):
+        return TEXT_LISTS
+    return "lists of other things than numbers, or of different depth"
 
 
 def is_chat(values: Iterable[object]) -> bool:

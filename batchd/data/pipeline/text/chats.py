@@ -234,7 +234,7 @@ def _check_keys(what: str, kind: type, table: object) -> None:
 class Message(NamedTuple):
     """A message of a chat. ``calls``: name and arguments of each tool call, in JSON, and its id.
 
-    ``place``: the message, in errors.
+    ``place``: the message, in errors. ``may_learn``: False for one of weight 0, as OpenAI says it.
     """
 
     role: Role
@@ -242,6 +242,7 @@ class Message(NamedTuple):
     calls: tuple[Mapping[str, str], ...] = ()
     id: str = ""
     place: str = ""
+    may_learn: bool = True
 
 
 def messages_of(field: str, value: object) -> list[Message]:
@@ -269,7 +270,11 @@ def _message(place: str, turn: Any) -> Message:
         raise SampleUndecodable(
             f"{place} has {'a content that is null' if name else 'no content, only ' + _listed(turn)}"
         )
-    return Message(role, tuple(_parts(f"{place}.{name}", content)), calls, str(turn.get("tool_call_id") or ""), place)
+    weight = turn.get("weight")
+    if weight not in (None, 0, 1):
+        raise SampleUndecodable(f"{place} has the weight {weight!r}, which is 0 or 1")
+    parts, tool_call = tuple(_parts(f"{place}.{name}", content)), str(turn.get("tool_call_id") or "")
+    return Message(role, parts, calls, tool_call, place, weight != 0)
 
 
 def _listed(turn: Mapping[str, object]) -> str:
@@ -365,11 +370,11 @@ class ChatWriter:
                 start = size + len(turn.next or "" if is_next else prefix)
                 after = "" if turn.next is not None and number < len(run) - 1 else turn.after
                 pieces = (turn.next or "" if is_next else prefix, said, after)
-                if role in self._learned:
+                if role in self._learned and message.may_learn:
                     learned.append((start, start + len(said)))
                 text += pieces
                 size += sum(map(len, pieces))
-        if self._eos and rest[-1].role in self._learned:
+        if self._eos and rest[-1].role in self._learned and rest[-1].may_learn:
             learned.append((size, size + len(self._eos)))
         return Written("".join([*text, self._eos, self._generation]), learned, exchanges)
 

@@ -57,7 +57,8 @@ def value_in_json(column: Column, value: object) -> Value:
         check_text(column.name, value)
         return value
     if column.kind != "array" or not is_numbers:
-        raise SampleUnreadable(f'{column.name} is {kind_of_json(value)} in JSON, not "{column.text}"')
+        advice = '; type "json" reads it' if column.kind == "text" and isinstance(value, (list, dict)) else ""
+        raise SampleUnreadable(f'{column.name} is {kind_of_json(value)} in JSON, not "{column.text}"{advice}')
     numbers = from_plain(column, value)
     if column.shape and numbers.ndim == 1 and (column.shape.count(None) <= 1 or not numbers.size):
         return shaped(column, numbers)  # one row fills a shape with at most one unknown length

@@ -123,6 +123,8 @@ def _why_none(file: TableFile, field: pa.Field) -> str:
         values = [value for value in _first_values(file, field.name) if value is not None]
         if pa.types.is_struct(inner) and recognise.is_chat(values):
             return recognise.CHATS
+        if _reads("text[<=8]", kind):
+            return recognise.TEXT_LISTS
     return f"no type reads {str(kind)[:60]}"
 
 

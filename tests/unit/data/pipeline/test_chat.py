@@ -111,6 +111,17 @@ def test_loss_names_the_roles_that_are_learned(tokenizer: Path) -> None:
     assert learned(tokenizer, EXCHANGE, template="mistral") == "x</s>"
 
 
+def test_a_message_of_weight_0_is_not_learned(tokenizer: Path) -> None:
+    """As OpenAI writes it; its tokens are there."""
+    first, second = {**EXCHANGE[1], "content": "first", "weight": 0}, {**EXCHANGE[1], "weight": 1}
+    chat = [EXCHANGE[0], first, EXCHANGE[0], second]
+
+    assert learned(tokenizer, chat) == "x<|im_end|>"
+    assert made(tokenizer, chat)[0] == made(tokenizer, [{**turn, "weight": None} for turn in chat])[0]
+    assert refused(tokenizer, [{**second, "weight": 0.5}]) == "messages[0] has the weight 0.5, which is 0 or 1"
+    assert "no token to learn" in refused(tokenizer, chat[:2])
+
+
 def test_a_content_of_several_texts_is_one(tokenizer: Path) -> None:
     """As OpenAI writes it."""
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
