@@ -51,8 +51,12 @@ def beside(array: Values, numbers: NDArray[Any], dtype: object = None) -> Values
     """
     if isinstance(array, np.ndarray):
         return np.asarray(numbers, dtype)  # type: ignore[call-overload]
-    placed = {"device": array.device} if _is_tensor(array) else {}
-    return namespace(array).asarray(numbers, dtype=dtype, **placed)
+    placed = namespace(array).asarray(numbers, dtype=dtype)
+    if not _is_tensor(array):
+        return placed
+    if array.device.type == "cuda":  # from other memory, a copy waits for all that the device has to do
+        return placed.pin_memory().to(array.device, non_blocking=True)
+    return placed.to(array.device)
 
 
 def numbers_below(count: int, array: Values) -> Values:

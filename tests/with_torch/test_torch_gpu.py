@@ -9,8 +9,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed; `make tes
 
 import batchd_client  # noqa: E402
 import batchd_client.torch  # noqa: E402
+from batchd.core.erasing import RowErasing  # noqa: E402
+from batchd.core.mixing import RowMixing  # noqa: E402
+from batchd_client.erasing import erased  # noqa: E402
+from batchd_client.mixing import mixed  # noqa: E402
 from batchd_client.torch import BatchdLoader, varlen  # noqa: E402
 from batchd_client.torch.cuda import CudaRuntime  # noqa: E402
+from batchd_wire.position import Position  # noqa: E402
 from support.settings import folder_stream  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here that torch can use")
@@ -64,6 +69,34 @@ def test_a_loop_on_a_stream_of_its_own_sees_whole_tensors(daemon):
         stream = connection.stream("photos", epochs=2)
         expected = [int(batch["image"].astype(np.int64).sum()) for _ in range(2) for batch in stream]
     assert [int(one) for one in sums] == expected
+
+
+@pytest.mark.parametrize("fill", ["mean", "color", "noise"])
+@pytest.mark.parametrize("by", ["batch", "row"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_mixing_and_erasing_wait_for_nothing_and_are_the_hosts(dtype, by, fill):
+    """The numbers are on the host, as a loader keeps them; the loop may be ahead of the device."""
+    rows, size, classes = 16, (40, 60), 10
+    for step in range(4):
+        position = Position(0, step)
+        mix = RowMixing(0.8, 1.0, 1.0, 0.5, by == "row", *size).numbers(1, position, rows)
+        erase = RowErasing(0.5, (0.02, 0.33), (0.3, 3.3), 2, fill, *size).numbers(1, position, rows)
+        drawn = {name: torch.tensor(values) for name, values in (mix._asdict() | erase._asdict()).items()}
+        if fill == "mean":
+            del drawn["erase_key"]
+        fields = {"image": torch.randn(rows, 3, *size).to(dtype), "label": torch.arange(rows) % classes}
+        there = {name: tensor.cuda() for name, tensor in fields.items()}
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            there["image"], targets = mixed({**there, **drawn}, classes, in_place=True)
+            images = erased({**there, **drawn}, in_place=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        fields["image"], soft = mixed(fields | drawn, classes)
+        wanted = erased(fields | drawn)
+        close = 2**-6 if dtype == torch.bfloat16 else 2**-9 if dtype == torch.float16 else 1e-6
+        assert torch.allclose(images.cpu().float(), wanted.float(), rtol=close, atol=close)
+        assert torch.allclose(targets.cpu(), soft)
 
 
 def test_attention_over_a_packed_row_sees_one_document_at_a_time():
