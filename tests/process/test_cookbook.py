@@ -33,6 +33,8 @@ FIELDS = {
     "diffusion": {"image": (448, 576, 3), "label": ()},
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
     "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
+    "instances": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,), "masks": (2, 640, 640)},
+    "poses": {"image": (640, 640, 3), "boxes": (2, 4), "keypoints": (2, 17, 3)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
     "captions": {"image": (224, 224, 3), "tokens": (77,)},
     "sft": {"tokens": (4096,), "loss_mask": (4096,), "position_ids": (4096,)},
@@ -78,10 +80,12 @@ def data(tmp_path_factory) -> Path:
         scenes += [(f"{number}.jpg", image), (f"{number}.seg.png", mask)]
         (root / "coco" / "train2017" / f"{number}.jpg").write_bytes(image)
         objects["images"].append({"id": number, "file_name": f"{number}.jpg", "height": 240, "width": 320})
-        box = {"image_id": number, "category_id": 1, "bbox": [100, 80, 120, 80]}
+        outline = {"segmentation": [[100, 80, 220, 80, 220, 160, 100, 160]], "keypoints": [160, 120, 2] * 17}
+        box = {"image_id": number, "category_id": 1, "bbox": [100, 80, 120, 80], **outline}
         objects["annotations"] += [{"id": 2 * number + place, **box} for place in range(2)]
         pairs += [(f"{number}.jpg", image), (f"{number}.txt", b"the red cat")]
-    (root / "coco" / "annotations" / "instances_train2017.json").write_text(json.dumps(objects))
+    for kind in ("instances", "person_keypoints"):
+        (root / "coco" / "annotations" / f"{kind}_train2017.json").write_text(json.dumps(objects))
     write_shard(root / "scenes" / "a.tar", scenes)
     write_shard(root / "pairs" / "a.tar", pairs)
     captions = [
@@ -129,7 +133,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 28
+    assert len(RECIPES) == 30
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -140,9 +144,10 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
         }
     for name in ("imagenet-s3", "sweep"):
         streams[name]["cache_memory"] = "16MiB"
+    streams["instances"]["memory"] = "100MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
-    daemon = start_daemon(streams, python_path=python_path, memory="512MiB")
+    daemon = start_daemon(streams, python_path=python_path, memory="640MiB")
 
     with batchd_client.connect(daemon.address) as connection:
         with batchd_client.push("camera", daemon.address) as producer:

@@ -109,7 +109,7 @@ def test_no_row_is_empty_and_none_is_without_what_belongs_to_it(boxes, steps, mi
 
     together = run(follow, [*steps, FINAL], values, sample)
 
-    check_rows(together, min_area, tolerance_pixels=1 + 0.6 * len(steps))
+    check_rows(together, min_area, tolerance_pixels=1 + len(steps))
     for number in range(len(boxes)):
         one = {name: values[name][number : number + 1] for name in ROWS}
         alone = run(follow, [*steps, FINAL], {**values, **one}, sample)
