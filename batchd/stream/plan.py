@@ -201,6 +201,8 @@ def _size_of_rows(key: str, field: str | None, config: StreamConfig, columns: Se
         text = f"{field!r} is no field of images of one size" if field else "which images are meant is not clear"
         of_views = [name for name, column in made.items() if column.made_by == "views" and column.is_fixed]
         known = "a step such as random_resized_crop makes such a field"
+        if any(column.size_axes for column in made.values()):
+            known = 'those of "crop_to_bucket" have another size in each batch; random_resized_crop gives all one'
         if sizes:
             known = f"give field one of {', '.join(sizes)}"
         elif field in of_views or (of_views and field is None):

@@ -118,6 +118,10 @@ def test_a_stream_without_images_of_one_size_is_refused(photos, tmp_path):
             "rename",
         ),
         (
+            '[{ op = "decode" }, { op = "crop_to_bucket", pixels = 65536 }]',
+            'those of "crop_to_bucket" have another size in each batch',
+        ),
+        (
             f"[{VIEWS}]",
             "'image' has several views: give each a field of its own",
         ),
