@@ -64,8 +64,13 @@ class Mixing:
 DEFAULT = Mixing()
 
 
-def classes_of(mixing: Mixing, names: Sequence[str]) -> int:
-    """The number of classes, as given or as a stream names them. Raises ``TensorsInvalid``."""
+def classes_of(mixing: Mixing, names: Sequence[str], label_shape: Sequence[int] = ()) -> int:
+    """The number of classes: of one-hot labels, as given, or as a stream names them.
+
+    ``label_shape``: of one sample's. Raises ``TensorsInvalid``.
+    """
+    if label_shape:
+        return label_shape[-1]
     classes = len(names) if mixing.classes is None else mixing.classes
     if classes < 1:
         raise TensorsInvalid("mix: the stream has no class names; give their number, mix=Mixing(classes=1000)")
@@ -96,17 +101,22 @@ def mixed(
     """Return the mixed images and the soft targets of a batch's ``fields``, by name.
 
     Images ``[rows, height, width, channels]``, or with the channels before the sides, keep their
-    dtype: whole numbers are rounded once. Labels are whole numbers ``[rows]``, and targets float32
-    ``[rows, classes]``. A row whose partner is not ``valid`` stays as it is. ``in_place``: images
-    are the caller's own, and may be written if their library can; use what is returned.
+    dtype: whole numbers are rounded once. Labels are whole numbers ``[rows]``, or one-hot or soft
+    already, float32 ``[rows, classes]``, as targets are. A row whose partner is not ``valid`` stays
+    as it is. ``in_place``: images are the caller's own, and may be written if their library can;
+    use what is returned.
 
     Raises ``TensorsInvalid`` if a field is missing, or has another shape.
     """
     _check_fields([name for name in (*MIX_FIELDS, mixing.image, mixing.label) if name not in fields])
     images, labels = fields[mixing.image], fields[mixing.label]
-    if images.ndim != IMAGE_DIMENSIONS or labels.ndim != 1:
-        shapes = f"{list(images.shape)} and {list(labels.shape)}"
-        raise TensorsInvalid(f"mix: images [rows, …] of three dimensions and labels [rows] are mixed, not {shapes}")
+    is_soft = labels.ndim == 2 and "float" in str(labels.dtype)  # noqa: PLR2004  rows, classes
+    if images.ndim != IMAGE_DIMENSIONS or not (labels.ndim == 1 or is_soft):
+        shapes = f"{list(images.shape)} and {labels.dtype} {list(labels.shape)}"
+        raise TensorsInvalid(
+            "mix: images [rows, …] of three dimensions are mixed, with labels [rows] or soft ones, floating-point "
+            f"[rows, classes], not {shapes}"
+        )
     names = (*MIX_FIELDS, VALID) if VALID in fields else MIX_FIELDS
     numbers = [fields[name] for name in names]
     if is_writable(images):
@@ -127,9 +137,8 @@ def mixed(
 
 
 def _targets(labels: Values, partners: Values, shares: Values, classes: int, smoothing: float) -> Values:
-    every = numbers_below(classes, labels)
-    own, other = labels[:, None] == every, labels[partners][:, None] == every
-    return (own * shares + other * (1 - shares)) * (1 - smoothing) + smoothing / classes
+    soft = labels if labels.ndim > 1 else labels[:, None] == numbers_below(classes, labels)
+    return (soft * shares + soft[partners] * (1 - shares)) * (1 - smoothing) + smoothing / soft.shape[1]
 
 
 def _by_row(

@@ -37,6 +37,11 @@ def daemon(start_shared_daemon, photos):
             "photos": folder_stream(photos),
             "repeated": folder_stream(photos, repeats=3),
             "mixed": folder_stream(photos, mix={"mixup": 0.8, "cutmix": 1.0, "by": "row"}),
+            "one-hot": folder_stream(
+                photos,
+                mix={"mixup": 0.8},
+                pipeline=[*folder_stream(photos)["pipeline"], {"op": "one_hot", "classes": 9}],
+            ),
             "erased": folder_stream(
                 photos, mix={"mixup": 0.8}, erase={"probability": 0.7, "count": 2, "fill": "noise"}, on_error="mask"
             ),
@@ -69,6 +74,8 @@ def test_a_loader_mixes_images_and_labels(daemon, load):
     assert set(floats) == {"image", "label", "index"}
     assert {name: (tensor.dtype, tensor.shape[1:], None) for name, tensor in floats.items()} == loader.schema
     assert floats["image"].dtype == floats["label"].dtype == torch.float32
+    loader = load("one-hot", mix=True)
+    assert next(iter(loader))[1].shape[1:] == loader.schema["label"].shape == (9,)
     for wrong, text in (("photos", "no field 'mix_row'"), ("unnamed", r"mix=Mixing\(classes=1000\)")):
         with pytest.raises(TensorsInvalid, match=text):
             load(wrong, mix=True)

@@ -206,9 +206,9 @@ class BatchdLoader(Loader[Any]):
             names = shown = checked_fields(stream.schema, self._fields, as_dict=as_dict)
             classes, numbers = 0, tuple[str, ...]()
             if mixing is not None:
-                classes = self._classes = classes_of(mixing, stream.classes)
                 shown = tuple(name for name in names if name not in MIX_FIELDS)
                 names, numbers = fields_read(stream.schema, shown, mixing)
+                classes = self._classes = classes_of(mixing, stream.classes, stream.schema[mixing.label].shape)
             if erase is not None:
                 shown = tuple(name for name in shown if name not in ERASE_FIELDS)
                 names = tuple(dict.fromkeys((*(name for name in names if name not in ERASE_FIELDS), erase)))

@@ -83,9 +83,12 @@ def test_smoothed_targets_are_those_of_timm(smoothing):
     one_hot = np.where(fields["label"][:, None] == np.arange(classes), on, off)
     share = fields["mix_lambda"][:, None].astype(np.float64)
     wanted = one_hot * share + one_hot[fields["mix_row"]] * (1 - share)
-    targets = mixed(fields, classes, Mixing(smoothing=smoothing))[1]
-    assert np.allclose(targets, wanted, atol=1e-6)
-    assert np.allclose(targets.sum(1), 1)
+    soft = np.eye(classes, dtype=np.float32)[fields["label"]]
+    for given in (fields, fields | {"label": soft}):  # one-hot by a step already
+        targets = mixed(given, classes, Mixing(smoothing=smoothing))[1]
+        assert targets.dtype == np.float32
+        assert np.allclose(targets, wanted, atol=1e-6)
+        assert np.allclose(targets.sum(1), 1)
 
 
 def test_a_row_whose_partner_is_bad_stays_as_it_is():
@@ -118,7 +121,7 @@ def test_a_missing_field_is_named(missing):
 def test_fields_of_another_shape_are_refused():
     """Views have another axis; labels of pixels are no classes of rows."""
     for wrong in ({"image": np.zeros((ROWS, 2, HEIGHT, WIDTH, 3))}, {"label": np.zeros((ROWS, 2), int)}):
-        with pytest.raises(TensorsInvalid, match="are mixed, not"):
+        with pytest.raises(TensorsInvalid, match="are mixed, with labels"):
             mixed(batch(**wrong), 3)
 
 
@@ -129,5 +132,6 @@ def test_a_loader_reads_what_the_mix_needs_once():
     assert (read, numbers) == (("index", "image", "label"), (*MIX_FIELDS, "valid"))
     assert classes_of(Mixing(), ["cat", "dog"]) == 2
     assert classes_of(Mixing(classes=7), ["cat", "dog"]) == 7
+    assert classes_of(Mixing(), [], (5,)) == 5
     with pytest.raises(TensorsInvalid, match=r"mix=Mixing\(classes=1000\)"):
         classes_of(Mixing(), [])
