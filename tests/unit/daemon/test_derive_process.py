@@ -1,18 +1,24 @@
 """The process that derives streams: over the index of one in service, what a file would have."""
 
 import json
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as of_hypothesis
+from hypothesis import strategies as st
 
 from batchd.config.load import load_config
 from batchd.daemon.derive.messages import DeriveRequest
 from batchd.daemon.derive.process import derive
+from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
-from batchd.errors import ConfigInvalid
+from batchd.errors import BatchdError, ConfigInvalid
 from batchd.stream.rings import plan_rings
 from batchd.stream.served import ServedStream, StreamFacts, open_stream
 from batchd_wire.position import Position
@@ -95,3 +101,46 @@ def test_what_takes_a_scan_or_too_much_memory_is_refused(photos, tmp_path, strea
     with pytest.raises(ConfigInvalid, match=words):
         derived(base, daemon, settings)
     base.close()
+
+
+OPTIONS = sorted({option.name for kind in STEP_KINDS.values() for option in fields(kind)})
+KEYS = [
+    "pipeline",
+    "pipeline.1",
+    "pipeline.1.size",
+    "pipeline.9",
+    "batch_size",
+    "shuffle",
+    "weights.by",
+    "mix",
+    "memory",
+]
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    PLAIN | st.sampled_from(["", "image", "decode", "/etc/passwd", "8GiB"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(OPTIONS), inner, max_size=3),
+    max_leaves=6,
+)
+STEPS = st.builds(
+    lambda op, options: {**options, "op": op},
+    st.sampled_from(sorted(STEP_KINDS)),
+    st.dictionaries(st.sampled_from(OPTIONS), VALUES, max_size=3),
+)
+BEHIND = st.lists(STEPS, max_size=3).map(lambda steps: [*PIPELINE, *steps])
+SETTINGS = st.dictionaries(st.sampled_from(KEYS), VALUES | STEPS | BEHIND, min_size=1, max_size=3)
+
+
+@pytest.fixture(scope="module")
+def served(photos, tmp_path_factory):
+    """Open a stream of a file."""
+    base, daemon = opened(tmp_path_factory.mktemp("served"), **folder_stream(photos))
+    yield base, daemon
+    base.close()
+
+
+@given(sent=SETTINGS)
+@of_hypothesis(max_examples=100, deadline=None)
+def test_whatever_a_trainer_sends_is_a_stream_or_refused_in_words(served, sent):
+    """Any other exception would end the process, and say nothing to the trainer."""
+    with suppress(BatchdError):
+        derived(*served, sent).close()
