@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from batchd.config.load import read_config
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import sample_fields
@@ -306,6 +307,24 @@ def test_tokenizer_and_template_are_in_the_fingerprint_by_their_content(tokenize
     assert str(tmp_path) not in str(before)
     (tmp_path / "own.toml").write_text(OWN + "# another")
     assert named_by_content(own, digests_of([own])) != before
+
+
+def test_a_template_is_a_name_or_a_path_relative_to_the_configuration(tokenizer: Path, tmp_path: Path) -> None:
+    """A name is no path, whatever files there are."""
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    (tmp_path / "own.toml").write_text(OWN)
+    (tmp_path / "chatml").write_text(OWN)
+    for template, read in {"own.toml": tmp_path / "own.toml", "chatml": "chatml"}.items():
+        chat = f'{{ op = "chat", tokenizer = "tokenizer.json", template = "{template}", max_length = 9 }}'
+        source = '{ type = "jsonl", root = ".", shards = ["a"], fields = { messages = "json" } }'
+        (tmp_path / "batchd.toml").write_text(f"[streams.s]\nbatch_size = 1\nsource = {source}\npipeline = [{chat}]\n")
+
+        config = read_config(tmp_path / "batchd.toml", environment={}).config
+
+        assert config is not None
+        (step,) = config.streams["s"].pipeline
+        assert isinstance(step, Chat)
+        assert (step.template, step.tokenizer) == (read, tmp_path / "tokenizer.json")
 
 
 def test_preference_pairs_are_two_chats_under_names_of_their_own(tokenizer: Path) -> None:
