@@ -12,6 +12,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 import numpy as np
 
 NAME = "batchd.data.pipeline._pixels"
+NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
+NAMES += ("shift_hue", "warp")
 REFUSED = (ValueError, BufferError, OverflowError)
 
 
@@ -80,6 +82,21 @@ class Arguments:
         reach = int(self.random.choice([1 << 33, 1 << 40, 1 << 62]))
         return tuple(int(number) for number in self.random.integers(-reach, reach, 3))
 
+    def corners(self):
+        """Return corners, anywhere, and some that are no numbers."""
+        reach = float(self.random.choice([50, 1000, 1e30]))
+        corners = self.random.uniform(-reach, reach, (self.side(), 2)).astype(
+            np.float32 if self.chance(0.03) else float
+        )
+        return corners * (np.nan if self.chance(0.03) else 1)
+
+    def outline(self, numbers):
+        """Return arguments of an outline: numbers, a mask and its size, nearly always."""
+        height, width = self.side(), self.side()
+        mask = np.zeros((height, width + self.chance(0.03)), np.uint8)
+        mask.flags.writeable = not self.chance(0.02)
+        return numbers, mask, height, -width if self.chance(0.02) else width
+
     def fill(self):
         """Return four bytes, or three."""
         return bytes(3 if self.chance(0.03) else 4)
@@ -88,15 +105,13 @@ class Arguments:
         """Return the name of a function and its arguments."""
         image, flag = self.image(), bool(self.random.integers(2))
         other = self.image((self.side(), self.side(), image.shape[-1]))
-        name = str(
-            self.random.choice(
-                ["count_levels", "remap", "resample", "saturate", "scale", "sharpen", "shift_hue", "warp"]
-            )
-        )
+        name = str(self.random.choice(NAMES))
         size = image.shape[:2] if image.ndim > 1 else (1, 1)
         target = other.shape[:2] if other.ndim > 1 else (1, 1)
         return name, {
             "count_levels": lambda: (image, np.zeros((image.shape[-1] + self.chance(0.05), 256), np.uint32)),
+            "fill_polygon": lambda: self.outline(self.corners()),
+            "fill_runs": lambda: self.outline(np.cumsum(self.random.integers(-self.chance(0.01), 50, self.side()))),
             "remap": lambda: (image, other, self.places(target), flag, self.fill()),
             "resample": lambda: (
                 image,
@@ -129,7 +144,7 @@ def main():
             refused += 1
         else:
             made[name] = made.get(name, 0) + 1
-    assert len(made) == 8, made
+    assert len(made) == len(NAMES), made
     sys.stdout.write(f"{sum(made.values())} calls worked, {refused} were refused: {made}\n")
 
 

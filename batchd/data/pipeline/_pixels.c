@@ -663,6 +663,8 @@ static PyObject *shift_hue(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"count_levels", count_levels, METH_VARARGS, count_levels_doc},
+    {"fill_polygon", fill_polygon, METH_VARARGS, fill_polygon_doc},
+    {"fill_runs", fill_runs, METH_VARARGS, fill_runs_doc},
     {"remap", remap, METH_VARARGS, remap_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
     {"saturate", saturate, METH_VARARGS, saturate_doc},

@@ -30,12 +30,14 @@ static inline uint8_t level(int32_t value)
 int take_image(PyObject *object, int flags, struct image *image);
 void release_image(struct image *image);
 
-/* What Python sees of _pixels_tone.c and _pixels_warp.c. */
+/* What Python sees of _pixels_outline.c, _pixels_tone.c and _pixels_warp.c. */
 PyObject *count_levels(PyObject *self, PyObject *arguments);
+PyObject *fill_polygon(PyObject *self, PyObject *arguments);
+PyObject *fill_runs(PyObject *self, PyObject *arguments);
 PyObject *saturate(PyObject *self, PyObject *arguments);
 PyObject *sharpen(PyObject *self, PyObject *arguments);
 PyObject *remap(PyObject *self, PyObject *arguments);
 PyObject *warp(PyObject *self, PyObject *arguments);
-extern const char count_levels_doc[], saturate_doc[], sharpen_doc[], remap_doc[], warp_doc[];
+extern const char count_levels_doc[], fill_polygon_doc[], fill_runs_doc[], saturate_doc[], sharpen_doc[], remap_doc[], warp_doc[];
 
 #endif

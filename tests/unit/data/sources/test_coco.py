@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pycocotools import mask as coco_tools
 
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.sources.coco import document
+from batchd.data.sources.coco import document, outlines
 from batchd.data.sources.coco.options import CocoSource
 from batchd.data.sources.coco.outlines import mask_of
 from batchd.errors import SourceInvalid
@@ -146,6 +146,19 @@ def of_pycocotools(polygons: list[list[float]], height: int, width: int) -> tupl
 coordinates = st.one_of(st.floats(-20, 80), st.integers(-5, 64), st.sampled_from([0.5, 0.1, 63.99, 0.0]))
 
 
+@pytest.fixture(params=["extension", "numpy"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extension for pixels, and as without a compiler."""
+    if request.param == "numpy":
+        monkeypatch.setattr(outlines, "IS_BUILT", False)
+
+
+WAYS = pytest.mark.usefixtures("either")
+CHECKED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@WAYS
+@CHECKED
 @given(
     polygons=st.lists(
         st.lists(coordinates, min_size=6, max_size=40).map(lambda xy: xy[: len(xy) // 2 * 2]), min_size=1, max_size=3
@@ -161,6 +174,7 @@ def test_the_mask_of_polygons_is_that_of_pycocotools(polygons: list[list[float]]
     assert np.array_equal(mask, of_pycocotools(polygons, height, width)[1])
 
 
+@WAYS
 def test_a_thousand_objects_have_the_masks_of_pycocotools() -> None:
     """Shapes and sizes as in real data, with coordinates of two decimals, and both run lengths."""
     random = np.random.default_rng(0)
@@ -182,7 +196,9 @@ def test_a_thousand_objects_have_the_masks_of_pycocotools() -> None:
         assert np.array_equal(mask, expected), f"object {number}"
 
 
-@given(st.text(max_size=12) | st.lists(st.integers(-5, 100) | st.floats(), max_size=6))
+@WAYS
+@CHECKED
+@given(counts=st.text(max_size=12) | st.lists(st.integers(-5, 100) | st.floats(), max_size=6))
 def test_any_run_lengths_are_a_mask_or_refused(counts: object) -> None:
     """What a text or a list may hold ends in no other error."""
     mask = np.zeros((6, 7), np.uint8)
