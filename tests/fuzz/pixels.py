@@ -77,10 +77,11 @@ class Arguments:
         places = self.random.integers(-reach, reach, (*shape[:2], 2)).astype(np.int32)
         return places[:-1] if self.chance(0.03) else places
 
-    def origin(self):
-        """Return factors of x, y and 1."""
+    def origin(self, of_shift):
+        """Return factors of x, y and 1; the first one often that of a row that is shifted."""
         reach = int(self.random.choice([1 << 33, 1 << 40, 1 << 62]))
-        return tuple(int(number) for number in self.random.integers(-reach, reach, 3))
+        by_x, *others = (int(number) for number in self.random.integers(-reach, reach, 3))
+        return of_shift if self.chance(0.5) else by_x, *others
 
     def corners(self):
         """Return corners, anywhere, and some that are no numbers."""
@@ -126,7 +127,7 @@ class Arguments:
             "scale": lambda: (image, other, flag, self.chance(0.5), self.chance(0.5)),
             "sharpen": lambda: (image, self.like(image), self.number(10 << 14)),
             "shift_hue": lambda: (image, self.number(6 << 16), flag),
-            "warp": lambda: (image, other, self.origin(), self.origin(), flag, self.fill()),
+            "warp": lambda: (image, other, self.origin(1 << 32), self.origin(0), flag, self.fill()),
         }[name]()
 
 

@@ -1,6 +1,7 @@
 /* Places of pixels anywhere: those of warp and remap. Worker process.
  *
- *     warp    each new pixel is that at its centre's source, in steps of 1/2^32 of a pixel
+ *     warp    each new pixel is that at its centre's source, in steps of 1/2^32 of a pixel; rows
+ *             that are only shifted, many at once
  *     remap   the same, with a place for each new pixel, in 1/2^11 of a pixel
  *
  * `image/resample.py` and `augment/warp.py` say which places; the former does the same without this
@@ -28,30 +29,42 @@ ALWAYS_INLINE const uint8_t *pixel_at(const struct image *from, const struct war
     return is_inside ? from->pixels + y * from->stride + x * from->channels : warp->fill;
 }
 
+static inline int32_t fraction(int64_t place)
+{
+    return (int32_t)(place >> (PLACE_BITS - FRACTION_BITS)) & ((1 << FRACTION_BITS) - 1);
+}
+
+/* `right` and `lower`: the parts of the pixels there, in 1/2^FRACTION_BITS. */
+ALWAYS_INLINE uint8_t blended(int32_t upper_left, int32_t upper_right, int32_t lower_left, int32_t lower_right, int32_t right,
+                              int32_t lower)
+{
+    const int32_t upper = (upper_left << FRACTION_BITS) + right * (upper_right - upper_left);
+    const int32_t under = (lower_left << FRACTION_BITS) + right * (lower_right - lower_left);
+    return (uint8_t)(((upper << FRACTION_BITS) + lower * (under - upper) + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS);
+}
+
 ALWAYS_INLINE void between(const struct image *from, const struct warp *warp, int64_t x, int64_t y, uint8_t *into,
                            Py_ssize_t channels)
 {
     const int64_t left = x >> PLACE_BITS, top = y >> PLACE_BITS;
-    const int32_t one = 1 << FRACTION_BITS;
-    const int32_t right = (int32_t)(x >> (PLACE_BITS - FRACTION_BITS)) & (one - 1);
-    const int32_t lower = (int32_t)(y >> (PLACE_BITS - FRACTION_BITS)) & (one - 1);
+    const int32_t right = fraction(x), lower = fraction(y);
     const uint8_t *upper_left, *upper_right, *lower_left, *lower_right;
     if (left >= 0 && left < from->width - 1 && top >= 0 && top < from->height - 1) {
         upper_left = from->pixels + top * from->stride + left * channels;
         upper_right = upper_left + channels;
         lower_left = upper_left + from->stride;
         lower_right = lower_left + channels;
+    } else if (left < -1 || left >= from->width || top < -1 || top >= from->height) {
+        for (Py_ssize_t channel = 0; channel < channels; channel++) into[channel] = warp->fill[channel];
+        return;
     } else {
         upper_left = pixel_at(from, warp, left, top);
         upper_right = pixel_at(from, warp, left + 1, top);
         lower_left = pixel_at(from, warp, left, top + 1);
         lower_right = pixel_at(from, warp, left + 1, top + 1);
     }
-    for (Py_ssize_t channel = 0; channel < channels; channel++) {
-        const int32_t upper = (one - right) * upper_left[channel] + right * upper_right[channel];
-        const int32_t under = (one - right) * lower_left[channel] + right * lower_right[channel];
-        into[channel] = (uint8_t)(((one - lower) * upper + lower * under + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS);
-    }
+    for (Py_ssize_t channel = 0; channel < channels; channel++)
+        into[channel] = blended(upper_left[channel], upper_right[channel], lower_left[channel], lower_right[channel], right, lower);
 }
 
 /* Whatever the factors are: what does not fit into 64 bits, wraps. */
@@ -60,13 +73,47 @@ static inline int64_t place(int64_t factor, Py_ssize_t times, int64_t begin)
     return (int64_t)((uint64_t)factor * (uint64_t)times + (uint64_t)begin);
 }
 
+/* Where a row is shifted, as by a translation and by a shear along the rows, its pixels come from neighbours, by one fraction. */
+FOR_EACH_PROCESSOR
+static void blend_row(const uint8_t *upper, const uint8_t *under, uint8_t *into, int64_t length, Py_ssize_t channels, int32_t right,
+                      int32_t lower)
+{
+    for (int64_t i = 0; i < length; i++)
+        into[i] = blended(upper[i], upper[i + channels], under[i], under[i + channels], right, lower);
+}
+
+/* Make those pixels of a shifted row that lie between four of the image: from `first` to `end`. (x, y): where the row begins. */
+static void shift_row(const struct image *from, int64_t x, int64_t y, const struct image *into, uint8_t *made, int64_t *first,
+                      int64_t *end)
+{
+    const int64_t left = x >> PLACE_BITS, top = y >> PLACE_BITS;
+    *first = left < 0 ? -left : 0;
+    *end = from->width - 1 - left < into->width ? from->width - 1 - left : into->width;
+    if (top < 0 || top >= from->height - 1 || *first >= *end) {
+        *end = *first;
+        return;
+    }
+    const Py_ssize_t channels = from->channels;
+    const uint8_t *upper = from->pixels + top * from->stride + (left + *first) * channels;
+    blend_row(upper, upper + from->stride, made + *first * channels, (*end - *first) * channels, channels, fraction(x), fraction(y));
+}
+
 ALWAYS_INLINE void warp_rows(const struct image *from, const struct image *into, const struct warp *warp, int is_linear,
                              Py_ssize_t channels)
 {
+    const int is_shifted = is_linear && warp->across[0] == (int64_t)1 << PLACE_BITS && warp->down[0] == 0;
     for (Py_ssize_t row = 0; row < into->height; row++) {
         int64_t x = place(warp->across[1], row, warp->across[2]), y = place(warp->down[1], row, warp->down[2]);
         uint8_t *made = into->pixels + row * into->stride;
+        int64_t first = 0, end = 0;
+        if (is_shifted) shift_row(from, x, y, into, made, &first, &end);
         for (Py_ssize_t column = 0; column < into->width; column++, made += channels) {
+            if (column == first && first < end) { /* these are made */
+                x = place(warp->across[0], (Py_ssize_t)(end - first), x);
+                made += (end - first) * channels;
+                column = (Py_ssize_t)end;
+                if (end == into->width) break;
+            }
             if (is_linear)
                 between(from, warp, x, y, made, channels);
             else {

@@ -68,6 +68,7 @@ def projected(matrix, x, y):
 WAYS = [
     {"degrees": 33.0, "translate": (0, 0), "scale": 1.0, "shear_x": 0.0, "shear_y": 0.0},
     {"degrees": 0.0, "translate": (5, -7), "scale": 1.0, "shear_x": 0.0, "shear_y": 0.0},
+    {"degrees": 0.0, "translate": (0, 0), "scale": 1.0, "shear_x": -40.0, "shear_y": 0.0},
     {"degrees": 0.0, "translate": (0, 0), "scale": 1.7, "shear_x": 20.0, "shear_y": 0.0},
     {"degrees": 0.0, "translate": (0, 0), "scale": 0.4, "shear_x": 0.0, "shear_y": -35.0},
     {"degrees": -77.0, "translate": (-3, 2), "scale": 0.8, "shear_x": 13.0, "shear_y": 25.0},
