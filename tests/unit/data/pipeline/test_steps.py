@@ -33,8 +33,9 @@ from batchd.data.pipeline.augment.options import (
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.effects import Columns, effect
 from batchd.data.pipeline.execute import Pipeline
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Pick, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, OneHot, Pick, Rename, Scale
 from batchd.data.pipeline.image.options import (
+    BoxForm,
     CenterCrop,
     ColorJitter,
     CropToBucket,
@@ -105,6 +106,8 @@ EVERY_STEP = [
     SubtractMean(mean=(1.5,), scale=0.5),
     To(dtype="float16", scale=False, layout="nhwc"),
     Follow(mask="mask", mask_fill=255, boxes="boxes", points="points"),
+    BoxForm(form="cxcywh", relative=True),
+    MapIds(field="label", table={"7": 3}),
     Solarize(threshold=100, probability=0.5),
     Posterize(bits=3),
     Equalize(),
@@ -196,7 +199,7 @@ def test_plain_data_that_is_no_step_is_refused(plain, message):
         ({"op": "to", "dtype": "float64"}, ("to", "dtype")),
         ({"op": "follow"}, ("follow",)),
         ({"op": "follow", "mask": "image"}, ("follow",)),
-        ({"op": "follow", "mask": "m", "mask_fill": 256}, ("follow", "mask_fill")),
+        ({"op": "follow", "mask": "m", "mask_fill": 1 << 24}, ("follow", "mask_fill")),
         ({"op": "follow", "mask": "m", "labels": ["a"]}, ("follow",)),
         ({"op": "follow", "mask": "m", "min_visible": 0.5}, ("follow",)),
         ({"op": "follow", "boxes": "b", "labels": ["a"], "keep_empty": True}, ("follow",)),
