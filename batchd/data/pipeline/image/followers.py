@@ -207,7 +207,9 @@ class Followers:
             _check_size(name, masks.shape[1:], size)
         else:
             masks = np.zeros((0, *size), np.uint8)  # of no object, in any size
-        return moved_masks(masks if is_left is None else masks[is_left], trail, 0, self._scratch, name)
+        if is_left is not None and not is_left.all():  # else no copy, which takes as long as to move them
+            masks = masks[is_left]
+        return moved_masks(masks, trail, 0, self._scratch, name)
 
     def _moved_keypoints(
         self,
