@@ -76,7 +76,7 @@ class _Derived:
 
 
 @dataclass(slots=True, eq=False)
-class _Process:
+class _DerivingProcess:
     """The process. ``asked``: what it works out, or None; ``since_s``: since when."""
 
     child: Child
@@ -95,7 +95,7 @@ class Deriver:
         self._derived: dict[tuple[int, str], _Derived] = {}
         """By the number of the stream of the file, and the settings."""
         self._waiting: deque[SubscriptionAsked] = deque()
-        self._process: _Process | None = None
+        self._process: _DerivingProcess | None = None
         self._killed: list[Child] = []
         """Those that have not ended yet."""
         self._is_ahead = False
@@ -237,15 +237,15 @@ class Deriver:
             else:
                 process.asked, process.since_s = asked, monotonic()
 
-    def _start(self) -> _Process:
+    def _start(self) -> _DerivingProcess:
         child, channel = start_linked("batchd.daemon.derive.process", stdout=2, nicer_by=NICENESS)
         channel.setblocking(False)
-        process = self._process = _Process(child, channel, monotonic())
+        process = self._process = _DerivingProcess(child, channel, monotonic())
         self._poller.watch(channel.fileno(), lambda: self._receive(process))
         failpoints.passing("daemon.deriving")
         return process
 
-    def _send(self, process: _Process, asked: SubscriptionAsked, base: ServedStream) -> None:
+    def _send(self, process: _DerivingProcess, asked: SubscriptionAsked, base: ServedStream) -> None:
         """Send a request. Raises ``OSError``."""
         card = json.loads("".join(base.facts.card.configuration))
         caches = {one.cache.spec.key for one in self._applier.streams.values() if one.cache is not None}
@@ -262,7 +262,7 @@ class Deriver:
             memory.seek(0)  # the process reads on where this file is
             send_message(process.channel, DeriveStream(), (memory.fileno(), base.index_descriptor))
 
-    def _receive(self, process: _Process) -> None:
+    def _receive(self, process: _DerivingProcess) -> None:
         """Take the answer, or the end of the process."""
         try:
             answer, descriptors = receive_message(process.channel, FROM_DERIVING)
@@ -283,14 +283,14 @@ class Deriver:
             self._refuse(asked, (ErrorCode.SETTINGS_REFUSED, answer.problem))
         self._begin()
 
-    def _lose(self, process: _Process, reason: str) -> None:
+    def _lose(self, process: _DerivingProcess, reason: str) -> None:
         """The process has ended, or shall: refuse what it has worked on."""
         self._stop(process)
         if process.asked is not None:
             self._refuse(process.asked, (ErrorCode.SETTINGS_REFUSED, reason))
         self._begin()
 
-    def _stop(self, process: _Process) -> None:
+    def _stop(self, process: _DerivingProcess) -> None:
         """Kill the process; it is reaped when it has ended."""
         self._process = None
         child = process.child
