@@ -636,6 +636,16 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
             "pipeline": [DECODE, {"op": "views", "into": {"image": {"count": 2, "steps": [crop]}}}],
             "repeats": 2,
         },
+        "mixed-and-erased": {
+            **images,
+            "mix": {"mixup": 0.8, "cutmix": 1.0, "by": "row"},
+            "erase": {"fill": "color", "count": 2},
+        },
+        "mixed-batches": {
+            **images,
+            "mix": {"mixup": 0.4, "cutmix": 2.0},
+            "erase": {"probability": 0.5, "fill": "noise"},
+        },
         "substituted": small,
         "masked": {**small, "on_error": "mask"},
         "verified": {**images, "verify": True},
