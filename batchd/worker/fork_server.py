@@ -56,6 +56,7 @@ def start_early() -> Linked | None:
     # others have no work here, and take 10 ms to start.
     import batchd.core.epochs  # noqa: PLC0415  after the environment is set, as are the others
     import batchd.data.functions.load  # noqa: PLC0415
+    import batchd.data.pipeline.augment.options  # noqa: PLC0415
     import batchd.data.pipeline.cache_split  # noqa: PLC0415
     import batchd.data.pipeline.call.effects  # noqa: PLC0415
     import batchd.data.pipeline.sample_fields  # noqa: PLC0415

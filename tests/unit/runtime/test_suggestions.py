@@ -48,14 +48,14 @@ def test_a_slip_is_understood(known, name, meant) -> None:
 @pytest.mark.parametrize(
     ("known", "name", "like"),
     [
-        (SOURCES, "coco", "concat"),
+        (SOURCES, "cats", "concat"),
         (SOURCES, "gcs", "csv"),
         (SOURCES, "mnist", "list"),
         (SOURCES, "tensor", "tokens"),
         (SOURCES, "contrast", "concat"),
         (SOURCES, "audio", "video"),
         (STEPS, "yolo", "follow"),
-        (STEPS, "pickle", "pack"),
+        (STEPS, "parcel", "pack"),
         (STEPS, "flop", "clip"),
         (OF_DAEMON, "http_address", "http_names"),
         (OF_STREAM, "max_sessions", "max_skew"),

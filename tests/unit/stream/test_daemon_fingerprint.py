@@ -31,8 +31,9 @@ from batchd.data.pipeline.augment.options import (
 )
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.fields.options import Cast, Clip, Drop, OneHot, Pick, Rename, Scale
+from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, OneHot, Pick, Rename, Scale
 from batchd.data.pipeline.image.options import (
+    BoxForm,
     CenterCrop,
     ColorJitter,
     CropToBucket,
@@ -90,7 +91,9 @@ STEPS = (
     PadBatch(max_shape=(32, 32, 3)),
     Ragged(max_shape=(32, 32, 3)),
     Patches(size=14),
-    Follow(mask="mask", boxes="some"),
+    Follow(mask="mask", boxes="some", keypoints="joints"),
+    MapIds(table={"7": 0}),
+    BoxForm(form="cxcywh"),
     RandomCrop(size=(32, 32)),
     Pad(border=(0, 0, 0, 0)),
     Rotate(degrees=(-5.0, 5.0)),
@@ -191,9 +194,19 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "boxes": "boxes",
         "points": "points",
         "labels": ("classes",),
-        "keep_empty": False,
+        "keep_empty": True,
         "min_visible": 0.5,
+        "mask_type": "int32",
+        "masks": "masks",
+        "form": "xywh",
+        "relative": True,
+        "annotated": "stored",
+        "min_area": 4.0,
+        "keypoints": "others",
+        "flip_indices": (1, 0),
     },
+    "map_ids": {"table": {"7": 1}, "ignore": 255},
+    "box_form": {"image": "other", "form": "xywh", "relative": True},
     "random_crop": {"size": (32, 31), "padding": 4, "fill": (1,), **PROBABILITY},
     "pad": {"border": (0, 0, 0, 1), "place": "top_left", "fill": (1,)},
     "rotate": {"degrees": (-6.0, 5.0), "interpolation": "nearest", "fill": (1,), **PROBABILITY},
@@ -242,6 +255,7 @@ OTHER_WAYS = {
     "pad": {"size"},
     "rotate": {"quarter_turns"},
     "crop_to_bucket": {"sizes"},
+    "map_ids": {"file"},
 }
 """Options that exclude others, which the steps above have."""
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
