@@ -13,7 +13,7 @@ Invariant: nothing of a part is served with labels that mean something else in t
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,7 +169,7 @@ def _as_part(training: SourceOptions, part: SourceOptions, classes: Sequence[str
         return replace(part, classes=tuple(classes)) if part.classes == "folder" else part
     if type(part) is not type(training) or isinstance(part, (FolderSource, NpySource, NpzSource)):
         return part
-    return replace(training, **{key: getattr(part, key) for key in PLACE_KEYS if hasattr(part, key)})
+    return replace(training, **{one.name: getattr(part, one.name) for one in fields(part) if one.name in PLACE_KEYS})
 
 
 def _with_classes(source: SourceOptions, classes: Sequence[str]) -> SourceOptions:
