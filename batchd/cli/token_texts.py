@@ -33,7 +33,7 @@ _PIECES = re.compile(r"\n|[^\S\n]+|\S{1,60}")
 """A line end, white space, or a word, or a part of one that has no room on a line."""
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """A part of a text, all of which is learned, or nothing."""
 
     text: str
@@ -44,7 +44,7 @@ class TokenText(NamedTuple):
     """The text of a document. ``title``: its field and place."""
 
     title: str
-    runs: Sequence[Run]
+    runs: Sequence[TokenRun]
 
 
 def token_texts(batch: PeekedBatch) -> list[TokenText]:
@@ -77,7 +77,7 @@ def _texts(batch: PeekedBatch, field: str, mask: str, tokenizer: "Tokenizer") ->
             place = f"row {row}, document {document}" if is_packed(batch) else f"row {row}"
             sample = index[row, document] if is_packed(batch) else index[row] if len(index) else "?"  # type: ignore[index]
             runs = [
-                Run(tokenizer.decode([token for token, _one in run], skip_special_tokens=False), bool(is_learned))
+                TokenRun(tokenizer.decode([token for token, _one in run], skip_special_tokens=False), bool(is_learned))
                 for is_learned, run in groupby(
                     zip(numbers[start:end].tolist(), learned[start:end].tolist(), strict=True), key=lambda pair: pair[1]
                 )

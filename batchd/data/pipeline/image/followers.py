@@ -255,8 +255,9 @@ class Followers:
         if self._follow is None:
             return boxes
         corners = _corners_of(boxes, self._follow.form)
-        is_inverted: Rows = np.any(corners[:, 2:] < corners[:, :2], axis=1)
-        _refuse(name, boxes, is_inverted, "has a box that ends before it begins")
+        if self._follow.form != "xyxy":  # else it has no area, and vanishes
+            is_negative: Rows = np.any(corners[:, 2:] < corners[:, :2], axis=1)
+            _refuse(name, boxes, is_negative, "has a box of negative width or height")
         return corners
 
 

@@ -63,7 +63,7 @@ class Calls:
 
 
 @frozen
-class Turn:
+class TurnForm:
     """How the messages of one role are written.
 
     ``prefix``, ``content`` and ``suffix``, where ``{id}`` is that of the tool call, and ``after``,
@@ -93,10 +93,10 @@ class Template:
     """
 
     tokens: tuple[str, ...]
-    user: Turn
-    assistant: Turn
-    system: Turn | None = None
-    tool: Turn | None = None
+    user: TurnForm
+    assistant: TurnForm
+    system: TurnForm | None = None
+    tool: TurnForm | None = None
     bos: str = ""
     eos: str = ""
     generation: str = ""
@@ -104,15 +104,15 @@ class Template:
     id_length: int = 0
 
     @property
-    def turns(self) -> Mapping[str, Turn]:
+    def turns(self) -> Mapping[str, TurnForm]:
         """The turn of each role that it has."""
         found = {"system": self.system, "user": self.user, "assistant": self.assistant, "tool": self.tool}
         return {role: turn for role, turn in found.items() if turn is not None}
 
 
 def _chatml() -> Template:
-    def turn(role: str) -> Turn:
-        return Turn(f"<|im_start|>{role}\n", "<|im_end|>", "\n")
+    def turn(role: str) -> TurnForm:
+        return TurnForm(f"<|im_start|>{role}\n", "<|im_end|>", "\n")
 
     call = '<tool_call>\n{"name": {name}, "arguments": {arguments}}\n</tool_call>'
     return Template(
@@ -120,7 +120,7 @@ def _chatml() -> Template:
         turn("user"),
         replace(turn("assistant"), calls=Calls(call, between="\n")),
         turn("system"),
-        Turn(
+        TurnForm(
             "<|im_start|>user\n<tool_response>\n",
             "\n</tool_response>",
             "<|im_end|>\n",
@@ -131,8 +131,8 @@ def _chatml() -> Template:
 
 
 def _llama3() -> Template:
-    def turn(role: str) -> Turn:
-        return Turn(f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", trim=True)
+    def turn(role: str) -> TurnForm:
+        return TurnForm(f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", trim=True)
 
     call = '{"name": {name}, "parameters": {arguments}}'
     return Template(
@@ -151,10 +151,10 @@ def _mistral() -> Template:
     calls = Calls(call, "[TOOL_CALLS] [", ", ", "]", prefix="", content=False)
     return Template(
         ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-        Turn("[INST] ", "[/INST]"),
-        Turn(" ", "</s>", trim=True, calls=calls),
-        Turn(after="\n\n", into="first"),
-        Turn('[TOOL_RESULTS] {"content": ', ', "call_id": {id}}[/TOOL_RESULTS]'),
+        TurnForm("[INST] ", "[/INST]"),
+        TurnForm(" ", "</s>", trim=True, calls=calls),
+        TurnForm(after="\n\n", into="first"),
+        TurnForm('[TOOL_RESULTS] {"content": ', ', "call_id": {id}}[/TOOL_RESULTS]'),
         bos="<s>",
         alternate=True,
         id_length=9,
@@ -162,14 +162,14 @@ def _mistral() -> Template:
 
 
 def _gemma() -> Template:
-    def turn(role: str) -> Turn:
-        return Turn(f"<start_of_turn>{role}\n", "<end_of_turn>", "\n", trim=True)
+    def turn(role: str) -> TurnForm:
+        return TurnForm(f"<start_of_turn>{role}\n", "<end_of_turn>", "\n", trim=True)
 
     return Template(
         ("<bos>", "<start_of_turn>", "<end_of_turn>"),
         turn("user"),
         turn("model"),
-        Turn(after="\n\n", into="first"),
+        TurnForm(after="\n\n", into="first"),
         bos="<bos>",
         generation="<start_of_turn>model\n",
         alternate=True,
@@ -204,7 +204,7 @@ def _template_from(table: Any) -> Template:
     _check_keys("the template", Template, table)
     for role in ROLES:
         if role in table:
-            _check_keys(role, Turn, table[role])
+            _check_keys(role, TurnForm, table[role])
             if "calls" in table[role]:
                 _check_keys(f"{role}.calls", Calls, table[role]["calls"])
     made: Template = from_plain(Template, table)
@@ -231,7 +231,7 @@ def _check_keys(what: str, kind: type, table: object) -> None:
 # --- messages -------------------------------------------------------------------------------------
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     """A message of a chat. ``calls``: name and arguments of each tool call, in JSON, and its id.
 
     ``place``: the message, in errors. ``may_learn``: False for one of weight 0, as OpenAI says it.
@@ -245,14 +245,14 @@ class Message(NamedTuple):
     may_learn: bool = True
 
 
-def messages_of(field: str, value: object) -> list[Message]:
+def messages_of(field: str, value: object) -> list[ChatMessage]:
     """The messages of a chat. Raises ``SampleUndecodable``, which names the one that is wrong."""
     if not isinstance(value, list) or not value:
         raise SampleUndecodable(f"{field} is {'an empty list' if value == [] else 'no list'}, and a chat has messages")
     return [_message(f"{field}[{number}]", turn) for number, turn in enumerate(value)]
 
 
-def _message(place: str, turn: Any) -> Message:
+def _message(place: str, turn: Any) -> ChatMessage:
     if not isinstance(turn, dict):
         raise SampleUndecodable(f"{place} is {type(turn).__name__}, and a message is an object with role and content")
     said = turn.get("role", turn.get("from"))
@@ -274,7 +274,7 @@ def _message(place: str, turn: Any) -> Message:
     if weight not in (None, 0, 1):
         raise SampleUndecodable(f"{place} has the weight {weight!r}, which is 0 or 1")
     parts, tool_call = tuple(_parts(f"{place}.{name}", content)), str(turn.get("tool_call_id") or "")
-    return Message(role, parts, calls, tool_call, place, weight != 0)
+    return ChatMessage(role, parts, calls, tool_call, place, weight != 0)
 
 
 def _listed(turn: Mapping[str, object]) -> str:
@@ -352,7 +352,7 @@ class ChatWriter:
         self._bos, self._eos = self._with_marks(template.bos), self._with_marks(template.eos)
         self._generation = self._with_marks(template.generation) if generation else ""
 
-    def write(self, messages: Sequence[Message]) -> Written:
+    def write(self, messages: Sequence[ChatMessage]) -> Written:
         """The text of a chat. Raises ``SampleUndecodable`` for one that the template refuses."""
         system, rest = self._checked(messages)
         text = [self._bos]
@@ -378,7 +378,7 @@ class ChatWriter:
             learned.append((size, size + len(self._eos)))
         return Written("".join([*text, self._eos, self._generation]), learned, exchanges)
 
-    def _said(self, turn: Turn, message: Message, system: str) -> tuple[str, str]:
+    def _said(self, turn: TurnForm, message: ChatMessage, system: str) -> tuple[str, str]:
         """The text in front of a message, and the one that is learned: content and suffix."""
         content = "".join([part.strip() for part in message.parts] if turn.trim else message.parts)
         if turn.json:
@@ -393,7 +393,7 @@ class ChatWriter:
         prefix = turn.prefix if calls.prefix is None else calls.prefix
         return prefix, f"{calls.before}{calls.between.join(written)}{calls.after}{suffix}"
 
-    def _checked(self, messages: Sequence[Message]) -> tuple[dict[str, str], Sequence[Message]]:
+    def _checked(self, messages: Sequence[ChatMessage]) -> tuple[dict[str, str], Sequence[ChatMessage]]:
         """The text of the system by the place of the message that it goes into, and the others."""
         for message in messages:
             self._check(message)
@@ -412,7 +412,7 @@ class ChatWriter:
         parts = "".join([part.strip() for part in system.parts] if turn.trim else system.parts)
         return {users[0 if turn.into == "first" else -1].place: f"{parts}{turn.after}"}, rest
 
-    def _check(self, message: Message) -> None:
+    def _check(self, message: ChatMessage) -> None:
         place, role = message.place, message.role
         if role not in self._turns:
             raise SampleUndecodable(f'{place} is of the role {role}, which the template "{self._name}" has not')
@@ -428,7 +428,7 @@ class ChatWriter:
         if length and any(len(one) != length for one in ids):
             raise SampleUndecodable(f"{place} has the id of a tool call that is not {length} characters long")
 
-    def _check_order(self, messages: Sequence[Message]) -> None:
+    def _check_order(self, messages: Sequence[ChatMessage]) -> None:
         into = self._template.system is not None and self._template.system.into
         wanted = "user"
         for message in messages:
@@ -446,7 +446,7 @@ class ChatWriter:
     def _with_marks(self, text: str) -> str:
         return self._tokens.sub(lambda found: self._marks[found[0]], text)
 
-    def _marked(self, turn: Turn) -> Turn:
+    def _marked(self, turn: TurnForm) -> TurnForm:
         calls = turn.calls
         if calls is not None:
             prefix = None if calls.prefix is None else self._with_marks(calls.prefix)

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, npy_header, open_file, read_file
-from batchd.data.pipeline.text.chats import FIRST_MARK, ChatWriter, Message, Written, messages_of, read_template
+from batchd.data.pipeline.text.chats import FIRST_MARK, ChatMessage, ChatWriter, Written, messages_of, read_template
 from batchd.data.pipeline.text.options import TOKEN_MAX, Chat, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.wording import counted
@@ -302,7 +302,7 @@ class ChatTokenizer:
             return self._tokenizer.encode(written.text, add_special_tokens=False)
 
     def _last_exchanges(
-        self, messages: list[Message], written: Written, found: "Encoding"
+        self, messages: list[ChatMessage], written: Written, found: "Encoding"
     ) -> tuple[Written, "Encoding"]:
         """The system, and the last whole exchanges that fit."""
         total, longest = len(found), self._step.max_length

@@ -312,9 +312,20 @@ def test_a_box_that_has_no_area_after_rounding_has_vanished():
     assert len(made["boxes"]) == len(made["classes"]) == 0
 
 
+def test_a_box_that_ends_before_it_begins_has_vanished_and_a_negative_width_is_refused():
+    """Of four ends nothing is left between them; a width that is negative cannot be meant."""
+    boxes = [[0, 0, 9, 9], [30, 2, 20, 4]]
+
+    assert len(run(Follow(**OBJECTS), [], objects_of(boxes))["boxes"]) == 1
+    boxes[1] = [30, 2, -10, 2]
+    with pytest.raises(
+        SampleUndecodable, match=r"its 'boxes' has a box of negative width or height: row 1 is \[30, 2, -10"
+    ):
+        run(Follow(**OBJECTS, form="xywh"), [], objects_of(boxes))
+
+
 BROKEN = {
     "no number": ("boxes", [[0, 0, 9, 9], [1, 2, np.nan, 4]], "its 'boxes' has a coordinate .*: row 1 is \\[1, 2, nan, 4\\]"),
-    "inverted": ("boxes", [[0, 0, 9, 9], [30, 2, 20, 4]], "its 'boxes' has a box that ends before it .*: row 1 is \\[30, 2, 20"),
     "another shape": ("boxes", [[0, 0, 9], [1, 2, 3]], "'boxes' is float32\\[2, 3\\] instead of float32\\[\\?,4\\]"),
     "more classes": ("classes", [1, 2, 3], "its 'classes' has 3 rows, and its 'boxes' 2"),
     "fewer masks": ("masks", np.zeros((1, HEIGHT, WIDTH)), "its 'masks' has 1 rows, and its 'boxes' 2"),
