@@ -378,11 +378,10 @@ def test_ctrl_c_is_quiet(daemon, folder) -> None:
     """The exit status says it, and nothing else."""
     words = [sys.executable, "-m", "batchd", "why", "--seconds", "600"]
     environment = clean_environment() | {"BATCHD_ADDRESS": daemon.address}
-    before = len(daemon.status()["trainers"])
     with subprocess.Popen(
         words, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as waiting:
-        wait_until(lambda: len(daemon.status()["trainers"]) > before or waiting.poll() is not None, "it asks")
+        wait_until(lambda: waiting.pid in [one["pid"] for one in daemon.status()["trainers"]], "it asks")
         waiting.send_signal(signal.SIGINT)
         output, errors = waiting.communicate(timeout=PATIENCE_S)
     assert (waiting.returncode, output, errors.strip()) == (ExitCode.INTERRUPTED, "", "")
