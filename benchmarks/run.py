@@ -36,6 +36,7 @@ BENCHMARKS = (
     "call",
     "crops",
     "recipes",
+    "structure",
     "index",
     "torch_loader",
     "batches",

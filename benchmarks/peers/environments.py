@@ -53,6 +53,9 @@ ENVIRONMENTS = {
         ),
         ("torchvision==0.28.0", "timm==1.0.31"),
     ),
+    "structure": Environment(
+        (TORCH, NUMPY, CV2, "pillow==13.0.0", "albumentations==2.0.8", "pycocotools==2.0.11"), ("torchvision==0.28.0",)
+    ),
     "tensorflow": Environment(("tensorflow-cpu==2.21.0",)),
     "grain": Environment(("grain==0.2.18", NUMPY, CV2)),
     "spdl": Environment(("spdl==0.8.0", NUMPY, CV2)),

@@ -139,7 +139,7 @@ def test_every_kind_of_golden_source_has_blocks_that_cover_it(tmp_path):
         if is_sized:
             sized.add(kind)
 
-    assert sized == {"webdataset", "tfrecord", "parquet", "npy", "npz", "raw", "csv", "tokens"}
+    assert sized == {"webdataset", "tfrecord", "parquet", "npy", "npz", "raw", "csv", "jsonl", "tokens"}
 
 
 def _toml(stream: dict) -> str:
