@@ -96,21 +96,24 @@ class ObjectsReader(PairsReader):
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
-        path, values = self._path(1, sample), dict[str, Value]()
+        values: dict[str, Value] = {}
         if self._columns.keys() - {"image"}:
-            try:
-                content = b"" if path == self._root else bytes(self._content(1, sample)[: OBJECTS_BYTES_MAX + 1])
-                if len(content) > OBJECTS_BYTES_MAX:
-                    raise SampleUnreadable(f"{readable(path)} has more than 16 MiB")
-                rows = self._rows(content)
-            except SampleUnreadable as error:
-                raise SampleUnreadable(
-                    f"{error}" if readable(path) in str(error) else f"{readable(path)}: {error}"
-                ) from None
+            rows = self._objects(sample)
             values |= {name: _array(column, rows[name]) for name, column in self._columns.items() if name in rows}
         if "image" in self._columns:
             values["image"] = self._content(0, sample)
         return {name: values[name] for name in self._columns}
+
+    def _objects(self, sample: int) -> Rows:
+        """The fields of the objects. Raises ``SampleUnreadable``, naming their file."""
+        path = self._path(1, sample)
+        content = b"" if path == self._root else bytes(self._content(1, sample)[: OBJECTS_BYTES_MAX + 1])
+        try:
+            if len(content) > OBJECTS_BYTES_MAX:
+                raise SampleUnreadable("has more than 16 MiB")
+            return self._rows(content)
+        except SampleUnreadable as error:
+            raise SampleUnreadable(f"{readable(path)}: {error}") from None
 
     def _rows(self, content: bytes) -> Rows:
         raise NotImplementedError
