@@ -1,6 +1,7 @@
 """The compiled parts of batchd; everything else of the distribution is in pyproject.toml.
 
-They are optional: without a compiler an installation succeeds, and numpy resamples, in more time;
+They are optional: without a compiler an installation succeeds, and numpy computes pixels and sound,
+in more time;
 without the headers of libjpeg-turbo the wheels of simplejpeg and OpenCV decode whole JPEGs. One
 build is for all versions of Python from 3.11 on. The build ID of each is the digest of its sources:
 see batchd/runtime/compiled.py.
@@ -44,6 +45,15 @@ setup(
             depends=[f"batchd/data/pipeline/{name}.h" for name in ("_pixels", "_pixels_parts")],
             extra_compile_args=[*FLAGS, "-O3"],
             extra_link_args=build_id("batchd/data/pipeline", "_pixels"),
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "batchd.data.pipeline._sound",
+            ["batchd/data/pipeline/_sound.c"],
+            depends=["batchd/data/pipeline/_sound_parts.h"],
+            extra_compile_args=[*FLAGS, "-O3", "-ffp-contract=off"],
+            extra_link_args=build_id("batchd/data/pipeline", "_sound"),
             py_limited_api=True,
             optional=True,
         ),

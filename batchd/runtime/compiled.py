@@ -14,7 +14,10 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-EXTENSIONS = ("batchd.data.pipeline._jpeg", "batchd.data.pipeline._pixels", "batchd.data.storage._rows")
+EXTENSIONS = (
+    *(f"batchd.data.pipeline.{name}" for name in ("_jpeg", "_pixels", "_sound")),
+    "batchd.data.storage._rows",
+)
 
 
 def sources_digest(folder: Path, name: str) -> str:

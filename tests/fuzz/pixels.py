@@ -1,6 +1,6 @@
-"""Call the extension for pixels with arguments of all kinds; `make fuzz-pixels` runs it.
+"""Call the extensions for pixels and for sound with arguments of all kinds; `make fuzz-pixels`.
 
-``pixels.py EXTENSION SECONDS SEED``: the extension is built with AddressSanitizer and
+``pixels.py PIXELS SOUND SECONDS SEED``: the extensions are built with AddressSanitizer and
 UndefinedBehaviorSanitizer, which end the process at the first wrong access. Each call either works,
 or raises ``ValueError`` or ``BufferError``.
 """
@@ -11,15 +11,16 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
 
-NAME = "batchd.data.pipeline._pixels"
+PACKAGE = "batchd.data.pipeline"
 NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
 NAMES += ("shift_hue", "warp")
+SOUND_NAMES = ("resample",)
 REFUSED = (ValueError, BufferError, OverflowError)
 
 
-def extension(path):
+def extension(name, path):
     """Load the extension at a path."""
-    spec = spec_from_file_location(NAME, path)
+    spec = spec_from_file_location(f"{PACKAGE}.{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -131,21 +132,49 @@ class Arguments:
         }[name]()
 
 
+class SoundArguments(Arguments):
+    """Arguments of the extension for sound."""
+
+    def numbers(self, *shape, dtype=np.float32):
+        """Return numbers of a shape, and of another, another type or read-only now and then."""
+        shape = (*shape[:-1], shape[-1] + 1) if self.chance(0.01) else shape
+        made = (self.random.standard_normal(shape) * self.random.choice([1, 1e30])).astype(dtype)
+        made = made.astype(np.float16) if self.chance(0.01) else made
+        made.flags.writeable = not self.chance(0.01)
+        return made[..., ::-1] if self.chance(0.01) else made
+
+    def resampling(self):
+        """Return arguments of ``resample``."""
+        channels = int(self.random.integers(1, 4))
+        kernel = self.numbers(int(self.random.integers(1, 40)), 16 * self.side(), dtype=np.float64)
+        up, down = (max(1, self.number(1 << self.random.integers(1, 25))) for _ in range(2))
+        places = self.number(1 << 39) if self.chance() else self.number(500), self.number(500)
+        return self.numbers(self.side(), channels), self.numbers(self.side(), channels), kernel, up, down, *places
+
+    def call(self):
+        """Return the name of a function and its arguments."""
+        name = str(self.random.choice(SOUND_NAMES))
+        return name, {"resample": self.resampling}[name]()
+
+
 def main():
     """Call until the time is over."""
-    path, seconds, seed = sys.argv[1:]
-    pixels, arguments = extension(path), Arguments(int(seed))
-    made, refused, end = {}, 0, time.monotonic() + float(seconds)
-    while time.monotonic() < end:
-        pixels.use_avx2(arguments.chance(0.7))
-        name, given = arguments.call()
-        try:
-            getattr(pixels, name)(*given)
-        except REFUSED:
-            refused += 1
-        else:
-            made[name] = made.get(name, 0) + 1
-    assert len(made) == len(NAMES), made
+    *paths, seconds, seed = sys.argv[1:]
+    made, refused = {}, 0
+    kinds = (("_pixels", Arguments, NAMES), ("_sound", SoundArguments, SOUND_NAMES))
+    for (kind, of_arguments, names), path in zip(kinds, paths, strict=True):
+        module, arguments = extension(kind, path), of_arguments(int(seed))
+        end = time.monotonic() + float(seconds) / len(paths)
+        while time.monotonic() < end:
+            module.use_avx2(arguments.chance(0.7))
+            name, given = arguments.call()
+            try:
+                getattr(module, name)(*given)
+            except REFUSED:
+                refused += 1
+            else:
+                made[kind, name] = made.get((kind, name), 0) + 1
+        assert {name for of, name in made if of == kind} == set(names), made
     sys.stdout.write(f"{sum(made.values())} calls worked, {refused} were refused: {made}\n")
 
 

@@ -1,0 +1,36 @@
+/* The files of the extension _sound for one another. Worker process.
+ *
+ * Invariant: a float64 is a sum or a product of two, rounded once, in an order that the source code
+ * fixes: `-ffp-contract=off`, no fused multiply-add, no function of a C library. Vectors have more
+ * of these side by side; so the bytes are the same with every compiler and processor.
+ */
+#ifndef BATCHD_SOUND_PARTS_H
+#define BATCHD_SOUND_PARTS_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_AVX2
+#define WITH_AVX2 __attribute__((target("avx2")))
+#else
+#define WITH_AVX2
+#endif
+
+#ifdef __GNUC__
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#else
+#define ALWAYS_INLINE static inline
+#endif
+
+/* Whether functions compiled for AVX2 run. */
+extern int sound_uses_avx2;
+
+/* An array, contiguous, of `dimensions` and of elements of `type` ('f' float32, 'd' float64, 'i' int32). Returns
+ * 0 with an exception. The caller releases the buffer, in either case. */
+int take_array(PyObject *object, char type, int dimensions, int is_writable, Py_buffer *buffer);
+
+#endif
