@@ -26,7 +26,7 @@ from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import has_points
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import MediaFile, Value
 from batchd.data.sources.webdataset import options as webdataset
 
 try:
@@ -71,8 +71,9 @@ class MemberEncoder:
                     yield f"{ending}.{webdataset.POINTS_ENDING}", points
             elif column.kind == "text":
                 yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
-            elif column.kind == "bytes":
-                yield f"{name}.{webdataset.BYTES_ENDING}", bytes(value)  # type: ignore[arg-type]  # a memoryview
+            elif column.kind == "bytes" or column.is_file:
+                whole = value.whole() if isinstance(value, MediaFile) else value
+                yield f"{name}.{webdataset.BYTES_ENDING}", bytes(whole)  # type: ignore[arg-type]  # a memoryview
             elif column.kind != "array":
                 yield f"{name}.{webdataset.JSON_ENDING}", json.dumps(value).encode()
             elif column.shape:

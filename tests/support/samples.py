@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.values import MediaFile
 from batchd.data.sources.interface import Reader, ReadsRows, open_reader, read_ahead
 from batchd.data.sources.options import SourceOptions, source_from_plain, source_to_plain
 from batchd.data.sources.scan import scan_source
@@ -50,7 +51,7 @@ def read_samples(source: SourceOptions) -> list[Mapping[str, Any]]:
     Values that are valid only until the next read are copied.
     """
     with opened(source) as (reader, index):
-        samples = [_copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
+        samples = [copied(reader.read(sample)) for sample in reversed(range(len(index)))][::-1]
         if isinstance(reader, ReadsRows) and reader.reads_rows():
             _check_rows(reader, samples)
         return samples
@@ -77,8 +78,14 @@ def _check_rows(reader: ReadsRows, samples: list[Mapping[str, Any]]) -> None:
             np.testing.assert_array_equal(rows[name][row], value)
 
 
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: bytes(value) if isinstance(value, memoryview) else value.copy() if hasattr(value, "copy") else value
-        for name, value in values.items()
-    }
+def copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a sample, of files their bytes, that stay valid after the next read."""
+
+    def lasting(value: Any) -> Any:
+        if isinstance(value, MediaFile):
+            return bytes(value.whole())
+        if isinstance(value, memoryview):
+            return bytes(value)
+        return value.copy() if hasattr(value, "copy") else value
+
+    return {name: lasting(value) for name, value in values.items()}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from batchd.data.samples.values import MediaFile
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.data.sources.coco.options import CocoSource
 from batchd.data.sources.composed.options import ConcatSource, SubsetSource
@@ -69,9 +70,14 @@ class Kind:
     """Bytes of the index for each sample, where they have a limit."""
 
     @property
+    def is_read_in_parts(self) -> bool:
+        """Whether a sample has a file that a step reads in parts."""
+        return self.number is _of_video
+
+    @property
     def is_file_each(self) -> bool:
         """Whether each sample is a file of its own, so that one fails alone."""
-        return self.source in {_folder, _glob, _pairs, _yolo, _voc}
+        return self.write in {_files, _beside}
 
 
 def image(number: int) -> bytes:
@@ -81,6 +87,11 @@ def image(number: int) -> bytes:
 
 def _of_image(values: Values) -> int:
     return int(values["image"][0])
+
+
+def _of_video(values: Values) -> int:
+    video = values["video"]
+    return int((video.whole() if isinstance(video, MediaFile) else video)[0])
 
 
 def _of(name: str) -> Callable[[Values], int]:
@@ -183,6 +194,13 @@ def _table_of_images(path: Path, numbers: range) -> Path:
     return file
 
 
+def _table_of_videos(path: Path, numbers: range) -> Path:
+    _files(path, numbers)
+    file = path.with_suffix(".csv")
+    file.write_text("".join(f'"{path.name}/{n} é.jpg" {n}\n' for n in numbers))
+    return file
+
+
 def _lines(path: Path, numbers: range) -> Path:
     _files(path, numbers)
     lines = [
@@ -260,6 +278,13 @@ def _numbered_subset(path: Path, numbers: range) -> Path:
 KINDS = {
     "folder": Kind(_files, _folder, _of_image, "a/2 é.jpg", is_listed=True),
     "glob": Kind(_files, _glob, _of_image, "a/2 é.jpg", ({"classes": "folder"},), is_listed=True),
+    "files of videos": Kind(
+        _files,
+        lambda root, *names: GlobSource(root=root, patterns=tuple(f"{name}/*.jpg" for name in names), media="video"),
+        _of_video,
+        "a/2 é.jpg",
+        is_listed=True,
+    ),
     "list": Kind(
         _list,
         lambda root, name: ListSource(path=root / f"{name}.txt"),
@@ -320,6 +345,20 @@ KINDS = {
         _of_image,
         "a.csv: record 3 (byte 33)",
         takes_several=False,
+    ),
+    "csv of videos": Kind(
+        _table_of_videos,
+        lambda root, name: CsvSource(
+            path=root / f"{name}.csv",
+            delimiter=" ",
+            header=False,
+            fields={"video": "video", "label": "int64"},
+            image_root=root,
+        ),
+        _of_video,
+        "a.csv: record 3 (byte 30)",
+        takes_several=False,
+        is_any=True,
     ),
     "jsonl": Kind(
         _lines,

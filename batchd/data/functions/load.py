@@ -196,9 +196,9 @@ class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
 
 def checked_value(column: Column, value: object) -> Value:
     """The value as its column's kind. Raises ``NotAsDeclared`` or ``FunctionFailed``."""
-    if column.kind in ("encoded", "bytes"):
+    if column.is_file or column.kind == "bytes":
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            wanted = "the bytes of an image" if column.kind == "encoded" else "bytes"
+            wanted = {"encoded": "the bytes of an image", "video": "the bytes of a video"}.get(column.kind, "bytes")
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {wanted}")
         return memoryview(value)
     if column.kind in ("json", "texts"):

@@ -77,6 +77,7 @@ def described(column: Column) -> str:
 
 _DESCRIBED = {
     "encoded": "the bytes of an image file",
+    "video": "a video file",
     "text": "text",
     "json": "a value in JSON",
     "bytes": "bytes",
@@ -85,10 +86,11 @@ _DESCRIBED = {
 
 
 def first_step_on(column: Column) -> str:
-    """The problem text for an image file that no step decodes."""
-    if column.name == "image":
-        return 'the first step must be { op = "decode" }'
-    return f'the first step on it must be {{ op = "decode", field = {json.dumps(column.name)} }}'
+    """The problem text for an image or a video that no step decodes."""
+    op, usual = ("decode", "image") if column.kind == "encoded" else ("decode_video", "video")
+    if column.name == usual:
+        return f'the first step must be {{ op = "{op}" }}'
+    return f'the first step on it must be {{ op = "{op}", field = {json.dumps(column.name)} }}'
 
 
 def column_of(step: FieldStep, columns: Columns) -> Column:

@@ -259,8 +259,8 @@ def _after(step: StepOptions, columns: effects.Columns) -> effects.Columns:
 
 
 def _not_fixed(column: Column) -> str:
-    if column.kind == "encoded":
-        return f"{column.name!r} is the bytes of an image file; {effects.first_step_on(column)}"
+    if column.is_file:
+        return f"{column.name!r} is {effects.described(column)}; {effects.first_step_on(column)}"
     if column.kind == "text":
         return (
             f"{column.name!r} is text, which a batch cannot hold; add "

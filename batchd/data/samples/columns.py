@@ -8,9 +8,9 @@ A source says which columns its samples have, and each step which columns it tur
 columns after the last step become the fields of a batch, so by then each must have one shape.
 
 Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
-from sample to sample, ``"image"`` for the bytes of an image file, ``"text"``, ``"text[<=8]"`` for
-up to eight texts, ``"json"`` and ``"bytes"``. Of samples that have no shape of their own they
-declare the columns:
+from sample to sample, ``"image"`` and ``"video"`` for the bytes of such a file, ``"text"``,
+``"text[<=8]"`` for up to eight texts, ``"json"`` and ``"bytes"``. Of samples that have no shape of
+their own they declare the columns:
 
     fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
     names    = { label = "class_id" }                  what the data calls a field, if it differs
@@ -41,10 +41,19 @@ _ARRAY = re.compile(r"([a-z]+\d*)(?:\[([0-9?, ]*)\])?")
 _TEXTS = re.compile(r"text\[<= ?([0-9]{1,9})\]")
 TEXTS_MAX = 1 << 16
 
-ColumnKind = Literal["encoded", "text", "array", "json", "bytes", "texts"]
-"""``encoded``: the bytes of an image file. ``text``: a string. ``array``: numbers. ``json``: any
-value in JSON. ``bytes``: any bytes. ``texts``: a list of strings."""
-_WORDS: dict[str, ColumnKind] = {"image": "encoded", "text": "text", "json": "json", "bytes": "bytes"}
+ColumnKind = Literal["encoded", "video", "text", "array", "json", "bytes", "texts"]
+"""``encoded``: the bytes of an image file. ``video``: a video file. ``text``: a string. ``array``:
+numbers. ``json``: any value in JSON. ``bytes``: any bytes. ``texts``: a list of strings."""
+MediaWord = Literal["image", "video"]
+"""What a file of a sample may be, as users write it."""
+_WORDS: dict[str, ColumnKind] = {
+    "image": "encoded",
+    "video": "video",
+    "text": "text",
+    "json": "json",
+    "bytes": "bytes",
+}
+_FILE_KINDS = frozenset({"encoded", "video"})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -106,6 +115,11 @@ class Column:
     def followers(self) -> tuple[tuple[str, str], ...]:
         """The columns that follow the image, by their roles."""
         return self.following.roles
+
+    @property
+    def is_file(self) -> bool:
+        """True for what a step decodes: the bytes of a file, or a file that is read in parts."""
+        return self.kind in _FILE_KINDS
 
     @property
     def is_fixed(self) -> bool:
@@ -182,9 +196,9 @@ def parse_column(name: str, text: str) -> Column:
         if meant is not None:
             raise ValueError(f'{name} = "{text}" is not a valid type; did you mean "{meant}"?')
         raise ValueError(
-            f'{name} = "{text}" is not a valid type: "image", "text", "text[<=8]" for up to 8 texts, "json", "bytes", or one of '
-            f'{", ".join(ITEM_BYTES)}, with a shape if it has one, as in "uint8[28,28]", or "int32[?]" where a length differs '
-            "from sample to sample"
+            f'{name} = "{text}" is not a valid type: "image", "video", "text", "text[<=8]" for up to 8 texts, "json", "bytes", '
+            f'or one of {", ".join(ITEM_BYTES)}, with a shape if it has one, as in "uint8[28,28]", or "int32[?]" where a '
+            "length differs from sample to sample"
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))
 
@@ -314,7 +328,7 @@ def check_defaults(checks: Checks, columns: Iterable[Column], defaults: Mapping[
 
 def _check_default(column: Column, default: Default) -> None:
     what = f"defaults: {column.name} is {column.text}, so"
-    if column.kind in ("encoded", "bytes"):
+    if column.is_file or column.kind == "bytes":
         raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
     if column.kind == "texts":
         texts = default if isinstance(default, tuple) else (0,)

@@ -10,8 +10,8 @@ fit is refused, never wrapped or cut. In a value of JSON no key, number or null 
 
 import json
 import re
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,8 +21,29 @@ from batchd.data.samples.kept_files import DecodedFile, FilePart
 from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
+
+class MediaFile(NamedTuple):
+    """The value of a column of a long file, which a step reads in parts, until the next call.
+
+    ``read``: some bytes from a first one on, fewer where the file ends. Raises
+    ``SampleUnreadable``. ``name``: tells the file from others, and from other content at its path.
+    """
+
+    size: int
+    read: Callable[[int, int], bytes]
+    name: object
+
+    def whole(self) -> memoryview:
+        """All bytes. Raises ``SampleUnreadable``."""
+        data = self.read(0, self.size)
+        if len(data) != self.size:
+            raise SampleUnreadable(f"ends at byte {len(data)} of {self.size}: it was changed while it was read")
+        return memoryview(data)
+
+
 Value: TypeAlias = (
     memoryview
+    | MediaFile
     | DecodedFile
     | FilePart
     | str
@@ -34,7 +55,7 @@ Value: TypeAlias = (
     | list[object]
     | dict[str, object]
 )
-"""The bytes of an ``encoded`` column, or their pixels; ``bytes``; a ``text``, or an ``array``; a
+"""The bytes of a file, or the file, or its pixels; ``bytes``; a ``text``, or an ``array``; a
 number for an array of shape []; a list of ``texts``; ``json``, as Python's module json reads it."""
 
 JSON_DEPTH_MAX = 64
@@ -58,7 +79,7 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
     """Parse stored bytes: an image's, UTF-8, or little-endian. Raises ``SampleUnreadable``."""
     raw = memoryview(raw).cast("B")
     check_bytes(raw.nbytes, max_bytes, f"{column.name} ")
-    if column.kind == "encoded":
+    if column.is_file:
         if not raw.nbytes:
             raise SampleUnreadable(f"{column.name} is empty")
         return raw

@@ -56,7 +56,12 @@ class RecordsReader(PlainReader):
         self._ends = [size for _records, size, *_digest in files]
         self._firsts = list(accumulate((records for records, *_rest in files), initial=0))
         self._bytes = BytesReader(RemoteBytes(storage, self.files[0], index.place), max_bytes, "file")
-        self.close = self._bytes.close  # images are not kept open
+        self._to_close = [self._bytes]
+
+    def close(self) -> None:
+        """See ``interface.Reader``."""
+        for reader in self._to_close:
+            reader.close()
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request all these records from servers at once."""
@@ -95,8 +100,16 @@ def image_folders(files: Sequence[bytes], root: str | None) -> list[bytes]:
     return [os.path.dirname(file) if root is None else os.fsencode(root) for file in files]  # noqa: PTH120  bytes
 
 
-class NamedImages:
-    """Reads images that records name by paths or URLs: up to ``count`` of one record.
+class NamedFile(NamedTuple):
+    """A file that a record names: the number of the record's file, the path, and its title."""
+
+    file: int
+    path: str
+    title: str
+
+
+class NamedFiles:
+    """Reads the files that records name by paths or URLs: up to ``count`` of one record.
 
     ``folders``: what the paths in each file of records are relative to.
     """
@@ -107,24 +120,29 @@ class NamedImages:
         self._roots = list(map(real_path, folders))
         self._allow_outside_root = allow_outside_root
         remote = RemoteBytes(storage, self._roots[0], {})
-        self._bytes = [BytesReader(remote, max_bytes) for _number in range(count)]
+        self.readers = [BytesReader(remote, max_bytes) for _number in range(count)]
 
     def prefetch(self, paths: Iterable[tuple[int, str]]) -> None:
         """Request these images from servers at once: the numbers of files, and paths in them.
 
         A path that cannot be used fails when it is read.
         """
-        self._bytes[0].prefetch(Extent(place, 0, None) for place in map(self._place_or_none, paths) if place)
+        self.readers[0].prefetch(Extent(place, 0, None) for place in map(self._place_or_none, paths) if place)
 
-    def read(self, file: int, path: str, title: str, sample: int, number: int = 0) -> Value:
-        """The bytes of an image, valid until the next call with the same ``number``.
+    def read(self, named: NamedFile, sample: int, kind: str = "encoded", number: int = 0) -> Value:
+        """A file, valid until the next call with the same ``number``: of an image, its bytes.
 
-        ``title``: the column or key that has the path. Raises ``SampleUnreadable``.
+        ``kind``: of its column. Raises ``SampleUnreadable``.
         """
+        file, path, title = named
         if not path:
-            raise SampleUnreadable(f"{title!r} is empty, and not the path of an image")
+            raise SampleUnreadable(
+                f"{title!r} is empty, and not the path of {'an image' if kind == 'encoded' else 'a file'}"
+            )
+        reader = self.readers[number]
+        read = reader.read_file if kind == "encoded" else reader.open_file
         try:
-            return self._bytes[number].read_file(self._place(file, path), sample)
+            return read(self._place(file, path), sample)
         except ValueError as error:
             raise SampleUnreadable(f"{title!r} is {path!r}: {error}") from None
 

@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
 from batchd.data.samples.location import is_url
+from batchd.data.samples.values import MediaFile
 from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Answer, Requested
 from batchd.data.storage.paths import OPEN_FLAGS, OpenShards, blamed, blaming_the_sample, check_opened, open_within
@@ -224,9 +225,12 @@ class BytesReader:
         """Chunks that are still announced to the kernel."""
         self._folders = Folders(bound)
         self._shards = OpenShards(bound, remote.versions)
+        self._opened: int | None = None
+        """The file of the last call of ``open_file``."""
 
     def close(self) -> None:
         """Close all files and folders."""
+        self._close_file()
         self._shards.close()
         self._folders.close()
 
@@ -247,6 +251,37 @@ class BytesReader:
                 os.close(descriptor)
         except OSError as error:
             raise blamed(error) from None
+
+    def open_file(self, path: bytes, sample: int) -> memoryview | MediaFile:
+        """Open a file to be read in parts, however long it is; the bytes of an object."""
+        self._close_file()
+        if is_url(path):
+            return self._read_object(path, sample)
+        try:
+            self._opened = self._folders.open(path)
+            failpoints.passing("worker.sample.opened", sample)
+            status = os.fstat(self._opened)
+        except OSError as error:
+            raise blamed(error) from None
+        self._check_regular(status)
+        if not status.st_size:
+            raise SampleUnreadable("is empty")
+        self._check_time(status)
+        name = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return MediaFile(status.st_size, partial(self._read_part, self._opened), name)
+
+    @staticmethod
+    def _read_part(descriptor: int, start: int, count: int) -> bytes:
+        with blaming_the_sample():
+            data = os.pread(descriptor, count, start)
+            while len(data) < count and (more := os.pread(descriptor, count - len(data), start + len(data))):
+                data += more
+        return data
+
+    def _close_file(self) -> None:
+        if self._opened is not None:
+            os.close(self._opened)
+            self._opened = None
 
     def place(self, path: bytes) -> tuple[int, bytes, int, int, int] | None:
         """The arguments to read a file of this host at once (``rows.read_file``).
@@ -365,9 +400,7 @@ class BytesReader:
 
     def _read_whole(self, descriptor: int) -> memoryview:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something")
-            raise SampleUnreadable(f"is {kind}, not a regular file")
+        self._check_regular(status)
         size = status.st_size
         self._check_size(size)
         room = self._room(size + 1)  # one more than the file has, to see whether it grew
@@ -380,6 +413,12 @@ class BytesReader:
             )
         self._check_time(os.fstat(descriptor))
         return room[:size]
+
+    @staticmethod
+    def _check_regular(status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something")
+            raise SampleUnreadable(f"is {kind}, not a regular file")
 
     def _check_time(self, status: os.stat_result) -> None:
         """Refuse a file that was written after the scan.

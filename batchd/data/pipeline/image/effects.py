@@ -19,6 +19,7 @@ from batchd.data.pipeline.effects import (
     StepInvalid,
     changed,
     column_of,
+    described,
     effect,
     first_step_on,
 )
@@ -333,8 +334,8 @@ def _sum(before: int, length: int | None, behind: int) -> int | None:
 
 
 def _misplaced(step: FieldStep, column: Column) -> StepInvalid:
-    if column.kind == "encoded":
-        return StepInvalid(f"{first_step_on(column)}: {column.name!r} is the bytes of an image file")
+    if column.is_file:
+        return StepInvalid(f"{first_step_on(column)}: {column.name!r} is {described(column)}")
     if column.made_by:
         return StepInvalid(
             f'"{step.op}" cannot come after "{column.made_by}": {column.name!r} is {column.text} by then'

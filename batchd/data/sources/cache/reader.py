@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.kept_files import FileHead, FilePart, KeptFiles, KnownFile, has_points
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import MediaFile, Value
 from batchd.data.sources.cache import record as records
 from batchd.data.sources.cache.disk import DiskCache
 from batchd.data.sources.cache.memory import SampleCache
@@ -259,7 +259,9 @@ class CachedReader:
 
     def offer(self, values: Mapping[str, Value]) -> None:
         """Offer values of the last sample; ``keep`` keeps them if there is room."""
-        values_bytes = sum(getattr(value, "nbytes", 0) for value in values.values())
+        values_bytes = sum(
+            value.size if isinstance(value, MediaFile) else getattr(value, "nbytes", 0) for value in values.values()
+        )
         if self._cache.has_room(values_bytes + POINTS_BYTES * len(self._points.fields)):
             self._fresh = self._sample, records.pack(values)
 

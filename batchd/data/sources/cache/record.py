@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.kept_files import DecodedFile, FileHead
-from batchd.data.samples.values import Value, array_of
+from batchd.data.samples.values import MediaFile, Value, array_of
 from batchd_wire.views import Array
 
 _BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER, _JSON = range(9)
@@ -60,6 +60,8 @@ def pack(values: Mapping[str, Value]) -> Record:
     facts: list[tuple[object, ...]] = []
     parts: list[memoryview | bytes] = []
     for name, value in values.items():
+        if isinstance(value, MediaFile):
+            value = value.whole()  # noqa: PLW2901  the file is closed by then
         if isinstance(value, memoryview):
             facts.append((name, _BYTES, value.nbytes))
             parts.append(value)

@@ -17,7 +17,7 @@ from batchd.data.sources.coco.options import CAPTIONS, IMAGE, IMAGE_ID, KEYPOINT
 from batchd.data.sources.coco.outlines import mask_of, numbers_of
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.jsonl.values import json_object
-from batchd.data.sources.records import NamedImages
+from batchd.data.sources.records import NamedFile, NamedFiles
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, readable
 from batchd.data.storage.reader import BytesReader, Extent, RemoteBytes
@@ -46,7 +46,7 @@ class CocoReader(PlainReader):
         self._bytes = BytesReader(RemoteBytes(storage, self._path, index.place), max_bytes, "file")
         outside = source.allow_outside_root
         self._files = {
-            name: NamedImages([os.fsencode(index.place[place])], max_bytes, storage, allow_outside_root=outside)
+            name: NamedFiles([os.fsencode(index.place[place])], max_bytes, storage, allow_outside_root=outside)
             for name, place in ((IMAGE, "images"), (SEGMENTS, "segments"))
             if name in source.fields
         }
@@ -83,7 +83,7 @@ class CocoReader(PlainReader):
         if self._needs_objects:
             values |= self._of_objects(sample)
         if IMAGE in self._files:
-            values[IMAGE] = self._files[IMAGE].read(0, os.fsdecode(self._name(sample)), "file_name", sample)
+            values[IMAGE] = self._files[IMAGE].read(NamedFile(0, os.fsdecode(self._name(sample)), "file_name"), sample)
         return {name: values[name] for name in self._columns}
 
     def _of_objects(self, sample: int) -> dict[str, Value]:
@@ -153,7 +153,7 @@ class CocoReader(PlainReader):
         if not isinstance(name, str):
             raise SampleUnreadable('its annotation has no "file_name" of a PNG')
         kept = [one for one in segments if self._source.crowds or not one.get("iscrowd")]
-        return kept, self._files[SEGMENTS].read(0, name, "file_name", sample)
+        return kept, self._files[SEGMENTS].read(NamedFile(0, name, "file_name"), sample)
 
     def _object(self, place: int) -> _Object:
         """An annotation. Raises ``SampleUnreadable``."""

@@ -15,7 +15,10 @@ LABEL = "label"
 
 @options
 class CsvSource(DeclaredOptions, FilesOptions):
-    """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one."""
+    """Tables in CSV format, in UTF-8: titles on the first line, one sample on each further one.
+
+    Without a ``header``, the first line is a sample, too.
+    """
 
     endings: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
 
@@ -35,25 +38,29 @@ class CsvSource(DeclaredOptions, FilesOptions):
     fields: Annotated[dict[str, str], Example({"age": "float32", "label": "int64"})] = field(default_factory=dict)
     """The columns that become fields, with their types, such as { age = "float32", name = "text",
     box = "int32[4]" }. The numbers of a shape are in one cell, separated by spaces. A cell that has
-    JSON is a field of type "json", or "text[<=8]" for a list of up to eight strings. Other columns
-    are left out."""
+    JSON is a field of type "json", or "text[<=8]" for a list of up to eight strings; one with the
+    path of a video is of type "video". Other columns are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The titles of fields with other names in the table, such as { label = "Class Label" }.
     Several columns of numbers are one field of a shape, such as { x = "pixel{0..783}" } for x =
     "float32[28,28]", or { x = "{width,height}" }."""
 
+    header: bool = True
+    """Whether the first line has titles. Without them columns are called 0, 1, 2 and so on, and a
+    field that is not in `names` is the column of its place in `fields`."""
+
     image: str = ""
     """The title of a column of paths of image files, which become the field `image`, to be decoded;
     "" where there is none."""
 
     image_root: Path | None = None
-    """The folder that the paths of images are relative to; when not set, the folder of the
-    table."""
+    """The folder that the paths of images and videos are relative to; when not set, the folder of
+    the table."""
 
     allow_outside_root: bool = False
-    """Whether images may be outside of that folder, and tables outside of the root: absolute paths,
-    paths with `..`, and links that lead out of it."""
+    """Whether these files may be outside of that folder, and tables outside of the root: absolute
+    paths, paths with `..`, and links that lead out of it."""
 
     delimiter: str = ","
     """The character between two values; "\\t" is the tab."""
@@ -66,6 +73,15 @@ class CsvSource(DeclaredOptions, FilesOptions):
     classes: tuple[str, ...] = ()
     """The names of the classes, if the cells of the field `label` are such names: each becomes its
     number, from 0. A cell with another text is a bad sample."""
+
+    @property
+    def names_files(self) -> bool:
+        """Whether cells have paths of files."""
+        return bool(self.image) or any(column.is_file for column in self.columns)
+
+    def name_of(self, field: str) -> str:
+        """The title of a field: without a header, the number of its column."""
+        return self.names.get(field, field if self.header else str(list(self.fields).index(field)))
 
     def _check(self, checks: Checks) -> None:
         with checks.at():

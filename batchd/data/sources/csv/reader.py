@@ -23,7 +23,7 @@ from batchd.data.sources.csv.values import (
     plain_numbers,
     split_record,
 )
-from batchd.data.sources.records import NamedImages, RecordsReader, image_folders
+from batchd.data.sources.records import NamedFile, NamedFiles, RecordsReader, image_folders
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd_wire.wording import counted
@@ -40,24 +40,27 @@ class CsvReader(RecordsReader):
         self._cells = [
             (column.name, places[column.name], _reader_of(column, source.classes))
             for column in source.columns
-            if isinstance(places[column.name], int)
+            if isinstance(places[column.name], int) and not column.is_file
         ]
         self._joined = [
             (column, places[column.name], cell_reader(replace(column, shape=())))
             for column in source.columns
             if not isinstance(places[column.name], int)
         ]
-        self._image: int | None = facts["image"]
+        self._named = [] if facts["image"] is None else [(IMAGE, "encoded", facts["image"])]
+        self._named += [(column.name, column.kind, places[column.name]) for column in source.columns if column.is_file]
+        self._has_header = source.header
         self._form = source.delimiter, source.quoting
         outside = source.allow_outside_root
-        self._images = NamedImages(folders, max_bytes, storage, allow_outside_root=outside)
+        self._files = NamedFiles(folders, max_bytes, storage, allow_outside_root=outside, count=len(self._named))
+        self._to_close += self._files.readers
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         file, row = self._row(sample)
         values: dict[str, Value] = {}
-        if self._image is not None:
-            values[IMAGE] = self._images.read(file, row[self._image], self._titles[self._image], sample)
+        for number, (name, kind, cell) in enumerate(self._named):
+            values[name] = self._files.read(NamedFile(file, row[cell], self._titles[cell]), sample, kind, number)
         for name, cell, read in self._cells:
             try:
                 values[name] = read(row[cell])
@@ -84,10 +87,10 @@ class CsvReader(RecordsReader):
         return shaped(column, numbers)
 
     def prefetch(self, samples: Sequence[int]) -> None:
-        """Request all these records from servers at once, and then the images that they name."""
+        """Request all these records from servers at once, and then the files that they name."""
         super().prefetch(samples)
-        if self._image is not None:
-            self._images.prefetch(self._named(samples, self._image))
+        if self._named:
+            self._files.prefetch(self._names(samples))
 
     def _row(self, sample: int) -> tuple[int, list[str]]:
         """The number of the file, and the cells. Raises ``SampleUnreadable``."""
@@ -99,15 +102,17 @@ class CsvReader(RecordsReader):
         if len(row) != len(self._titles):
             missing = self._titles[len(row) :]
             what = f", so there is no {missing[0]!r}" if missing else ""
-            raise SampleUnreadable(f"has {counted(len(row), 'cell')}, and the header {len(self._titles)}{what}")
+            first = "header" if self._has_header else "first record"
+            raise SampleUnreadable(f"has {counted(len(row), 'cell')}, and the {first} {len(self._titles)}{what}")
         return record.file, row
 
-    def _named(self, samples: Sequence[int], image: int) -> Iterator[tuple[int, str]]:
-        """The images that records name; a record that names none fails when it is read."""
+    def _names(self, samples: Sequence[int]) -> Iterator[tuple[int, str]]:
+        """The files that records name; a record that names none fails when it is read."""
         for sample in samples:
             with suppress(ValueError):
                 file, row = self._row(sample)
-                yield file, row[image]
+                for _name, _kind, cell in self._named:
+                    yield file, row[cell]
 
 
 def _reader_of(column: Column, classes: Sequence[str]) -> ReadCell:

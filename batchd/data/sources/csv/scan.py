@@ -77,12 +77,12 @@ class RecordRun(NamedTuple):
 class RecordFinder:
     """Finds the records of one file. ``end`` and ``checksum`` (CRC-32) are of all bytes so far."""
 
-    def __init__(self, path: Path, delimiter: str, quoting: str) -> None:
+    def __init__(self, path: Path, delimiter: str, quoting: str, *, has_header: bool = True) -> None:
         self.end = 0
         self.checksum = 0
         self._path = path
         self._has_quotes = quoting != "none"
-        self._found = 0
+        self._found = 0 if has_header else 1
         self._may_stand_before = _table(delimiter, "\n", '"')
         self._may_stand_after = _table(delimiter, "\r", "\n", '"')
 
@@ -197,14 +197,16 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
     titles: list[str] = []
     for path in files:
         found = len(starts)
-        finder = RecordFinder(path, source.delimiter, source.quoting)
+        finder = RecordFinder(path, source.delimiter, source.quoting, has_header=source.header)
         header: list[str] | None = None
         with survey.open(path) as stream:
             for piece in finder.pieces(stream):
                 records = piece.starts
-                _note_broken(path, piece, len(starts) - found + (header is not None), survey)
+                before = len(starts) - found + (header is not None or not source.header)
+                _note_broken(path, piece, before, survey)
                 if header is None:
-                    header, records = _header(path, piece.record(0), source), records[1:]
+                    header = _header(path, piece.record(0), source)
+                    records = records[1:] if source.header else records
                     titles = titles or header
                     _check_titles(source, path, header, titles)
                 starts.frombytes(records.astype(np.int64, copy=False).tobytes())
@@ -219,6 +221,7 @@ def _scan(source: CsvSource, survey: Survey) -> SourceIndex:
         "cells": {column.name: _cells_of(source, column, titles) for column in source.columns},
         "image": titles.index(source.image) if source.image else None,
         "delimiter": source.delimiter,
+        **({} if source.header else {"header": False}),
         **({} if source.quoting == "double" else {"quoting": source.quoting}),
     }
     root = None if source.image_root is None else str(source.image_root.absolute())
@@ -255,9 +258,10 @@ def _header(path: Path, record: bytes, source: CsvSource) -> list[str]:
     if b"\r" in record and b"\n" not in record:
         raise SourceInvalid(f"{path} ends its lines with CR alone; save it with LF, or CR and LF")
     try:
-        return split_record(record, source.delimiter, source.quoting)
+        titles = split_record(record, source.delimiter, source.quoting)
     except ValueError as error:
-        raise SourceInvalid(f"{path}: the header {error}") from None
+        raise SourceInvalid(f"{path}: the {'header' if source.header else 'first record'} {error}") from None
+    return titles if source.header else list(map(str, range(len(titles))))
 
 
 def _check_titles(source: CsvSource, path: Path, header: Sequence[str], first: Sequence[str]) -> None:
@@ -300,7 +304,9 @@ def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProbl
     path = source.path or file_to_look_at(source)
     if path is not None:
         with quick_look(storage).open(path) as stream:
-            piece = next(RecordFinder(path, source.delimiter, source.quoting).pieces(stream), None)
+            piece = next(
+                RecordFinder(path, source.delimiter, source.quoting, has_header=source.header).pieces(stream), None
+            )
             if piece is None:
                 raise SourceInvalid(f"{path} is empty")
             problems += _wrong_titles(source, path, _header(path, piece.record(0), source))
@@ -308,7 +314,7 @@ def _problems(source: CsvSource, storage: Storage) -> Sequence[str | SourceProbl
 
 
 def _neighbours(source: CsvSource, index: SourceIndex) -> Neighbours:
-    return in_records(index, "the index has no sizes of the images that the table names" if source.image else "")
+    return in_records(index, "the index has no sizes of the files that the table names" if source.names_files else "")
 
 
 KINDS = {

@@ -57,7 +57,7 @@ def split_record(record: bytes | memoryview, delimiter: str, quoting: str) -> li
 
 def cell_reader(column: Column) -> ReadCell:
     """The function that reads the cells of a column."""
-    if column.kind == "text":
+    if column.kind == "text" or column.is_file:
         return str
     if column.kind != "array":
         return partial(in_json, column)

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import Column, parse_column
 from batchd.data.sources.finding import FilePattern, NamedSamples, find_in_shards
 from batchd.data.sources.neighbours import Neighbours, in_files, in_order
 from batchd.data.storage.index import IndexMalformed, SourceIndex, blob, number_array, readable
@@ -183,9 +183,9 @@ def check_path_length(what: str, path: bytes, path_bytes: int) -> None:
         raise SourceInvalid(f"{what} {readable(path)} has {len(path)} bytes, more than path_bytes = {path_bytes}")
 
 
-def image_columns(path_bytes: int) -> tuple[Column, ...]:
-    """The columns of a sample that is one image with a label."""
-    return Column("image", "encoded"), Column("label", dtype="int64"), *path_columns(path_bytes)
+def image_columns(path_bytes: int, media: str = "image") -> tuple[Column, ...]:
+    """The columns of a sample that is one image, or video, with a label."""
+    return parse_column(media, media), Column("label", dtype="int64"), *path_columns(path_bytes)
 
 
 def path_columns(path_bytes: int) -> tuple[Column, ...]:

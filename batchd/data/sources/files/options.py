@@ -4,13 +4,16 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from batchd.data.samples.checks import Example
+from batchd.data.samples.columns import MediaWord
 from batchd.data.sources.options import PatternOptions, SourceOptions, check_path_bytes
 from batchd_wire.record import options
+
+VIDEO_ENDINGS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 
 
 @options
 class FolderSource(SourceOptions):
-    """A folder of images: one sub-folder for each class, or a flat folder without classes."""
+    """A folder of images or videos: one sub-folder for each class, or flat without classes."""
 
     endings: ClassVar[tuple[str, ...]] = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
@@ -26,6 +29,10 @@ class FolderSource(SourceOptions):
     name of another stream, such as "train", whose source is a folder: then classes have the numbers
     that they have there. A class without a sub-folder keeps its number."""
 
+    media: MediaWord = "image"
+    """What the files are, which is also the name of the field: "video" for what "decode_video"
+    reads."""
+
     allow_outside_root: bool = False
     """Whether links may lead out of the folder."""
 
@@ -33,6 +40,11 @@ class FolderSource(SourceOptions):
     """Length of the field `path`, in which a batch carries the path of each sample, relative to the
     folder, as UTF-8 and zeros; 0 leaves the field out. `batchd_client.text(batch["path"])` gives
     strings."""
+
+    @property
+    def file_endings(self) -> tuple[str, ...]:
+        """The endings of the files that it takes."""
+        return self.endings if self.media == "image" else VIDEO_ENDINGS
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -56,6 +68,10 @@ class ListSource(SourceOptions):
     root: Annotated[Path | None, Example("/data")] = None
     """The folder that the paths in the list are relative to; when not set, the folder of the
     list."""
+
+    media: MediaWord = "image"
+    """What the files are, which is also the name of the field: "video" for what "decode_video"
+    reads."""
 
     allow_outside_root: bool = False
     """Whether files may be outside of the root: absolute paths, paths with `..`, and links that
@@ -87,6 +103,10 @@ class GlobSource(PatternOptions):
     """Patterns of the paths below the root, such as ["train/**/*.{jpg,png}", "more/*.jpg"]: `*` and
     `?` match within a name, `[abc]` one of some characters, `**` any folders, `{a,b}` one or the
     other."""
+
+    media: MediaWord = "image"
+    """What the files are, which is also the name of the field: "video" for what "decode_video"
+    reads."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""

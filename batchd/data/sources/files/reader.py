@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.samples.location import is_url
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import MediaFile, Value
 from batchd.data.sources.files.index import FilesIndex
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.interface import FilePlace
@@ -27,6 +27,10 @@ class SampleReader(BytesReader):
         self.with_points = False
         self.points: memoryview | None = None
         """The access points of the last sample, if they are read, and it has some."""
+
+    def open(self, sample: int) -> memoryview | MediaFile:
+        """A sample to be read in parts, until the next call. Raises ``SampleUnreadable``."""
+        return self.open_file(self._index.file(sample), sample)
 
     def read(self, sample: int) -> memoryview:
         """The bytes of a sample, until the next call. Raises ``SampleUnreadable``."""
@@ -81,6 +85,7 @@ class FilesReader:
         bound = bound_of(self._index.root, allow_outside_root=source.allow_outside_root)
         self._bytes = SampleReader(self._index, max_bytes, storage, bound)
         self._path_bytes = source.path_bytes
+        self._media = "image" if isinstance(source, WebDatasetSource) else source.media
         self.name, self.file = self._index.path, self._index.file
         if self._bytes.reads_ahead or self._index.extents is not None:
             self.prefetch = self.prefetch_with = self._bytes.read_ahead
@@ -89,6 +94,8 @@ class FilesReader:
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
+        if self._media != "image":
+            return {self._media: self._bytes.open(sample), **self.known(sample)}
         image, points = self._bytes.read(sample), self._bytes.points
         self.points = {} if points is None else {"image": points}
         return {"image": image, **self.known(sample)}
@@ -100,7 +107,8 @@ class FilesReader:
 
     def place(self, sample: int) -> FilePlace | None:
         """See ``interface.PlacesFiles``: records in files have none."""
-        return None if self._index.extents is not None else self._bytes.place(self._index.file(sample))
+        is_whole = self._index.extents is None and self._media == "image"
+        return self._bytes.place(self._index.file(sample)) if is_whole else None
 
     def memory(self) -> memoryview:
         """See ``interface.PlacesFiles``."""
@@ -108,7 +116,7 @@ class FilesReader:
 
     def reads_parts(self) -> bool:
         """See ``interface.ReadsParts``: a part of a local file saves nothing."""
-        return is_url(self._index.root)
+        return is_url(self._index.root) and self._media == "image"
 
     def read_part(self, sample: int, first: int, end: int) -> Mapping[str, Value]:
         """See ``interface.ReadsParts``."""

@@ -30,7 +30,7 @@ from batchd.data.samples.location import as_location
 from batchd.data.sources.csv.values import BYTE_ORDER_MARK
 from batchd.data.sources.files.index import GrowingIndex, files_neighbours, find_files, image_columns
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
-from batchd.data.sources.files.walk import IMAGE_SUFFIXES, below, matching, shards_problems, walk
+from batchd.data.sources.files.walk import below, matching, shards_problems, walk
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.storage.access import Storage, WantedNames
 from batchd.data.storage.index import SourceIndex, readable
@@ -42,7 +42,6 @@ from batchd.errors import SourceInvalid
 PATH_BYTES_MAX = 4095
 """``PATH_MAX`` of limits.h without the closing zero."""
 LINE_BYTES_MAX = PATH_BYTES_MAX + 64
-_SUFFIXES = b" ".join(IMAGE_SUFFIXES).decode()
 _CLASSES_SHOWN = 8
 _LABEL = re.compile(rb"[+-]?\d{1,19}")
 _LABEL_MAX = (1 << 63) - 1
@@ -59,17 +58,17 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
     top = os.fsencode(source.path)
     survey.storage.at(top).look_at(top, survey)
     bound = bound_of(source.path, allow_outside_root=source.allow_outside_root)
-    images_only = WantedNames(NameRule(FolderSource.endings), bound)
-    folders, images = survey.names_in(top, images_only)
+    files_only = WantedNames(NameRule(source.file_endings), bound)
+    folders, images = survey.names_in(top, files_only)
     if folders and images:
         raise SourceInvalid(
-            f"{source.path} holds both class folders ({readable(folders[0])}, …) and images of its own "
+            f"{source.path} holds both class folders ({readable(folders[0])}, …) and {source.media}s of its own "
             f"({readable(images[0])}, …), so it is neither one class per folder nor flat; move the images into a "
             "class folder, or name the files in a list source"
         )
 
     def list_folder(folder: bytes) -> tuple[list[bytes], list[bytes]]:
-        return survey.names_in(os.path.join(top, folder), images_only)  # noqa: PTH118  bytes
+        return survey.names_in(os.path.join(top, folder), files_only)  # noqa: PTH118  bytes
 
     for name in images:
         growing.add(name, 0)
@@ -84,8 +83,8 @@ def _scan_folder(source: FolderSource, survey: Survey) -> SourceIndex:
             where = readable(os.path.join(top, class_name))  # noqa: PTH118  bytes
             survey.note("class folders without an image, which keep their numbers", where)
     if not len(growing):
-        what = "no image in its class folders" if folders else "no image and no class folder"
-        raise SourceInvalid(f"{source.path} holds {what} ({_SUFFIXES})")
+        what = f"no {source.media} in its class folders" if folders else f"no {source.media} and no class folder"
+        raise SourceInvalid(f"{source.path} holds {what} ({' '.join(source.file_endings)})")
     return growing.finish(source.path, class_names or [b""], survey)
 
 
@@ -98,7 +97,7 @@ def _class_names(source: FolderSource, folders: list[bytes], survey: Survey) -> 
     other = os.fsencode(source.classes)  # the folder of another stream
     survey.storage.at(other).look_at(other, survey)
     bound = bound_of(as_location("classes", Path(source.classes)), allow_outside_root=source.allow_outside_root)
-    return survey.names_in(other, WantedNames(NameRule(FolderSource.endings), bound)).folders
+    return survey.names_in(other, WantedNames(NameRule(source.file_endings), bound)).folders
 
 
 def labels_of(names: Sequence[bytes], folders: Sequence[bytes], place: str, survey: Survey) -> list[int]:
@@ -251,21 +250,21 @@ def folder_labels(
 KINDS = {
     FolderSource: BuiltInKind(
         problems=lambda source, storage: storage.at(source.path).folder_problems(source.path, is_listed=True),
-        columns=lambda source, _storage: image_columns(source.path_bytes),
+        columns=lambda source, _storage: image_columns(source.path_bytes, source.media),
         scan=_scan_folder,
         neighbours=files_neighbours,
         find=find_files,
     ),
     ListSource: BuiltInKind(
         problems=_list_problems,
-        columns=lambda source, _storage: image_columns(source.path_bytes),
+        columns=lambda source, _storage: image_columns(source.path_bytes, source.media),
         scan=_scan_list,
         neighbours=files_neighbours,
         find=find_files,
     ),
     GlobSource: BuiltInKind(
         problems=shards_problems,
-        columns=lambda source, _storage: image_columns(source.path_bytes),
+        columns=lambda source, _storage: image_columns(source.path_bytes, source.media),
         scan=_scan_glob,
         neighbours=files_neighbours,
         find=find_files,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from batchd.data.samples.location import Url
-from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.options import FilesOptions, PatternOptions, Patterns
 from batchd.data.storage.access import FoundNames, Storage, WantedNames
 from batchd.data.storage.index import readable
@@ -25,9 +24,6 @@ from batchd.data.storage.patterns import (
 )
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
-
-IMAGE_SUFFIXES = tuple(map(str.encode, FolderSource.endings))
-"""Endings of the files that a folder source takes, in any case."""
 
 ListFolder = Callable[[bytes], tuple[list[bytes], list[bytes]]]
 """The folders of a folder to enter, and its files to take, in order."""

@@ -35,9 +35,9 @@ class JsonlSource(ShardOptions):
 
     fields: Annotated[dict[str, str], Example({"text": "text"})]
     """The fields of a sample, with their types: "text" for a string, a dtype such as "int64", with
-    its shape ("float32[4]"), in which ? is a length that differs from sample to sample, "image" for
-    a string that is the path or URL of an image file, "text[<=8]" for a list of up to eight
-    strings, and "json" for any value, such as a list of messages."""
+    its shape ("float32[4]"), in which ? is a length that differs from sample to sample, "image" or
+    "video" for a string that is the path or URL of such a file, "text[<=8]" for a list of up to
+    eight strings, and "json" for any value, such as a list of messages."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The keys of fields with other names, such as { label = "meta.label", second = "images.1" }.
@@ -59,15 +59,16 @@ class JsonlSource(ShardOptions):
         check_names(checks, self.fields, self.names, defaults=self.defaults)
         lacks = {"bytes": "JSON has no bytes; it has text, and json"}
         columns = check_declared(checks, self.fields, with_shapes=True, lacks=lacks)
-        check_defaults(checks, [column for column in columns if column.kind != "encoded"], self.defaults)
+        check_defaults(checks, [column for column in columns if not column.is_file], self.defaults)
         for column in columns:
             default = self.defaults.get(column.name)
-            if column.kind == "encoded" and default is not None and (not isinstance(default, str) or not default):
-                text = f"defaults: {column.name} is an image, so its default is the path of an image file"
+            if column.is_file and default is not None and (not isinstance(default, str) or not default):
+                what = "an image" if column.kind == "encoded" else f"a {column.kind}"
+                text = f"defaults: {column.name} is {what}, so its default is the path of {what} file"
                 checks.say(text, "defaults", column.name)
         self.check_joined(checks)
 
     @property
     def images(self) -> tuple[Column, ...]:
         """The fields that are images."""
-        return tuple(column for column in self.columns if column.kind == "encoded")
+        return tuple(column for column in self.columns if column.is_file)

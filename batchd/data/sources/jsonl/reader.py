@@ -15,7 +15,7 @@ from batchd.data.samples.values import Value, default_value
 from batchd.data.sources.csv.values import shown
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.jsonl.values import json_object, kind_of_json, value_at, value_in_json
-from batchd.data.sources.records import NamedImages, RecordsReader, image_folders
+from batchd.data.sources.records import NamedFile, NamedFiles, RecordsReader, image_folders
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime.suggestions import NAMES_MAX, nearest
@@ -49,9 +49,10 @@ class JsonlReader(RecordsReader):
     def __init__(self, source: JsonlSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         super().__init__(index, max_bytes, storage)
         self._fields = [_field(source, column) for column in source.columns]
-        self._pictures = [field for field in self._fields if field.column.kind == "encoded"]
+        self._pictures = [field for field in self._fields if field.column.is_file]
         folders, outside = image_folders(self.files, index.place["image_root"]), source.allow_outside_root
-        self._images = NamedImages(folders, max_bytes, storage, allow_outside_root=outside, count=len(self._pictures))
+        self._images = NamedFiles(folders, max_bytes, storage, allow_outside_root=outside, count=len(self._pictures))
+        self._to_close += self._images.readers
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
@@ -59,7 +60,8 @@ class JsonlReader(RecordsReader):
         values = {field.column.name: self._value(field, line) for field in self._fields}
         for number, field in enumerate(self._pictures):
             path = str(values[field.column.name])
-            values[field.column.name] = self._images.read(line.file, path, field.name, sample, number)
+            named = NamedFile(line.file, path, field.name)
+            values[field.column.name] = self._images.read(named, sample, field.column.kind, number)
         return values
 
     def prefetch(self, samples: Sequence[int]) -> None:
@@ -114,9 +116,10 @@ class JsonlReader(RecordsReader):
             if field.default is None:
                 raise _missing(field, line.found)
             return field.default
-        if field.column.kind == "encoded":
+        if field.column.is_file:
             if not isinstance(found, str):
-                raise SampleUnreadable(f"{field.name!r} is {kind_of_json(found)} in JSON, not the path of an image")
+                what = "an image" if field.column.kind == "encoded" else "a file"
+                raise SampleUnreadable(f"{field.name!r} is {kind_of_json(found)} in JSON, not the path of {what}")
             return found
         try:
             value = value_in_json(field.column, found)

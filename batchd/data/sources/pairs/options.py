@@ -120,7 +120,10 @@ class PairsSource(DeclaredOptions, PairedOptions):
     def _check(self, checks: Checks) -> None:
         with checks.at():
             self.settle_paths()
-        check_declared(checks, self.fields or {}, with_shapes=True)
+        lacks = {
+            "video": "a source of files that belong together has images, texts and arrays; csv and jsonl name videos"
+        }
+        check_declared(checks, self.fields or {}, with_shapes=True, lacks=lacks)
         check_known(checks, self.fields or {}, files=self.files)
         counts: dict[str, int] = {}
         for name in self.fields or {}:

@@ -453,7 +453,7 @@ def _check_magic(stream: BinaryIO, end: bytes, size: int) -> None:
 def problem_of(column: Column, kind: pa.DataType) -> str:
     """Why a column of the file cannot be a column of a sample; "" where it can."""
     kind = _undictionary(kind)
-    if column.kind in ("encoded", "bytes"):
+    if column.is_file or column.kind == "bytes":
         good = is_bytes(kind) or is_image(kind)
     elif column.kind == "text":
         good = _is_text(kind)

@@ -117,8 +117,8 @@ def value_of(column: Column, feature: Feature) -> Value:
             raise FeatureMisfits(_described(feature))
         return nested(column, list(map(_text, feature.bytes_list.value)))
     data = _only_bytes(feature)
-    if column.kind in ("encoded", "bytes"):
-        if not data and column.kind == "encoded":
+    if column.is_file or column.kind == "bytes":
+        if not data and column.is_file:
             raise FeatureMisfits("is empty")
         return memoryview(data)
     return _text(data) if column.kind == "text" else in_json(column, _text(data))

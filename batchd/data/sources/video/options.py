@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.location import check_path
-from batchd.data.sources.files.options import check_classes
+from batchd.data.sources.files.options import VIDEO_ENDINGS, check_classes
 from batchd.data.sources.options import PatternOptions, check_path_bytes
 from batchd_wire.record import options
 
@@ -24,7 +24,7 @@ class VideoSource(PatternOptions):
 
     requires: ClassVar[tuple[str, ...]] = ("av",)
     extra: ClassVar[str] = "video"
-    endings: ClassVar[tuple[str, ...]] = (".mp4", ".mov", ".mkv", ".webm", ".avi")
+    endings: ClassVar[tuple[str, ...]] = VIDEO_ENDINGS
 
     type: Literal["video"] = "video"
     """Kind of source."""

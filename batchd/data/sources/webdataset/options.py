@@ -5,6 +5,7 @@ Each field is read from a member of a sample in a shard:
     field                                 member, unless ``names`` has another
     image = "image"                       jpg, jpeg, png, webp, gif or bmp
     NAME = "image"                        NAME.jpg, NAME.jpeg, ...
+    video = "video"                       mp4, mkv, webm, mov, avi or bin; of NAME: NAME.mp4, ...
     NAME = "text"                         NAME.txt
     NAME = "text[<=8]", or "json"         NAME.json
     NAME = "bytes"                        NAME.bin
@@ -30,6 +31,7 @@ from batchd_wire.record import options
 
 IMAGE, LABEL = "image", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
+VIDEO_ENDINGS = ("mp4", "mkv", "webm", "mov", "avi")
 LABEL_ENDING, JSON_ENDING, TEXT_ENDING, ARRAY_ENDING, BYTES_ENDING = "cls", "json", "txt", "npy", "bin"
 WRITTEN_ENDINGS = (LABEL_ENDING, TEXT_ENDING, "text")
 """Endings of numbers in digits."""
@@ -97,6 +99,9 @@ def usual_member(column: Column) -> Member:
     name = column.name
     if column.kind == "encoded":
         return Member(IMAGE_ENDINGS if name == IMAGE else tuple(f"{name}.{ending}" for ending in IMAGE_ENDINGS))
+    if column.is_file:
+        endings = (*VIDEO_ENDINGS, BYTES_ENDING)
+        return Member((*(VIDEO_ENDINGS if name == "video" else ()), *(f"{name}.{ending}" for ending in endings)))
     if column.kind == "text":
         return Member((f"{name}.{TEXT_ENDING}",))
     if column.kind != "array":
@@ -131,7 +136,7 @@ def coding_of(column: Column, member: Member) -> Coding:
     return codings.pop()
 
 
-_WHOLE_MEMBERS = {"encoded": "an image", "bytes": "bytes"}
+_WHOLE_MEMBERS = {"encoded": "an image", "video": "a video", "bytes": "bytes"}
 
 
 def _coding_of(column: Column, member: Member, ending: str) -> Coding:
@@ -142,8 +147,8 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
         raise ValueError(f"{column.name} comes from .{ending}, a pickle, which batchd never reads: write .npy or .json")
     if last == "npz":
         raise ValueError(f"{column.name} comes from .{ending}, which holds several arrays: write each as .npy")
-    if column.kind == "encoded":
-        return "image"
+    if column.is_file:
+        return "image" if column.kind == "encoded" else "bytes"
     is_json = column.kind == "json" or (column.kind == "texts" and "{" not in ending)
     coding: Coding
     if member.key or is_json:
