@@ -46,7 +46,7 @@ from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
 from batchd.stream.plan import code_problems, plan_stream
-from batchd.worker.members import is_image, main_image
+from batchd.worker.members import is_image, is_image_list, main_image
 from batchd.worker.messages import PrepareStream, SampleBad, ShardWritten, WriteShard
 from batchd.worker.order_runner import OrderProgress, OrderRunner, OrderToRun, WorkersEnd
 from batchd_wire.wording import counted
@@ -244,6 +244,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     steps = tuple(step for step in work.config.pipeline if not isinstance(step, LAST_STEPS))
     try:
         made = dict(columns_after(columns, steps))
+        _check_lists(made)
     except StepInvalid as problem:
         raise ConfigInvalid(
             [Problem(path_text(("streams", work.name, "pipeline")), ProblemKind.STEP_MISFIT, str(problem))]
@@ -384,12 +385,22 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
     return toml_value(table)
 
 
+def _check_lists(columns: Mapping[str, Column]) -> None:
+    """Raise ``StepInvalid`` for lists that no members hold."""
+    for name, column in columns.items():
+        if column.kind == "arrays" and not is_image_list(column):
+            raise StepInvalid(
+                f'a shard holds lists of images and texts, and {name!r} is {column.text}; "pick" takes one'
+            )
+
+
 def _stored(columns: Mapping[str, Column]) -> dict[str, tuple[Column, webdataset.Member]]:
     """Type and member from which a ``webdataset`` source reads each column again."""
     main = main_image(columns)
     found = {}
     for name, column in columns.items():
         read = Column(name, "encoded") if is_image(column) else column
+        read = Column(name, "images", most=column.most) if is_image_list(column) else read
         is_main = name == main
         found[name] = read, webdataset.Member(webdataset.IMAGE_ENDINGS) if is_main else webdataset.usual_member(read)
     return found

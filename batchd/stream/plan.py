@@ -142,6 +142,7 @@ def plan_stream(
     pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
     check_bucket(name, config, columns)
     check_drawn(name, config, columns)
+    check_kept(name, config, columns)
     try:
         code = code_of(config, python_path)
     except SourceInvalid as error:
@@ -151,6 +152,17 @@ def plan_stream(
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
+
+
+def check_kept(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:
+    """Raise ``SourceInvalid`` if a cache of single images is wanted for lists of them."""
+    lists = {column.name for column in columns if column.kind == "images"}
+    found = next((one.field for one in config.pipeline if isinstance(one, Decode) and one.field in lists), None)
+    if found is not None and config.cache in {"points", "pixels"}:
+        raise SourceInvalid(
+            f'streams.{name}.cache: "{config.cache}" is for single images, and {found!r} is a list; "encoded" and "decoded" '
+            "keep it"
+        )
 
 
 def check_drawn(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:

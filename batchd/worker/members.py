@@ -4,6 +4,7 @@
     its access points, if any      .jpg.points
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
+    images of a list               NAME.0.jpg, NAME.1.jpg, ...
 
 The image called "image", or else the first one, has its ending alone, others their name in front. A
 ``webdataset`` source looks for fields of these names and types there. A progressive JPEG becomes a
@@ -12,7 +13,7 @@ sequential one, so that it has access points.
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -23,7 +24,7 @@ from batchd.data.pipeline.image.jpeg_box import found_points, in_one_scan
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import LISTS, Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import has_points
 from batchd.data.samples.values import MediaFile, Value
@@ -63,12 +64,9 @@ class MemberEncoder:
         for name, column in self._columns.items():
             value = values[name]
             if is_image(column):
-                ending, content = self._image(column, value)
-                ending = ending if name == self._main_image else f"{name}.{ending}"
-                yield ending, content
-                points = found_points(memoryview(content), probe_image(memoryview(content)))
-                if has_points(points):
-                    yield f"{ending}.{webdataset.POINTS_ENDING}", points
+                yield from self._images("" if name == self._main_image else f"{name}.", column, [value])
+            elif is_image_list(column):
+                yield from self._images(f"{name}.{{}}.", column.item, value)  # type: ignore[arg-type]  # a list
             elif column.kind == "text":
                 yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
             elif column.kind == "bytes" or column.is_file:
@@ -84,6 +82,16 @@ class MemberEncoder:
                 numbers[name] = np.asarray(value, column.dtype).item()
         if numbers:
             yield webdataset.JSON_ENDING, json.dumps(numbers).encode()
+
+    def _images(self, name: str, column: Column, images: Iterable[Value]) -> Iterator[tuple[str, bytes]]:
+        """Each image, and its access points; ``name`` is in front of the ending."""
+        for place, image in enumerate(images):
+            ending, content = self._image(column, image)
+            ending = f"{name.format(place)}{ending}"
+            yield ending, content
+            points = found_points(memoryview(content), probe_image(memoryview(content)))
+            if has_points(points):
+                yield f"{ending}.{webdataset.POINTS_ENDING}", points
 
     def _image(self, column: Column, value: Value) -> tuple[str, bytes]:
         if column.kind != "encoded":
@@ -131,6 +139,11 @@ def is_image(column: Column) -> bool:
     """True for the bytes of an image file, and for pixels that can be encoded as one."""
     is_pixels = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == _IMAGE_DIMENSIONS
     return column.kind == "encoded" or (is_pixels and not column.channels_first and column.shape[2] in _IMAGE_CHANNELS)
+
+
+def is_image_list(column: Column) -> bool:
+    """True for a list of such images."""
+    return column.kind in LISTS and is_image(column.item)
 
 
 def _npy(array: npt.NDArray[np.generic]) -> bytes:

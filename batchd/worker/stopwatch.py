@@ -6,6 +6,7 @@ Invariant: all times of a chunk are of the same rows, and each is reported once.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
@@ -112,9 +113,10 @@ class Stopwatch:
         self._cache_hits += from_cache is True
         self._cache_misses += from_cache is False
         if not from_cache:
+            several = (value if isinstance(value, list) else (value,) for value in values.values())
             self._read_bytes += sum(
                 value.read_bytes if isinstance(value, FilePart) else value.nbytes
-                for value in values.values()
+                for value in chain.from_iterable(several)
                 if isinstance(value, memoryview | FilePart)
             )
         self.timings.lap(self.reading)

@@ -122,6 +122,28 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
                 {"op": "pad_batch", "field": "loss_mask", "max_shape": [64]},
             ],
         },
+        "lists": {
+            "source": {
+                "type": "jsonl",
+                "root": str(folder),
+                "shards": ["lines-*.jsonl"],
+                "image_root": str(folder / "images"),
+                "fields": {"files": "image[<=3]", "one": "image[<=3]", "texts": "text[<=3]"},
+                "names": {"one": "files", "texts": "files"},
+            },
+            "pipeline": [
+                {"op": "decode", "field": "files"},
+                {"op": "random_resized_crop", "field": "files", "size": [20, 24]},
+                {"op": "random_flip", "field": "files"},
+                {"op": "ragged", "field": "files", "max_shape": [3, 20, 24, 3]},
+                {"op": "pick", "field": "one"},
+                {"op": "decode", "field": "one"},
+                {"op": "resize", "field": "one", "size": [16, 16]},
+                {"op": "pick", "field": "texts", "which": "all"},
+                {"op": "text_bytes", "field": "texts", "length": 16},
+                {"op": "pad_batch", "field": "texts", "max_shape": [3, 16]},
+            ],
+        },
         "jsonl": {
             "source": {
                 "type": "jsonl",

@@ -16,6 +16,7 @@ A value that is returned is never cast in silence:
     "image"           bytes, bytearray, memoryview
     "text"            str
     "text[<=8]"       a list of str
+    "image[<=8]"      a list of bytes, those of image files
     "bytes"           bytes, bytearray, memoryview
     "json"            dict, list, str, int, float, bool, and None in them
     "uint8[?,?,3]"    a numpy array of this dtype and shape; what numpy() makes one of (torch,
@@ -201,7 +202,7 @@ def checked_value(column: Column, value: object) -> Value:
             wanted = {"encoded": "the bytes of an image", "video": "the bytes of a video"}.get(column.kind, "bytes")
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {wanted}")
         return memoryview(value)
-    if column.kind in ("json", "texts"):
+    if column.kind in ("json", "texts", "images"):
         if value is None:
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {column.text}")
         try:

@@ -12,7 +12,7 @@ from math import inf
 from typing import TypeAlias
 
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_family
-from batchd.data.samples.columns import Column
+from batchd.data.samples.columns import LISTS, Column
 from batchd.errors import KeyPath
 from batchd.runtime.suggestions import nearest
 from batchd_wire.fields import Field, sizes_field
@@ -70,6 +70,26 @@ def effect(step: StepOptions, columns: Columns) -> Columns:
     return registered(step, columns)
 
 
+def columns_behind(step: StepOptions, columns: Columns) -> Columns:
+    """Return the columns after a step that is done to each value of a list, too.
+
+    Raises ``StepInvalid``.
+    """
+    items = items_before(step, columns)
+    if items is None:
+        return effect(step, columns)
+    made, most = effect(step, items), columns[step.field].most  # type: ignore[attr-defined]  # it has a field
+    return {name: column if column is columns.get(name) else column.in_list(most) for name, column in made.items()}
+
+
+def items_before(step: StepOptions, columns: Columns) -> Columns | None:
+    """The columns of one value of the list that ``step`` is done to; None without a list."""
+    column = columns.get(step.field) if isinstance(step, FieldStep) and step.is_for_each else None
+    if column is None or column.kind not in LISTS or (column.kind == "texts" and not column.made_by):
+        return None
+    return {**columns, column.name: column.item}
+
+
 def described(column: Column) -> str:
     """What a column is, for messages."""
     return _DESCRIBED.get(column.kind, column.text)
@@ -82,6 +102,7 @@ _DESCRIBED = {
     "json": "a value in JSON",
     "bytes": "bytes",
     "texts": "a list of texts",
+    "images": "a list of image files",
 }
 
 

@@ -19,17 +19,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from batchd.data.pipeline.effects import Columns, effect
+from batchd.data.pipeline.effects import Columns, columns_behind, effect, items_before
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.geometry import planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
-from batchd.data.pipeline.options import StepOptions, import_families
+from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sample_fields import columns_after
-from batchd.data.pipeline.stages import Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
+from batchd.data.pipeline.stages import EachStage, Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
 from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
@@ -214,7 +214,7 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
     for place, run in enumerate(runs):
         before = made
         for step in run:
-            made = effect(step, made)
+            made = columns_behind(step, made)
         on_image = [step for step in run if isinstance(step, ImageStep)]
         rest = [step for later in runs[place + 1 :] for step in later]
         if isinstance(run[-1], Views):
@@ -223,12 +223,35 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             views = _views_stage(run[-1], decode, before, writes, timings, kept)
             yield views, None, views.last_part
             continue
+        items = items_before(run[0], before)
+        if items is not None:
+            each, part = _each_stage(run, items, timings)
+            yield each, None, part
+            continue
         if not on_image:
             yield make_stage(run[0], before, made), make_rows_stage(run[0]), timings.part(run[0].op)
             continue
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
         stage = ImageStage(on_image, before, made, writes, timings, kept, decoder, sized)
         yield stage, stage.on_rows, stage.last_part
+
+
+def _each_stage(run: Sequence[StepOptions], items: Columns, timings: Timings) -> tuple[EachStage, int]:
+    """The stage that does the steps to each value of a list, and its part; ``items``: before it."""
+    after = items
+    for step in run:
+        after = effect(step, after)
+    made = [column for name, column in after.items() if column is not items.get(name)]
+    ops = [step.op for step in run if step.is_random]
+    images = [step for step in run if isinstance(step, ImageStep)]
+    if not images:
+        (step,) = run
+        assert isinstance(step, FieldStep), "it is done to a field"
+        return EachStage(step.field, make_stage(step, items, after), made, ops, in_place=False), timings.part(step.op)
+    field = images[0].field
+    in_place = after[field].is_fixed
+    stage = ImageStage(images, items, after, frozenset({field} if in_place else ()), timings)
+    return EachStage(field, stage, made, ops, in_place=in_place), stage.last_part
 
 
 def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:

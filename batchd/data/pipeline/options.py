@@ -101,6 +101,8 @@ class FieldStep(StepOptions):
 
     __slots__ = ()
 
+    is_for_each: ClassVar[bool] = False
+    """Whether the step is done to each value of a list."""
     field: str
     """Name of the field that the step changes."""
 

@@ -255,7 +255,7 @@ def _after(step: StepOptions, columns: effects.Columns) -> effects.Columns:
             raise effects.StepInvalid(
                 f'"{step.op}" cannot come after "{column.made_by}", which must be the last step on {column.name!r}; put it before'
             )
-    return effects.effect(step, columns)
+    return effects.columns_behind(step, columns)
 
 
 def _not_fixed(column: Column) -> str:
@@ -270,6 +270,9 @@ def _not_fixed(column: Column) -> str:
         field = json.dumps(column.name)
         advice = {
             "texts": f'{{ op = "pick", field = {field} }} draws one of them',
+            "images": f'{{ op = "decode", field = {field} }} decodes each',
+            "arrays": f'{{ op = "pick", field = {field} }} draws one of them, and if each has the same shape, "pad_batch" '
+            'or "ragged" takes all',
             "json": f'{{ op = "chat", field = {field} }} makes tokens of messages, and "call" anything of it',
             "bytes": '"call" makes numbers of them',
         }[column.kind]

@@ -1,15 +1,19 @@
 """The stages of a pipeline, each of one or several steps, and their time. Worker process."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from time import perf_counter_ns
 from typing import TypeAlias
 
+import numpy as np
+
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.image.opencv import Image
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
 from batchd_wire.views import Array
 
@@ -35,6 +39,54 @@ RowsStage: TypeAlias = Callable[[dict[str, Array], Row], None]
 """Does to the numbers of several samples, ``[samples, *shape]``, what a stage does to one's.
 
 Raises ``SampleUndecodable`` if one of them is bad: the stage says which, and why."""
+
+
+class EachStage:
+    """Does to each value of a list what a stage does to one.
+
+    ``made``: the columns that it makes of one value. ``random_ops``: its steps that draw.
+    ``in_place``: the stage writes images of one shape into a row that it is given.
+    """
+
+    def __init__(
+        self, field: str, stage: Stage, made: Sequence[Column], random_ops: Sequence[str], *, in_place: bool
+    ) -> None:
+        self._field, self._stage, self._made, self._random_ops = field, stage, made, random_ops
+        self._in_place = in_place
+
+    def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+        """Replace the list by those that are made of it. Raises ``SampleUndecodable``."""
+        items = values.pop(self._field)
+        assert isinstance(items, list | np.ndarray), "a list, or its arrays as one"
+        outer = random.draws
+        drawn: list[dict[str, object]] = [{} for _op in self._random_ops]
+        made = [self._room(column, len(items)) for column in self._made]
+        place = 0
+        try:
+            for place, item in enumerate(items):
+                random.draws = None if outer is None else []
+                self._make(place, item, random, made)
+                for op, noted, drew in zip(self._random_ops, drawn, random.draws or (), strict=False):
+                    noted[str(place)] = [{"op": op, **drew}]
+        except SampleUndecodable as error:
+            raise SampleUndecodable(f"{self._field}[{place}]: {error}") from None
+        finally:
+            random.draws = outer
+        if outer is not None:
+            outer += drawn
+        values |= {column.name: one for column, one in zip(self._made, made, strict=True)}
+
+    def _room(self, column: Column, count: int) -> "list[object] | Array":
+        return np.empty((count, *column.fixed_shape), column.dtype) if self._in_place else []
+
+    def _make(self, place: int, item: object, random: SampleRandom, made: "Sequence[list[object] | Array]") -> None:
+        one: dict[str, Value] = {self._field: item}  # type: ignore[dict-item]  # a value of a list
+        rows = {column.name: room[place] for column, room in zip(self._made, made, strict=True) if self._in_place}
+        self._stage(one, random, rows)  # type: ignore[arg-type]  # memory of the images
+        for column, several in zip(self._made, made, strict=True):
+            value = one[column.name]
+            if isinstance(several, list):  # its memory is used again for the next one
+                several.append(value.copy() if isinstance(value, np.ndarray) else value)
 
 
 @singledispatch

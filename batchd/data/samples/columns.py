@@ -9,14 +9,14 @@ columns after the last step become the fields of a batch, so by then each must h
 
 Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
 from sample to sample, ``"image"`` and ``"video"`` for the bytes of such a file, ``"text"``,
-``"text[<=8]"`` for up to eight texts, ``"json"`` and ``"bytes"``. Of samples that have no shape of
-their own they declare the columns:
+``"text[<=8]"`` for up to eight texts, ``"image[<=8]"``, ``"json"`` and ``"bytes"``. Of samples that
+have no shape of their own they declare the columns:
 
     fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
     names    = { label = "class_id" }                  what the data calls a field, if it differs
     defaults = { label = -1, ids = [], caption = "" }  in the place of a value that a sample lacks
 
-A list of texts, JSON and bytes are no fields of a batch: a step makes something of them.
+A list, JSON and bytes are no fields of a batch: a step makes something of them.
 
 Invariants: ``parse_column(name, column.text) == column`` for a source's column. A field that is
 wrong in itself has no further problems. A default that was checked fits into its field.
@@ -25,6 +25,7 @@ wrong in itself has no further problems. A default that was checked fits into it
 import re
 import struct
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -38,12 +39,15 @@ from batchd_wire.wording import counted
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 LENGTH_MAX = 1 << 32
 _ARRAY = re.compile(r"([a-z]+\d*)(?:\[([0-9?, ]*)\])?")
-_TEXTS = re.compile(r"text\[<= ?([0-9]{1,9})\]")
-TEXTS_MAX = 1 << 16
+_LIST = re.compile(r"(text|image)\[<= ?([0-9]{1,9})\]")
+LIST_MAX = 1 << 16
 
-ColumnKind = Literal["encoded", "video", "text", "array", "json", "bytes", "texts"]
+ColumnKind = Literal["encoded", "video", "text", "array", "json", "bytes", "texts", "images", "arrays"]
 """``encoded``: the bytes of an image file. ``video``: a video file. ``text``: a string. ``array``:
-numbers. ``json``: any value in JSON. ``bytes``: any bytes. ``texts``: a list of strings."""
+numbers. ``json``: any value in JSON. ``bytes``: any bytes. ``texts``, ``images``, ``arrays``: a
+list of these."""
+LISTS: Mapping[ColumnKind, ColumnKind] = MappingProxyType({"texts": "text", "images": "encoded", "arrays": "array"})
+"""The kind of each value of a list."""
 MediaWord = Literal["image", "video"]
 """What a file of a sample may be, as users write it."""
 _WORDS: dict[str, ColumnKind] = {
@@ -92,7 +96,7 @@ class Column:
     dtype: str = "uint8"
     shape: tuple[int | None, ...] = ()
     most: int = 0
-    """Of a list of texts: how many it has at most."""
+    """Of a list: how many values it has at most."""
     channels_first: bool = False
     """Whether an image has its channels in front: [channels, height, width]."""
     is_bgr: bool = False
@@ -110,6 +114,20 @@ class Column:
     sizes: tuple[tuple[int, int], ...] = ()
     """(Height, width) of the images of each bucket, one of which those of a batch have; empty for
     images of one size, and for those that differ within a batch."""
+
+    @property
+    def item(self) -> "Column":
+        """A value of a list, as a column; ``in_list`` is the way back."""
+        return replace(self, kind=LISTS[self.kind], most=0)
+
+    def in_list(self, most: int) -> "Column":
+        """A list of up to ``most`` values of this column."""
+        return replace(self, kind=next(kind for kind, item in LISTS.items() if item == self.kind), most=most)
+
+    @property
+    def stacked(self) -> "Column":
+        """The arrays of a list as one, whose first length is their number."""
+        return replace(self, kind="array", shape=(None, *self.shape), most=0)
 
     @property
     def followers(self) -> tuple[tuple[str, str], ...]:
@@ -160,8 +178,8 @@ class Column:
     @property
     def text(self) -> str:
         """The column as users write it."""
-        if self.kind == "texts":
-            return f"text[<={self.most}]"
+        if self.kind in LISTS:
+            return f"{self.item.text}[<={self.most}]"
         if self.kind != "array":
             return next(word for word, kind in _WORDS.items() if kind == self.kind)
         if not self.shape:
@@ -185,20 +203,20 @@ def parse_column(name: str, text: str) -> Column:
     check_field_names(name)
     if text in _WORDS:
         return Column(name, _WORDS[text])
-    several = _TEXTS.fullmatch(text)
+    several = _LIST.fullmatch(text)
     if several is not None:
-        if not 1 <= int(several[1]) <= TEXTS_MAX:
-            raise ValueError(f'{name} = "{text}": a list has 1 to {TEXTS_MAX} texts at most')
-        return Column(name, "texts", most=int(several[1]))
+        if not 1 <= int(several[2]) <= LIST_MAX:
+            raise ValueError(f'{name} = "{text}": a list has 1 to {LIST_MAX} {several[1]}s at most')
+        return Column(name, _WORDS[several[1]]).in_list(int(several[2]))
     written = _ARRAY.fullmatch(text)
     if written is None or written[1] not in ITEM_BYTES:
         meant = _meant(text)
         if meant is not None:
             raise ValueError(f'{name} = "{text}" is not a valid type; did you mean "{meant}"?')
         raise ValueError(
-            f'{name} = "{text}" is not a valid type: "image", "video", "text", "text[<=8]" for up to 8 texts, "json", "bytes", '
-            f'or one of {", ".join(ITEM_BYTES)}, with a shape if it has one, as in "uint8[28,28]", or "int32[?]" where a '
-            "length differs from sample to sample"
+            f'{name} = "{text}" is not a valid type: "image", "video", "text", "text[<=8]" for up to 8 texts, "image[<=8]", '
+            f'"json", "bytes", or one of {", ".join(ITEM_BYTES)}, with a shape if it has one, as in "uint8[28,28]", or '
+            '"int32[?]" where a length differs from sample to sample'
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))
 
@@ -209,9 +227,9 @@ def _meant(text: str) -> str | None:
     word = begins[0] if begins else ""
     if sum(known.startswith(word) for known in ITEM_BYTES) > 1:
         return None
-    if word in ("text", "texts"):
-        most = re.search("[0-9]+", text)
-        return f"text[<={most[0] if most else 8}]" if text != "texts" else "text[<=8]"
+    most = re.search("[0-9]+", text)
+    if word in ("text", "texts", "images") or (word == "image" and most):
+        return f"{word.removesuffix('s')}[<={most[0] if most else 8}]"
     known = nearest(word, [*_WORDS, *ITEM_BYTES])
     lengths = text[len(word) :].strip().translate(str.maketrans("(){}<>", "[][][]"))
     meant = f"{known}{lengths}"
@@ -330,6 +348,8 @@ def _check_default(column: Column, default: Default) -> None:
     what = f"defaults: {column.name} is {column.text}, so"
     if column.is_file or column.kind == "bytes":
         raise ValueError(f"{what} nothing can stand for it; leave it out of the defaults")
+    if column.kind == "images" and default != ():
+        raise ValueError(f"{what} its default is []")
     if column.kind == "texts":
         texts = default if isinstance(default, tuple) else (0,)
         if len(texts) > column.most or not all(isinstance(text, str) for text in texts):

@@ -11,6 +11,7 @@ fit is refused, never wrapped or cut. In a value of JSON no key, number or null 
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -56,10 +57,14 @@ Value: TypeAlias = (
     | dict[str, object]
 )
 """The bytes of a file, or the file, or its pixels; ``bytes``; a ``text``, or an ``array``; a
-number for an array of shape []; a list of ``texts``; ``json``, as Python's module json reads it."""
+number for an array of shape []; a list of ``texts``, ``images`` or ``arrays``, the last also as one
+array; ``json``, as Python's module json reads it."""
 
 JSON_DEPTH_MAX = 64
 """Levels of lists and objects in a value of JSON."""
+
+ANY_BYTES = 1 << 62
+"""For values of a record whose length was checked."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")
 _REAL = re.compile(r"[+-]?(nan|inf(inity)?|([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?)", re.IGNORECASE)
@@ -102,7 +107,7 @@ def from_bytes(column: Column, raw: bytes | memoryview, max_bytes: int) -> Value
 
 def default_value(column: Column, default: Default) -> Value:
     """The value of a default that ``data.samples.columns`` has checked."""
-    if column.kind in ("json", "texts"):
+    if column.kind in ("json", "texts", "images"):
         return list(default) if isinstance(default, tuple) else default
     if isinstance(default, str):
         return default
@@ -145,12 +150,14 @@ def in_json(column: Column, text: str) -> Value:
 
 
 def nested(column: Column, value: object) -> Value:
-    """The value of a column of ``json`` or ``texts`` from Python's objects, as json reads them.
+    """The value of a column of ``json``, or a list, from Python's objects, as json reads them.
 
     Raises ``SampleUnreadable`` for what JSON cannot have, and deeper than ``JSON_DEPTH_MAX``.
     """
     if column.kind == "texts":
         return _texts(column, value)
+    if column.kind == "images":
+        return images_from(column, items_of(column, value))
     level: list[object] = [value]
     for _depth in range(JSON_DEPTH_MAX + 1):
         inner: list[object] = []
@@ -169,11 +176,35 @@ def nested(column: Column, value: object) -> Value:
     raise SampleUnreadable(f"{column.name} is nested deeper than {JSON_DEPTH_MAX} levels")
 
 
-def _texts(column: Column, value: object) -> list[object]:
+def items_of(column: Column, value: object) -> list[object]:
+    """The values of a list of texts or images, no more than it has. Raises ``SampleUnreadable``."""
     if not isinstance(value, list):
-        raise SampleUnreadable(f"{column.name} is {type(value).__name__}, not a list of texts")
-    if len(value) > column.most:
-        raise SampleUnreadable(f"{column.name} has {len(value)} texts, more than {column.text} has")
+        raise SampleUnreadable(f"{column.name} is {type(value).__name__}, not a list of {column.item.text}s")
+    check_count(column, len(value))
+    return value
+
+
+def check_count(column: Column, count: int) -> None:
+    """Raise ``SampleUnreadable`` if a list has more values than its column."""
+    if count > column.most:
+        raise SampleUnreadable(f"{column.name} has {count} {column.item.text}s, more than {column.text} has")
+
+
+def images_from(column: Column, files: Sequence[object], max_bytes: int = ANY_BYTES) -> list[object]:
+    """The files of a list of images, copied. Raises ``SampleUnreadable``, which names the one."""
+    images: list[object] = []
+    for place, file in enumerate(items_of(column, list(files))):
+        one = replace(column.item, name=f"{column.name}[{place}]")
+        if not isinstance(file, (bytes, memoryview)):
+            kind = "null" if file is None else type(file).__name__
+            raise SampleUnreadable(f"{one.name} is {kind}, not the bytes of an image")
+        from_bytes(one, file, max_bytes)
+        images.append(memoryview(bytes(file)))
+    return images
+
+
+def _texts(column: Column, value: object) -> list[object]:
+    value = items_of(column, value)
     for place, text in enumerate(value):
         if not isinstance(text, str):
             kind = "null" if text is None else type(text).__name__
@@ -239,8 +270,13 @@ def real_number(text: str) -> float | None:
 
 
 def array_of(column: Column, value: Value) -> Array:
-    """The value as its column's dtype. Raises ``SampleUndecodable`` for another shape or kind."""
-    array = np.asarray(value)
+    """The value as its column's dtype. Raises ``SampleUndecodable`` for another shape or kind.
+
+    A list of arrays is one, stacked.
+    """
+    is_empty = isinstance(value, list) and not value
+    shape = [0, *(length or 0 for length in column.shape[1:])]
+    array = np.zeros(shape, column.dtype) if is_empty else np.asarray(value)
     if not column.takes(array.shape) or not np.can_cast(array.dtype, column.dtype, "same_kind"):
         raise SampleUndecodable(f"{column.name!r} is {array.dtype}{list(array.shape)} instead of {column.text}")
     return array.astype(column.dtype, copy=False)

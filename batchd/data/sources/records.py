@@ -146,6 +146,10 @@ class NamedFiles:
         except ValueError as error:
             raise SampleUnreadable(f"{title!r} is {path!r}: {error}") from None
 
+    def copied(self, named: NamedFile, sample: int, number: int = 0) -> memoryview:
+        """The bytes of an image, which stay. Raises ``SampleUnreadable``."""
+        return memoryview(bytes(self.read(named, sample, "encoded", number)))  # type: ignore[arg-type]  # a memoryview
+
     def _place_or_none(self, named: tuple[int, str]) -> bytes | None:
         try:
             return self._place(*named) if named[1] else None

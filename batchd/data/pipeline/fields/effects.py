@@ -16,7 +16,7 @@ from batchd.data.pipeline.effects import (
     replaced,
 )
 from batchd.data.pipeline.fields.options import Cast, Clip, Drop, MapIds, NumberStep, OneHot, Pick, Rename, Scale
-from batchd.data.samples.columns import LENGTH_MAX, Column
+from batchd.data.samples.columns import LENGTH_MAX, LISTS, Column
 from batchd_wire.fields import DIMENSIONS_MAX
 
 
@@ -40,9 +40,10 @@ def _rename(step: Rename, columns: Columns) -> Columns:
 @effect.register
 def _pick(step: Pick, columns: Columns) -> Columns:
     column = column_of(step, columns)
-    if column.kind != "texts":
+    if column.kind not in LISTS:
         raise StepInvalid(f'"pick" needs a list, such as "text[<=8]", and {column.name!r} is {described(column)}')
-    return changed(step, columns, kind="text", most=0)
+    made = column if step.which == "all" else column.item
+    return changed(step, columns, kind=made.kind, most=made.most)
 
 
 @effect.register

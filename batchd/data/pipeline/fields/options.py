@@ -57,16 +57,17 @@ class Rename(FieldStep):
 
 @options
 class Pick(FieldStep):
-    """Choose one value of a list, such as one of the captions of an image.
+    """Choose one value of a list, such as one of the captions of an image, or all.
 
     The field becomes that value. An empty list is a bad sample.
     """
 
     op: Literal["pick"] = "pick"
     field: Annotated[str, Example("captions")]
-    """The list: a field of type "text[<=8]"."""
-    which: Literal["random", "first"] = "random"
-    """The value: "random" draws one, each equally often; "first" is always the same."""
+    """The list: a field of type "text[<=8]" or "image[<=8]"."""
+    which: Literal["random", "first", "all"] = "random"
+    """The value: "random" draws one, each equally often; "first" is always the same; "all" leaves
+    the list, and later steps on text are done to each text of it."""
 
     @property
     def is_random(self) -> bool:

@@ -56,13 +56,14 @@ def _move(step: Rename, values: dict[str, V]) -> None:
 def _pick(step: Pick, _before: Columns, _after: Columns) -> Stage:
     def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
         found = values[step.field]
-        assert isinstance(found, list), "a list of texts"
+        assert isinstance(found, list | np.ndarray), "a list, or its arrays as one"
         place = int(len(found) * random.random()) if step.is_random else 0
-        if not found:
+        if not len(found):
             raise SampleUndecodable(f"{step.field} is an empty list, so there is nothing to pick")
         if step.is_random and random.draws is not None:
             random.draws.append({"of": len(found), "place": place})
-        values[step.field] = found[place]  # type: ignore[assignment]  # a text
+        if step.which != "all":
+            values[step.field] = found[place]  # type: ignore[assignment]  # a value of a list
 
     return run
 

@@ -28,6 +28,7 @@ from batchd_wire.record import options
 class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
+    is_for_each: ClassVar[bool] = True
     keeps_pixels: ClassVar[bool] = True
     may_resize: ClassVar[bool] = False
     """Whether a step on pixels can change their number, which is otherwise known before them."""
@@ -185,6 +186,7 @@ class CropToBucket(ImageStep):
     Needs ``pixels`` or ``sizes``. The proportions of all images are found before the first batch.
     """
 
+    is_for_each: ClassVar[bool] = False
     keeps_pixels: ClassVar[bool] = False
     is_cacheable: ClassVar[bool] = False
     op: Literal["crop_to_bucket"] = "crop_to_bucket"
@@ -444,6 +446,7 @@ class Follow(ImageStep):
             "flip_indices",
         }
     )
+    is_for_each: ClassVar[bool] = False
     op: Literal["follow"] = "follow"
     field: str = "image"
     """The image that is followed."""

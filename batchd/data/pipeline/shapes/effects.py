@@ -132,6 +132,13 @@ def is_packed(column: Column) -> bool:
 
 def _with_room(step: RoomStep, columns: Columns, kind: str) -> Columns:
     column = column_of(step, columns)
+    if column.kind == "arrays":
+        if None in column.shape:
+            raise StepInvalid(
+                f'"{step.op}" needs values of one shape in each list, and {column.name!r} is {column.text}: "resize" or a '
+                "crop gives images one"
+            )
+        column = column.stacked
     if column.kind == "encoded":
         raise StepInvalid(
             f'"{step.op}" needs pixels, and {column.name!r} is an image file; put {{ op = "decode" }} before'

@@ -39,6 +39,7 @@ from batchd_wire.fields import PADDED, Varying
 @make_stage.register
 def _give_room(step: RoomStep, before: Columns, after: Columns) -> Stage:
     source, made = before[step.field], after[step.field]
+    source = source.stacked if source.kind == "arrays" else source
     sizes_name, varying = sizes_column(made).name, made.varying
     assert varying is not None, "as both steps make it"
 

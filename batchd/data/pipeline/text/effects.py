@@ -92,6 +92,6 @@ def _text(step: TextStep, columns: Columns) -> Column:
     column = column_of(step, columns)
     if column.kind != "text":
         by = f' after "{column.made_by}"' if column.made_by else ""
-        pick = '; "pick" chooses one of them' if column.kind == "texts" else ""
+        pick = '; "pick" chooses one of them, or all' if column.kind == "texts" else ""
         raise StepInvalid(f'"{step.op}" needs text, and {column.name!r} is {described(column)}{by}{pick}')
     return column

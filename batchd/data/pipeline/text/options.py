@@ -7,7 +7,7 @@ are Unicode's category M. Nothing is normalised.
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from batchd.data.pipeline.options import FieldStep
 from batchd.data.samples.checks import Example, Range
@@ -25,6 +25,7 @@ TOKEN_MAX = (1 << 31) - 1
 class TextStep(FieldStep):
     """Base of the steps on text."""
 
+    is_for_each: ClassVar[bool] = True
     op: str
     field: str = "text"
 
@@ -89,6 +90,7 @@ class Chat(TextStep):
     tokenizers: ``pip install 'batchd[text]'``.
     """
 
+    is_for_each: ClassVar[bool] = False
     op: Literal["chat"] = "chat"
     field: str = "messages"
     to: str = "tokens"

@@ -259,8 +259,9 @@ class CachedReader:
 
     def offer(self, values: Mapping[str, Value]) -> None:
         """Offer values of the last sample; ``keep`` keeps them if there is room."""
+        several = (value if isinstance(value, list) else [value] for value in values.values())
         values_bytes = sum(
-            value.size if isinstance(value, MediaFile) else getattr(value, "nbytes", 0) for value in values.values()
+            one.size if isinstance(one, MediaFile) else getattr(one, "nbytes", 0) for value in several for one in value
         )
         if self._cache.has_room(values_bytes + POINTS_BYTES * len(self._points.fields)):
             self._fresh = self._sample, records.pack(values)

@@ -14,6 +14,7 @@ and arrays follow behind the facts, in this order:
     header    (name, 7, header)                   of the file, as its decoder has read it
     json      (name, 8, bytes)                    a list, an object or a number beyond 64 bits, in
                                                   JSON, which keeps more than msgpack
+    list      (name, 9, facts, bytes)             of bytes or arrays, as a record of their own
 
 Invariant: ``unpack`` gives the values that ``pack`` got, in type, order and content.
 """
@@ -34,8 +35,8 @@ from batchd.data.samples.kept_files import DecodedFile, FileHead
 from batchd.data.samples.values import MediaFile, Value, array_of
 from batchd_wire.views import Array
 
-_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER, _JSON = range(9)
-WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD, _JSON})
+_BYTES, _ARRAY, _SCALAR, _PLAIN, _POINTS, _PIXELS, _HEAD, _HEADER, _JSON, _LIST = range(10)
+WITH_VALUES = frozenset({_BYTES, _ARRAY, _POINTS, _PIXELS, _HEAD, _JSON, _LIST})
 """Kinds of facts whose last number says how many bytes they have behind the facts."""
 _PLAIN_BITS = 64
 """msgpack has no whole numbers of more bits."""
@@ -75,6 +76,10 @@ def pack(values: Mapping[str, Value]) -> Record:
             parts += [image.data.cast("B") for image in value.pixels.values()]
         elif isinstance(value, np.generic):
             facts.append((name, _SCALAR, value.dtype.str, value.tobytes()))
+        elif isinstance(value, list) and value and isinstance(value[0], memoryview | np.ndarray):
+            inner = pack({str(place): one for place, one in enumerate(value)})  # type: ignore[misc]  # each is alike
+            facts.append((name, _LIST, inner.facts, sum(map(len, inner.values))))
+            parts += inner.values
         elif isinstance(value, (list, dict)) or (isinstance(value, int) and value.bit_length() >= _PLAIN_BITS):
             parts.append(json.dumps(value).encode())
             facts.append((name, _JSON, len(parts[-1])))
@@ -178,12 +183,17 @@ def unpack(
         elif kind == _SCALAR:
             dtype, content = rest
             values[name] = np.frombuffer(content, dtype)[0]
-        elif kind == _JSON:
-            values[name] = json.loads(bytes(parts[start : start + rest[0]]))
-            start += rest[0]
+        elif kind in {_JSON, _LIST}:
+            content = parts[start : start + rest[-1]]
+            values[name] = json.loads(bytes(content)) if kind == _JSON else _list_in(rest[0], content)
+            start += rest[-1]
         else:
             (values[name],) = rest
     return values, points
+
+
+def _list_in(facts: bytes, parts: memoryview) -> list[object]:
+    return list(unpack(memoryview(facts), parts)[0].values())
 
 
 class RecordForm(NamedTuple):

@@ -92,7 +92,7 @@ class CsvSource(DeclaredOptions, FilesOptions):
             checks.say(text, "delimiter")
         if not self.fields and not self.image:
             checks.say('name a column: fields = { age = "float32" }, or image = "TITLE" for one of paths of images')
-        lacks = {"bytes": "a table in text has no bytes"}
+        lacks = {"bytes": "a table in text has no bytes", "images": "a table names one image in a row; jsonl has lists"}
         for column in check_types(checks, "fields", self.fields, lacks):
             if column.kind == "encoded":
                 text = f'{column.name}: a table holds no images; image = "TITLE" names a column of their paths'

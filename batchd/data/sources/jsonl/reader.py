@@ -11,7 +11,7 @@ import numpy as np
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, default_value
+from batchd.data.samples.values import Value, default_value, items_of
 from batchd.data.sources.csv.values import shown
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.jsonl.values import json_object, kind_of_json, value_at, value_in_json
@@ -49,7 +49,7 @@ class JsonlReader(RecordsReader):
     def __init__(self, source: JsonlSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         super().__init__(index, max_bytes, storage)
         self._fields = [_field(source, column) for column in source.columns]
-        self._pictures = [field for field in self._fields if field.column.is_file]
+        self._pictures = [field for field in self._fields if field.column.is_file or field.column.kind == "images"]
         folders, outside = image_folders(self.files, index.place["image_root"]), source.allow_outside_root
         self._images = NamedFiles(folders, max_bytes, storage, allow_outside_root=outside, count=len(self._pictures))
         self._to_close += self._images.readers
@@ -59,9 +59,13 @@ class JsonlReader(RecordsReader):
         line = self._line(sample)
         values = {field.column.name: self._value(field, line) for field in self._fields}
         for number, field in enumerate(self._pictures):
-            path = str(values[field.column.name])
-            named = NamedFile(line.file, path, field.name)
-            values[field.column.name] = self._images.read(named, sample, field.column.kind, number)
+            name, given = field.column.name, values[field.column.name]
+            if isinstance(given, list):
+                files = [NamedFile(line.file, str(path), f"{field.name}[{at}]") for at, path in enumerate(given)]
+                values[name] = [self._images.copied(file, sample, number) for file in files]
+            else:
+                named = NamedFile(line.file, str(given), field.name)
+                values[name] = self._images.read(named, sample, field.column.kind, number)
         return values
 
     def prefetch(self, samples: Sequence[int]) -> None:
@@ -76,7 +80,9 @@ class JsonlReader(RecordsReader):
             with suppress(SampleUnreadable):
                 line = self._line(sample)
                 for field in self._pictures:
-                    yield line.file, str(self._value(field, line))
+                    named = self._value(field, line)
+                    for path in named if isinstance(named, list) else [named]:
+                        yield line.file, str(path)
 
     def _line(self, sample: int) -> _Line:
         """Parse a line. Raises ``SampleUnreadable``."""
@@ -108,7 +114,7 @@ class JsonlReader(RecordsReader):
         return found
 
     def _value(self, field: _Field, line: _Line) -> Value:
-        """The value of a field, of an image its path. Raises ``SampleUnreadable``."""
+        """The value of a field, of images their paths. Raises ``SampleUnreadable``."""
         found = value_at(line.found, field.name)
         if found is None and len(field.names) > 1:
             found = self._joined(field, line)
@@ -121,6 +127,8 @@ class JsonlReader(RecordsReader):
                 what = "an image" if field.column.kind == "encoded" else "a file"
                 raise SampleUnreadable(f"{field.name!r} is {kind_of_json(found)} in JSON, not the path of {what}")
             return found
+        if field.column.kind == "images":
+            return _paths(field, found)
         try:
             value = value_in_json(field.column, found)
         except SampleUnreadable as error:
@@ -134,6 +142,16 @@ def _field(source: JsonlSource, column: Column) -> _Field:
     default = source.defaults.get(column.name)
     value = None if default is None else default_value(column, default)
     return _Field(column, source.name_of(column.name), value, source.names_of(column))
+
+
+def _paths(field: _Field, found: object) -> list[object]:
+    """The paths of a list of images. Raises ``SampleUnreadable``."""
+    if not isinstance(found, list):
+        raise SampleUnreadable(f"{field.name!r} is {kind_of_json(found)} in JSON, not a list of paths of images")
+    for place, path in enumerate(items_of(field.column, found)):
+        if not isinstance(path, str):
+            raise SampleUnreadable(f"{field.name!r}[{place}] is {kind_of_json(path)} in JSON, not the path of an image")
+    return found
 
 
 def _missing(field: _Field, found: Mapping[str, object]) -> SampleUnreadable:

@@ -54,7 +54,8 @@ class LmdbSource(DeclaredOptions):
     def _check(self, checks: Checks) -> None:
         with checks.at("path"):
             check_path("path", self.path, NO_URL)
-        columns = check_declared(checks, self.fields)
+        no_lists = {"images": 'a record is one image; lists of them are in records of format = "msgpack"'}
+        columns = check_declared(checks, self.fields, lacks={} if self.format == "msgpack" else no_lists)
         check_names(checks, self.fields, self.names)
         with checks.at():
             self._check_records(columns)

@@ -18,7 +18,16 @@ import msgpack
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
-from batchd.data.samples.values import Value, from_bytes, from_plain, nested, real_number, shaped, whole_number
+from batchd.data.samples.values import (
+    Value,
+    from_bytes,
+    from_plain,
+    images_from,
+    nested,
+    real_number,
+    shaped,
+    whole_number,
+)
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.lmdb.environment import Environment
 from batchd.data.sources.lmdb.options import LmdbSource
@@ -126,12 +135,14 @@ def _from_msgpack(column: Column, record: dict[str | bytes, object], name: str, 
     if name not in record:
         raise SampleUnreadable(f"has no {name!r}; there are {', '.join(map(repr, list(record)[:20]))}")
     value = record[name]
-    if isinstance(value, bytes) and (column.kind != "array" or column.shape):
+    if isinstance(value, bytes) and column.kind != "images" and (column.kind != "array" or column.shape):
         return from_bytes(column, value, max_bytes)
     if column.kind == "text" and isinstance(value, str):
         return value
     if column.kind in ("json", "texts") and value is not None:
         return nested(column, value)
+    if column.kind == "images" and isinstance(value, list):
+        return images_from(column, value, max_bytes)
     if column.kind == "array" and (isinstance(value, list) if column.shape else type(value) in (int, float, bool)):
         numbers = from_plain(column, value)
         return shaped(column, numbers.reshape(-1)) if column.shape else numbers

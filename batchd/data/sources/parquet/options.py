@@ -32,9 +32,9 @@ class ParquetSource(ShardOptions):
     """The columns to read, with their types, such as { image = "image", label = "int64" }: "image"
     is the bytes of an image file, or an image as Hugging Face stores it; "text" is a string;
     "float32" is a number; "int32[?]" and "float32[128]" are lists of numbers, or binary values that
-    hold them; "text[<=8]" is a list of up to eight strings; "json" is any nested value, such as a
-    list of messages, or a string that has JSON; "bytes" is binary, or a file as Hugging Face stores
-    sound."""
+    hold them; "text[<=8]" and "image[<=8]" are lists of up to eight strings or images; "json" is
+    any nested value, such as a list of messages, or a string that has JSON; "bytes" is binary, or a
+    file as Hugging Face stores sound."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The columns of fields with other names, such as { label = "class_id" }, or paths of keys into

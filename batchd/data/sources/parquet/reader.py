@@ -28,7 +28,16 @@ from pyarrow.compute import list_value_length
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, converted, default_value, from_bytes, nested, shaped
+from batchd.data.samples.values import (
+    Value,
+    check_count,
+    converted,
+    default_value,
+    from_bytes,
+    images_from,
+    nested,
+    shaped,
+)
 from batchd.data.sources.parquet import row_groups
 from batchd.data.sources.parquet.options import ParquetSource
 from batchd.data.sources.parquet.record_batches import open_table
@@ -322,23 +331,35 @@ class ParquetReader:
             if numbers.null_count:
                 raise SampleUnreadable(f"{column.name} lacks {counted(numbers.null_count, 'number')}")
             return shaped(column, converted(column, numbers.to_numpy(zero_copy_only=False)))
-        if row_groups.is_image(values.type):
-            raw = value[row_groups.BYTES].as_buffer()
-            path = value[row_groups.PATH].as_buffer() if raw is None and row_groups.has_path(values.type) else None
-            if path:
-                return self._from_path(column, path.to_pybytes(), sample)
-            if raw is None:
-                raise SampleUnreadable(f"{column.name} has neither bytes nor a path")
-            return from_bytes(column, memoryview(raw), self._max_bytes)
-        return from_bytes(column, memoryview(value.as_buffer()), self._max_bytes)
+        if column.kind == "images":
+            return self._images(column, value, sample)
+        return from_bytes(column, self._stored(column.name, column.name, value, sample), self._max_bytes)
 
-    def _from_path(self, column: Column, name: bytes, sample: int) -> Value:
+    def _images(self, column: Column, value: pa.ListScalar, sample: int) -> Value:
+        check_count(column, len(value))
+        named = [(f"{column.name}[{place}]", one) for place, one in enumerate(value)]
+        files = [bytes(self._stored(column.name, name, one, sample)) if one.is_valid else None for name, one in named]
+        return images_from(column, files, self._max_bytes)
+
+    def _stored(self, name: str, shown: str, value: pa.Scalar, sample: int) -> memoryview:
+        """The bytes that are stored, or those of the file whose path is."""
+        if not row_groups.is_image(value.type):
+            return memoryview(value.as_buffer())
+        raw = value[row_groups.BYTES].as_buffer()
+        path = value[row_groups.PATH].as_buffer() if raw is None and row_groups.has_path(value.type) else None
+        if path:
+            return self._from_path(name, path.to_pybytes(), sample)
+        if raw is None:
+            raise SampleUnreadable(f"{shown} has neither bytes nor a path")
+        return memoryview(raw)
+
+    def _from_path(self, column: str, name: bytes, sample: int) -> memoryview:
         if b"\0" in name:
-            raise SampleUnreadable(f"the path of {column.name} holds the character NUL")
+            raise SampleUnreadable(f"the path of {column} holds the character NUL")
         root = self._index.root
         try:
             file = os.path.join(root, name) if self._outside else below_root(real_path(root), name)  # noqa: PTH118  bytes
-            return self._bytes[column.name].read_file(file, sample)
+            return self._bytes[column].read_file(file, sample)
         except ValueError as error:
             raise SampleUnreadable(f"{readable(name)}: {error}") from None
 

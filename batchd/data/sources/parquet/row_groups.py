@@ -7,7 +7,7 @@ The types of columns that fit each column of a sample:
     "image"     binary, or a struct of ``bytes`` and ``path``, as Hugging Face stores images
     "bytes"     the same
     "text"      string
-    "text[<=8]" a list of strings
+    "text[<=8]" a list of strings; "image[<=8]" one of images
     "json"      structs, lists, strings, numbers in one another; a string with JSON
     "int64"     a number
     "int32[?]"  a list of numbers, or binary
@@ -455,6 +455,8 @@ def problem_of(column: Column, kind: pa.DataType) -> str:
     kind = _undictionary(kind)
     if column.is_file or column.kind == "bytes":
         good = is_bytes(kind) or is_image(kind)
+    elif column.kind == "images":
+        good = is_list(kind) and (is_bytes(kind.value_type) or is_image(kind.value_type))
     elif column.kind == "text":
         good = _is_text(kind)
     elif column.kind == "json":
@@ -555,6 +557,8 @@ def _advice(column: Column, kind: pa.DataType) -> str:
         return f'declare it as "{dtype_of(kind)}"'
     if is_list(kind) and is_number(kind.value_type):
         return f'declare it as "{dtype_of(kind.value_type)}[?]"'
+    if is_list(kind) and (is_bytes(kind.value_type) or is_image(kind.value_type)):
+        return 'declare it as "image[<=8]"'
     if is_list(kind) and _is_text(_undictionary(kind.value_type)):
         return 'declare it as "text[<=8]", or as "json"'
     if _is_json(kind) and pa.types.is_struct(kind.value_type if is_list(kind) else kind):

@@ -48,7 +48,8 @@ class PushSource(DeclaredOptions):
             if not 1 <= len(self.fields) <= FIELDS_MAX:
                 raise ValueError(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}")
             none = "producers push no such values; push a text, or numbers"
-            check_types(checks, "fields", self.fields, dict.fromkeys(("json", "bytes", "texts", "video"), none))
+            kinds = ("json", "bytes", "texts", "images", "video")
+            check_types(checks, "fields", self.fields, dict.fromkeys(kinds, none))
         if not 1 <= self.capacity <= CAPACITY_MAX:
             checks.say(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}", "capacity")
         with checks.at("sample_bytes_max"):

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
-from batchd.data.samples.values import Value, in_json, nested
+from batchd.data.samples.values import Value, images_from, in_json, nested
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.tfrecord.frames import FOOTER, HEADER, FeatureField, masked_crc, parts_of
 from batchd.data.sources.tfrecord.options import TFRecordSource
@@ -112,10 +112,12 @@ def value_of(column: Column, feature: Feature) -> Value:
     """The value of a column that is one ``Feature``. Raises ``FeatureMisfits``."""
     if column.kind == "array":
         return _shaped(_flat(column.dtype, feature), column.shape)
-    if column.kind == "texts":
-        if feature.WhichOneof("kind") != "bytes_list":
+    if column.kind in ("texts", "images"):
+        kind = feature.WhichOneof("kind")
+        if kind != "bytes_list" and (kind is None or getattr(feature, kind).value):  # an empty one has no kind
             raise FeatureMisfits(_described(feature))
-        return nested(column, list(map(_text, feature.bytes_list.value)))
+        values = list(feature.bytes_list.value)
+        return images_from(column, values) if column.kind == "images" else nested(column, list(map(_text, values)))
     data = _only_bytes(feature)
     if column.is_file or column.kind == "bytes":
         if not data and column.is_file:

@@ -8,6 +8,7 @@ Each field is read from a member of a sample in a shard:
     video = "video"                       mp4, mkv, webm, mov, avi or bin; of NAME: NAME.mp4, ...
     NAME = "text"                         NAME.txt
     NAME = "text[<=8]", or "json"         NAME.json
+    NAME = "image[<=8]"                   NAME.0.jpg, NAME.1.png, ...
     NAME = "bytes"                        NAME.bin
     label = "int64", or a like number     cls
     NAME = "float32", one number          json:NAME
@@ -22,6 +23,7 @@ Invariant: all members that may hold a field are read in the same way.
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from batchd.data.samples.checks import Checks, Example
@@ -64,7 +66,7 @@ class Member(NamedTuple):
 class MemberField(NamedTuple):
     """A field of a sample; its member is number ``slot`` of those that are read.
 
-    ``slots``: those of its texts, each in a member of its own.
+    ``slots``: those of its texts or images, each in a member of its own.
     """
 
     column: Column
@@ -102,6 +104,8 @@ def usual_member(column: Column) -> Member:
     if column.is_file:
         endings = (*VIDEO_ENDINGS, BYTES_ENDING)
         return Member((*(VIDEO_ENDINGS if name == "video" else ()), *(f"{name}.{ending}" for ending in endings)))
+    if column.kind == "images":
+        return Member(tuple(f"{name}.{{0..{column.most - 1}}}.{ending}" for ending in IMAGE_ENDINGS))
     if column.kind == "text":
         return Member((f"{name}.{TEXT_ENDING}",))
     if column.kind != "array":
@@ -136,7 +140,9 @@ def coding_of(column: Column, member: Member) -> Coding:
     return codings.pop()
 
 
-_WHOLE_MEMBERS = {"encoded": "an image", "video": "a video", "bytes": "bytes"}
+LIST_CODINGS: Mapping[str, Coding] = MappingProxyType({"texts": "text", "images": "image"})
+"""The coding of lists whose values are members of their own."""
+_WHOLE_MEMBERS = {"encoded": "an image", "images": "a list of images", "video": "a video", "bytes": "bytes"}
 
 
 def _coding_of(column: Column, member: Member, ending: str) -> Coding:
@@ -147,8 +153,8 @@ def _coding_of(column: Column, member: Member, ending: str) -> Coding:
         raise ValueError(f"{column.name} comes from .{ending}, a pickle, which batchd never reads: write .npy or .json")
     if last == "npz":
         raise ValueError(f"{column.name} comes from .{ending}, which holds several arrays: write each as .npy")
-    if column.is_file:
-        return "image" if column.kind == "encoded" else "bytes"
+    if column.is_file or column.kind == "images":
+        return "bytes" if column.kind == "video" else "image"
     is_json = column.kind == "json" or (column.kind == "texts" and "{" not in ending)
     coding: Coding
     if member.key or is_json:
@@ -199,17 +205,19 @@ class WebDatasetSource(ShardOptions):
     """The fields of a sample other than one image and one label, such as { image = "image", mask =
     "image", caption = "text", box = "float32[4]", label = "int64" }: "image" is the bytes of an
     image file, "text" is UTF-8, "float32" is a number, "int32[?]" and "uint8[28,28]" are several,
-    "text[<=8]" is a list of up to eight texts, "json" any value in JSON, and "bytes" a member as it
-    is. They are read from the members to which `batchd prepare` writes them: an image from
-    NAME.jpg, NAME.png and the like, and the one called `image` from the plain endings; a text from
-    NAME.txt; an array from NAME.npy; a whole number called `label` from cls; other numbers from the
-    key NAME of json; JSON, and a list of texts, from NAME.json; bytes from NAME.bin."""
+    "text[<=8]" and "image[<=8]" are lists of up to eight texts or images, "json" any value in JSON,
+    and "bytes" a member as it is. They are read from the members to which `batchd prepare` writes
+    them: an image from NAME.jpg, NAME.png and the like, and the one called `image` from the plain
+    endings; a text from NAME.txt; an array from NAME.npy; a whole number called `label` from cls;
+    other numbers from the key NAME of json; JSON, and a list of texts, from NAME.json; bytes from
+    NAME.bin; the images of a list from NAME.0.jpg, NAME.1.png and so on."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The members of fields with other names, such as { mask = "seg.png", caption = "txt", width =
     "json:width" }: the ending of the member's name, from the first dot on; "jpg;png" for the first
     of two that a sample has; "json:KEY" for a value in a JSON object, also by a path of keys, such
-    as "json:boxes.0.label"; "{0..7}.txt" for the texts of a list, as many as a sample has."""
+    as "json:boxes.0.label"; "{0..7}.txt" or "{0..7}.jpg" for the texts or images of a list, as many
+    as a sample has."""
 
     defaults: dict[str, Default] = field(default_factory=dict)
     """The value of a field whose member, or key in it, is missing: a number for each element, a
@@ -260,7 +268,7 @@ class WebDatasetSource(ShardOptions):
             members = _members(column, member)
             numbers = tuple(slots.setdefault(endings, len(slots)) for endings in members)
             coding = coding_of(column, member)
-            is_list = column.kind == "texts" and coding == "text"
+            is_list = coding == LIST_CODINGS.get(column.kind)
             parts.append(MemberField(column, member, numbers[0], coding, numbers if is_list else ()))
         return parts
 
@@ -272,7 +280,12 @@ class WebDatasetSource(ShardOptions):
 
 
 def _members(column: Column, member: Member) -> list[tuple[str, ...]]:
-    """The endings of each member of a field: of a list of texts several, as braces name them."""
-    if coding_of(column, member) != "text" or column.kind != "texts":
+    """The endings of each member of a field: of a list several, as braces name them."""
+    if coding_of(column, member) != LIST_CODINGS.get(column.kind):
         return [member.endings]
-    return [(name,) for ending in member.endings for name in names_in(ending)]
+    names = list(map(names_in, member.endings))
+    if column.kind == "texts":
+        return [(name,) for several in names for name in several]
+    if len(set(map(len, names))) > 1:
+        raise ValueError(f"{member.text} names a different number of members for each ending")
+    return list(zip(*names, strict=True))

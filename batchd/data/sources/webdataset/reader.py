@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, converted, default_value, from_bytes, nested
+from batchd.data.samples.values import Value, converted, default_value, from_bytes, images_from, nested
 from batchd.data.sources.arrays.index import StoredArray, read_header
 from batchd.data.sources.csv.values import cell_reader
 from batchd.data.sources.files.reader import FilesReader, padded_text
@@ -209,7 +209,7 @@ class MembersReader:
         values: dict[str, Value] = {}
         for part in parts:
             if part.slots:
-                values[part.column.name] = self._texts(part, members, contents)
+                values[part.column.name] = self._list(part, members, contents)
                 continue
             member, content = members[part.slot], contents[part.slot]
             if member is None or content is None:
@@ -304,14 +304,15 @@ class MembersReader:
             return self._default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")
         return value_in_json(part.column, value)
 
-    def _texts(self, part: MemberField, members: list[_Found | None], contents: list[memoryview | None]) -> Value:
-        """The texts that are members of their own, as many as there are."""
-        found = []
+    def _list(self, part: MemberField, members: list[_Found | None], contents: list[memoryview | None]) -> Value:
+        """The texts or images that are members of their own, as many as there are."""
+        found: list[object] = []
         for member, content in ((members[slot], contents[slot]) for slot in part.slots):
             if member is not None and content is not None:
-                column = replace(part.column, name=member.ending, kind="text")
-                found.append(from_bytes(column, content, self._max_bytes))
-        return nested(part.column, found) if found else self._default(part, f"there is no member {part.members}")
+                found.append(from_bytes(replace(part.column.item, name=member.ending), content, self._max_bytes))
+        if not found:
+            return self._default(part, f"there is no member {part.members}")
+        return images_from(part.column, found) if part.coding == "image" else nested(part.column, found)
 
     def _default(self, part: MemberField, problem: str) -> Value:
         """The default of a field. Raises ``SampleUnreadable`` if it has none."""

@@ -397,7 +397,7 @@ class _FoundMembers:
         self._source = source
         self._parts = source.parts
         self._wanted = source.wanted
-        self._images = {part.slot for part in self._parts if part.coding == "image"}
+        self._images = {slot for part in self._parts if part.coding == "image" for slot in part.slots or (part.slot,)}
         self._content = sha256()
         self._starts = array("q")
         self._extents = array("I")

@@ -252,6 +252,15 @@ def vars_of(source: ParquetSource) -> dict[str, Any]:
             '{ type = "webdataset", root = "/", shards = ["a"], fields = { x = "bytes" }, names = { x = "json:x" } }',
             "x is bytes, and json:x is a value in JSON",
         ),
+        ('{ type = "jsonl", root = "/", shards = ["a"], fields = { x = "images" } }', r'did you mean "image\[<=8\]"'),
+        ('{ type = "jsonl", root = "/", shards = ["a"], fields = { x = "image[4]" } }', r'did you mean "image\[<=4\]"'),
+        ('{ type = "csv", path = "/a", fields = { x = "image[<=2]" } }', "a table names one image in a row"),
+        ('{ type = "lmdb", path = "/a", fields = { x = "image[<=2]" } }', 'records of format = "msgpack"'),
+        ('{ type = "push", fields = { x = "image[<=2]" } }', "producers push no such values"),
+        (
+            '{ type = "webdataset", root = "/", shards = ["a"], fields = { x = "image[<=2]" }, names = { x = "{0,1}.a;b" } }',
+            "names a different number of members for each ending",
+        ),
     ],
 )
 def test_what_a_source_cannot_have_is_said_by_check(source: str, why: str, tmp_path: Path) -> None:
