@@ -30,10 +30,11 @@ from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.geometry import Cut, Move, Padding, Resampling, Warp, kept_sizes
 from batchd.data.pipeline.image.jpeg_box import found_points, probe_file
-from batchd.data.pipeline.image.options import CropStep, Decode, ImageStep
+from batchd.data.pipeline.image.options import CropStep, Decode, ImageStep, SizedStep
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.options import StepOptions
+from batchd.data.pipeline.sample_fields import drawn_sizes
 from batchd.data.pipeline.shapes.options import LAST_STEPS
 from batchd.data.pipeline.views.options import Views
 from batchd.data.pipeline.views.stages import PlannedView, ViewGroup
@@ -87,6 +88,7 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
         or isinstance(stream.source, MixSource)
         or stream.weights is not None
         or stream.repeats > 1
+        or drawn_sizes(whole) > 1
     )
     keeps_values = stream.cache_kind == "encoded"
     if grouping is not None or decode is not None or is_planned or keeps_values:
@@ -122,7 +124,9 @@ def _batches(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str
         yield from _packed(plan, index, epochs)
     if isinstance(epochs.order, BucketOrder):
         yield _bucketed(plan, BucketSizes(index.arrays), epochs)
-    if plan.pack is not None or isinstance(epochs.order, BucketOrder):
+    if epochs.sizes > 1:
+        yield _drawn_sizes(plan, epochs)
+    if plan.pack is not None or isinstance(epochs.order, BucketOrder) or epochs.sizes > 1:
         yield _slot(plan, index, epochs)
     if isinstance(epochs.order, BlockOrder):
         yield _shuffled(plan, epochs.order, epochs.samples)
@@ -159,7 +163,8 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
     except StepInvalid as error:
         yield f"{name}: without your function its steps cannot be planned: {error}"
         return
-    looks = [_look(plan, reader, pipeline, kept_files, decode, sample) for sample in samples]
+    epoch = epochs.draw_epoch(Position(0, 0))
+    looks = [_look(plan, reader, pipeline, kept_files, decode, epoch, sample) for sample in samples]
     good = [one for one in looks if one.kept_bytes]
     points, kept = [one.points_bytes for one in good], [one.kept_bytes for one in good]
     if any(points):
@@ -276,6 +281,22 @@ def _bucketed(plan: StreamPlan, sizes: BucketSizes, epochs: Plan) -> str:
     return text
 
 
+def _drawn_sizes(plan: StreamPlan, epochs: Plan) -> str:
+    """The sizes that batches draw from, and whether ranks of a step draw the same."""
+    step = next(step for step in plan.pipeline.steps if isinstance(step, SizedStep) and step.drawn)
+    sizes = [f"{one[0]} x {one[1]}" if isinstance(one, tuple) else str(one) for one in step.drawn]
+    what = "height x width" if step.sizes else "shorter sides"
+    ranks = (
+        f"the same, for up to {epochs.alike} ranks"
+        if epochs.alike > 1
+        else "each its own; balance = 8 has 8 ranks draw one"
+    )
+    return (
+        f"{plan.name}: each batch draws one of {len(sizes)} sizes for its images in {step.field!r}, {what}: {', '.join(sizes)}; "
+        f"batch 0 of epoch 0 has {sizes[epochs.size_of(Position(0, 0))]}; the ranks of a step draw {ranks}"
+    )
+
+
 def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     """The memory of a batch, against that of padded rows."""
     stream = plan.config
@@ -386,7 +407,13 @@ class _Look(NamedTuple):
 
 
 def _look(  # noqa: PLR0917  each is one thing that is known of the stream
-    plan: StreamPlan, reader: Reader, pipeline: Pipeline, kept_files: KeptFiles, decode: Decode, sample: int
+    plan: StreamPlan,
+    reader: Reader,
+    pipeline: Pipeline,
+    kept_files: KeptFiles,
+    decode: Decode,
+    epoch: int,
+    sample: int,
 ) -> _Look:
     points = None
     try:
@@ -396,9 +423,9 @@ def _look(  # noqa: PLR0917  each is one thing that is known of the stream
         if decode.field in plan.pipeline.cropped:
             points = found_points(file, probe_file(file))
             kept_files.points.begin({decode.field: points}, is_kept=False)
-        groups = pipeline.plan_views(values, 0, sample)
+        groups = pipeline.plan_views(values, epoch, sample)
         images = [one.plan for group in groups for one in group.views]
-        image = images[0] if images else pipeline.plan(values, 0, sample)
+        image = images[0] if images else pipeline.plan(values, epoch, sample)
     except (SampleUnreadable, SampleUndecodable) as error:
         return _Look((str(sample), reader.name(sample), "a bad sample", "", str(error)))
     assert image is not None, "there is a decode step"

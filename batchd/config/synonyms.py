@@ -51,6 +51,8 @@ KEYS: Mapping[str, str] = {
     "length": "num_bytes",
     "longer_side": "longest_edge longer_edge longest_max_size max_size long_side",
     "max_longer_side": "max_size longest_edge",
+    "shorter_sides": "scales min_sizes short_sides",
+    "sizes": "multi_scale multiscale random_size",
     "multiple_of": "bucket_reso_steps reso_steps resolution_step size_divisor divisible_by stride pad_to_multiple_of",
     "mix": "mixup cutmix mixup_alpha cutmix_alpha mixup_fn",
     "max_length": "maxlen max_len max_seq_length sequence_length model_max_length",

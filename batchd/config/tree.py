@@ -15,7 +15,7 @@ its files exist and its memory suffices.
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -31,9 +31,9 @@ from pydantic import (
 
 from batchd.data.pipeline.augment.options import ERASED_MAX, Area, Aspect, check_range
 from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
-from batchd.data.pipeline.image.options import CropToBucket
+from batchd.data.pipeline.image.options import CropToBucket, SizedStep
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
-from batchd.data.pipeline.sample_fields import bucket_crop_of, pack_of
+from batchd.data.pipeline.sample_fields import bucket_crop_of, drawn_sizes, pack_of
 from batchd.data.samples.checks import Checks, Example, OptionsInvalid
 from batchd.data.samples.kinds import IS_WHOLE, OneOf
 from batchd.data.samples.location import check_local
@@ -544,6 +544,14 @@ def _without_seekable(cache: object) -> object:
     return cache
 
 
+class BatchDraws(TypedDict):
+    """Options of a ``core.plan.Plan``."""
+
+    repeats: int
+    sizes: int
+    alike: int
+
+
 class StreamConfig(_Branch):
     """One stream: a source, what is done to its samples, and how they become batches."""
 
@@ -591,7 +599,8 @@ class StreamConfig(_Branch):
     balance: Annotated[Annotated[int, Field(ge=2, le=BALANCE_MAX)] | None, Mark.ORDERS, Mark.DERIVES, Example(8)] = None
     """Number of ranks that get batches of nearly the same cost in each step, so that no rank waits
     for another. With a bucket, so many consecutive steps are of one bucket; with "pack", their rows
-    cost attention about the same. Every world size that divides the number is served as well."""
+    cost attention about the same; where batches draw a size for their images, so many steps draw
+    the same. Every world size that divides the number is served as well."""
 
     mix: Annotated[Mix | None, Mark.DECIDES_BYTES, Mark.DERIVES, Example({"mixup": 0.8, "cutmix": 1.0})] = None
     """When set, rows of a batch are mixed in pairs (mixup, cutmix), such as
@@ -758,6 +767,16 @@ class StreamConfig(_Branch):
                 raise ValueError(f'samples of type "{self.source.type}" need no journal: only those of "push" have one')
 
     @property
+    def draws(self) -> BatchDraws:
+        """What a ``Plan`` has to know to draw for batches, beside the seed."""
+        return {"repeats": self.repeats, "sizes": drawn_sizes(self.pipeline), "alike": self.alike}
+
+    @property
+    def alike(self) -> int:
+        """How many batches in a row draw the same size for their images."""
+        return self.balance or 1 if drawn_sizes(self.pipeline) > 1 else 1
+
+    @property
     def buckets(self) -> Bucket | None:
         """How the samples of a batch are chosen by size: ``bucket``, or what a step needs."""
         crop = bucket_crop_of(self.pipeline)
@@ -805,7 +824,10 @@ class StreamConfig(_Branch):
 
     def _check_buckets(self, checks: Checks) -> None:
         """Refuse buckets of samples that are not there yet, or that share rows or blocks."""
+        draws_sizes = drawn_sizes(self.pipeline) > 1
         for key in keys_marked(Mark.ORDERS, StreamConfig):
+            if key == "balance" and draws_sizes and not self._grouping:
+                continue
             with checks.at(key):
                 if getattr(self, key) is not None and self.source.is_live:
                     text = "are not there yet when the batches of an epoch are planned"
@@ -817,10 +839,32 @@ class StreamConfig(_Branch):
         if self.bucket is not None and pack_of(self.pipeline) is not None:
             text = 'rows of "pack" are full whatever the lengths in them are, so they need no buckets'
             checks.say(f"{text}; leave bucket out", "bucket")
-        if self.balance is not None and not self._grouping:
-            text = 'balance needs the costs of samples: set bucket, or end the pipeline with "pack"'
+        if self.balance is not None and not self._grouping and not draws_sizes:
+            text = (
+                'balance needs the costs of samples: set bucket, or end the pipeline with "pack"; '
+                'or give "resize" or "letterbox" several sizes'
+            )
             checks.say(text, "balance")
         self._check_bucket_crops(checks)
+        self._check_drawn_sizes(checks)
+
+    def _check_drawn_sizes(self, checks: Checks) -> None:
+        """Refuse sizes that are not drawn together, or that something else decides."""
+        steps = [
+            (place, step) for place, step in enumerate(self.pipeline) if isinstance(step, SizedStep) and step.drawn
+        ]
+        for place, step in steps:
+            others = [other for _place, other in steps if other is not step]
+            is_apart = any(len(other.drawn) != len(step.drawn) for other in others)
+            if is_apart or any(other.sizes != step.sizes for other in others if other.sizes and step.sizes):
+                text = f'"{step.op}" draws one of {len(step.drawn)} sizes, and another step one of others; a batch draws once'
+                checks.say(f"{text}: give both the same sizes", "pipeline", place)
+            elif bucket_crop_of(self.pipeline) is not None:
+                text = f'"crop_to_bucket" decides the size of a batch, so "{step.op}" can draw none; give it one size'
+                checks.say(text, "pipeline", place)
+            elif step.sizes and self.bucket is not None and self.bucket.budget is not None:
+                text = f'"{step.op}" draws the size of the images of a batch, and a budget the room of its rows'
+                checks.say(f"{text}; leave budget out", "bucket", "budget")
 
     def _check_bucket_crops(self, checks: Checks) -> None:
         """Refuse a crop to the size of a bucket where something else decides the batches."""

@@ -10,6 +10,9 @@ samples of batch s // r in the same rows, and other random numbers, those of cop
 consecutive steps, so with r ranks or more the copies of a sample are on different ranks, but in a
 last round, which ranks share by rows.
 
+Where images have several ``sizes``, each batch draws one for all of its rows, by (seed, epoch,
+step): the copies of a batch and, with ``alike`` = k, those of k batches in a row draw together.
+
 The shuffle is a keyed bijection on [0, length), computed for any few indices without memory for the
 rest: a generalised Feistel network on Z_a x Z_b with a * b >= length, and cycle walking for the few
 values that land outside (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
@@ -31,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.core.rows import Rows
-from batchd_wire.position import EpochRows, Position
+from batchd_wire.position import COPY_BIT, SIZE_BIT, EpochRows, Position
 from batchd_wire.views import Array
 
 ROUNDS = 8
@@ -44,8 +47,8 @@ LENGTH_MAX = 1 << 62
 PLACES_FOR_A_SAMPLE = 1_000
 """A look at so many places takes about as long as finding those of one sample that is drawn."""
 PLACES_AT_ONCE = 1 << 20
-COPY_BIT = 48
-"""The first bit of the copy in ``draw_epoch``; an epoch has fewer: ``admission.EPOCH_MAX``."""
+SIZE_SALT = 0x73697A65
+"""Separates the draw of a batch's size from the shuffle and the substitutes of the same seed."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -280,7 +283,7 @@ class Plan:
     theirs. ``row_counts``: then ``batch_size`` is the most rows of a batch, and places that a
     smaller batch leaves over are in no batch. All three derive from the stream's index, so they are
     no part of the plan as data. ``repeats``: copies of each batch; ``order``, ``draws`` and
-    ``row_counts`` know of one.
+    ``row_counts`` know of one. ``sizes``, ``alike``: see the module.
     """
 
     samples: int
@@ -293,6 +296,8 @@ class Plan:
     draws: Draws | None = field(default=None, compare=False, repr=False)
     row_counts: RowCounts | None = field(default=None, compare=False, repr=False)
     repeats: int = 1
+    sizes: int = 1
+    alike: int = 1
 
     @property
     def source_samples(self) -> int:
@@ -328,8 +333,18 @@ class Plan:
         return EpochRows(self.samples, self.batch_size, self.repeats)
 
     def draw_epoch(self, position: Position) -> int:
-        """Return the epoch whose random numbers a batch draws: its own, and its copy above it."""
-        return position.step % self.repeats << COPY_BIT | position.epoch
+        """Return the epoch whose random numbers a batch draws: its own, and its copy above it.
+
+        Above that is the number of its size.
+        """
+        return self.size_of(position) << SIZE_BIT | position.step % self.repeats << COPY_BIT | position.epoch
+
+    def size_of(self, position: Position) -> int:
+        """Return the number of the size that a batch draws; 0 if there is one size."""
+        if self.sizes == 1:
+            return 0
+        block = position.step // (self.repeats * self.alike)
+        return mixed((self.seed, position.epoch, block, SIZE_SALT)) % self.sizes
 
     def first_place(self, position: Position) -> int:
         """Return the place of row 0 of a batch, which is that of its copies."""
@@ -356,9 +371,9 @@ class Plan:
         return min(self.batch_size, self.samples - self.first_place(position))
 
     def bucket_of(self, position: Position) -> int:
-        """Return the bucket of a batch whose rows ``row_counts`` says; 0 for any other."""
+        """Return the bucket of a batch whose rows ``row_counts`` says, else its size."""
         if self.row_counts is None:
-            return 0
+            return self.size_of(position)
         return self.row_counts.bucket(position.epoch, position.step // self.repeats)
 
     def rows_of(self, epochs: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -214,7 +214,7 @@ def _size_of_rows(key: str, field: str | None, config: StreamConfig, columns: Se
         of_views = [name for name, column in made.items() if column.made_by == "views" and column.is_fixed]
         known = "a step such as random_resized_crop makes such a field"
         if any(column.size_axes for column in made.values()):
-            known = 'those of "crop_to_bucket" have another size in each batch; random_resized_crop gives all one'
+            known = "images have another size in each batch, and random_resized_crop gives all one"
         if sizes:
             known = f"give field one of {', '.join(sizes)}"
         elif field in of_views or (of_views and field is None):
@@ -415,7 +415,7 @@ def epoch_plan(plan: StreamPlan, index: SourceIndex) -> Plan:
         samples = config.batch_size * LIVE_STEPS
     documents = None if packs is None else len(index)
     order = config.seed, config.is_shuffled
-    epochs = Plan(samples, config.batch_size, *order, config.drop_last, documents, repeats=config.repeats)
+    epochs = Plan(samples, config.batch_size, *order, config.drop_last, documents, **config.draws)
     epochs = planned(epochs, index.facts, index.arrays)
     if epochs.steps == 0:
         of_what = counted(samples, "sample" if packs is None else "pack")

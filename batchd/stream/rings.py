@@ -20,7 +20,7 @@ from batchd.config.draft import whole_draft
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, StreamConfig
 from batchd.core.admission import WINDOW_MAX
-from batchd.core.buckets import BucketSizes
+from batchd.core.buckets import ROWS, BucketSizes
 from batchd.core.plan import Tables
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS, ORDERS_PER_S_MAX
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
@@ -146,7 +146,7 @@ def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksum
 
 def bucket_layout(layout: SlotLayout, arrays: Tables) -> SlotLayout:
     """Lay out one slot for the buckets in the index of a stream, if they decide its room."""
-    sizes = BucketSizes(arrays) if layout.rooms is not None else None
+    sizes = BucketSizes(arrays) if layout.rooms is not None and ROWS in arrays else None
     if sizes is None or sizes.rows is None or layout.rooms is None:
         return layout
     lengths = np.maximum(sizes.largest, 1)[:, np.newaxis] if sizes.crops is None else sizes.crops[:, :2]

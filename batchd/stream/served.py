@@ -305,7 +305,9 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         waits_for_storage=config.storage_away_s > 0,
         mixing=to_plain(plan.mixing),
         erasing=to_plain(plan.erasing),
-        repeats=config.repeats,
+        repeats=epochs.repeats,
+        sizes=epochs.sizes,
+        alike=epochs.alike,
     )
     journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]
@@ -430,8 +432,9 @@ def content_of(
         "steps": [named_by_content(step, plan.digests) for step in plan.pipeline.steps],
         **{key: getattr(config, key) for key in keys_marked(Mark.DECIDES_BYTES, StreamConfig)},
         "shuffle": config.is_shuffled,  # not if live
+        "balance": config.alike,  # in a grouping, the order has it
     }
-    for key, absent in {"weights": None, "mix": None, "erase": None, "repeats": 1}.items():
+    for key, absent in {"weights": None, "mix": None, "erase": None, "repeats": 1, "balance": 1}.items():
         if content[key] == absent:
             del content[key]
     if epochs is not None and epochs.draws is not None:

@@ -219,7 +219,15 @@ class WorkerStream:
         self.quarantined: set[int] = set()
         self._checksums = [RowChecksums(layout) for layout in self.layout.buckets or (self.layout,)]
         rows = message.samples, message.batch_size
-        plan = Plan(*rows, recipe.seed, message.shuffle, drop_last=False, repeats=message.repeats)
+        plan = Plan(
+            *rows,
+            recipe.seed,
+            message.shuffle,
+            drop_last=False,
+            repeats=message.repeats,
+            sizes=message.sizes,
+            alike=message.alike,
+        )
         self._plan = planned(plan, index.facts, index.arrays)
         self._plan_rows = _planner(self._plan, index.arrays, is_packed=bool(message.pack))
         self._note = note

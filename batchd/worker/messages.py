@@ -108,7 +108,7 @@ class ServeStream(Message):
     followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
     began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``. ``mixing``
     and ``erasing``: a ``core.mixing.RowMixing`` and a ``core.erasing.RowErasing`` as plain data;
-    None without. ``repeats``: as of ``Plan``.
+    None without. ``repeats``, ``sizes``, ``alike``: as of ``Plan``.
     """
 
     stream: int
@@ -128,6 +128,8 @@ class ServeStream(Message):
     mixing: object = None
     erasing: object = None
     repeats: int = 1
+    sizes: int = 1
+    alike: int = 1
 
 
 @message(32)

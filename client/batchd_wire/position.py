@@ -2,6 +2,10 @@
 
 from typing import NamedTuple
 
+COPY_BIT, SIZE_BIT = 48, 56
+"""First bits of what the upper part of an epoch has where numbers are drawn: the copy of a batch,
+and the size that the batch has drawn. An epoch has fewer bits: ``admission.EPOCH_MAX``."""
+
 
 class Position(NamedTuple):
     """A batch of a stream: ``step`` counts the batches of all ranks, from 0 in each epoch."""

@@ -633,6 +633,30 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
                 {"op": "pad_batch", "field": "points", "max_shape": [1, 2]},
             ],
         },
+        "drawn-sizes": {
+            "source": _annotated(folder),
+            "batch_size": 2,
+            "repeats": 2,
+            "balance": 2,
+            "pipeline": [
+                DECODE,
+                {"op": "follow", "mask": "mask", "boxes": "boxes", "points": "points"},
+                {"op": "random_flip"},
+                {"op": "letterbox", "sizes": [[32, 24], [28, 28], [24, 32], [40, 40]]},
+                {"op": "to", "layout": "nchw"},
+                {"op": "pad_batch", "field": "boxes", "max_shape": [2, 4]},
+                {"op": "pad_batch", "field": "points", "max_shape": [1, 2]},
+            ],
+        },
+        "drawn-sides": {
+            **images,
+            "batch_size": 2,
+            "pipeline": [
+                DECODE,
+                {"op": "resize", "shorter_sides": [20, 24, 28], "max_longer_side": 44, "multiple_of": 4},
+                {"op": "pad_batch", "max_shape": [44, 44, 3]},
+            ],
+        },
         "buckets-of-lengths": {
             "source": _texts(folder),
             "batch_size": 2,

@@ -353,9 +353,16 @@ def test_a_batch_is_one_array_of_images_of_its_size(start_daemon, tmp_path, pict
     assert link["disagreements"] == 0
 
 
-def test_batches_of_one_size_are_drawn_and_made_again(start_daemon, pictures, tmp_path):
+SIZES = {"op": "letterbox", "sizes": [[48, 40], [32, 32], [40, 64]]}
+"""Sizes that batches draw from."""
+
+
+@pytest.mark.parametrize(
+    ("step", "drawn"), [({**CROPS, "random": True}, "crop"), (SIZES, "size")], ids=["crop", "drawn"]
+)
+def test_batches_of_one_size_are_drawn_and_made_again(start_daemon, pictures, tmp_path, step, drawn):
     """A contact sheet and a replay have what the trainer had."""
-    stream = {**pictures, "pipeline": [{"op": "decode"}, {**CROPS, "random": True}], "balance": 2}
+    stream = {**pictures, "pipeline": [{"op": "decode"}, step], "balance": 2}
     del stream["bucket"]
     daemon = start_daemon({"photos": stream})
     with batchd_client.connect(daemon.address) as connection:
@@ -368,13 +375,14 @@ def test_batches_of_one_size_are_drawn_and_made_again(start_daemon, pictures, tm
     printed = run_batchd("peek", "photos", "-o", str(tmp_path / "sheet.png"), address=daemon.address)
 
     assert (replayed.fields["image"] == first).all()
-    assert "crop" in str(replayed.rows[0])
+    assert drawn in str(replayed.rows[0])
     assert printed.stdout == f"{tmp_path / 'sheet.png'}: epoch 0, step 0, 5 samples\n"
 
 
-def test_own_batches_are_parts_of_batches_of_one_size(start_daemon, pictures):
+@pytest.mark.parametrize("step", [CROPS, SIZES], ids=["crop", "drawn"])
+def test_own_batches_are_parts_of_batches_of_one_size(start_daemon, pictures, step):
     """A size that divides the stream's joins images of one size alone; others are refused."""
-    stream = {**pictures, "pipeline": [{"op": "decode"}, CROPS], "batch_size": 6, "repeats": 2}
+    stream = {**pictures, "pipeline": [{"op": "decode"}, step], "batch_size": 6, "repeats": 2}
     del stream["bucket"]
     daemon = start_daemon({"photos": stream})
     rows, expected = [], Expected(daemon.config)
@@ -386,3 +394,39 @@ def test_own_batches_are_parts_of_batches_of_one_size(start_daemon, pictures):
             connection.stream("photos", batch_size=4)
 
     assert rows == expected.all_rows(0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_all_images_of_a_batch_have_the_size_that_it_draws(start_daemon, tmp_path, pictures, ranks):
+    """Dense, padded and from a cache of decoded images; near and far, and from a worker host."""
+    decode, resize = {"op": "decode"}, {"op": "resize", "shorter_sides": [24, 32, 40], "max_longer_side": 90}
+    room = {"op": "pad_batch", "max_shape": [90, 90, 3]}
+    streams = {
+        "photos": [decode, {"op": "random_flip"}, SIZES],
+        "padded": [decode, resize, room],
+        "cached": [decode, resize, {"op": "random_flip"}, room],
+    }
+    balance = {"balance": ranks} if ranks > 1 else {}
+    made = {
+        name: {**pictures, **balance, "pipeline": steps, "batch_size": 3, "seed": 1} for name, steps in streams.items()
+    }
+    made = {name: {key: value for key, value in keys.items() if key != "bucket"} for name, keys in made.items()}
+    made["cached"] |= {"cache": "decoded", "cache_memory": "1MiB"}
+    daemon = start_daemon(made, **pool_keys(), chunk_rows=2, tcp=f"127.0.0.1:{free_port()}")
+    sizes = {}
+    with worker_hosts(tmp_path) as start_host:
+        start_host(daemon, "--name", "one")
+        wait_serving(daemon, 1)
+        with batchd_client.connect(daemon.address) as near, batchd_client.connect(daemon.tcp_address) as far:
+            for name in streams:
+                expected = Expected(daemon.config, name)
+                local, remote = near.stream(name, epochs=2), far.stream(name, epochs=2)
+                for epoch in range(2):
+                    assert see(local) == see(remote) == expected.epoch(epoch)
+                plan = expected.plan
+                sizes[name] = [plan.size_of(Position(epoch, step)) for epoch in range(2) for step in range(plan.steps)]
+        assert all(link["disagreements"] == 0 for link in links(daemon))
+
+    assert sizes["photos"] == sizes["padded"] == sizes["cached"]
+    assert set(sizes["photos"]) == {0, 1, 2}
+    assert ranks == 1 or sizes["photos"][0:14:2] == sizes["photos"][1:14:2]

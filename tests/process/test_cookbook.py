@@ -32,7 +32,8 @@ FIELDS = {
     "dino": {"global_1": (224, 224, 3), "global_2": (224, 224, 3), "local": (8, 96, 96, 3), "label": ()},
     "diffusion": {"image": (448, 576, 3), "label": ()},
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
-    "detection": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,)},
+    "yolo": {"boxes": (2, 4), "classes": (2,)},
+    "detr": {"boxes": (2, 4), "classes": (2,), "image_shape": (2,)},
     "instances": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,), "masks": (2, 640, 640)},
     "poses": {"image": (640, 640, 3), "boxes": (2, 4), "keypoints": (2, 17, 3)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
@@ -144,7 +145,7 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
         }
     for name in ("imagenet-s3", "sweep"):
         streams[name]["cache_memory"] = "16MiB"
-    streams["instances"]["memory"] = "100MiB"
+    streams["instances"]["memory"] = streams["detr"]["memory"] = "100MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
     daemon = start_daemon(streams, python_path=python_path, memory="640MiB")

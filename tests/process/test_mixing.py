@@ -119,7 +119,7 @@ def test_a_stream_without_images_of_one_size_is_refused(photos, tmp_path):
         ),
         (
             '[{ op = "decode" }, { op = "crop_to_bucket", pixels = 65536 }]',
-            'those of "crop_to_bucket" have another size in each batch',
+            "images have another size in each batch",
         ),
         (
             f"[{VIEWS}]",

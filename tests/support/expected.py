@@ -22,6 +22,7 @@ from batchd.data.storage.index_cache import IndexCache
 from batchd.stream.grouping import MeasureOptions, grouping_of
 from batchd.stream.plan import epoch_plan, plan_stream, planned_index
 from batchd.stream.rings import bucket_layout, slot_layout
+from batchd_wire.fields import PADDED, sizes_field
 from batchd_wire.position import Position
 from support.seen import Seen, digest_of, rows_of
 
@@ -97,19 +98,25 @@ class Expected:
         arrays["index"][:] = self.plan.indices(Position(epoch, step), 0, rows)
         for row, sample in enumerate(arrays["index"].tolist()):
             fields = {name: array[row, ...] for name, array in arrays.items()}
-            good = self._fill(fields, epoch, step % self.plan.repeats, sample)
+            good = self._fill(fields, Position(epoch, step), sample)
             if good is not None:
                 arrays["index"][row] = good
             else:
                 self._pipeline.keep(self._reader.known(sample), fields)
             if "valid" in arrays:
                 arrays["valid"][row] = good is not None
+        for field in fields_of_all:
+            if field.varying is not None and field.varying.kind == PADDED:  # trainers get it cut
+                sizes = arrays[sizes_field(field).name].reshape(rows, -1).max(axis=0).tolist()
+                largest = dict(zip(field.varying.axes, sizes, strict=True))
+                cut = tuple(slice(largest.get(axis)) for axis in range(len(field.shape)))
+                arrays[field.name] = arrays[field.name][:, *cut]
         return arrays
 
-    def _fill(self, fields: dict[str, np.ndarray], epoch: int, copy: int, sample: int) -> int | None:
+    def _fill(self, fields: dict[str, np.ndarray], position: Position, sample: int) -> int | None:
         """Fill a row with a sample or its first usable substitute; return its number."""
-        drawn = copy << 48 | epoch
-        for attempt, candidate in enumerate(self._candidates(epoch, sample)):
+        drawn = self.plan.size_of(position) << 56 | position.step % self.plan.repeats << 48 | position.epoch
+        for attempt, candidate in enumerate(self._candidates(position.epoch, sample)):
             try:
                 values = self._reader.read(candidate)
                 if self._maker is not None:

@@ -29,7 +29,7 @@ from batchd.stream.fingerprints import part_differences
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
-ORDER = {"batch_size", "seed", "shuffle", "drop_last", "weights", "repeats"}
+ORDER = {"batch_size", "seed", "shuffle", "drop_last", "weights", "repeats", "balance"}
 """Parts that decide which samples are in which batch."""
 DATA = {"seed", "shuffle", "weights", "source"}
 """Those that decide it together with the samples, where ``_follows_from_data``."""
@@ -136,7 +136,7 @@ def _planned(before: RunCard, after: RunCard, orders: tuple[RowOrder, RowOrder] 
                     stream.seed,
                     stream.is_shuffled,
                     stream.drop_last,
-                    repeats=stream.repeats,
+                    **stream.draws,
                 )
             )
             for card, stream in zip((before, after), streams, strict=True)
@@ -162,7 +162,7 @@ def _follows_from_data(stream: StreamConfig) -> bool:
 
 def _first_difference(names: set[str], orders: tuple[RowOrder, RowOrder]) -> tuple[Position | None, str]:
     """The first position that differs, and what is not known of those before it."""
-    found = _first_other_rows(*orders, is_same_order=not names & (DATA | {"batch_size", "repeats"}))
+    found = _first_other_rows(*orders, is_same_order=not names & (DATA | {"batch_size", "repeats", "balance"}))
     if found == _FIRST:
         return _FIRST, ""
     if "source" in names:

@@ -8,7 +8,8 @@ Worker process; needs numpy. One Philox generator is moved for every sample: Phi
                ^ counts the blocks of four numbers that this sample draws
 
 Where a sample is in several rows of an epoch (``repeats``), ``copy`` counts them from 0; what is
-called ``epoch`` here and in the pipeline has it in its upper bits (``core.plan.Plan.draw_epoch``).
+called ``epoch`` here and in the pipeline has it in its upper bits (``core.plan.Plan.draw_epoch``),
+and above it the size that the batch has drawn for its images: this is no part of the counter.
 ``view`` is 0, or the number of a view of a field, by the name of the field: so the numbers of a
 view do not depend on which others there are.
 
@@ -23,10 +24,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.random import Generator, Philox
 
+from batchd_wire.position import SIZE_BIT
+
 SALT = 0x6261746368640001
 """Separates augmentations from every other use of the same seed: "batchd" and a version."""
 NUMBER_MAX = (1 << 63) - 1
 _ATTEMPT_BITS, _PLACE_BITS, _NAME_BITS = 20, 8, 36
+_COPY_AND_EPOCH = (1 << SIZE_BIT) - 1
 Mark: TypeAlias = Any
 """A place among the numbers of a sample, or of a view of it."""
 
@@ -41,7 +45,7 @@ def view_number(field: str, place: int) -> int:
 class SampleRandom:
     """Random numbers that start over for each sample. ``seed`` is 0 to ``NUMBER_MAX``."""
 
-    __slots__ = ("_attempt", "_bits", "_counter", "_state", "draws", "generator", "random", "sample")
+    __slots__ = ("_attempt", "_bits", "_counter", "_state", "draws", "generator", "random", "sample", "size")
 
     def __init__(self, seed: int) -> None:
         assert 0 <= seed <= NUMBER_MAX, f"seed {seed}"
@@ -57,6 +61,8 @@ class SampleRandom:
         self._attempt = 0
         self.sample = 0
         """The sample whose numbers are drawn."""
+        self.size = 0
+        """The number of the size that the batch has drawn for its images."""
         self.draws: list[dict[str, object]] | None = None
         """Results of the random steps of a sample, in order, for ``batchd replay``; None: no one
         asks. To note them draws no number."""
@@ -70,7 +76,8 @@ class SampleRandom:
         self._attempt = attempt
         counter = self._counter
         counter[1] = attempt
-        counter[2] = epoch
+        self.size = epoch >> SIZE_BIT
+        counter[2] = epoch & _COPY_AND_EPOCH
         counter[3] = sample
         self._bits.state = self._state
 

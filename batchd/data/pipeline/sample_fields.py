@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.data.pipeline import effects
-from batchd.data.pipeline.image.options import BoxForm, ChanceStep, CropToBucket, Decode, Follow
+from batchd.data.pipeline.image.options import BoxForm, ChanceStep, CropToBucket, Decode, Follow, SizedStep
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import check_files
@@ -53,6 +53,11 @@ def pack_of(steps: Sequence[StepOptions]) -> Pack | None:
 def bucket_crop_of(steps: Sequence[StepOptions]) -> CropToBucket | None:
     """The step by whose sizes the images of a batch are chosen; None if none does."""
     return next((step for step in steps if isinstance(step, CropToBucket)), None)
+
+
+def drawn_sizes(steps: Sequence[StepOptions]) -> int:
+    """How many sizes a batch draws from: as many as any step has, or 1."""
+    return max((len(step.drawn) for step in steps if isinstance(step, SizedStep)), default=0) or 1
 
 
 def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> effects.Columns:
@@ -222,15 +227,15 @@ def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
     """The name of the step that makes a field differ between epochs; None if none does.
 
     What reads a field that differs makes fields that differ. A function reads all fields, but its
-    promise (``random = false``) covers what other steps have drawn. What cuts boxes off at random
-    makes the rows differ that follow their image.
+    promise (``random = false``) covers what other steps have drawn. What cuts boxes off at random,
+    or makes them smaller than their ``min_area``, makes the rows differ that follow their image.
     """
     drawn: dict[str, str] = {}
     followed: dict[str, frozenset[str]] = {}
     for step in steps:
         if isinstance(step, Follow) and step.drops_rows:
             followed[step.field] = frozenset(Following(step.followers).of_objects)
-        elif step.is_random and isinstance(step, ChanceStep) and step.loses_edges:
+        elif step.is_random and (isinstance(step, SizedStep) or (isinstance(step, ChanceStep) and step.loses_edges)):
             drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
         read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
         op = step.op if step.is_random else next((drawn[name] for name in sorted(read & drawn.keys())), None)

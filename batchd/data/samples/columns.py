@@ -112,8 +112,8 @@ class Column:
     fill: float = 0.0
     """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
     sizes: tuple[tuple[int, int], ...] = ()
-    """(Height, width) of the images of each bucket, one of which those of a batch have; empty for
-    images of one size, and for those that differ within a batch."""
+    """(Height, width) of the images of each bucket, or those that batches draw from: all images of
+    a batch have one of them. Empty for images of one size, and where they differ in a batch."""
 
     @property
     def item(self) -> "Column":

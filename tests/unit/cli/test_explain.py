@@ -334,6 +334,42 @@ def test_crops_to_the_bucket_say_which_sizes_there_are_and_what_is_cut_off(folde
     assert slot == "s: a slot takes 24.0 KiB, for 8 rows of the largest size"
 
 
+@pytest.mark.parametrize(
+    ("step", "keys", "text", "size"),
+    [
+        (
+            '"letterbox", sizes = [[24, 24], [24, 32]] }',
+            "balance = 2\n",
+            (
+                "height x width: 24 x 24, 24 x 32; batch 0 of epoch 0 has 24 x 32; the ranks of a step draw the same, "
+                "for up to 2 ranks"
+            ),
+            "24 x 24",
+        ),
+        (
+            '"resize", shorter_sides = [20, 30] }, { op = "pad_batch", max_shape = [40, 40, 3] }',
+            "",
+            (
+                "shorter sides: 20, 30; batch 0 of epoch 0 has 30; the ranks of a step draw each its own; balance = 8 has "
+                "8 ranks draw one"
+            ),
+            "30 x 30",
+        ),
+    ],
+    ids=["sizes", "sides"],
+)
+def test_sizes_that_batches_draw_are_said_with_the_room_and_what_the_first_batch_draws(
+    folder, step, keys, text, size
+) -> None:
+    put(folder, a_jpg=jpeg(photo(40, 40)))
+
+    sizes, slot, *_others, sample = explain(folder, f'{{ op = "decode" }}, {{ op = {step}', keys=keys)
+
+    assert sizes == f"s: each batch draws one of 2 sizes for its images in 'image', {text}"
+    assert slot.startswith("s: a slot takes ")
+    assert f"scaled to {size} (auto)" in sample
+
+
 @pytest.mark.thorough
 def test_a_budget_says_how_many_samples_a_batch_has(folder) -> None:
     """The slot has room for that, or for the most of the largest, which is said, too."""

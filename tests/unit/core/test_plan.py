@@ -1,12 +1,13 @@
 """The plan: the fixed place of each sample in each epoch."""
 
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
 import pytest
 
 from batchd.core.plan import Plan
-from batchd_wire.position import Position
+from batchd_wire.position import SIZE_BIT, Position
 
 SIZES = [(1, 1), (1, 4), (4, 4), (5, 4), (7, 3), (12, 5), (100, 7), (257, 256), (1000, 64)]
 
@@ -110,3 +111,26 @@ def test_substitutes_are_drawn_evenly():
     others = np.delete(counts, 17)
     chi_square = float(((others - 100) ** 2 / 100).sum())
     assert abs(chi_square - 38) / sqrt(2 * 38) < 4.5
+
+
+@pytest.mark.parametrize(("repeats", "alike"), [(1, 1), (1, 4), (3, 1), (2, 4)])
+def test_a_batch_draws_its_size_by_seed_epoch_and_step(repeats, alike):
+    """Copies of a batch and the batches of a step draw together, and all sizes are as likely."""
+    plan = Plan(8000, 2, 7, shuffle=True, drop_last=False, repeats=repeats, sizes=5, alike=alike)
+    block = repeats * alike
+    drawn = [plan.size_of(Position(1, step)) for step in range(plan.steps)]
+
+    assert all(len(set(drawn[first : first + block])) == 1 for first in range(0, plan.steps, block))
+    shares = np.bincount(drawn[::block], minlength=5) / (plan.steps // block)
+    assert np.abs(shares - 1 / 5).max() < 0.05
+    others = [replace(plan, seed=8), replace(plan, samples=16000)]
+    of_seed, of_more = ([other.size_of(Position(1, step)) for step in range(plan.steps)] for other in others)
+    assert of_more == drawn != of_seed
+    assert drawn != [plan.size_of(Position(2, step)) for step in range(plan.steps)]
+    assert {plan.draw_epoch(Position(1, step)) >> SIZE_BIT for step in range(plan.steps)} == set(range(5))
+
+
+def test_the_sizes_of_batches_stay_what_they_are():
+    """Saved states depend on them."""
+    plan = Plan(1000, 8, 42, shuffle=True, drop_last=False, sizes=11)
+    assert [plan.size_of(Position(3, step)) for step in range(12)] == [10, 7, 9, 2, 4, 5, 5, 0, 5, 5, 7, 1]

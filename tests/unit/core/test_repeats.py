@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchd.core.course import Course
-from batchd.core.plan import COPY_BIT, Plan
-from batchd_wire.position import EpochRows, Position
+from batchd.core.plan import Plan
+from batchd_wire.position import COPY_BIT, EpochRows, Position
 from support.core_plans import KINDS, plan_of
 
 REPEATED = {

@@ -251,7 +251,8 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
 }
 WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {
-    "resize": {"size", "longer_side"},
+    "resize": {"size", "sizes", "shorter_sides", "longer_side"},
+    "letterbox": {"sizes"},
     "pad": {"size"},
     "rotate": {"quarter_turns"},
     "crop_to_bucket": {"sizes"},
@@ -276,6 +277,12 @@ DIGESTS = {Path("/") / name: name * 64 for name in "abcd"}
 
 def fingerprint_with(digest: str = DIGEST, digests: Mapping[Path, str] = DIGESTS, **changes: object) -> str:
     return fingerprint(content_of(plan_of(StreamConfig(**BASE | changes), digests), digest))
+
+
+def test_ranks_that_draw_one_size_change_the_fingerprint() -> None:
+    """Without sizes to draw, balance is refused, or it orders samples, which counts by itself."""
+    steps = (Decode(), Letterbox(sizes=((8, 8), (16, 16))))
+    assert len({fingerprint_with(pipeline=steps, balance=ranks) for ranks in (None, 2, 4)}) == 3
 
 
 def plan_of(

@@ -17,6 +17,7 @@ from batchd.data.pipeline.image.options import (
     ImageStep,
     Layout,
     Normalize,
+    SizedStep,
     SubtractMean,
     To,
 )
@@ -352,6 +353,8 @@ class Choose(ChanceStep):
         if not 1 <= len(self.of) <= CHOICES_MAX:
             raise ValueError(f"choose needs 1 to {CHOICES_MAX} steps in of = [...]")
         for step in self.of:
+            if isinstance(step, SizedStep) and step.drawn:
+                raise ValueError(f'choose cannot have "{step.op}" with several sizes in of = [...]: batches draw those')
             if not isinstance(step, ImageStep) or isinstance(step, NOT_CHOSEN):
                 raise ValueError(  # noqa: TRY004  a value of the configuration
                     f'choose cannot have "{step.op}" in of = [...]: it is for steps that change an image'

@@ -147,13 +147,13 @@ def _box_form(step: options.BoxForm, columns: Columns) -> Columns:
 
 @effect.register
 def _resize(step: options.Resize, columns: Columns) -> Columns:
-    return placed(step, columns, step.size or (None, None))
+    return placed(step, columns, step.size or (None, None), step.sizes)
 
 
 @effect.register
 def _letterbox(step: options.Letterbox, columns: Columns) -> Columns:
     check_fill(step, step.fill, columns)
-    return placed(step, columns, step.size)
+    return placed(step, columns, step.size or (None, None), step.sizes)
 
 
 @effect.register
@@ -273,7 +273,7 @@ def placed(
 ) -> Columns:
     """The columns after the geometry of an image, and of all that follows it, was changed.
 
-    ``sizes``: of the image in each bucket, if these have one each.
+    ``sizes``: of the image in each bucket, if these have one each, or that batches draw from.
     """
     lead = pixels_of(step, columns)
     made = dict(changed(step, columns, shape=(*size, lead.shape[2]), sizes=sizes))

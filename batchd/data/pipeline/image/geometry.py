@@ -141,7 +141,7 @@ TrailPart: TypeAlias = Move | Orientation | Motion
 class Geometry:
     """An image being planned: ``height`` and ``width`` for the viewer, ``moves`` as stored."""
 
-    __slots__ = ("bucket_size", "height", "moves", "pixels_max", "trail", "turn", "width")
+    __slots__ = ("bucket_size", "drawn", "height", "moves", "pixels_max", "trail", "turn", "width")
 
     def __init__(
         self, height: int, width: int, orientation: int, pixels_max: int, *, is_followed: bool = False
@@ -154,6 +154,8 @@ class Geometry:
         self.pixels_max = pixels_max
         self.bucket_size: Size | None = None
         """Height and width of the images of the batch; None where no batch is made."""
+        self.drawn = 0
+        """The number of the size that the batch has drawn."""
 
     def copy(self) -> "Geometry":
         """The same plan, for a step that does not act on this image, and draws its numbers."""
@@ -325,22 +327,22 @@ def planner_for(_step: StepOptions) -> Planner | None:
 def _plan_resize(step: options.Resize) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = geometry.height, geometry.width
-        if step.size is not None:
-            geometry.scale(*step.size, step.interpolation)
+        if step.size is not None or step.sizes:
+            geometry.scale(*(step.size or step.sizes[geometry.drawn]), step.interpolation)
             return
-        geometry.scale(*_proportional(step, height, width), step.interpolation)
+        geometry.scale(*_proportional(step, height, width, geometry.drawn), step.interpolation)
 
     return plan
 
 
-def _proportional(step: options.Resize, height: int, width: int) -> Size:
+def _proportional(step: options.Resize, height: int, width: int, drawn: int) -> Size:
     """The size of an image whose proportions are kept: torchvision's, in whole numbers."""
     shorter, longer = sorted((height, width))
     if step.longer_side is not None:
         short, long = max(1, step.longer_side * shorter // longer), step.longer_side
     else:
-        assert step.shorter_side is not None, "one of the two"
-        short, long = step.shorter_side, step.shorter_side * longer // shorter
+        short = step.shorter_side or step.shorter_sides[drawn]
+        long = short * longer // shorter
         if step.max_longer_side is not None and long > step.max_longer_side:
             short, long = max(1, step.max_longer_side * short // long), step.max_longer_side
     if (unit := step.multiple_of) is not None:
@@ -351,9 +353,8 @@ def _proportional(step: options.Resize, height: int, width: int) -> Size:
 
 @planner_for.register
 def _plan_letterbox(step: options.Letterbox) -> Planner:
-    high, wide = step.size
-
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
+        high, wide = step.size or step.sizes[geometry.drawn]
         height, width = geometry.height, geometry.width
         if step.enlarge or height > high or width > wide:
             if high * width <= wide * height:
@@ -554,6 +555,9 @@ def noting(step: StepOptions, planner: Planner, draws: list[dict[str, object]]) 
 
 def drawn_by(step: StepOptions, trail: Sequence[TrailPart], size: Sequence[int]) -> dict[str, object]:
     """What a random step chose, by what it did to an image of a size; boxes as the viewer sees."""
+    if isinstance(step, options.SizedStep):
+        sizes = [(one.height, one.width) for one in trail if not isinstance(one, Orientation)]
+        return {"size": [*sizes[-1]] if sizes else [*size[:2]]}
     if isinstance(step, options.RandomFlip):
         return {"flips": ["horizontal" if one == _MIRRORED else "vertical" for one in trail]}
     if isinstance(step, options.Rotate):

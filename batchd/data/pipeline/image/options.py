@@ -60,6 +60,37 @@ class ChanceStep(ImageStep):
         return self.probability > 0 and (self.probability < 1 or self.varies)
 
 
+DRAWN_SIZES_MAX = 64
+
+
+@options
+class SizedStep(ImageStep):
+    """Base of the steps that scale an image to a size, which may be one that each batch draws."""
+
+    keeps_pixels: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"sizes"})
+    size: Annotated[Size | None, Example([640, 640])] = None
+    """Height and width afterwards, in pixels."""
+    sizes: Annotated[tuple[Size, ...], Example([[480, 480], [512, 512]])] = ()
+    """Instead of ``size``, 2 to 64 of them: each batch draws one for all of its images, each as
+    likely. ``balance`` of the stream has ranks draw the same one."""
+
+    def __post_init__(self) -> None:
+        if self.drawn and not 1 < len(self.drawn) <= DRAWN_SIZES_MAX:
+            name = "sizes" if self.sizes else "shorter_sides"
+            raise ValueError(f"each batch draws one of 2 to {DRAWN_SIZES_MAX} {name}, and these are {len(self.drawn)}")
+
+    @property
+    def drawn(self) -> tuple[Size | Side, ...]:
+        """What each batch draws one of; empty if it draws none."""
+        return self.sizes
+
+    @property
+    def is_random(self) -> bool:
+        """True if a batch draws a size."""
+        return bool(self.drawn)
+
+
 @options
 class CropStep(ChanceStep):
     """Base of the steps that keep a box of the image, which may be padded before."""
@@ -102,45 +133,55 @@ class Decode(ImageStep):
 
 
 @options
-class Resize(ImageStep):
+class Resize(SizedStep):
     """Scale the image: to ``size``, or with its proportions to a shorter or longer side.
 
-    Needs one of the three.
+    Needs one of ``size``, ``sizes``, ``shorter_side``, ``shorter_sides`` and ``longer_side``.
     """
 
-    keeps_pixels: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = frozenset({"longer_side", "max_longer_side", "multiple_of"})
+    later: ClassVar[frozenset[str]] = frozenset(
+        {"longer_side", "max_longer_side", "multiple_of", "sizes", "shorter_sides"}
+    )
     op: Literal["resize"] = "resize"
     size: Annotated[Size | None, Example([224, 224])] = None
     """Height and width afterwards, in pixels; proportions are not kept."""
     shorter_side: Side | None = None
     """Length of the shorter side afterwards, in pixels; the longer follows. A later step must then
     fix the size."""
+    shorter_sides: Annotated[tuple[Side, ...], Example([480, 512, 544])] = ()
+    """Instead of ``shorter_side``, 2 to 64 of them: each batch draws one, as of ``sizes``."""
     longer_side: Side | None = None
     """Length of the longer side afterwards, in pixels; the shorter follows, at least 1 pixel."""
     max_longer_side: Side | None = None
-    """With ``shorter_side``: the longest that the longer side may be; the shorter one follows."""
+    """With ``shorter_side`` or ``shorter_sides``: the longest that the longer side may be; the
+    shorter one follows."""
     multiple_of: Side | None = None
     """Round both sides to the nearest multiple of this, at least one and at most
-    ``max_longer_side``; not with ``size``."""
+    ``max_longer_side``; not with ``size`` or ``sizes``."""
     interpolation: Interpolation = "auto"
     """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
     there on."""
 
     def __post_init__(self) -> None:
-        if (self.size, self.shorter_side, self.longer_side).count(None) != 2:  # noqa: PLR2004  one of three is there
+        ways = self.size, self.sizes, self.shorter_side, self.shorter_sides, self.longer_side
+        if sum(map(bool, ways)) != 1:
             raise ValueError(
-                "resize needs either size = [height, width], shorter_side = pixels or longer_side = pixels"
+                "resize needs either size = [height, width], shorter_side = pixels or longer_side = pixels; or, for each batch "
+                "to draw, sizes = [[height, width], ...] or shorter_sides = [pixels, ...]"
             )
-        if self.max_longer_side is not None and self.shorter_side is None:
+        SizedStep.__post_init__(self)
+        shorter = self.shorter_side or max(self.shorter_sides, default=0)
+        if self.max_longer_side is not None and not shorter:
             raise ValueError("max_longer_side limits what shorter_side leads to; longer_side alone is a length")
-        if self.multiple_of is not None and self.size is not None:
+        if self.multiple_of is not None and (self.size or self.sizes):
             raise ValueError("multiple_of is for shorter_side or longer_side: write multiples into size")
-        if (
-            self.max_longer_side is not None
-            and max(self.shorter_side or 1, self.multiple_of or 1) > self.max_longer_side
-        ):
+        if self.max_longer_side is not None and max(shorter, self.multiple_of or 1) > self.max_longer_side:
             raise ValueError("max_longer_side is less than shorter_side or multiple_of")
+
+    @property
+    def drawn(self) -> tuple[Size | Side, ...]:
+        """See ``SizedStep``."""
+        return self.sizes or self.shorter_sides
 
 
 @options
@@ -353,16 +394,13 @@ class Pad(ImageStep):
 
 
 @options
-class Letterbox(ImageStep):
+class Letterbox(SizedStep):
     """Scale the image with its proportions until it just fits into ``size``; ``fill`` around it.
 
-    The shorter side is rounded to the nearest pixel.
+    The shorter side is rounded to the nearest pixel. Needs ``size`` or ``sizes``.
     """
 
-    keeps_pixels: ClassVar[bool] = False
     op: Literal["letterbox"] = "letterbox"
-    size: Annotated[Size, Example([640, 640])]
-    """Height and width afterwards, in pixels."""
     enlarge: bool = True
     """Whether an image that is smaller than ``size`` is scaled, too, and not only put into it."""
     place: Literal["center", "top_left"] = "center"
@@ -373,6 +411,13 @@ class Letterbox(ImageStep):
     fill: Fill = (114,)
     """The value outside of the image: one number from 0 to 255 for all channels, or one for
     each."""
+
+    def __post_init__(self) -> None:
+        if bool(self.size) == bool(self.sizes):
+            raise ValueError(
+                "letterbox needs either size = [height, width], or sizes = [[height, width], ...] for each batch to draw"
+            )
+        SizedStep.__post_init__(self)
 
 
 @options

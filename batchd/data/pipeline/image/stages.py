@@ -308,6 +308,7 @@ class ImageStage:
         orientation = header.orientation if self._applies_exif else 1
         is_followed = self._followers is not None or random.draws is not None
         geometry = Geometry(header.height, header.width, orientation, self._pixels_max, is_followed=is_followed)
+        geometry.drawn = random.size
         height, width = geometry.height, geometry.width
         if self._sized is not None and self._sized.name in row:
             down, across = self._sized.size_axes

@@ -6,6 +6,7 @@ Standard library only.
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
+from batchd.data.pipeline.image.options import SizedStep
 from batchd.data.pipeline.options import STEP_KINDS, FieldStep, StepOptions
 from batchd.data.samples.checks import Checks, Example, Range
 from batchd.data.samples.columns import check_field_names
@@ -81,6 +82,11 @@ class Views(FieldStep):
             if len(view.steps) > VIEW_STEPS_MAX:
                 checks.say(f"must have {VIEW_STEPS_MAX} or fewer items, not {len(view.steps)}", "into", name, "steps")
             for place, step in enumerate(view.steps):
+                if isinstance(step, SizedStep) and step.drawn:
+                    text = (
+                        f'"{step.op}" with several sizes cannot be inside of "views": a batch draws one for its images'
+                    )
+                    checks.say(text, "into", name, "steps", place)
                 if step.op in _REFUSED:
                     text = f'"{step.op}" cannot be inside of "views": {_REFUSED[step.op]}'
                     checks.say(text, "into", name, "steps", place)

@@ -33,6 +33,8 @@ PACK = [{"op": "pack", "field": "tokens", "length": 8}]
 LIVE = {"type": "generator", "function": "a:b", "fields": {"tokens": "int32[?]"}}
 BUCKET = {"field": "tokens"}
 CROPS = [{"op": "decode"}, {"op": "crop_to_bucket", "pixels": 1 << 20}]
+SIZES = {"sizes": [[8, 8], [16, 8]]}
+DRAWN = {"op": "letterbox", **SIZES}
 LIVE_IMAGES = {"type": "push", "fields": {"image": "image"}, "capacity": 9, "sample_bytes_max": "1MiB"}
 ARRAYS = {"type": "npz", "path": "/a.npz"}
 CHANGING = {"type": "mix", "sources": [ARRAYS, ARRAYS], "weights": {"0": [1, 0], "8": [1, 1]}}
@@ -46,7 +48,7 @@ def stream_of(**keys):
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"balance": 8}, 'balance needs the costs of samples: set bucket, or end the pipeline with "pack"'),
+        ({"balance": 8}, 'set bucket, or end the pipeline with "pack"; or give "resize" or "letterbox" several sizes'),
         ({"bucket": BUCKET, "pipeline": PACK}, 'rows of "pack" are full whatever the lengths in them are'),
         (
             {"bucket": BUCKET, "shuffle": {"blocks": 2, "block_samples": 4}},
@@ -87,6 +89,37 @@ def stream_of(**keys):
         ({"pipeline": [{"op": "crop_to_bucket", "sizes": [[4, 4], [8, 8]]}]}, r"\[4, 4\] and \[8, 8\] have the same"),
         ({"pipeline": [{"op": "crop_to_bucket", "sizes": [[4, 4], [8, 4]], "multiple_of": 8}]}, "count with pixels"),
         ({"pipeline": [{**CROPS[1], "ratio": [2, 1]}]}, "write the smaller number first"),
+        ({"pipeline": [{"op": "letterbox", "sizes": [[8, 8]]}]}, "one of 2 to 64 sizes, and these are 1"),
+        ({"pipeline": [{"op": "resize", "shorter_sides": [8] * 65}]}, "one of 2 to 64 shorter_sides, and these are 65"),
+        ({"pipeline": [{"op": "letterbox"}]}, r"letterbox needs either size = \[height, width\], or sizes"),
+        ({"pipeline": [{"op": "letterbox", "size": [8, 8], **SIZES}]}, "letterbox needs either size"),
+        ({"pipeline": [{"op": "resize", "shorter_side": 8, **SIZES}]}, "for each batch to draw, sizes = "),
+        (
+            {"pipeline": [{"op": "resize", "shorter_sides": [8, 16], "max_longer_side": 12}]},
+            "max_longer_side is less than shorter_side",
+        ),
+        ({"pipeline": [{"op": "resize", "multiple_of": 8, **SIZES}]}, "multiple_of is for shorter_side or longer_side"),
+        (
+            {"pipeline": [DRAWN, {"op": "resize", "field": "b", "shorter_sides": [8, 9, 10]}]},
+            '"letterbox" draws one of 2 sizes, and another step one of others; a batch draws once: give both the same',
+        ),
+        (
+            {"pipeline": [DRAWN, {**DRAWN, "field": "b", "sizes": [[8, 8], [8, 9]]}]},
+            "another step one of others; a batch draws once",
+        ),
+        ({"pipeline": [*CROPS, DRAWN]}, '"crop_to_bucket" decides the size of a batch, so "letterbox" can draw none'),
+        (
+            {"pipeline": [DRAWN], "bucket": {**BUCKET, "budget": 8}},
+            '"letterbox" draws the size of the images of a batch, and a budget the room of its rows; leave budget out',
+        ),
+        (
+            {"pipeline": [{"op": "choose", "of": [DRAWN]}]},
+            'choose cannot have "letterbox" with several sizes in of',
+        ),
+        (
+            {"pipeline": [{"op": "views", "into": {"a": {"steps": [DRAWN]}}}]},
+            '"letterbox" with several sizes cannot be inside of "views"',
+        ),
     ],
 )
 def test_keys_that_cannot_be_combined_are_refused(keys, problem):

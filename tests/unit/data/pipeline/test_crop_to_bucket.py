@@ -10,6 +10,7 @@ from batchd.data.pipeline.image.options import (
     Decode,
     Follow,
     Gray,
+    Letterbox,
     Normalize,
     RandomFlip,
     Resize,
@@ -21,6 +22,7 @@ from batchd.data.pipeline.sample_fields import StepCheck, columns_after, sample_
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
+from batchd_wire.position import SIZE_BIT
 from support.images import encode, jpeg, jpeg_with_exif, photo
 
 FILE = [Column("image", "encoded")]
@@ -165,3 +167,49 @@ def test_a_function_that_changes_the_size_makes_a_bad_sample():
         SampleUndecodable, match=r"'image' is uint8\[9, 9, 3\], and those of its batch are \[32, 32, 3\]"
     ):
         pipeline.run({"image": np.zeros((9, 9, 3), np.uint8)}, 0, 0, 0, {"image": np.zeros((32, 32, 3), np.uint8)})
+
+
+@pytest.mark.parametrize(
+    ("drawn", "fixed"),
+    [
+        (Letterbox(sizes=SIZES), [Letterbox(size=size) for size in SIZES]),
+        (Resize(sizes=SIZES), [Resize(size=size) for size in SIZES]),
+        (
+            Resize(shorter_sides=(20, 28, 40), max_longer_side=48),
+            [Resize(shorter_side=side, max_longer_side=48) for side in (20, 28, 40)],
+        ),
+    ],
+    ids=["letterbox", "sizes", "shorter_sides"],
+)
+def test_a_drawn_size_makes_what_that_size_alone_makes(drawn, fixed):
+    """The image, its mask, boxes and points; and it draws no number, so later steps stay."""
+    columns = [
+        *FILE,
+        Column("mask", "encoded"),
+        *(Column(name, dtype="float32", shape=(None, 4)) for name in ("boxes",)),
+    ]
+    columns.append(Column("points", dtype="float32", shape=(None, 2)))
+    values = {
+        "mask": memoryview(encode(photo(90, 130, seed=4)[..., 0], ".png")),
+        "boxes": np.array([[10, 20, 60, 50], [0, 0, 9, 9]], np.float32),
+        "points": np.array([[10, 20]], np.float32),
+    }
+    file = memoryview(jpeg_with_exif(jpeg(photo(90, 130, seed=3)), 6))
+    follow = Follow(mask="mask", boxes="boxes", points="points", annotated="upright")
+
+    def run(step, epoch, draws=None):
+        steps = [Decode(), follow, RandomFlip(), step, Gray(probability=0.5)]
+        values["mask"] = memoryview(encode(photo(130, 90, seed=4)[..., 0], ".png"))
+        pipeline = Pipeline(columns, steps, 5, has_rows=False)
+        noted = pipeline.note_draws()
+        made = pipeline.make({"image": file, **values}, epoch, 9, 0)
+        if draws is not None:
+            draws += [dict(one) for one in noted if "size" in one]
+        return made
+
+    for number, step in enumerate(fixed):
+        draws = []
+        made, expected = run(drawn, number << SIZE_BIT | 3, draws), run(step, 3)
+        assert made.keys() == expected.keys()
+        assert all(np.array_equal(made[name], expected[name]) for name in expected)
+        assert draws == [{"size": [*expected["image"].shape[:2]]}]
