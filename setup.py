@@ -58,6 +58,14 @@ setup(
             optional=True,
         ),
         Extension(
+            "batchd.data.pipeline._words",
+            ["batchd/data/pipeline/_words.c"],
+            extra_compile_args=[*FLAGS, "-O3"],
+            extra_link_args=build_id("batchd/data/pipeline", "_words"),
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "batchd.data.storage._rows",
             ["batchd/data/storage/_rows.c"],
             depends=["batchd/data/storage/_rows.h"],

@@ -1,20 +1,28 @@
-"""Benchmark: samples with structure, beside torchvision v2 and albumentations.
+"""Benchmark: samples with structure, beside torchvision v2, albumentations and Hugging Face.
 
     coco    CPU for a photograph with boxes and masks of objects, read from a JSON of COCO, decoded,
             scaled to 480 x 480 with all of them, flipped and jittered
     scan    CPU of the scan of a JSON with 120,000 images and 860,000 objects, and its memory
+    chats   tokens/s of 20,000 chats as rows of 4,096 tokens, from the daemon's start to the last
+            row of the first epoch, without a cache; beside ``datasets.map`` on the same two cores
 
 Sides take turns. Ours makes rows in this process; peers run in the environment ``structure`` of
 peers/environments.py, each in a process for its turn, with pycocotools for their masks.
 """
 
 import json
+import re
 import resource
 import statistics
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import environments
 import numpy as np
@@ -22,7 +30,10 @@ import pictures
 import playing
 from harness import Bench, Figure, spread
 from sides import Side
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
 
+import batchd
+import batchd_client
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import ColorJitter, Decode, Follow, RandomFlip, Resize
 from batchd.data.pipeline.image.probe import probe_image
@@ -47,11 +58,27 @@ PEERS, SCRIPT, LOG = "structure", "structure_side.py", environments.BUILD / "log
 TARGETS = {"torchvision": 2.0, "albumentations": 1.5}
 """The least ratio of CPU of each peer."""
 IMAGES, OBJECTS = 120_000, 860_000
+CHATS, ROOM, VOCABULARY = 20_000, 4096, 32_000
+PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""At which Llama 3 cuts a text."""
+CONFIG = """\
+[daemon]
+workers = 2
+[streams.sft]
+source = {{ type = "jsonl", root = "{0}", shards = ["chats.jsonl"], fields = {{ messages = "json" }} }}
+batch_size = 8
+cache = "off"
+pipeline = [
+    {{ op = "chat", tokenizer = "{0}/tokenizer.json", template = "chatml", max_length = {1} }},
+    {{ op = "pack", field = "tokens", length = {1} }},
+]
+"""
 
 
 def run(bench: Bench) -> None:
     """Both parts."""
     _scan(bench)
+    _chats(bench)
     data = _written(bench.photos, bench.scratch / "coco")
     if environments.make([PEERS]):
         print("structure beside torchvision and albumentations: not measured")
@@ -129,18 +156,18 @@ def _scan(bench: Bench) -> None:
     """Once: it takes half a minute."""
     file = bench.scratch / "instances.json"
     _write_instances(file)
-    cpu_s, mib = bench.measure("scan", lambda: _in_a_process(file))
+    cpu_s, mib = bench.measure("scan", lambda: _in_a_process(_scanned, file))
     print(f"scan of {file.stat().st_size >> 20} MiB: {cpu_s:.1f} CPU s, {mib:.0f} MiB of memory")
     bench.report(Figure("structure-scan-cpu-s", cpu_s, "<=", 60, 1))
     bench.report(Figure("structure-scan-mib", mib, "<=", 1024, 0))
 
 
-def _in_a_process(file: Path) -> tuple[float, float]:
+def _in_a_process(target: Callable[[Path, Connection], None], file: Path) -> Any:
     context = get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_scanned, args=(file, sending))
+    process = context.Process(target=target, args=(file, sending))
     process.start()
-    found: tuple[float, float] = receiving.recv()
+    found = receiving.recv()
     process.join()
     return found
 
@@ -175,3 +202,76 @@ def _write_instances(file: Path) -> None:
                 f'"image_id": {image}, "bbox": [1.1, 2.2, 30.5, 40.25], "category_id": {number % 90 + 1}, "id": {number}}}'
             )
         into.write('], "categories": [' + ", ".join(f'{{"id": {n}, "name": "c{n}"}}' for n in range(1, 91)) + "]}")
+
+
+# --- chats ----------------------------------------------------------------------------------------
+
+
+def _chats(bench: Bench) -> None:
+    """Both sides make all rows of the same chats, each in processes of its own."""
+    if environments.make(["chats"]):
+        print("chats beside datasets.map: not measured")
+        return
+    folder = bench.scratch / "chats"
+    folder.mkdir()
+    _write_chats(folder)
+    command = [*environments.command("chats"), str(Path(__file__).parent / "peers" / "chats_side.py"), str(folder)]
+
+    def theirs() -> Any:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    rounds = [
+        (bench.measure("chats", lambda: _in_a_process(_packed, folder)), bench.measure("datasets.map", theirs))
+        for _ in range(bench.rounds)
+    ]
+    for ours, peer in rounds:
+        assert ours["tokens"] == peer["tokens"], "the same tokens"
+    filled = rounds[0][0]["tokens"] / (rounds[0][0]["rows"] * ROOM)
+    cpu = [peer["cpu_s"] / ours["cpu_s"] for ours, peer in rounds]
+    rate = [peer["seconds"] / ours["seconds"] for ours, peer in rounds]
+    print(f"chats: CPU of datasets.map / ours: {spread(cpu)}; tokens/s of ours / datasets.map: {spread(rate)}")
+    bench.report(Figure("structure-chats-tokens", statistics.median(rate), ">=", 3))
+    bench.report(Figure("structure-chats-cpu", statistics.median(cpu), ">=", 3))
+    bench.report(Figure("structure-chats-filled-percent", 100 * filled, ">=", 98))
+
+
+def _packed(folder: Path, sending: Connection) -> None:
+    """Tokens, rows and seconds of the first epoch, and the CPU of all of the daemon's life."""
+    begun_s = time.perf_counter()
+    config = folder / "batchd.toml"
+    config.write_text(CONFIG.format(folder, ROOM))
+    tokens = rows = 0
+    with batchd.serve(config) as address, batchd_client.connect(address) as daemon:
+        for batch in daemon.stream("sft", epochs=1):
+            tokens, rows = tokens + int(batch["lengths"].sum()), rows + len(batch["tokens"])
+        seconds = time.perf_counter() - begun_s
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(one.ru_utime + one.ru_stime for one in used)
+    sending.send({"tokens": tokens, "rows": rows, "seconds": seconds, "cpu_s": cpu_s})
+
+
+def _write_chats(folder: Path) -> None:
+    """Paragraphs of Python's own documentation as chats, and a tokenizer trained on them."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    texts = [text for file in files for text in re.findall(r'"""(.*?)"""', file.read_text(errors="replace"), re.DOTALL)]
+    paragraphs = [part.strip() for text in texts for part in re.split(r"\n\s*\n", text) if len(part) > 40]
+    tokenizer = Tokenizer(models.BPE())
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PATTERN), "isolated"), own])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(paragraphs, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    random = np.random.default_rng(0)
+    with (folder / "chats.jsonl").open("w") as into:
+        for _ in range(CHATS):
+            messages = []
+            for _ in range(int(random.integers(1, 4))):
+                said, *answer = random.choice(len(paragraphs), int(random.integers(2, 5))).tolist()
+                messages += [
+                    {"role": "user", "content": paragraphs[said]},
+                    {"role": "assistant", "content": "\n\n".join(paragraphs[place] for place in answer)},
+                ]
+            into.write(json.dumps({"messages": messages}) + "\n")

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 EXTENSIONS = (
-    *(f"batchd.data.pipeline.{name}" for name in ("_jpeg", "_pixels", "_sound")),
+    *(f"batchd.data.pipeline.{name}" for name in ("_jpeg", "_pixels", "_sound", "_words")),
     "batchd.data.storage._rows",
 )
 

@@ -56,6 +56,9 @@ ENVIRONMENTS = {
     "structure": Environment(
         (TORCH, NUMPY, CV2, "pillow==13.0.0", "albumentations==2.0.8", "pycocotools==2.0.11"), ("torchvision==0.28.0",)
     ),
+    "chats": Environment(
+        (NUMPY, "transformers==5.24.0", "datasets==5.2.0", "tokenizers==0.23.3", "jinja2==3.1.6", "pyarrow==26.0.1")
+    ),
     "tensorflow": Environment(("tensorflow-cpu==2.21.0",)),
     "grain": Environment(("grain==0.2.18", NUMPY, CV2)),
     "spdl": Environment(("spdl==0.8.0", NUMPY, CV2)),

@@ -125,7 +125,7 @@ def shell(podman: Podman, script: str) -> str:
 
 def test_the_image_has_the_version_and_the_compiled_parts(image) -> None:
     """The entry point is the command; crops are decoded alone."""
-    program = "import batchd.data.pipeline._pixels, batchd.data.pipeline._sound, batchd.data.storage._rows"
+    program = "from batchd.data.pipeline import _pixels, _sound, _words; import batchd.data.storage._rows"
     decoders = "from batchd.data.pipeline.image.decode import decoder_versions; print(decoder_versions())"
 
     assert image(*run("--rm", IMAGE, "--version")) == f"batchd {batchd.__version__}\n"

@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, npy_header, open_file, read_file
+from batchd.data.pipeline.text.byte_pairs import EncodedWords, word_encoder
 from batchd.data.pipeline.text.chats import FIRST_MARK, ChatMessage, ChatWriter, Written, messages_of, read_template
 from batchd.data.pipeline.text.options import TOKEN_MAX, Chat, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
@@ -227,15 +228,30 @@ def load_tokenizer(step: Tokenize) -> tuple["Tokenizer", int]:
     return tokenizer, pad_id
 
 
-def tokens_of(text: str, tokenizer: "Tokenizer", step: Tokenize) -> list[int]:
-    """The numbers of the tokens of a text. Raises ``SampleUndecodable``."""
-    with failures_as(SampleUndecodable, "the tokenizer does not take the text"):
-        tokens: list[int] = tokenizer.encode(text, add_special_tokens=step.special_tokens).ids
-    if len(tokens) > step.max_length:
-        raise SampleUndecodable(f"the text has {len(tokens)} tokens, more than max_length = {step.max_length}")
-    if max(tokens, default=0) > TOKEN_MAX:
-        raise SampleUndecodable(f"the tokenizer makes the number {max(tokens)}, which int32 cannot hold")
-    return tokens
+class TextTokenizer:
+    """Makes tokens of texts. Raises ``StepFileInvalid``."""
+
+    def __init__(self, step: Tokenize) -> None:
+        self._step = step
+        self._tokenizer, self.pad_id = load_tokenizer(step)
+        adds = step.special_tokens and self._tokenizer.num_special_tokens_to_add(False) > 0
+        self._words = None if adds else word_encoder(self._tokenizer)
+
+    def tokens_of(self, text: str) -> NDArray[np.int32]:
+        """The numbers of the tokens of a text, int32 [n]. Raises ``SampleUndecodable``."""
+        step = self._step
+        found = None if self._words is None else self._words.encode(text)
+        if found is not None:
+            tokens = found.ids[: step.max_length] if step.truncation else found.ids
+        else:
+            with failures_as(SampleUndecodable, "the tokenizer does not take the text"):
+                numbers = self._tokenizer.encode(text, add_special_tokens=step.special_tokens).ids
+            if max(numbers, default=0) > TOKEN_MAX:
+                raise SampleUndecodable(f"the tokenizer makes the number {max(numbers)}, which int32 cannot hold")
+            tokens = np.array(numbers, np.int32)
+        if len(tokens) > step.max_length:
+            raise SampleUndecodable(f"the text has {len(tokens)} tokens, more than max_length = {step.max_length}")
+        return tokens
 
 
 class ChatTokenizer:
@@ -273,6 +289,7 @@ class ChatTokenizer:
         of_marks = [vocabulary[mark] for mark in marks]
         if largest > TOKEN_MAX or not set(numbers).isdisjoint(of_marks):
             raise StepFileInvalid(f"{step.tokenizer} has tokens up to number {largest}, which leave no room for more")
+        self._words = word_encoder(tokenizer)
         self._real = np.arange(max(largest, *of_marks) + 1, dtype=np.int32)
         self._real[of_marks] = [added[token][0] for token in template.tokens]
 
@@ -297,13 +314,16 @@ class ChatTokenizer:
             raise SampleUndecodable(f"the chat has no token to learn: no words of {', '.join(step.loss)}")
         return tokens, mask
 
-    def _encoded(self, written: Written) -> "Encoding":
+    def _encoded(self, written: Written) -> "Encoding | EncodedWords":
+        found = None if self._words is None else self._words.encode(written.text)
+        if found is not None:
+            return found
         with failures_as(SampleUndecodable, "the tokenizer does not take the chat"):
             return self._tokenizer.encode(written.text, add_special_tokens=False)
 
     def _last_exchanges(
-        self, messages: list[ChatMessage], written: Written, found: "Encoding"
-    ) -> tuple[Written, "Encoding"]:
+        self, messages: list[ChatMessage], written: Written, found: "Encoding | EncodedWords"
+    ) -> tuple[Written, "Encoding | EncodedWords"]:
         """The system, and the last whole exchanges that fit."""
         total, longest = len(found), self._step.max_length
         starts = [_token_at(found, first, len(written.text), 1) for first in written.exchanges]
@@ -319,7 +339,7 @@ class ChatTokenizer:
         raise SampleUndecodable(f"the last exchange of the chat alone is longer than max_length = {longest}")
 
 
-def _token_at(found: "Encoding", first: int, end: int, way: int) -> int:
+def _token_at(found: "Encoding | EncodedWords", first: int, end: int, way: int) -> int:
     """The token of the first character that has one, on the way to ``end``."""
     for character in range(first, end, way):
         token = found.char_to_token(character)

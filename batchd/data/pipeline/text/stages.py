@@ -12,10 +12,9 @@ from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, Stage, make_stage
 from batchd.data.pipeline.text.files import (
     ChatTokenizer,
+    TextTokenizer,
     WordTable,
-    load_tokenizer,
     read_stop_words,
-    tokens_of,
     without_words,
     words_of,
 )
@@ -85,16 +84,16 @@ def _lookup(step: Lookup, _before: Columns, _after: Columns) -> Stage:
 
 @make_stage.register
 def _tokenize(step: Tokenize, _before: Columns, _after: Columns) -> Stage:
-    tokenizer, pad_id = load_tokenizer(step)
+    tokenizer = TextTokenizer(step)
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
-        tokens = tokens_of(_text_in(values, step.field), tokenizer, step)
+        tokens = tokenizer.tokens_of(_text_in(values, step.field))
         count = len(tokens)
         del values[step.field]
         if step.padding == "none":
-            values[step.to] = np.array(tokens, np.int32)
+            values[step.to] = tokens
             return
-        padded = np.full(step.max_length, pad_id, np.int32)
+        padded = np.full(step.max_length, tokenizer.pad_id, np.int32)
         padded[:count] = tokens
         mask = np.zeros(step.max_length, np.uint8)
         mask[:count] = 1
