@@ -50,9 +50,9 @@ setup(
         ),
         Extension(
             "batchd.data.pipeline._sound",
-            ["batchd/data/pipeline/_sound.c"],
+            [f"batchd/data/pipeline/_sound{part}.c" for part in ("", "_spectra")],
             depends=["batchd/data/pipeline/_sound_parts.h"],
-            extra_compile_args=[*FLAGS, "-O3", "-ffp-contract=off"],
+            extra_compile_args=[*FLAGS, "-O3", "-ffp-contract=off", "-fno-math-errno"],
             extra_link_args=build_id("batchd/data/pipeline", "_sound"),
             py_limited_api=True,
             optional=True,

@@ -14,7 +14,7 @@ import numpy as np
 PACKAGE = "batchd.data.pipeline"
 NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
 NAMES += ("shift_hue", "warp")
-SOUND_NAMES = ("resample",)
+SOUND_NAMES = ("combine", "logarithms", "resample", "spectra")
 REFUSED = (ValueError, BufferError, OverflowError)
 
 
@@ -139,7 +139,7 @@ class SoundArguments(Arguments):
         """Return numbers of a shape, and of another, another type or read-only now and then."""
         shape = (*shape[:-1], shape[-1] + 1) if self.chance(0.01) else shape
         made = (self.random.standard_normal(shape) * self.random.choice([1, 1e30])).astype(dtype)
-        made = made.astype(np.float16) if self.chance(0.01) else made
+        made = made.astype(np.int16) if self.chance(0.01) else made
         made.flags.writeable = not self.chance(0.01)
         return made[..., ::-1] if self.chance(0.01) else made
 
@@ -154,7 +154,43 @@ class SoundArguments(Arguments):
     def call(self):
         """Return the name of a function and its arguments."""
         name = str(self.random.choice(SOUND_NAMES))
-        return name, {"resample": self.resampling}[name]()
+        return name, {
+            "combine": self.combination,
+            "logarithms": lambda: (
+                self.numbers(self.side(), self.side(), dtype=np.float64),
+                float(self.random.choice([1e-10, 1, 0, np.nan] if self.chance() else [1e-10, 1])),
+                float(self.random.standard_normal()),
+            ),
+            "resample": self.resampling,
+            "spectra": self.transforms,
+        }[name]()
+
+    def combination(self):
+        """Return arguments of ``combine``."""
+        rows, inner, sums = self.side(), self.side(), self.side()
+        shapes = (rows, inner), (inner + self.chance(0.03), sums), (rows + self.chance(0.03), sums)
+        return tuple(self.numbers(*shape, dtype=np.float64) for shape in shapes)
+
+    def transforms(self):
+        """Return arguments of ``spectra``."""
+        length, hop = max(1, self.side()), max(1, self.number(300))
+        window = self.side() if self.chance(0.05) else int(self.random.integers(1, length + 1))
+        samples = self.side() + window
+        frames = self.side() if self.chance() else (samples - window) // hop + 1
+        bands, bins = None, length // 2 + 1 + self.chance(0.02)
+        if self.chance(0.5):
+            bins = self.side()
+            ends = np.cumsum(self.random.integers(0, max(2, min(9, length // 2)), bins)) - self.chance(0.03)
+            firsts = self.random.integers(0, max(1, length // 2 - 8), bins)
+            weights = self.numbers(max(0, int(ends[-1])) if bins and not self.chance(0.03) else 5, dtype=np.float64)
+            bands = firsts.astype(np.int32), ends.astype(np.int32), weights
+        arrays = (
+            self.numbers(samples),
+            self.numbers(frames, bins, dtype=np.float64),
+            self.numbers(window, dtype=np.float64),
+            self.numbers(length, 2, dtype=np.float64),
+        )
+        return *arrays, hop, self.chance(0.5), self.chance(0.5), float(self.chance(0.5)), bands
 
 
 def main():

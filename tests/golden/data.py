@@ -175,8 +175,16 @@ def _write_arrays(folder: Path) -> None:
     np.savez(
         folder / "both.npz", image=pictures, label=numbers.astype(np.int16), weight=(numbers / 8).astype(np.float32)
     )
+    np.save(folder / "sounds.npy", np.stack([_sound(number) for number in range(SAMPLES)]))
     records = b"".join(pack("<B", number % 10) + image(number, 8, 8).tobytes() for number in range(SAMPLES))
     (folder / "records.bin").write_bytes(b"head" + records)
+
+
+def _sound(number: int) -> NDArray[np.int16]:
+    """Whole numbers that look like a tone and noise."""
+    places = np.arange(900, dtype=np.int64)
+    tone, noise = places * (number + 5) % 199, places * places * 7919 % 211
+    return ((tone - 99) * 120 + (noise - 105) * 9).astype(np.int16)
 
 
 def _write_tables(folder: Path) -> None:

@@ -585,8 +585,15 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         },
         *followed[-2:],
     ]
+    sound = {
+        "log-mel": [{"op": "log_mel", "field": "audio", "rate": 8000, "bands": 40, "scale": "slaney", "norm": True}],
+        "spectrogram": [{"op": "spectrogram", "n_fft": 120, "window_length": 90, "hop": 45, "log": "db", "top": 60}],
+        "mfcc": [{"op": "mfcc", "n_fft": 256, "bands": 20, "coefficients": 13, "preemphasis": 0.97, "edges": "cut"}],
+    }
+    sounds = {"type": "npy", "root": str(folder), "arrays": {"audio": "sounds.npy"}}
     return {
         **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
+        **{name: {"source": sounds, "pipeline": steps} for name, steps in sound.items()},
         **{name: {"source": _texts(folder), "pipeline": steps} for name, steps in text.items()},
         "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
         "followed": {"source": _annotated(folder), "pipeline": followed},

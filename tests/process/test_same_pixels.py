@@ -19,7 +19,9 @@ from support.pixel_sums import write_inputs
 
 TESTS = Path(__file__).parents[1]
 CHILD_TIMEOUT_S = 300
-WITHOUT_EXTENSION = "import sys; sys.modules['batchd.data.pipeline._pixels'] = None"
+WITHOUT_EXTENSION = (
+    "import sys; sys.modules |= dict.fromkeys('batchd.data.pipeline.' + name for name in ('_pixels', '_sound'))"
+)
 RUN = "import runpy; runpy.run_module('support.pixel_sums', run_name='__main__')"
 OPENCV = "opencv-python-headless"
 OTHER_OPENCVS = ("4.12.0.88", "4.13.0.92", "5.0.0.93")

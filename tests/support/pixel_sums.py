@@ -56,6 +56,7 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
+from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Value
@@ -158,6 +159,13 @@ NUMBERS: Mapping[str, Sequence[StepOptions]] = {
     "cast": [Cast(field="numbers", dtype="float16", truncate=True)],
     "clip": [Clip(field="numbers", min=-1.5, max=900.25)],
     "scale": [Scale(field="numbers", factor=0.1234567, offset=-3.21)],
+    "spectrogram": [Spectrogram(field="numbers", n_fft=450, window="hamming", edges="zeros", power=1)],
+    "spectrogram of odd length": [Spectrogram(field="numbers", n_fft=147, preemphasis=0.97, log="db", top=80)],
+    "log_mel": [LogMel(field="numbers", scale="slaney", norm=True)],
+    "log_mel of Kaldi": [
+        LogMel(field="numbers", n_fft=512, window_length=400, window="povey", remove_mean=True, scale="kaldi")
+    ],
+    "mfcc": [Mfcc(field="numbers")],
     "one_hot": [OneHot(field="label", classes=10)],
     "map_ids": [MapIds(field="label", table={"7": 3})],
 }

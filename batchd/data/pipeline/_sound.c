@@ -1,6 +1,6 @@
 /* Sound at another rate: each new sample is a weighted sum of samples. Worker process.
  *
- * `sound/resample.py` says which weights; it does the same without this extension, in more time.
+ * `_sound_spectra.c` has spectra. `sound/resample.py` says which weights; it does the same without this extension, in more time.
  *
  * Invariant: nothing is read or written outside of the buffers, whatever the arguments are.
  */
@@ -142,7 +142,10 @@ static PyObject *use_avx2(PyObject *self, PyObject *is_used)
 }
 
 static PyMethodDef METHODS[] = {
+    {"combine", combine, METH_VARARGS, combine_doc},
+    {"logarithms", logarithms, METH_VARARGS, logarithms_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
+    {"spectra", spectra, METH_VARARGS, spectra_doc},
     {"use_avx2", use_avx2, METH_O, use_avx2_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,11 @@
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+_Bands: TypeAlias = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+
+def combine(numbers: NDArray[Any], weights: NDArray[Any], sums: NDArray[Any], /) -> None: ...
+def logarithms(numbers: NDArray[Any], floor: float, factor: float, /) -> None: ...
 def resample(
     samples: NDArray[Any],
     target: NDArray[Any],
@@ -10,6 +14,18 @@ def resample(
     down: int,
     first: int,
     start: int,
+    /,
+) -> None: ...
+def spectra(
+    samples: NDArray[Any],
+    levels: NDArray[Any],
+    window: NDArray[Any],
+    roots: NDArray[Any],
+    hop: int,
+    is_magnitude: bool,
+    is_centered: bool,
+    emphasis: float,
+    bands: _Bands | None,
     /,
 ) -> None: ...
 def use_avx2(is_used: bool, /) -> bool: ...

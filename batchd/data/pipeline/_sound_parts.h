@@ -33,4 +33,10 @@ extern int sound_uses_avx2;
  * 0 with an exception. The caller releases the buffer, in either case. */
 int take_array(PyObject *object, char type, int dimensions, int is_writable, Py_buffer *buffer);
 
+/* What Python sees of _sound_spectra.c. */
+PyObject *combine(PyObject *self, PyObject *arguments);
+PyObject *logarithms(PyObject *self, PyObject *arguments);
+PyObject *spectra(PyObject *self, PyObject *arguments);
+extern const char combine_doc[], logarithms_doc[], spectra_doc[];
+
 #endif

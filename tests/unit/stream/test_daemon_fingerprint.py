@@ -55,6 +55,7 @@ from batchd.data.pipeline.image.options import (
 )
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.views.options import View, Views
@@ -93,6 +94,9 @@ STEPS = (
     Patches(size=14),
     Follow(mask="mask", boxes="some", keypoints="joints"),
     MapIds(table={"7": 0}),
+    Spectrogram(),
+    LogMel(),
+    Mfcc(),
     BoxForm(form="cxcywh"),
     RandomCrop(size=(32, 32)),
     Pad(border=(0, 0, 0, 0)),
@@ -124,6 +128,28 @@ STEPS = (
 )
 PROBABILITY: Mapping[str, object] = {"probability": 0.25}
 WARPED: Mapping[str, object] = {"interpolation": "nearest", "fill": (1,), **PROBABILITY}
+SPECTRUM: Mapping[str, object] = {
+    "n_fft": 500,
+    "window_length": 300,
+    "hop": 80,
+    "window": "hamming",
+    "edges": "cut",
+    "drop_last": True,
+    "remove_mean": True,
+    "preemphasis": 0.5,
+    "power": 1,
+    "log": "log10",
+    "floor": 1e-9,
+    "top": 8.0,
+}
+BANDS: Mapping[str, object] = {
+    "rate": 18_000,
+    "bands": 40,
+    "low_hz": 20.0,
+    "high_hz": 7000.0,
+    "scale": "slaney",
+    "norm": True,
+}
 OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
     "resize": {"shorter_side": 41, "max_longer_side": 99, "multiple_of": 2, "interpolation": "area"},
@@ -244,6 +270,9 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "auto_augment": {"policy": "svhn", **WARPED},
     "augmix": {"severity": 1, "width": 1, "depth": 1, **WARPED},
     "choose": {"of": (Blur(sigma=(1, 2)), Invert()), "weights": (1.0, 2.0), **PROBABILITY},
+    "spectrogram": SPECTRUM,
+    "log_mel": {**SPECTRUM, **BANDS},
+    "mfcc": {**SPECTRUM, **BANDS, "log": "ln", "top": 60.0, "coefficients": 13},
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},

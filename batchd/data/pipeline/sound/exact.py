@@ -14,6 +14,10 @@ Numbers: TypeAlias = NDArray[np.float64]
 
 _SINE_TERMS: Final = 9
 _BESSEL_TERMS: Final = 48
+_EXPONENTIAL_TERMS: Final = 20
+_LOG_TERMS: Final = 12
+_LOG_2: Final = 0.6931471805599453
+_ROOT_OF_2: Final = 1.4142135623730951
 
 
 def sine(turns: Numbers) -> Numbers:
@@ -41,3 +45,26 @@ def bessel(square: Numbers) -> Numbers:
     for term in range(_BESSEL_TERMS, 0, -1):
         total = (1 + total) * square / (term * term)
     return 1 + total
+
+
+def logarithm(numbers: Numbers) -> Numbers:
+    """The natural logarithm of numbers from 2**-1022 on, as the extension ``_sound`` makes it."""
+    halves, exponents = np.frexp(numbers)
+    parts = 2 * halves
+    above = np.where(parts > _ROOT_OF_2, 1.0, 0.0)
+    parts *= 1 - 0.5 * above
+    ratio = (parts - 1) / (parts + 1)
+    square, total = ratio * ratio, np.zeros_like(ratio)
+    for term in range(2 * _LOG_TERMS + 1, 0, -2):
+        total = total * square + 1 / term
+    made: Numbers = (exponents.astype(np.float64) - 1 + above) * _LOG_2 + 2 * ratio * total
+    return made
+
+
+def exponential(numbers: Numbers) -> Numbers:
+    """E to the power of numbers from -700 to 700."""
+    doublings = np.rint(numbers / _LOG_2)
+    parts, power = numbers - doublings * _LOG_2, np.ones_like(numbers)
+    for term in range(_EXPONENTIAL_TERMS, 0, -1):
+        power = 1 + power * parts / term
+    return np.ldexp(power, doublings.astype(np.int64))

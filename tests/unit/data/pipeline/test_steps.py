@@ -58,6 +58,7 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
 from batchd.data.pipeline.stages import Stage, make_stage
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.views.options import View, Views
@@ -108,6 +109,9 @@ EVERY_STEP = [
     Follow(mask="mask", mask_fill=255, boxes="boxes", points="points"),
     BoxForm(form="cxcywh", relative=True),
     MapIds(field="label", table={"7": 3}),
+    Spectrogram(n_fft=512, window_length=300, hop=100, window="hamming", edges="cut", power=1, log="db", top=80),
+    LogMel(rate=8000, bands=40, low_hz=20, high_hz=3800, scale="slaney", norm=True, log="log10", floor=1e-8),
+    Mfcc(window="povey", edges="zeros", drop_last=True, remove_mean=True, preemphasis=0.97, coefficients=13),
     Solarize(threshold=100, probability=0.5),
     Posterize(bits=3),
     Equalize(),

@@ -1,0 +1,30 @@
+"""The effects of the steps on sound. Daemon, workers, CLI; standard library only.
+
+audio: float32 [?]       --log_mel-->   audio: float32 [?, 80]
+audio: int16 [160000]    --log_mel-->   audio: float32 [1001, 80]
+audio: float32 [?, 2]    --log_mel-->   audio: float32 [?, 80, 2]
+"""
+
+from batchd.data.pipeline.effects import Columns, StepInvalid, changed, column_of, described, effect
+from batchd.data.pipeline.sound.options import SOUND_TYPES, SoundStep, SpectrumStep
+from batchd.data.samples.columns import Column
+
+
+@effect.register
+def _spectrogram(step: SpectrumStep, columns: Columns) -> Columns:
+    samples, *channels = _sound(step, columns).shape
+    if samples is not None and samples < step.samples_min:
+        raise StepInvalid(f'"{step.op}" needs {step.samples_min} samples or more, and {step.field!r} has {samples}')
+    frames = None if samples is None else step.frames(samples)
+    return changed(step, columns, dtype="float32", shape=(frames, step.width, *channels))
+
+
+def _sound(step: SoundStep, columns: Columns) -> Column:
+    column = column_of(step, columns)
+    is_sound = column.kind == "array" and column.dtype in SOUND_TYPES and len(column.shape) in (1, 2)
+    if not is_sound or None in column.shape[1:]:
+        raise StepInvalid(
+            f'"{step.op}" needs sound, {" or ".join(SOUND_TYPES)} [samples] or [samples, channels], and {column.name!r} is '
+            f"{described(column)}"
+        )
+    return column
