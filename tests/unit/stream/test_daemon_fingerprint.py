@@ -183,6 +183,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "chat": {
         "to": "numbers",
         "mask": "learned",
+        "tools": "tools",
         "tokenizer": Path("/b"),
         "template": Path("/c"),
         "loss": ("user",),

@@ -42,6 +42,7 @@ FIRST_MARK = 0x10F000
 """In Unicode's last plane, for private use; a message that has one of the 256 is a bad sample."""
 _MARKS = re.compile(f"[{chr(FIRST_MARK)}-{chr(FIRST_MARK + TOKENS_MAX - 1)}]")
 _PLACES = re.compile(r"\{(name|arguments|id)\}")
+_TOOL_PLACES = re.compile(r"\{(tool|function)\}")
 
 
 @frozen
@@ -60,6 +61,29 @@ class Calls:
     prefix: str | None = None
     content: bool = True
     most: int = 0
+
+
+@frozen
+class ToolsForm:
+    """How the definitions of the tools of a chat are written.
+
+    ``each`` has ``{tool}``, which becomes the definition in JSON, or ``{function}``, what is under
+    this key in it, without "return"; ``indent``: its spaces, 0 for one line. ``into``: behind the
+    words of the system, with ``join`` between them, or in a turn of their own; or in front of the
+    first or the last message of the user. ``outside``: in front of its prefix, too. ``system``: in
+    front of the system's words. ``tokens``: special tokens in these texts.
+    """
+
+    into: Literal["system", "first", "last"]
+    before: str = ""
+    each: str = "{tool}"
+    between: str = ""
+    after: str = ""
+    join: str = ""
+    system: str = ""
+    indent: int = 0
+    outside: bool = False
+    tokens: tuple[str, ...] = ()
 
 
 @frozen
@@ -97,6 +121,7 @@ class Template:
     assistant: TurnForm
     system: TurnForm | None = None
     tool: TurnForm | None = None
+    tools: ToolsForm | None = None
     bos: str = ""
     eos: str = ""
     generation: str = ""
@@ -126,6 +151,16 @@ def _chatml() -> Template:
             "<|im_end|>\n",
             next="\n<tool_response>\n",
         ),
+        ToolsForm(
+            "system",
+            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+            "function signatures within <tools></tools> XML tags:\n<tools>\n",
+            between="\n",
+            after="\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+            '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+            "</tool_call>",
+            join="\n\n",
+        ),
         generation="<|im_start|>assistant\n",
     )
 
@@ -141,6 +176,16 @@ def _llama3() -> Template:
         replace(turn("assistant"), calls=Calls(call, content=False, most=1)),
         turn("system"),
         replace(turn("ipython"), trim=False, json=True),
+        ToolsForm(
+            "first",
+            "Given the following functions, please respond with a JSON for a function call with its proper arguments that "
+            'best answers the given prompt.\n\nRespond in the format {"name": function name, "parameters": dictionary of '
+            "argument name and its value}.Do not use variables.\n\n",
+            between="\n\n",
+            after="\n\n",
+            system="Environment: ipython\n",
+            indent=4,
+        ),
         bos="<|begin_of_text|>",
         generation="<|start_header_id|>assistant<|end_header_id|>\n\n",
     )
@@ -155,6 +200,15 @@ def _mistral() -> Template:
         TurnForm(" ", "</s>", trim=True, calls=calls),
         TurnForm(after="\n\n", into="first"),
         TurnForm('[TOOL_RESULTS] {"content": ', ', "call_id": {id}}[/TOOL_RESULTS]'),
+        ToolsForm(
+            "last",
+            "[AVAILABLE_TOOLS] [",
+            '{"type": "function", "function": {function}}',
+            ", ",
+            "][/AVAILABLE_TOOLS]",
+            outside=True,
+            tokens=("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+        ),
         bos="<s>",
         alternate=True,
         id_length=9,
@@ -180,7 +234,7 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
     {"chatml": _chatml(), "llama3": _llama3(), "mistral": _mistral(), "gemma": _gemma()}
 )
 """By name. ``chatml``: ChatML, with tool calls as Qwen and Hermes write them, and no system message
-where there is none. ``llama3``: of Llama 3, with the tool calls of 3.1. ``mistral``: of Mistral 7B
+where there is none. ``llama3``: of Llama 3, with the tools of 3.1. ``mistral``: of Mistral 7B
 Instruct v0.3, the system message in the first message of the user. ``gemma``: of Gemma 3."""
 
 
@@ -207,9 +261,13 @@ def _template_from(table: Any) -> Template:
             _check_keys(role, TurnForm, table[role])
             if "calls" in table[role]:
                 _check_keys(f"{role}.calls", Calls, table[role]["calls"])
+    if "tools" in table:
+        _check_keys("tools", ToolsForm, table["tools"])
     made: Template = from_plain(Template, table)
     if made.user.into or made.assistant.into or (made.tool is not None and made.tool.into):
         raise ValueError('only a message of the system may be "into" another')
+    if made.tools is not None and made.tools.into == "system" and (made.system is None or made.system.into):
+        raise ValueError('tools that are "into" the system need a turn of the system')
     if not all(made.tokens) or not 0 < len(set(made.tokens)) == len(made.tokens) <= TOKENS_MAX:
         raise ValueError(f"tokens must name 1 to {TOKENS_MAX} different special tokens of the tokenizer")
     return made
@@ -222,7 +280,7 @@ def _check_keys(what: str, kind: type, table: object) -> None:
     unknown = next((key for key in table if key not in known), None)
     if unknown is not None:
         raise ValueError(f"{what} has no key {unknown!r}; {suggestion(unknown, known)}")
-    needed = {Template: ("tokens", "user", "assistant"), Calls: ("call",)}.get(kind, ())
+    needed = {Template: ("tokens", "user", "assistant"), Calls: ("call",), ToolsForm: ("into",)}.get(kind, ())
     missing = next((key for key in needed if key not in table), None)
     if missing is not None:
         raise ValueError(f"{what} needs the key {missing!r}")
@@ -277,6 +335,24 @@ def _message(place: str, turn: Any) -> ChatMessage:
     return ChatMessage(role, parts, calls, tool_call, place, weight != 0)
 
 
+def tools_of(field: str, value: object) -> Sequence[Mapping[str, object]]:
+    """The definitions of a chat's tools. Raises ``SampleUndecodable``, which names the one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise SampleUndecodable(f"{field} is a text that is no JSON: {error}") from None
+    if value is not None and not isinstance(value, list):
+        raise SampleUndecodable(f"{field} is {type(value).__name__}, and tools are a list, or null")
+    for number, tool in enumerate(value or []):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise SampleUndecodable(f"{field}[{number}] has no name of a function")
+        if _MARKS.search(_in_json(tool)):
+            raise SampleUndecodable(f"{field}[{number}] has a character that stands for a special token")
+    return value or []
+
+
 def _listed(turn: Mapping[str, object]) -> str:
     return ", ".join(map(repr, list(turn)[:8])) or "no keys"
 
@@ -320,8 +396,8 @@ def _call(place: str, call: Any) -> Mapping[str, str]:
     return made
 
 
-def _in_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _in_json(value: object, indent: int = 0) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent or None)
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -346,14 +422,16 @@ class ChatWriter:
         self._name = name
         self._template = template
         self._learned = frozenset(learned)
-        self._marks = {token: chr(FIRST_MARK + number) for number, token in enumerate(template.tokens)}
-        self._tokens = re.compile("|".join(map(re.escape, sorted(template.tokens, key=len, reverse=True))))
+        tokens = (*template.tokens, *(template.tools.tokens if template.tools is not None else ()))
+        self._marks = {token: chr(FIRST_MARK + number) for number, token in enumerate(tokens)}
+        self._tokens = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
         self._turns = {role: self._marked(turn) for role, turn in template.turns.items()}
         self._bos, self._eos = self._with_marks(template.bos), self._with_marks(template.eos)
         self._generation = self._with_marks(template.generation) if generation else ""
 
-    def write(self, messages: Sequence[ChatMessage]) -> Written:
+    def write(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, object]] = ()) -> Written:
         """The text of a chat. Raises ``SampleUndecodable`` for one that the template refuses."""
+        messages, before, behind, outside = self._with_tools(messages, tools)
         system, rest = self._checked(messages)
         text = [self._bos]
         size = len(self._bos)
@@ -365,11 +443,15 @@ class ChatWriter:
             for number, message in enumerate(run):
                 if role == "user":
                     exchanges.append(size)
-                prefix, said = self._said(turn, message, system.get(message.place, ""))
-                is_next = turn.next is not None and number > 0
-                start = size + len(turn.next or "" if is_next else prefix)
+                place = message.place
+                in_front = before.get(place, "") + system.get(place, "")
+                prefix, said = self._said(turn, message, in_front, behind.get(place, ""))
+                if turn.next is not None and number > 0:
+                    prefix = turn.next
+                prefix = outside.get(place, "") + prefix
+                start = size + len(prefix)
                 after = "" if turn.next is not None and number < len(run) - 1 else turn.after
-                pieces = (turn.next or "" if is_next else prefix, said, after)
+                pieces = (prefix, said, after)
                 if role in self._learned and message.may_learn:
                     learned.append((start, start + len(said)))
                 text += pieces
@@ -378,7 +460,31 @@ class ChatWriter:
             learned.append((size, size + len(self._eos)))
         return Written("".join([*text, self._eos, self._generation]), learned, exchanges)
 
-    def _said(self, turn: TurnForm, message: ChatMessage, system: str) -> tuple[str, str]:
+    def _with_tools(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, object]]
+    ) -> tuple[Sequence[ChatMessage], dict[str, str], dict[str, str], dict[str, str]]:
+        """The messages, and texts of tools by places: before and behind words, and outside."""
+        form = self._template.tools
+        if form is None or not tools:
+            return messages, {}, {}, {}
+        written = self._with_marks(form.between).join(
+            _TOOL_PLACES.sub(partial(_of_tool, tool, form.indent), self._with_marks(form.each)) for tool in tools
+        )
+        text = f"{self._with_marks(form.before)}{written}{self._with_marks(form.after)}"
+        before: dict[str, str] = {}
+        if form.system or form.into == "system":
+            if messages[0].role != "system":
+                messages = [ChatMessage("system", (), place="tools"), *messages]
+            before[messages[0].place] = self._with_marks(form.system)
+        if form.into == "system":
+            return messages, before, {messages[0].place: (form.join if any(messages[0].parts) else "") + text}, {}
+        users = [message.place for message in messages if message.role == "user"]
+        if not users:
+            raise SampleUndecodable(f"{messages[0].place} and the others are of no user, and tools go to one of these")
+        place = users[0 if form.into == "first" else -1]
+        return (messages, before, {}, {place: text}) if form.outside else (messages, before | {place: text}, {}, {})
+
+    def _said(self, turn: TurnForm, message: ChatMessage, before: str, behind: str) -> tuple[str, str]:
         """The text in front of a message, and the one that is learned: content and suffix."""
         content = "".join([part.strip() for part in message.parts] if turn.trim else message.parts)
         if turn.json:
@@ -386,7 +492,7 @@ class ChatWriter:
         suffix = _PLACES.sub(lambda _found: _in_json(message.id), turn.suffix)
         calls = turn.calls if message.calls else None
         if calls is None:
-            return turn.prefix, f"{system}{content}{suffix}"
+            return turn.prefix, f"{before}{content}{behind}{suffix}"
         written = [_PLACES.sub(partial(_of_call, one), calls.call) for one in message.calls]
         if calls.content and content:
             written.insert(0, content)
@@ -459,3 +565,10 @@ class ChatWriter:
 
 def _of_call(call: Mapping[str, str], found: re.Match[str]) -> str:
     return _in_json(call["id"]) if found[1] == "id" else call[found[1]]
+
+
+def _of_tool(tool: Mapping[str, object], indent: int, found: re.Match[str]) -> str:
+    function = tool.get("function", tool)
+    assert isinstance(function, dict), "tools_of has looked"
+    less = {key: value for key, value in function.items() if key != "return"}
+    return _in_json(tool if found[1] == "tool" else less, indent)

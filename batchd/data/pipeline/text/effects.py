@@ -12,7 +12,7 @@ Standard library only: what reads a file is imported by its check.
 
 from dataclasses import replace
 
-from batchd.data.pipeline.effects import Columns, StepInvalid, column_of, described, effect, replaced
+from batchd.data.pipeline.effects import Columns, NoSuchField, StepInvalid, column_of, described, effect, replaced
 from batchd.data.pipeline.step_files import check_content
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, TextStep, Tokenize
 from batchd.data.samples.columns import Column
@@ -42,6 +42,15 @@ def _chat(step: Chat, columns: Columns) -> Columns:
         raise StepInvalid(
             f'"chat" needs messages, a field of type "json" in the source, and {column.name!r} is {described(column)}'
         )
+    if step.tools:
+        tools = columns.get(step.tools)
+        if tools is None:
+            raise NoSuchField(f'"chat" reads tools from {step.tools!r}', ("tools",), [step.tools], columns)
+        if tools.kind != "json":
+            raise StepInvalid(
+                f'"chat" needs tools of type "json" in the source, and {tools.name!r} is {described(tools)}'
+            )
+        columns = {name: column for name, column in columns.items() if name != step.tools}
     tokens, mask = step.makes
     return replaced(
         step, columns, Column(tokens, dtype="int32", shape=(None,)), Column(mask, dtype="uint8", shape=(None,))

@@ -22,8 +22,9 @@ and special tokens; nothing is downloaded and no thread is started.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unicodedata import category
@@ -34,7 +35,15 @@ from numpy.typing import NDArray
 
 from batchd.data.pipeline.step_files import MappedFile, StepFileInvalid, npy_header, open_file, read_file
 from batchd.data.pipeline.text.byte_pairs import EncodedWords, word_encoder
-from batchd.data.pipeline.text.chats import FIRST_MARK, ChatMessage, ChatWriter, Written, messages_of, read_template
+from batchd.data.pipeline.text.chats import (
+    FIRST_MARK,
+    ChatMessage,
+    ChatWriter,
+    Written,
+    messages_of,
+    read_template,
+    tools_of,
+)
 from batchd.data.pipeline.text.options import TOKEN_MAX, Chat, Tokenize
 from batchd.data.samples.errors import SampleUndecodable
 from batchd_wire.wording import counted
@@ -266,21 +275,26 @@ class ChatTokenizer:
 
         template = read_template(step.template)
         name = step.template if isinstance(step.template, str) else step.template.name
+        if step.tools and template.tools is None:
+            raise StepFileInvalid(f'the template "{name}" has no tools, so tools = {step.tools!r} cannot be written')
+        if not step.tools:
+            template = replace(template, tools=None)
+        special = (*template.tokens, *(template.tools.tokens if template.tools is not None else ()))
         self._step = step
         self._writer = ChatWriter(name, template, step.loss, generation=step.generation_prompt)
         self._tokenizer = tokenizer = read_tokenizer(step.tokenizer)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         added = {token.content: (number, token) for number, token in tokenizer.get_added_tokens_decoder().items()}
-        missing = [token for token in template.tokens if token not in added]
+        missing = [token for token in special if token not in added]
         if missing:
             raise StepFileInvalid(
                 f'{step.tokenizer} has no special token {", ".join(missing)}, which the template "{name}" writes'
             )
         numbers = tokenizer.get_vocab().values()
         largest = max(numbers)
-        marks = [chr(FIRST_MARK + number) for number in range(len(template.tokens))]
-        for mark, token in zip(marks, template.tokens, strict=True):
+        marks = [chr(FIRST_MARK + number) for number in range(len(special))]
+        for mark, token in zip(marks, special, strict=True):
             like = added[token][1]
             made = AddedToken(mark, lstrip=like.lstrip, rstrip=like.rstrip, normalized=False, special=False)
             tokenizer.add_tokens([made])
@@ -291,19 +305,19 @@ class ChatTokenizer:
             raise StepFileInvalid(f"{step.tokenizer} has tokens up to number {largest}, which leave no room for more")
         self._words = word_encoder(tokenizer)
         self._real = np.arange(max(largest, *of_marks) + 1, dtype=np.int32)
-        self._real[of_marks] = [added[token][0] for token in template.tokens]
+        self._real[of_marks] = [added[token][0] for token in special]
 
-    def tokens_of(self, value: object) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    def tokens_of(self, value: object, tools: object = None) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Tokens int32 [n], and their mask uint8 [n]. Raises ``SampleUndecodable``."""
         step = self._step
-        messages = messages_of(step.field, value)
-        written = self._writer.write(messages)
+        messages, known = messages_of(step.field, value), tools_of(step.tools, tools)
+        written = self._writer.write(messages, known)
         found = self._encoded(written)
         if len(found) > step.max_length:
             if step.truncate == "bad":
                 raise SampleUndecodable(f"the chat has {len(found)} tokens, more than max_length = {step.max_length}")
             if step.truncate == "turns":
-                written, found = self._last_exchanges(messages, written, found)
+                written, found = self._last_exchanges(messages, written, found, known)
         tokens, mask = self._real[found.ids], np.zeros(len(found), np.uint8)
         for first, end in written.learned:
             mask[_token_at(found, first, end, 1) : _token_at(found, end - 1, first - 1, -1) + 1] = 1
@@ -322,7 +336,11 @@ class ChatTokenizer:
             return self._tokenizer.encode(written.text, add_special_tokens=False)
 
     def _last_exchanges(
-        self, messages: list[ChatMessage], written: Written, found: "Encoding | EncodedWords"
+        self,
+        messages: list[ChatMessage],
+        written: Written,
+        found: "Encoding | EncodedWords",
+        tools: Sequence[Mapping[str, object]],
     ) -> tuple[Written, "Encoding | EncodedWords"]:
         """The system, and the last whole exchanges that fit."""
         total, longest = len(found), self._step.max_length
@@ -332,7 +350,7 @@ class ChatTokenizer:
         for place, start in zip(users[1:], starts[1:], strict=True):
             if total - (start - starts[0]) > longest:
                 continue
-            written = self._writer.write([*head, *messages[place:]])
+            written = self._writer.write([*head, *messages[place:]], tools)
             found = self._encoded(written)
             if len(found) <= longest:
                 return written, found

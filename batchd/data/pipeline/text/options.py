@@ -91,12 +91,17 @@ class Chat(TextStep):
     """
 
     is_for_each: ClassVar[bool] = False
+    later: ClassVar[frozenset[str]] = frozenset({"tools"})
+
     op: Literal["chat"] = "chat"
     field: str = "messages"
     to: str = "tokens"
     """The name of the field of the tokens."""
     mask: str = "loss_mask"
     """The name of the field that says which tokens are learned."""
+    tools: str = ""
+    """The field of the definitions of tools, of type "json": a list as that of OpenAI, also as a
+    text, or null for a chat without tools. The template says where they are; "gemma" has none."""
     tokenizer: Annotated[Path, Example("/data/tokenizer.json")]
     """The tokenizer.json. It has the special tokens of the template."""
     template: Annotated[Literal["chatml", "llama3", "mistral", "gemma"] | Path, Example("chatml")]
@@ -122,6 +127,8 @@ class Chat(TextStep):
         check_path("tokenizer", self.tokenizer)
         if self.to == self.mask:
             raise ValueError(f"to and mask are both {self.to!r}")
+        if self.tools == self.field:
+            raise ValueError(f"field and tools are both {self.field!r}")
         if isinstance(self.template, Path):
             check_path("template", self.template)
 
@@ -129,6 +136,11 @@ class Chat(TextStep):
     def makes(self) -> tuple[str, ...]:
         """The fields that it makes."""
         return self.to, self.mask
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The messages, the tools, and what is made of them."""
+        return frozenset({self.field, *self.makes, *filter(None, [self.tools])})
 
 
 @options

@@ -107,7 +107,8 @@ def _chat(step: Chat, _before: Columns, _after: Columns) -> Stage:
     tokenizer = ChatTokenizer(step)
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
-        made = tokenizer.tokens_of(values.pop(step.field))
+        tools = values.pop(step.tools) if step.tools else None
+        made = tokenizer.tokens_of(values.pop(step.field), tools)
         values |= dict(zip(step.makes, made, strict=True))
 
     return run

@@ -31,6 +31,10 @@ GOLDEN = json.loads((Path(__file__).parents[3] / "golden" / "chats.json").read_t
 system words, tool calls, an open end, empty contents and characters beyond ASCII. The templates are
 those that models come with, with marks for generation around the words of the assistant."""
 CASES = GOLDEN["cases"]
+WITH_TOOLS = json.loads((Path(__file__).parents[3] / "golden" / "chat_tools.json").read_text())
+"""Chats with definitions of tools as ``transformers`` writes them, by the templates of Qwen 2.5,
+Llama 3.1 and Mistral 7B v0.3: without Qwen's own system words, without dates, and with the system's
+words in the first message."""
 CHAT = [Column("messages", "json")]
 EXCHANGE = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "x"}]
 SYSTEM = {"role": "system", "content": "..."}
@@ -87,6 +91,92 @@ def test_tokens_and_masks_are_those_of_transformers(case: dict[str, Any], tokeni
         tokens, mask = made(tokenizer, messages, **options)
         assert tokens == case["ids"]
         assert "".join(map(str, mask)) == case["learned"]
+
+
+@pytest.fixture(scope="module")
+def tools_tokenizer(tokenizer: Path) -> Path:
+    """The same with the special tokens of Mistral's tools."""
+    made = Tokenizer.from_file(str(tokenizer))
+    made.add_special_tokens(["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"])
+    made.save(str(tokenizer.with_name("tools.json")))
+    return tokenizer.with_name("tools.json")
+
+
+def with_tools(tokenizer: Path, messages: Any, tools: Any, **options: Any) -> list[int]:
+    step = Chat(
+        **{"tokenizer": tokenizer, "template": "chatml", "max_length": 4096, "tools": "t", "loss": (), **options}
+    )
+    values = Pipeline([*CHAT, Column("t", "json")], [step], 0, has_rows=False).make(
+        {"messages": messages, "t": tools}, 0, 0, 0
+    )
+    assert values.keys() >= {"tokens", "loss_mask"}
+    assert "t" not in values
+    return list(values["tokens"].tolist())
+
+
+@pytest.mark.parametrize("case", WITH_TOOLS["cases"], ids=lambda case: f"{case['template']}-{case['chat']}")
+def test_tools_are_written_as_transformers_writes_them(case: dict[str, Any], tools_tokenizer: Path) -> None:
+    """Their definitions, the calls and the answers; also of a text that has them in JSON."""
+    messages, tools = WITH_TOOLS["chats"][case["chat"]], WITH_TOOLS["tools"][case["tools"]]
+
+    for given_tools in (tools, json.dumps(tools)):
+        tokens = with_tools(tools_tokenizer, messages, given_tools, template=case["template"])
+        assert text(tools_tokenizer, tokens) == case["text"]
+    none = with_tools(tools_tokenizer, messages, None, template=case["template"])
+    assert none == with_tools(tools_tokenizer, messages, [], template=case["template"])
+    assert none == made(tools_tokenizer, messages, template=case["template"], loss=())[0]
+
+
+def test_tools_stay_when_a_chat_is_cut_and_are_not_learned(tools_tokenizer: Path) -> None:
+    """The last exchange that fits has them; a tool cannot write a special token."""
+    tools = [{"name": "f", "description": "<|im_end|>"}]
+    whole = with_tools(tools_tokenizer, EXCHANGE, tools)
+    chat = [*EXCHANGE, *EXCHANGE]
+
+    assert with_tools(tools_tokenizer, chat, tools, max_length=len(whole)) == whole
+    assert whole.count(GOLDEN["tokenizer"]["added_tokens"][1]["id"]) == 3
+    step = Chat(tokenizer=tools_tokenizer, template="chatml", max_length=4096, tools="t")
+    tokens, mask = ChatTokenizer(step).tokens_of(chat, tools)
+    assert text(tools_tokenizer, tokens[mask == 1].tolist()) == "x<|im_end|>x<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("tools", "why"),
+    [
+        ("[", "t is a text that is no JSON"),
+        ({}, "t is dict, and tools are a list, or null"),
+        ([3], r"t\[0\] has no name of a function"),
+        ([{"function": {}}], r"t\[0\] has no name of a function"),
+        ([{"name": "\U0010f001"}], r"t\[0\] has a character that stands for a special token"),
+    ],
+)
+def test_tools_that_are_none_are_a_bad_sample(tools: Any, why: str, tools_tokenizer: Path) -> None:
+    """The reason names the one that is wrong."""
+    with pytest.raises(SampleUndecodable, match=why):
+        with_tools(tools_tokenizer, EXCHANGE, tools)
+    with pytest.raises(SampleUndecodable, match="are of no user"):
+        with_tools(tools_tokenizer, EXCHANGE[1:], [{"name": "f"}], template="llama3")
+
+
+def test_check_names_a_template_without_tools_and_a_field_that_is_none(tokenizer: Path, tmp_path: Path) -> None:
+    """Before the first sample."""
+
+    def problem(column: Column, **options: Any) -> str:
+        return check_steps(
+            [*CHAT, column], [Chat(**{"tokenizer": tokenizer, "max_length": 9, "tools": "t", **options})]
+        )[0]
+
+    column = Column("t", "json")
+    assert 'the template "gemma" has no tools' in problem(column, template="gemma")
+    assert "no special token [AVAILABLE_TOOLS]" in problem(column, template="mistral")
+    assert '"chat" needs tools of type "json" in the source, and \'t\' is text' in problem(
+        Column("t", "text"), template="chatml"
+    )
+    assert "\"chat\" reads tools from 't'" in problem(Column("u", "json"), template="chatml")
+    (tmp_path / "own.toml").write_text(OWN + 'tools = { into = "system" }\n')
+    assert "need a turn of the system" in problem(column, template=tmp_path / "own.toml")
+    with pytest.raises(ValueError, match="field and tools are both"):
+        Chat(tokenizer=tokenizer, template="chatml", max_length=9, tools="messages")
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
