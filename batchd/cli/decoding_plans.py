@@ -33,6 +33,7 @@ from batchd.data.pipeline.image.jpeg_box import found_points, probe_file
 from batchd.data.pipeline.image.options import CropStep, Decode, ImageStep, SizedStep
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.stages import ImagePlan
+from batchd.data.pipeline.join.options import JoinStep, samples_joined
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.sample_fields import drawn_sizes
 from batchd.data.pipeline.shapes.options import LAST_STEPS
@@ -178,6 +179,11 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         need = _need(plan, index, kept, None)
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield from _whole_images(name, whole, decode)
+    if joins := [step for step in whole if isinstance(step, JoinStep)]:
+        yield (
+            f"{name}: a row is made of up to {samples_joined(joins)} samples, itself and others of all {len(index):,} "
+            f"({_named(joins)}), so each is read as often in an epoch; a cache keeps what the steps in front make of it"
+        )
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     columns = terminal.columns()
     yield from fitted([("sample", "name", "file", "decoded", "then"), *(one.row for one in looks)], columns)

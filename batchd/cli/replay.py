@@ -296,6 +296,10 @@ def _result(name: str, value: object) -> str:  # noqa: C901, PLR0912  one case f
             return f"placed at {value['left']}, {value['top']}"
         case "flips", list():
             return " and ".join(map(str, value)) or "not flipped"
+        case "with", list():
+            return "with " + "; ".join(f"{name} ({sample})" for sample, name in value)
+        case "centre", list():
+            return f"around {value[0]}, {value[1]}"
         case "degrees", _:
             return f"{value:.6g} degrees"
         case "holes", list():

@@ -32,6 +32,7 @@ from pydantic import (
 from batchd.data.pipeline.augment.options import ERASED_MAX, Area, Aspect, check_range
 from batchd.data.pipeline.cache_split import cropped_files, decoded_files, has_crop_decoder
 from batchd.data.pipeline.image.options import CropToBucket, SizedStep
+from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.sample_fields import bucket_crop_of, drawn_sizes, pack_of
 from batchd.data.samples.checks import Checks, Example, OptionsInvalid
@@ -759,6 +760,10 @@ class StreamConfig(_Branch):
                     f'samples of type "{self.source.type}" come once, each to one row, so none can be in '
                     f"{self.repeats}; leave repeats out"
                 )
+        for place, step in enumerate(self.pipeline):
+            if isinstance(step, JoinStep) and self.source.is_live:
+                text = f'samples of type "{self.source.type}" come once, each to one row, so no other can join it'
+                checks.say(f'"{step.op}" cannot be done: {text}', "pipeline", place)
         with checks.at("digest"):
             if self.digest and self.source.is_live:
                 raise ValueError(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest')

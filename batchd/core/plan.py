@@ -532,6 +532,16 @@ class Plan:
         span = self.indices(position, rows[0], rows[-1] + 1 - rows[0])
         return span if len(span) == len(rows) else span[np.asarray(rows) - rows[0]]
 
+    def other(self, epoch: int, pick: int) -> int:
+        """Return the sample that a random ``pick``, from 0, chooses to join another one.
+
+        Any of the source is as likely; of samples that are drawn, or that a part of a mixture has,
+        any place of the epoch.
+        """
+        if self.draws is None and self.source_samples in {self.samples, self.documents}:
+            return pick % self.source_samples
+        return int(self._samples_at(epoch, np.asarray([pick % self.samples]))[0])
+
     def substitute(self, epoch: int, sample: int, attempt: int) -> int:
         """Return the substitute of a bad sample at try ``attempt``, from 1: always the same.
 

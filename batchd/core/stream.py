@@ -107,9 +107,10 @@ class Stream:
         self._count(rows, done)
         measured_s = done.work.busy_us / 1e6 / rows
         self.sample_s += (measured_s - self.sample_s) * (SMOOTHING if self.sample_s else 1.0)
+        planned = {sample for order in orders for sample in self.samples_of(order)} if done.bad else set[int]()
         for sample, path, message in done.bad:
             reason = self.suspects.quarantined.get(sample, message)
-            if self.bad.record(sample, path, reason):
+            if self.bad.record(sample, path, reason, is_row=not planned or sample in planned):
                 actions.append(ReportBad(self.spec.number, sample, path, reason))
             if self.spec.on_error == "fail":
                 self._stop_if(f"{path} (sample {sample}) is bad and on_error = fail: {reason}", actions)
@@ -140,7 +141,7 @@ class Stream:
         bad = {sample for sample, _path, _reason in done.bad}
         samples = self.samples_of(order) if bad else []
         parts = [order.rows[at : at + 1] for at, sample in enumerate(samples) if sample in bad]
-        if done.hopeless or (bad and not samples):
+        if done.hopeless or not bad.issubset(samples):  # of packs, and what joins others, by no row
             parts = [order.rows]
         good_rows = len(order.rows) - sum(map(len, parts))
         if good_rows:
@@ -223,9 +224,10 @@ class Stream:
 
     def good_rows(self, order: Order, bad: set[int]) -> int:
         """Count the rows of an order that have no bad sample, as far as the plan tells."""
-        if self.spec.plan.documents is not None:
-            return 0 if bad else len(order.rows)
-        return sum(sample not in bad for sample in self.samples_of(order))
+        samples = self.samples_of(order) if bad else []
+        if not bad.issubset(samples):
+            return 0
+        return sum(sample not in bad for sample in samples) if bad else len(order.rows)
 
     def _count(self, rows: int, done: ChunkDone | OrderFilled) -> None:
         """Count rows that were filled, and the time that they took."""

@@ -67,9 +67,12 @@ class BadSampleList:
         """A bit for each sample, from the first that is not listed on."""
         self._long_reasons = 0
 
-    def record(self, sample: int, path: str, reason: str) -> bool:
-        """Count a bad row; return whether its sample is bad for the first time."""
-        self.bad_rows += 1
+    def record(self, sample: int, path: str, reason: str, *, is_row: bool = True) -> bool:
+        """Count a bad row; return whether its sample is bad for the first time.
+
+        ``is_row``: false for a sample that would have joined that of a row.
+        """
+        self.bad_rows += is_row
         self._one_reason = reason if self._one_reason in {None, reason} else ""
         known = self.listed.get(sample)
         if known is None and len(self.listed) >= LISTED_MAX:

@@ -6,7 +6,7 @@ fork_server  the process that imports everything once, itself a fork of the daem
 loop         one order after the other: planned, requested, filled, reported
 filling      how the rows of a chunk are filled: one by one, or many at once; packs: of documents
 blocks       the blocks of a shuffle, read ahead from servers
-sample_maker one sample: read, then the steps
+sample_maker one sample: read, then the steps; others: the samples that join one
 stopwatch    where the time of a chunk went
 process      the beginning of each process that decodes, and its note
 messages     orders to workers and their reports, always of the same version

@@ -21,6 +21,7 @@ Invariant: ``fill`` writes every field of every row of its chunk, whatever happe
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from batchd.data.pipeline.stages import Row
 from batchd.runtime import failpoints
 from batchd.runtime.plain import from_plain
 from batchd.worker import messages as orders
+from batchd.worker.others import SUBSTITUTES_MAX
 from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import SampleMaker, WantedRow, shortened
 from batchd.worker.stopwatch import Stopwatch
@@ -49,8 +51,6 @@ FILES_AT_ONCE = 32
 """Files that may be made by one call: planning them costs little more for each if they are more."""
 TOGETHER_BYTES_MAX = 8 << 20
 """Rows of several chunks that may be read together, in some 1 ms where they are in memory."""
-SUBSTITUTES_MAX = 32
-"""Tries for one row. With half of all samples bad, one row in four thousand million finds none."""
 
 Arrays = dict[str, np.ndarray]
 """The writable fields of a slot, each ``[rows, *shape]``."""
@@ -186,6 +186,8 @@ class OneByOne(Strategy):
         """Fields of sizes in slots whose former batch may have had another layout."""
         self._tried: Bad = []
         """Bad samples of the current row."""
+        self._bad_others: list[tuple[int, str]] = []
+        """Bad samples that would have joined those of the current row, and why."""
 
     def fill(self, chunk: ChunkRows) -> tuple[Bad, str]:
         """See ``Strategy``."""
@@ -227,12 +229,16 @@ class OneByOne(Strategy):
         """Make a row of a sample, or by the stream's policy; says why the policy has failed."""
         fields = {name: array[row, ...] for name, array in chunk.arrays.items()}
         hopeless = ""
+        self._maker.joining.begins = partial(self._begin, row)
         reason = self._make(chunk, row, sample, 0, fields)
         if reason is not None:
             self._tell(bad, sample, reason)
             if not self._treat(chunk, row, sample, fields):
                 name = self._maker.shown_name(sample)
                 hopeless = f"none of {SUBSTITUTES_MAX} samples could stand in for {name}: {reason}"
+        for other, why in self._bad_others:
+            self._tell(bad, other, why)
+        self._bad_others.clear()
         chunk.write_checksums(row)
         if self._made is not None:
             is_good = reason is None or (self._on_error == "substitute" and not hopeless)
@@ -246,6 +252,7 @@ class OneByOne(Strategy):
             reason: str | None = "quarantined"
         else:
             reason = self._maker.make_row(chunk.draw_epoch, sample, attempt, fields)
+            self._bad_others += self._maker.joining.bad
         if reason is None:
             failpoints.passing("worker.sample.written", sample)
         elif self._made is not None:

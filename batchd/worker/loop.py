@@ -253,6 +253,8 @@ class WorkerStream:
                 others=others,
                 has_rows=not message.pack,
                 waits_for_storage=message.waits_for_storage,
+                plan=self._plan,
+                substitutes=message.on_error == "substitute",
             )
         except RecipeUnusable as error:
             self._hopeless = str(error)
@@ -445,6 +447,8 @@ class WorkerStream:
                 found, samples = self._blocks.begin(chunk.epoch, samples, chunk.share)
                 blocks += found
             wanted += [sample for sample in samples.tolist() if sample not in self.quarantined]
+            draw_epoch = self._plan.draw_epoch(Position(chunk.epoch, chunk.step))
+            wanted += [other for sample in contents.flat for other in self._maker.others(draw_epoch, int(sample))]
         epochs = {self._plan.draw_epoch(Position(chunk.epoch, chunk.step)) for chunk, _rows, _samples in chunks}
         announced = self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
         return announced._replace(blocks=tuple(blocks))

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchd.core.plan import Plan
 from batchd.data.functions.load import FunctionUnusable, expect
 from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.effects import StepInvalid
@@ -53,13 +54,13 @@ from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime import failpoints
 from batchd.worker.messages import PATH_BYTES_MAX, SampleRecipe
+from batchd.worker.others import Others
 from batchd.worker.process import NoteMemory
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.wording import KEEP_PART
 
 BAD = SampleUnreadable, SampleUndecodable
 """Errors of a single sample."""
-
 
 MEANWHILE_S = 0.005
 """How often a worker that waits for servers looks for something else to do."""
@@ -111,12 +112,15 @@ class SampleMaker:
         others: Sequence[int] = (),
         has_rows: bool = True,
         waits_for_storage: bool = False,
+        plan: Plan | None = None,
+        substitutes: bool = True,
     ) -> None:
         """Open the reader and load the steps. Raises ``RecipeUnusable``.
 
         ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay
         the caller's, or that of the mailbox. Without rows, samples are values of whatever shape.
-        ``waits_for_storage``: samples of storage that is away raise ``StorageAway``.
+        ``waits_for_storage``: samples of storage that is away raise ``StorageAway``. ``plan`` and
+        ``substitutes``: as of ``Others``.
         """
         steps = self._steps = [step_from_plain(step) for step in recipe.steps]
         source = source_from_plain(recipe.source)
@@ -127,13 +131,22 @@ class SampleMaker:
         self._storage = storage
         self._index = index
         self._waits_for_storage = waits_for_storage and not source.is_live
+        self.joining = Others(
+            plan or Plan(max(1, len(index)), 1, recipe.seed, shuffle=False, drop_last=False),
+            substitutes,
+            self._read_made,
+            self._keep,
+            self._check_storage,
+            self.shown_name,
+        )
         self._cached: CachedReader | None = None
         self._first: Pipeline | None = None
         """Makes what a cache of decoded samples keeps, with and without such a cache."""
         self._ahead = Announced(storage.requested, {})
         timings, cut = stopwatch.timings, recipe.cut
-        cropped = [name for name, _longest in recipe.cropped]
-        kept_files = KeptFiles(cropped, decoded_files(steps) if cache == "pixels" else ())
+        kept_files = KeptFiles(
+            [name for name, _longest in recipe.cropped], decoded_files(steps) if cache == "pixels" else ()
+        )
         with ExitStack() as where_it_fails:
             try:
                 self._reader = self._source = open_reader(source, index, recipe.record_bytes_max, storage)
@@ -152,7 +165,13 @@ class SampleMaker:
                     self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, timings=timings)
                     columns = list(self._first.columns.values())
                 self._pipeline = Pipeline(
-                    columns, steps[cut:], recipe.seed, has_rows=has_rows, timings=timings, kept=kept_files
+                    columns,
+                    steps[cut:],
+                    recipe.seed,
+                    has_rows=has_rows,
+                    timings=timings,
+                    kept=kept_files,
+                    others=self.joining,
                 )
                 makes_no_values = not cut or self._cached is not None
                 self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and makes_no_values else None
@@ -196,10 +215,17 @@ class SampleMaker:
         ``Requested.forget``.
         """
         if self._cached is not None:
-            self._cached.plan_part = None if epoch is None else partial(self._pipeline.part, epoch)
+            is_whole = epoch is None or self._pipeline.joins
+            self._cached.plan_part = None if is_whole else partial(self._pipeline.part, epoch or 0)
         requested = self._storage.begin_reading_ahead()
         read_ahead(self._reader, samples)
         return Announced(requested, {} if self._cached is None else self._cached.parts)
+
+    def others(self, epoch: int, sample: int) -> list[int]:
+        """The samples that join one, if none is bad."""
+        if not self._pipeline.joins:
+            return []
+        return [next(self.joining.others_of(epoch, pick)) for pick in self._pipeline.picks(epoch, sample)]
 
     def request_block(self, samples: Sequence[int]) -> Requested:
         """Request whole samples for several orders. Paired with ``Requested.forget``."""
@@ -269,6 +295,8 @@ class SampleMaker:
 
     def _check_storage(self, sample: int) -> None:
         """Raise ``StorageAway`` if a sample is not bad, but the storage of its source is away."""
+        if not self._waits_for_storage:
+            return
         reason = why_away(self._source, self._index, sample, self._storage)
         if reason is not None:
             raise StorageAway(reason)
@@ -287,9 +315,7 @@ class SampleMaker:
                 assert self._cached is not None, "it has read a part"
                 self._cached.forget_part(sample)
                 use(self._read(epoch, sample, attempt))
-            if self._cached is not None:
-                self._cached.keep()  # not before: a repaired file is to be read again
-                self._stopwatch.timings.lap(self._keeping)
+            self._keep()  # not before: a repaired file is to be read again
         except BAD as error:
             self._stopwatch.waste_sample()
             return error
@@ -297,6 +323,11 @@ class SampleMaker:
         if taken_ns is not None:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)
         return None
+
+    def _keep(self) -> None:
+        if self._cached is not None and self.joining.is_good:
+            self._cached.keep()
+            self._stopwatch.timings.lap(self._keeping)
 
     @property
     def makes_files(self) -> bool:
@@ -387,6 +418,10 @@ class SampleMaker:
     def _read(self, epoch: int, sample: int, attempt: int) -> Mapping[str, Value]:
         """Read a sample's values: after the first steps if these are cached, else before all."""
         self._stopwatch.begin_sample()
+        self.joining.begin(sample)
+        return self._read_made(epoch, sample, attempt)
+
+    def _read_made(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
         self._storage.begin_sample()
         values = self._reader.read(sample)
         keeps_samples = self._cached is not None and self._cached.keeps_samples

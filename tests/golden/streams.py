@@ -591,6 +591,17 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "mfcc": [{"op": "mfcc", "n_fft": 256, "bands": 20, "coefficients": 13, "preemphasis": 0.97, "edges": "cut"}],
     }
     sounds = {"type": "npy", "root": str(folder), "arrays": {"audio": "sounds.npy"}}
+    joined = [
+        *objects[:2],
+        {"op": "resize", "longer_side": 32},
+        {"op": "mosaic", "size": [32, 32], "probability": 0.8, "until_epoch": 2},
+        {"op": "affine", "scale": [0.5, 1.5], "translate": [0.05, 0.05], "fill": [114], "size": [32, 32]},
+        {"op": "random_flip"},
+        {"op": "pad_batch", "field": "boxes", "max_shape": [8, 4]},
+        {"op": "pad_batch", "field": "classes", "max_shape": [8], "fill": -1},
+        {"op": "pad_batch", "field": "masks", "max_shape": [8, 32, 32]},
+        {"op": "pad_batch", "field": "keypoints", "max_shape": [8, 3, 3]},
+    ]
     return {
         **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
         **{name: {"source": sounds, "pipeline": steps} for name, steps in sound.items()},
@@ -598,6 +609,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "numbers": {"source": {"type": "npz", "path": str(folder / "both.npz")}, "pipeline": numbers},
         "followed": {"source": _annotated(folder), "pipeline": followed},
         "objects": {"source": _objects(folder), "pipeline": objects},
+        "joined": {"source": _objects(folder), "pipeline": joined},
         "ids": {"source": _annotated(folder), "pipeline": ids},
         "policies": {"source": _annotated(folder), "pipeline": policies},
         "followed-warps": {"source": _annotated(folder), "pipeline": warped},

@@ -34,6 +34,7 @@ FIELDS = {
     "segmentation": {"image": (512, 512, 3), "mask": (512, 512)},
     "yolo": {"boxes": (2, 4), "classes": (2,)},
     "detr": {"boxes": (2, 4), "classes": (2,), "image_shape": (2,)},
+    "mosaic": {"image": (640, 640, 3), "boxes": (4, 4), "classes": (4,)},
     "instances": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,), "masks": (2, 640, 640)},
     "poses": {"image": (640, 640, 3), "boxes": (2, 4), "keypoints": (2, 17, 3)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
@@ -134,7 +135,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 30
+    assert len(RECIPES) == 31
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))

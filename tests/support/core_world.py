@@ -366,13 +366,23 @@ class World:
             self._end(trainer, leases_from=NEVER_SEEN)
         return self.do(ev.SessionCutOff(session))
 
-    def fill(self, number: int, busy_us: int = 1000, bad: tuple[int, ...] = (), orders: int = 1) -> list[act.Action]:
-        """A worker carries out its oldest orders; samples of ``bad`` are reported as such."""
+    def fill(
+        self,
+        number: int,
+        busy_us: int = 1000,
+        bad: tuple[int, ...] = (),
+        orders: int = 1,
+        joining: tuple[int, ...] = (),
+    ) -> list[act.Action]:
+        """A worker carries out its oldest orders; samples of ``bad`` are reported as such.
+
+        So are those of ``joining``, which would have joined those of some row.
+        """
         waiting = self.workers[number].orders
         done = [waiting.pop(0)]
         while waiting and len(done) < orders and waiting[0].stream == done[0].stream:
             done.append(waiting.pop(0))
-        reported = []
+        reported = [(sample, f"{sample}.jpg", "is no image") for sample in joining]
         for order in done:
             self.slots[order.slot].rows.update((order.position, row) for row in order.rows)
             reported += [(sample, f"{sample}.jpg", "is no image") for sample in self.samples(order) if sample in bad]
@@ -433,20 +443,28 @@ class World:
         self.do(ev.LinkClosed(link, "its connection ended", is_final=False))
 
     def remote_fill(
-        self, number: int, bad: tuple[int, ...] = (), *, hopeless: bool = False, busy_us: int = 1000
+        self,
+        number: int,
+        bad: tuple[int, ...] = (),
+        *,
+        joining: tuple[int, ...] = (),
+        hopeless: bool = False,
+        busy_us: int = 1000,
     ) -> list[act.Action]:
-        """The gateway has copied the rows of a remote worker's oldest order."""
+        """The gateway has copied the rows of a remote worker's oldest order; as ``fill``."""
         worker = self.workers[number]
         order = worker.orders.pop(0)
         if order.order in worker.withdrawing:
             worker.withdrawing.remove(order.order)
         slot, samples = self.slots[order.slot], self.samples(order)
         for row, sample in zip(order.rows, samples, strict=True):
-            if hopeless or sample in bad:
+            if hopeless or joining or sample in bad:
                 slot.only_here.add(row)
             else:
                 slot.rows.add((order.position, row))
-        reported = [(sample, f"{sample}.jpg", "is no image") for sample in samples if sample in bad]
+        reported = [
+            (sample, f"{sample}.jpg", "is no image") for sample in (*samples, *joining) if sample in bad + joining
+        ]
         why = "no such file" if hopeless else ""
         return self.do(ev.OrderFilled(*_named(number), order.order, work(busy_us), reported, why))
 

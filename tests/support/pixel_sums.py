@@ -55,10 +55,13 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
+from batchd.data.pipeline.join.options import Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
+from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import Value
 
 WITHOUT_NUMBERS = frozenset(
@@ -210,7 +213,13 @@ def write_inputs(path: Path) -> None:
 def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return the checksum of what each step makes of the inputs."""
     made: dict[str, str] = {}
-    for name, columns, steps, values in [*_decodings(inputs), *_moved(inputs), *_followed(inputs), *_others(inputs)]:
+    for name, columns, steps, values in [
+        *_decodings(inputs),
+        *_moved(inputs),
+        *_followed(inputs),
+        *_joined(inputs),
+        *_others(inputs),
+    ]:
         made[name] = _sum(columns, steps, values, SAMPLES)
     for name, columns, steps, values in _recolored(inputs):
         made[name] = _sum(columns, steps, values, RECOLORED_SAMPLES)
@@ -220,7 +229,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    return {step.op for steps in groups for step in steps} | {"decode", "follow", "box_form", "views"}
+    return {step.op for steps in groups for step in steps} | {"decode", "follow", "box_form", "views", "mosaic"}
 
 
 _Case = tuple[str, list[Column], Sequence[StepOptions], dict[str, Value]]
@@ -298,6 +307,41 @@ def _followed(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         yield f"objects of {name}", of_objects, [objects, *steps, relative], values
 
 
+def _joined(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    """Samples that the same one joins."""
+    values = {"image": inputs["photo"], "boxes": inputs["boxes"], "mask": np.ascontiguousarray(inputs["photo"][..., 0])}
+    columns = [
+        Column("image", shape=inputs["photo"].shape),
+        Column("boxes", dtype="float32", shape=(9, 4)),
+        Column("mask", shape=values["mask"].shape),
+    ]
+    move = Affine(degrees=(-9, 9), scale=(0.5, 1.5), size=(200, 240))
+    room = PadBatch(field="boxes", max_shape=(36, 4))
+    yield "mosaic", columns, [Follow(boxes="boxes", mask="mask"), Mosaic(size=(300, 400)), move, room], values
+
+
+class _Same:
+    """Gives the sample itself."""
+
+    def __init__(self, values: dict[str, Value]) -> None:
+        self._values = values
+
+    def others_of(self, _epoch: int, _pick: int) -> Iterator[int]:
+        yield 0
+
+    def read_other(self, _epoch: int, _sample: int) -> Mapping[str, Value]:
+        return self._values
+
+    def other_is_bad(self, _sample: int, error: SampleUndecodable | SampleUnreadable) -> None:
+        raise error
+
+    def others_end(self) -> None:
+        pass
+
+    def shown_name(self, _sample: int) -> str:
+        return ""
+
+
 def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
     values = {"numbers": inputs["numbers"], "label": np.int64(7)}
     columns = [Column("numbers", dtype="float32", shape=inputs["numbers"].shape), Column("label", dtype="int64")]
@@ -306,7 +350,7 @@ def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
 
 
 def _sum(columns: list[Column], steps: Sequence[StepOptions], values: dict[str, Value], samples: int) -> str:
-    pipeline = Pipeline(columns, steps, seed=1)
+    pipeline = Pipeline(columns, steps, seed=1, others=_Same(values))
     row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in pipeline.columns.items()}
     seen = 0
     for sample in range(samples):

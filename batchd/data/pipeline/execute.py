@@ -9,38 +9,76 @@ Successive steps on one image are one stage, which decodes no more than they nee
 once; geometry after a step on pixels begins another, so each step sees what those before it made.
 The steps of a view are stages like these; "views" and a "decode" directly before it are one.
 
+A step that joins samples gets others, made by the stages before it, each with random numbers of its
+own: those of a view of the sample, named by the way there ("/mosaic/2").
+
 Invariant: the bytes written are a function of (steps, seed, epoch, sample, attempt, the source's
 values) and the versions of what decodes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
 from batchd.data.pipeline.effects import Columns, columns_behind, effect, items_before
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.geometry import planner_for
+from batchd.data.pipeline.image.geometry import SKIPPED, planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
+from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
-from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.randomness import EPOCH_BITS, SampleRandom, view_number
 from batchd.data.pipeline.sample_fields import columns_after
-from batchd.data.pipeline.stages import EachStage, Row, RowsStage, Stage, Timings, make_rows_stage, make_stage
+from batchd.data.pipeline.stages import (
+    EachStage,
+    JoinStage,
+    Row,
+    RowsStage,
+    Stage,
+    Timings,
+    make_rows_stage,
+    make_stage,
+)
 from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
 from batchd.data.samples.columns import Column
-from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.kept_files import FileHead, KeptFiles, KnownFile
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
 
 import_families("effects")
 import_families("stages")
+
+
+_PICKS = 1 << 53
+"""Numbers by which other samples are chosen."""
+
+
+class OtherSamples(Protocol):
+    """Gives a pipeline the samples that join one."""
+
+    def others_of(self, epoch: int, pick: int) -> Iterator[int]:
+        """Say which sample a drawn ``pick`` is, and then those that stand in for it."""
+
+    def read_other(self, epoch: int, sample: int) -> Mapping[str, Value]:
+        """Return what ``make`` takes. Raises ``SampleUndecodable`` and ``SampleUnreadable``."""
+
+    def other_is_bad(self, sample: int, error: SampleUndecodable | SampleUnreadable) -> None:
+        """Take note of a bad one."""
+
+    def others_end(self) -> None:
+        """Go on with the sample that they join."""
+
+    def shown_name(self, sample: int) -> str:
+        """Return the name of a sample for users."""
 
 
 class Pipeline:
@@ -55,10 +93,12 @@ class Pipeline:
         has_rows: bool = True,
         timings: Timings | None = None,
         kept: KeptFiles | None = None,
+        others: OtherSamples | None = None,
     ) -> None:
         """``timings`` measures each step; the caller of ``run`` starts it.
 
-        ``kept``: what a cache keeps of the files of the sample that is made.
+        ``kept``: what a cache keeps of the files of the sample that is made. ``others``: gives what
+        joins a sample, if a step does that.
         """
         self.columns = columns_after(columns, steps)
         """The columns of a sample after the steps, by name."""
@@ -71,6 +111,9 @@ class Pipeline:
         self._timings = timings or Timings()
         stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
         self._stages = [(stage, part) for stage, _on_rows, part in stages]
+        self.joins = _joins(steps, columns, self._stages)
+        """The stages that join other samples to one."""
+        self._others = others
         self._decoding = next(
             (stage for stage, _part in self._stages if isinstance(stage, ImageStage | ViewsStage)), None
         )
@@ -161,10 +204,95 @@ class Pipeline:
         """The values of ``sample`` after all steps; a pipeline without rows needs no ``row``."""
         made = dict(values)
         self._random.start(epoch, sample, attempt)
+        if self.joins:
+            self._run(made, self._stages, row, epoch, "")
+            return made
         for stage, part in self._stages:
+            assert not isinstance(stage, JoinStage)
             stage(made, self._random, row)
             self._timings.lap(part)
         return made
+
+    def _run(
+        self,
+        made: dict[str, Value],
+        stages: Sequence[tuple[Stage | JoinStage, int]],
+        row: Row,
+        epoch: int,
+        way: str,
+    ) -> list[int]:
+        """Run stages that may join other samples, and say which those were."""
+        joined: list[int] = []
+        for stage, part in stages:
+            if isinstance(stage, JoinStage):
+                joined += self._join(stage, made, row, epoch, f"{way}/{stage.name}")
+            else:
+                stage(made, self._random, row)
+            self._timings.lap(part)
+        return joined
+
+    def _join(self, stage: JoinStage, made: dict[str, Value], row: Row, epoch: int, way: str) -> list[int]:
+        """Join the samples that are drawn to one."""
+        assert self._others is not None, "it has been told of them"
+        random, joined = self._random, list[int]()
+        notes, mark = random.draws, random.mark()
+        drew = SKIPPED
+        random.draws = None
+        try:
+            picks, numbers = self._drawn(stage, epoch, way)
+            if picks:
+                _own(made, stage.joined)
+                drew = stage.join(made, self._others_of(stage, picks, row, epoch, way, joined), numbers)
+                self._others.others_end()
+                drew = {"with": [[sample, self._others.shown_name(sample)] for sample in joined], **drew}
+            else:
+                stage.alone(made)
+        finally:
+            random.draws = notes
+            random.return_to(mark)
+        if notes is not None and stage.step.is_random:
+            notes.append(drew)
+        return joined
+
+    def _drawn(self, stage: JoinStage, epoch: int, way: str) -> tuple[list[int], list[float]]:
+        """What a stage draws: its picks, none if it does not act, and its other numbers."""
+        step, random = stage.step, self._random.random
+        self._random.start_view(view_number(way, 0))
+        is_over = step.until_epoch is not None and epoch % (1 << EPOCH_BITS) >= step.until_epoch
+        if not random() < step.probability or is_over:
+            return [], []
+        return [int(random() * _PICKS) for _ in range(step.others)], [random() for _ in range(stage.numbers)]
+
+    def _others_of(  # noqa: PLR0913, PLR0917  each is one thing that others are made with
+        self, stage: JoinStage, picks: Sequence[int], row: Row, epoch: int, way: str, joined: list[int]
+    ) -> Iterator[dict[str, Value]]:
+        """Make one sample after the other, but for ``picks`` without a good one."""
+        assert self._others is not None, "it has been told of them"
+        sized = {name: row[name] for name in stage.joined & row.keys()}  # nothing is written there
+        for place, pick in enumerate(picks):
+            for attempt, sample in enumerate(self._others.others_of(epoch, pick)):
+                try:
+                    made = dict(self._others.read_other(epoch, sample))
+                    self._random.start_view(view_number(f"{way}/{place}", attempt))
+                    further = self._run(made, stage.needed, sized, epoch, f"{way}/{place}")
+                except (SampleUndecodable, SampleUnreadable) as error:
+                    self._others.other_is_bad(sample, error)
+                    continue
+                joined += [sample, *further]
+                yield made
+                break
+
+    def picks(self, epoch: int, sample: int) -> list[int]:
+        """The picks of all that joins a sample, to be read ahead."""
+        self._random.start(epoch, sample, 0)
+        found: list[int] = []
+        ways: list[tuple[Sequence[tuple[Stage | JoinStage, int]], str]] = [(self._stages, "")]
+        for stages, way in ways:
+            for stage in (stage for stage, _part in stages if isinstance(stage, JoinStage)):
+                picks, _numbers = self._drawn(stage, epoch, f"{way}/{stage.name}")
+                found += picks
+                ways += [(stage.needed, f"{way}/{stage.name}/{place}") for place in range(len(picks))]
+        return found
 
     def plan(self, values: Mapping[str, Value], epoch: int, sample: int) -> ImagePlan | None:
         """Plan the first stage on an image. Raises ``SampleUndecodable``; None if none decodes."""
@@ -203,7 +331,7 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
     *,
     has_rows: bool,
     decoder: Decoder | None = None,
-) -> Iterator[tuple[Stage, RowsStage | None, int]]:
+) -> Iterator[tuple[Stage | JoinStage, RowsStage | None, int]]:
     """The stages, for one sample and for many, and the number of the part that the lap times.
 
     ``decoder``: see ``ImageStage``.
@@ -215,7 +343,7 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
         before = made
         for step in run:
             made = columns_behind(step, made)
-        on_image = [step for step in run if isinstance(step, ImageStep)]
+        on_image = [step for step in run if isinstance(step, ImageStep) and not isinstance(step, JoinStep)]
         rest = [step for later in runs[place + 1 :] for step in later]
         if isinstance(run[-1], Views):
             decode = run[0] if isinstance(run[0], Decode) else None
@@ -247,11 +375,50 @@ def _each_stage(run: Sequence[StepOptions], items: Columns, timings: Timings) ->
     if not images:
         (step,) = run
         assert isinstance(step, FieldStep), "it is done to a field"
-        return EachStage(step.field, make_stage(step, items, after), made, ops, in_place=False), timings.part(step.op)
+        stage = make_stage(step, items, after)
+        assert not isinstance(stage, JoinStage), "what joins samples is not for each"
+        return EachStage(step.field, stage, made, ops, in_place=False), timings.part(step.op)
     field = images[0].field
     in_place = after[field].is_fixed
-    stage = ImageStage(images, items, after, frozenset({field} if in_place else ()), timings)
-    return EachStage(field, stage, made, ops, in_place=in_place), stage.last_part
+    on_image = ImageStage(images, items, after, frozenset({field} if in_place else ()), timings)
+    return EachStage(field, on_image, made, ops, in_place=in_place), on_image.last_part
+
+
+def _joins(
+    steps: Sequence[StepOptions], columns: Sequence[Column], stages: Sequence[tuple[Stage | JoinStage, int]]
+) -> list[JoinStage]:
+    """The stages that join samples; each is told its name, and the stages that it needs."""
+    joins: list[JoinStage] = []
+    runs = _runs(steps)
+    for place, (stage, _part) in enumerate(stages):
+        if not isinstance(stage, JoinStage):
+            continue
+        kind = sum(one.step.op == stage.step.op for one in joins)
+        stage.name = f"{stage.step.op}{kind or ''}"
+        before = columns_after(columns, [step for run in runs[:place] for step in run])
+        stage.joined = frozenset({stage.step.field, *(name for _role, name in before[stage.step.field].followers)})
+        needed, kept = set(stage.joined), []
+        for number in reversed(range(place)):
+            changes = [step.changes for step in runs[number]]
+            if any(one is None or one & needed for one in changes):
+                kept.append(stages[number])
+                for step in runs[number]:
+                    needed |= before.keys() if step.touches is None else step.touches
+        stage.needed = kept[::-1]
+        joins.append(stage)
+    return joins
+
+
+def _own(values: dict[str, Value], joined: AbstractSet[str]) -> None:
+    """Copy the values that are gone when another sample is read, but for those that it joins."""
+    for name in values.keys() - joined:
+        value = values[name]
+        if isinstance(value, memoryview):
+            values[name] = memoryview(bytes(value))
+        elif isinstance(value, np.ndarray):
+            values[name] = value.copy()
+        elif isinstance(value, list):
+            values[name] = [one.copy() if isinstance(one, np.ndarray) else one for one in value]
 
 
 def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:
@@ -287,7 +454,11 @@ def _views_stage(  # noqa: PLR0913, PLR0917  each is one thing that all samples 
         for name, view in step.into.items():
             steps = [*first, *view.steps]
             made = list(_stages([replace(source, name=IMAGE)], steps, timings, None, has_rows=True, decoder=decoder))
-            stages = [(stage, run[0].op, part) for (stage, _rows, part), run in zip(made, _runs(steps), strict=True)]
+            stages = [
+                (stage, run[0].op, part)
+                for (stage, _rows, part), run in zip(made, _runs(steps), strict=True)
+                if not isinstance(stage, JoinStage)
+            ]
             random = [one for one in view.steps if one.is_random]
             draws_later = not all(map(planner_for, random))
             column = view_column(replace(source, name=IMAGE), name, replace(view, steps=tuple(steps)))

@@ -52,8 +52,10 @@ class StepOptions:
     keeps_length: ClassVar[bool] = False
     """Whether the first dimension of its field stays as long as it is."""
 
-    keeps_pixels: ClassVar[bool] = False
-    """Whether no image in its field gets more pixels."""
+    @property
+    def keeps_pixels(self) -> bool:
+        """Whether no image in its field gets more pixels."""
+        return False
 
     @property
     def is_cacheable(self) -> bool:

@@ -11,7 +11,7 @@ Where a sample is in several rows of an epoch (``repeats``), ``copy`` counts the
 called ``epoch`` here and in the pipeline has it in its upper bits (``core.plan.Plan.draw_epoch``),
 and above it the size that the batch has drawn for its images: this is no part of the counter.
 ``view`` is 0, or the number of a view of a field, by the name of the field: so the numbers of a
-view do not depend on which others there are.
+view do not depend on which others there are. What joins a sample is numbered like a view of it.
 
 Invariant: the numbers do not depend on what was drawn before, on the process or on the machine; two
 samples, copies, views, epochs, attempts or seeds never share a block, except that two fields have a
@@ -29,6 +29,8 @@ from batchd_wire.position import SIZE_BIT
 SALT = 0x6261746368640001
 """Separates augmentations from every other use of the same seed: "batchd" and a version."""
 NUMBER_MAX = (1 << 63) - 1
+EPOCH_BITS = 48
+"""Of the epoch in what is called so here, below the copy."""
 _ATTEMPT_BITS, _PLACE_BITS, _NAME_BITS = 20, 8, 36
 _COPY_AND_EPOCH = (1 << SIZE_BIT) - 1
 Mark: TypeAlias = Any

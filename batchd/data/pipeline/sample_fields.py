@@ -13,9 +13,11 @@ from typing import Any
 
 from batchd.data.pipeline import effects
 from batchd.data.pipeline.image.options import BoxForm, ChanceStep, CropToBucket, Decode, Follow, SizedStep
+from batchd.data.pipeline.join.options import SAMPLES_MAX, JoinStep, samples_joined
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
 from batchd.data.pipeline.step_files import check_files
+from batchd.data.pipeline.views.options import Views
 from batchd.data.samples.columns import Column, Following
 from batchd.errors import KeyPath
 from batchd.runtime.suggestions import nearest
@@ -127,6 +129,7 @@ class StepCheck:
                 _check_lengths(step, self._earlier)
             if isinstance(step, Follow):
                 _check_stored(step, self._earlier)
+            _check_joined(step, self._earlier)
             self._columns = _after(step, before)
         except effects.StepInvalid as problem:
             self._report(place, problem, step)
@@ -220,6 +223,24 @@ def _check_stored(follow: Follow, steps: Sequence[StepOptions]) -> None:
         raise effects.StepInvalid(
             '"follow" with annotated = "stored" comes directly after "decode", which turns the image upright',
             ("annotated",),
+        )
+
+
+def _check_joined(step: StepOptions, steps: Sequence[StepOptions]) -> None:
+    """Raise ``StepInvalid`` for a row that many samples join, or that is a pack of such samples."""
+    joins = [one for one in (*steps, step) if isinstance(one, JoinStep)]
+    if joins and isinstance(step, Pack):
+        raise effects.StepInvalid(
+            f'"pack" puts samples into rows by themselves, and "{joins[-1].op}" joins several to one'
+        )
+    if isinstance(step, JoinStep) and any(isinstance(one, Views) for one in steps):
+        raise effects.StepInvalid(
+            f'"{step.op}" joins samples, and "views" makes parts of one: put it in front of "views"'
+        )
+    if isinstance(step, JoinStep) and (count := samples_joined(joins)) > SAMPLES_MAX:
+        raise effects.StepInvalid(
+            f"a row would be made of {count} samples by then, and {SAMPLES_MAX} are the most: each step takes "
+            "samples that the steps before it have joined already"
         )
 
 

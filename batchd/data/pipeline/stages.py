@@ -1,10 +1,11 @@
 """The stages of a pipeline, each of one or several steps, and their time. Worker process."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from time import perf_counter_ns
-from typing import TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value
 from batchd_wire.views import Array
 
+if TYPE_CHECKING:
+    from batchd.data.pipeline.join.options import JoinStep
+
 Row: TypeAlias = Mapping[str, Image]
 """One row of a batch: the memory of each field, by name."""
 Stage: TypeAlias = Callable[[dict[str, Value], SampleRandom, Row], None]
@@ -26,8 +30,38 @@ Values are valid until the next sample. Raises ``SampleUndecodable`` with the re
 belongs to one worker and one stream, and not to several threads at once."""
 
 
+class JoinStage(ABC):
+    """Makes one sample of it and others, as its step says; ``execute`` gets the others.
+
+    ``numbers``: how many it draws. ``name``: of the step among those of its kind. ``joined``: the
+    image and what follows it. ``needed``: the stages before it that make these, with their parts of
+    the timings.
+    """
+
+    numbers: ClassVar[int] = 0
+
+    def __init__(self, step: "JoinStep") -> None:
+        self.step = step
+        self.name = ""
+        self.joined = frozenset[str]()
+        self.needed: Sequence[tuple[Stage | JoinStage, int]] = ()
+
+    @abstractmethod
+    def join(
+        self, values: dict[str, Value], others: Iterable[dict[str, Value]], numbers: Sequence[float]
+    ) -> dict[str, object]:
+        """Replace ``values``, and say what was drawn, for ``batchd replay``.
+
+        What is joined of ``values`` is gone when the first of the ``others`` is taken, and of each
+        when the next one is. ``numbers``: from [0, 1).
+        """
+
+    def alone(self, values: dict[str, Value]) -> None:  # noqa: B027  most leave it as it is
+        """Change the values of a sample that no other one joins."""
+
+
 @singledispatch
-def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage:
+def make_stage(step: StepOptions, _before: Columns, _after: Columns) -> Stage | JoinStage:
     """Make the stage of a step from the columns before it and after it: families register theirs.
 
     Steps on images have none: ``execute`` joins them to an ``ImageStage``.

@@ -307,6 +307,27 @@ def test_what_a_worker_host_reports_bad_is_decided_by_a_local_worker() -> None:
     assert world.state.links.by_number[link].disagreements == 0
 
 
+def test_a_bad_sample_that_is_of_no_row_has_all_of_them_decided_by_a_local_worker() -> None:
+    """It would have joined one of them, and where it is good, the row has other bytes."""
+    world = pool_world()
+    link = world.host_joins(1)
+    prove(world, link)
+    (remote,) = remote_of(world, link)
+    order = world.workers[remote].orders[0]
+    stream, other = world.state.streams[1], next(iter(set(range(24)) - set(world.samples(order))))
+    before = stream.bad.rows
+    world.remote_fill(remote, joining=(other,))
+    assert stream.bad.rows == before
+    local = next(number for number, worker in world.workers.items() if not worker.link)
+    for _ in range(20):
+        if other in stream.bad.listed:
+            break
+        world.fill(local, joining=(other,))
+        world.pull(1)
+    assert (stream.bad.listed[other].times, stream.bad.bad_rows) == (1, 0)
+    assert world.state.links.by_number[link].disagreements == 0
+
+
 @pytest.mark.parametrize("why", [{"from_outside": True}, {"out_of_memory": True}, {}], ids=str)
 def test_rows_that_are_to_be_decided_here_stay_here_if_their_worker_dies(why) -> None:
     """No worker host gets them again, whatever ended the local worker that had them."""

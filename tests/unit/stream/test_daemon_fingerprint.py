@@ -53,6 +53,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
+from batchd.data.pipeline.join.options import Mosaic
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
@@ -121,6 +122,7 @@ STEPS = (
     AutoAugment(),
     AugMix(),
     Choose(of=(Blur(), Invert())),
+    Mosaic(size=(8, 8)),
     SubtractMean(),
     To(),
     Call(function="a:b"),
@@ -262,6 +264,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "scale": (1.0, 2.0),
         "shear_x": (0.0, 1.0),
         "shear_y": (0.0, 1.0),
+        "size": (8, 7),
         **WARPED,
     },
     "perspective": {"distortion": 0.25, **WARPED},
@@ -274,6 +277,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "spectrogram": SPECTRUM,
     "log_mel": {**SPECTRUM, **BANDS},
     "mfcc": {**SPECTRUM, **BANDS, "log": "ln", "top": 60.0, "coefficients": 13},
+    "mosaic": {"size": (8, 7), "fill": (1,), "until_epoch": 90, **PROBABILITY},
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},

@@ -1,13 +1,13 @@
 """The effects of the steps that augment images. Daemon, workers and check; standard library only.
 
-They keep the size and the channels of an image.
+They keep the channels of an image, and but for "affine" its size.
 """
 
 from dataclasses import replace
 
 from batchd.data.pipeline.augment import options
 from batchd.data.pipeline.effects import Columns, StepInvalid, changed, effect
-from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of, unresized
+from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of, placed, unresized
 from batchd.data.pipeline.image.options import ChanceStep
 
 
@@ -34,6 +34,8 @@ def _erase(step: options.Erase, columns: Columns) -> Columns:
 @effect.register
 def _moved(step: options.WarpStep, columns: Columns) -> Columns:
     check_fill(step, step.fill, columns)
+    if isinstance(step, options.Affine) and step.size is not None:
+        return placed(step, columns, step.size)
     return unresized(step, columns)
 
 

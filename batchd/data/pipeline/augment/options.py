@@ -21,7 +21,8 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.options import STEP_KINDS, StepOptions
+from batchd.data.pipeline.join.options import JoinStep
+from batchd.data.pipeline.options import STEP_KINDS, Size, StepOptions
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.kinds import OneOf
 from batchd_wire.record import options
@@ -191,6 +192,7 @@ class Affine(WarpStep):
     Drawn: the angle, the distances across and down, the scale, both shears; each that has a choice.
     """
 
+    later: ClassVar[frozenset[str]] = frozenset({"probability", "size"})
     op: Literal["affine"] = "affine"
     degrees: tuple[Degrees, Degrees] = (0.0, 0.0)
     """The smallest and the largest angle, counter-clockwise."""
@@ -203,10 +205,25 @@ class Affine(WarpStep):
     """The smallest and the largest angle by which columns are slanted, in degrees."""
     shear_y: tuple[Shear, Shear] = (0.0, 0.0)
     """The smallest and the largest angle by which rows are slanted, in degrees."""
+    size: Annotated[Size | None, Example([640, 640])] = None
+    """Height and width afterwards, in pixels: the middle is kept, as by a "center_crop" behind, and
+    nothing else is made. When not set, the canvas stays."""
 
     def __post_init__(self) -> None:
         for name in ("degrees", "scale", "shear_x", "shear_y"):
             check_range(name, getattr(self, name))
+        if self.size is not None and self.probability < 1:
+            raise ValueError('affine with size acts on every image; leave probability out, or use "center_crop"')
+
+    @property
+    def keeps_pixels(self) -> bool:
+        """Unless it makes another size."""
+        return self.size is None
+
+    @property
+    def may_resize(self) -> bool:
+        """True if it makes another size."""
+        return self.size is not None
 
     @property
     def varies(self) -> bool:
@@ -326,7 +343,7 @@ class AugMix(PolicyStep):
     """How many changes a chain has; 0 draws 1 to 3 for each."""
 
 
-NOT_CHOSEN = (Decode, Follow, CropToBucket, Normalize, SubtractMean, To, Layout)
+NOT_CHOSEN = (Decode, Follow, CropToBucket, JoinStep, Normalize, SubtractMean, To, Layout)
 CHOICES_MAX = 100
 
 
@@ -344,8 +361,8 @@ class Choose(ChanceStep):
     of: Annotated[
         tuple[Annotated[StepOptions, OneOf(STEP_KINDS, "op")], ...], Example([{"op": "blur"}, {"op": "solarize"}])
     ]
-    """The steps, any on images but "decode", "follow", "crop_to_bucket" and those that make
-    numbers. Their field is that of this step."""
+    """The steps, any on images but "decode", "follow", "crop_to_bucket", those that join samples
+    and those that make numbers. Their field is that of this step."""
     weights: tuple[Annotated[float, Range(0.0, 1e6)], ...] | None = None
     """How often each is drawn, relative to the others; equally often when not set."""
 

@@ -24,6 +24,7 @@ from batchd.data.pipeline.image.geometry import Cut, RandomNumber
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.data.pipeline.image.options import Fill
 from batchd.data.pipeline.image.recolor import COLOR_CHANNELS, Change, Recolor, recolor_for
+from batchd.data.pipeline.options import Size
 
 if resample.IS_BUILT:
     from batchd.data.pipeline import _pixels
@@ -52,11 +53,12 @@ def drawn(ends: tuple[float, float], random: RandomNumber) -> float:
     return low + (high - low) * random() if high > low else low
 
 
-def room_beside(pixels: Pixels, scratch: Scratch, out: Pixels | None) -> Pixels:
-    """Memory for an image of the same shape, where ``pixels`` are not: the row if possible."""
-    if out is not None and out.shape == pixels.shape and out is not pixels:
+def room_beside(pixels: Pixels, scratch: Scratch, out: Pixels | None, size: Size | None = None) -> Pixels:
+    """Memory for an image of this shape, or of a size, beside ``pixels``: the row if possible."""
+    shape = (*(size or pixels.shape[:2]), pixels.shape[2])
+    if out is not None and out.shape == shape and out is not pixels:
         return out
-    return next(room for place in ("one", "other") if (room := scratch.image(place, pixels.shape)) is not pixels)
+    return next(room for place in ("one", "other") if (room := scratch.image(place, shape)) is not pixels)
 
 
 # --- look-ups -------------------------------------------------------------------------------------

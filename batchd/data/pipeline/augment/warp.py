@@ -23,6 +23,7 @@ from batchd.data.pipeline.image.geometry import WARPED_SIDE_PIXELS_MAX, Motion, 
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.image.options import Fill
 from batchd.data.pipeline.image.recolor import Change, Recolor, recolor_for
+from batchd.data.pipeline.options import Size
 from batchd.data.samples.errors import SampleUndecodable
 
 Coordinates: TypeAlias = npt.NDArray[np.float64]
@@ -52,20 +53,28 @@ def _size(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 class AffineMotion(Motion):
-    """A matrix from new places to old ones; the first pixel is from 0 to 1."""
+    """A matrix from new places to old ones; the first pixel is from 0 to 1.
 
-    def __init__(self, shape: tuple[int, ...], matrix: Matrix) -> None:
-        self.height, self.width = _size(shape)
+    ``size``: of the middle of the new image, if that is all to be made.
+    """
+
+    def __init__(self, shape: tuple[int, ...], matrix: Matrix, size: Size | None = None) -> None:
+        whole = _size(shape)
+        self.height, self.width = size or whole
+        self._left, self._top = round((whole[1] - self.width) / 2), round((whole[0] - self.height) / 2)
         self._matrix = matrix
 
     def move(self, pixels: Pixels, into: Pixels, fill: Fill, *, is_linear: bool) -> Pixels:
-        """Write the moved image into other memory of the same shape."""
+        """Write the moved image into other memory."""
         one = 1 << _PLACE_BITS
         rounding = 1 << _PLACE_BITS - (_FRACTION_BITS + 1 if is_linear else 1)
         a, b, c, d, e, f = self._matrix
         across, down = (
             (round(by_x * one), round(by_y * one), round((by_one + (by_x + by_y - 1) / 2) * one) + rounding)
             for by_x, by_y, by_one in ((a, b, c), (d, e, f))
+        )
+        across, down = (
+            (by_x, by_y, by_one + self._left * by_x + self._top * by_y) for by_x, by_y, by_one in (across, down)
         )
         resample.warp_from(pixels, into, (across, down), fill, is_linear=is_linear)
         return into
@@ -75,7 +84,7 @@ class AffineMotion(Motion):
         a, b, c, d, e, f = self._matrix
         whole = a * e - b * d
         x, y = points[..., 0] - c, points[..., 1] - f
-        return np.stack([(e * x - b * y) / whole, (a * y - d * x) / whole], axis=-1)
+        return np.stack([(e * x - b * y) / whole - self._left, (a * y - d * x) / whole - self._top], axis=-1)
 
     def move_mask(self, mask: Pixels, into: Pixels, fill: Fill) -> None:
         """Take the nearest number."""
@@ -112,7 +121,7 @@ def change_of(motion: AffineMotion | PlacedMotion, step: options.WarpStep, scrat
     """The change that a motion makes, as the step says."""
 
     def move(pixels: Pixels, out: Pixels | None) -> Pixels:
-        into = room_beside(pixels, scratch, out)
+        into = room_beside(pixels, scratch, out, (motion.height, motion.width))
         return motion.move(pixels, into, step.fill, is_linear=step.interpolation == "linear")
 
     return Change(move, drew, (motion,))
@@ -160,7 +169,7 @@ def _affine(step: options.Affine, scratch: Scratch, *, is_bgr: bool) -> Recolor:
             shape, degrees=degrees, translate=(across, down), scale=scale, shear_x=shear_x, shear_y=shear_y
         )
         drew = {"degrees": degrees, "moved": (across, down), "scale": scale, "shear_x": shear_x, "shear_y": shear_y}
-        return change_of(AffineMotion(shape, matrix), step, scratch, **drew)
+        return change_of(AffineMotion(shape, matrix, step.size), step, scratch, **drew)
 
     return draw
 

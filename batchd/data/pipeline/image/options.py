@@ -29,11 +29,18 @@ class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
     is_for_each: ClassVar[bool] = True
-    keeps_pixels: ClassVar[bool] = True
-    may_resize: ClassVar[bool] = False
-    """Whether a step on pixels can change their number, which is otherwise known before them."""
     op: str
     field: str = "image"
+
+    @property
+    def keeps_pixels(self) -> bool:
+        """Whether no image gets more pixels."""
+        return True
+
+    @property
+    def may_resize(self) -> bool:
+        """Whether a step on pixels can change their number, which is otherwise known before."""
+        return False
 
 
 @options

@@ -65,6 +65,7 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
+from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, RowsStage, Timings
@@ -81,6 +82,8 @@ Levels: TypeAlias = npt.NDArray[np.float64]
 
 def can_join(step: ImageStep, following: ImageStep) -> bool:
     """True if the stage of ``step`` can do the ``following`` one, too."""
+    if isinstance(step, JoinStep) or isinstance(following, JoinStep):
+        return False
     return step.field == following.field and _part(step) <= _part(following)
 
 

@@ -21,11 +21,13 @@ IMAGE = "image"
 """The name of the image inside a view."""
 _ALONE = "a view has its image alone"
 _LATER = f'put it behind "views", with the name of a field of "into": {_ALONE}'
+_JOINS = 'put it in front of "views": it joins samples, and a view is a part of one'
 _REFUSED: Mapping[str, str] = {
     "views": "a view has no views of its own; name all of them in one step",
     "decode": 'put it in front of "views", which decodes once for all views',
     "follow": f"{_ALONE}, so no mask, boxes or points can follow it",
     "crop_to_bucket": 'put it in front of "views": batches are made of the images, not of their views',
+    "mosaic": _JOINS,
     "rename": f"{_ALONE}; its field has the name that it has in into",
     "drop": f"{_ALONE}; leave its field out of into",
     "pack": _LATER,

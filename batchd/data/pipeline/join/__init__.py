@@ -1,0 +1,1 @@
+"""The steps that make one sample of several."""
