@@ -4,7 +4,8 @@
 
 A daemon serves generated photographs to two trainers that share a stream, and slow files to another
 one. After a minute Chromium takes the page, and a pseudo-terminal the output of the commands. Then
-a daemon serves the recipes of the cookbook that have a picture, over the same photographs.
+a daemon serves the recipes of the cookbook that have a picture, over the same photographs or over
+drawn scenes.
 ``make pictures`` gives the script a host name, a /srv and a network of its own, so a picture shows
 nothing of the machine on which it was drawn.
 
@@ -22,6 +23,7 @@ from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 
+from drawn_scenes import write_scenes
 from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
@@ -42,6 +44,8 @@ PAGE, PAGE_WIDTH = {"width": 1100, "height": 1010}, 880
 """Size of the browser's window, and of the picture of it, in pixels."""
 SHEET = (720, 203)
 """Width and height in pixels: two rows of eight images and their labels."""
+SCENES = ("table-s3", "segmentation", "yolo", "instances", "panoptic", "poses")
+"""Streams of the cookbook over drawn scenes, in batches of four."""
 RECIPES = {
     "timm": (560, 163),
     "deit-3": (560, 163),
@@ -50,6 +54,7 @@ RECIPES = {
     "simclr": (200, 333),
     "dino": (560, 127),
     "diffusion": (560, 82),
+    **dict.fromkeys(SCENES, (560, 163)),
 }
 """The same of a sheet for each stream of the cookbook; its width is that of the sheet, scaled."""
 COLOURS = 256
@@ -111,17 +116,22 @@ def main() -> None:
         page = Image.open(BytesIO(drawn_page(browser)))
         keep("page.png", fewer_colours(page, (PAGE_WIDTH, page.height * PAGE_WIDTH // page.width)))
         keep("batch.png", drawn_sheet(address, "photos", SHEET))
-    configuration.write_text("".join(map(recipe, RECIPES)))
+    write_scenes(PLACE)
+    configuration.write_text("".join(['[daemon]\nmemory = "8GiB"\n', *map(recipe, RECIPES)]))
     with batchd.serve(configuration) as address:
         for stream, size in RECIPES.items():
             keep(f"{stream}.png", drawn_sheet(address, stream, size))
 
 
 def recipe(stream: str) -> str:
-    """Return a stream of the cookbook, over the photographs and in batches of eight."""
+    """Return a stream of the cookbook, over the photographs or scenes, in batches of one row."""
     text = (PICTURES.parent / "cookbook.md").read_text()
     (found,) = re.findall(rf"^\[streams\.{stream}\]\n.*?(?=^\[|^```)", text, re.MULTILINE | re.DOTALL)
-    return re.sub(r"batch_size = \d+", "batch_size = 8", found).replace("/data/imagenet/train", f"{PLACE}/photos")
+    rows = 4 if stream in SCENES else 8
+    found = re.sub(r"batch_size = \d+", f"batch_size = {rows}", found).replace(
+        "/data/imagenet/train", f"{PLACE}/photos"
+    )
+    return found.replace('"/data/', f'"{PLACE}/').replace('"s3://', f'"{PLACE}/').replace("balance = 8\n", "")
 
 
 def keep(name: str, content: bytes) -> None:

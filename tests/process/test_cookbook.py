@@ -36,6 +36,7 @@ FIELDS = {
     "detr": {"boxes": (2, 4), "classes": (2,), "image_shape": (2,)},
     "mosaic": {"image": (640, 640, 3), "boxes": (4, 4), "classes": (4,)},
     "instances": {"image": (640, 640, 3), "boxes": (2, 4), "classes": (2,), "masks": (2, 640, 640)},
+    "panoptic": {"image": (640, 640, 3), "segments": (640, 640), "ids": (1,), "classes": (1,)},
     "poses": {"image": (640, 640, 3), "boxes": (2, 4), "keypoints": (2, 17, 3)},
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
     "captions": {"image": (224, 224, 3), "tokens": (77,)},
@@ -59,6 +60,19 @@ def npy(array) -> bytes:
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
+
+
+def _panoptic(folder: Path, images: list[object]) -> None:
+    """Write one segment for each image, which fills it: 65538 in the colours of COCO."""
+    (folder / "panoptic_train2017").mkdir()
+    annotations = []
+    for number in range(SAMPLES):
+        colours = np.full((240, 320, 3), (1, 0, 2), np.uint8)  # blue, green, red
+        (folder / "panoptic_train2017" / f"{number}.png").write_bytes(encode(colours, ".png"))
+        info = {"id": 65538, "category_id": 1, "iscrowd": 0}
+        annotations.append({"image_id": number, "file_name": f"{number}.png", "segments_info": [info]})
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
+    (folder / "panoptic_train2017.json").write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +102,10 @@ def data(tmp_path_factory) -> Path:
         pairs += [(f"{number}.jpg", image), (f"{number}.txt", b"the red cat")]
     for kind in ("instances", "person_keypoints"):
         (root / "coco" / "annotations" / f"{kind}_train2017.json").write_text(json.dumps(objects))
+    _panoptic(root / "coco" / "annotations", objects["images"])
+    (root / "bucket" / "photos").symlink_to(root / "coco" / "train2017")
+    table = [f"{number}.jpg,green\n" for number in range(SAMPLES)]
+    (root / "coco" / "train2017" / "train.csv").write_text("file,species\n" + "".join(table))
     write_shard(root / "scenes" / "a.tar", scenes)
     write_shard(root / "pairs" / "a.tar", pairs)
     captions = [
@@ -135,7 +153,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 31
+    assert len(RECIPES) == 33
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -144,12 +162,12 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
             name: {**stream, "batch_size": 2, "window": 1, "memory": "12MiB"}
             for name, stream in recipe["streams"].items()
         }
-    for name in ("imagenet-s3", "sweep"):
+    for name in ("imagenet-s3", "table-s3", "sweep"):
         streams[name]["cache_memory"] = "16MiB"
     streams["instances"]["memory"] = streams["detr"]["memory"] = "100MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
-    daemon = start_daemon(streams, python_path=python_path, memory="640MiB")
+    daemon = start_daemon(streams, python_path=python_path, memory="672MiB")
 
     with batchd_client.connect(daemon.address) as connection:
         with batchd_client.push("camera", daemon.address) as producer:
