@@ -142,6 +142,7 @@ class ProblemKind(StrEnum):
     WRONG_OVERRIDE = "wrong-override"
     UNUSABLE_SOURCE = "unusable-source"
     OWN_FUNCTION = "own-function"
+    NO_SANDBOX = "no-sandbox"
     STEP_MISFIT = "step-misfit"
     UNUSABLE_CACHE = "unusable-cache"
     NO_SAMPLE = "no-sample"

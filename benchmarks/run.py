@@ -23,6 +23,7 @@ BENCHMARKS = (
     "handover",
     "sharing",
     "start",
+    "sandbox",
     "plan",
     "memory",
     "observe",

@@ -45,6 +45,7 @@ from batchd.data.storage.index import readable
 from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
+from batchd.runtime.sandbox import NOTHING
 from batchd.stream.plan import code_problems, plan_stream
 from batchd.worker.members import is_image, is_image_list, main_image
 from batchd.worker.messages import PrepareStream, SampleBad, ShardWritten, WriteShard
@@ -252,12 +253,14 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     alone = work.config.model_copy(update={"pipeline": steps, "cache": "off", "cache_short_side": None})
     plan = plan_stream(work.name, alone, columns, work.python_path)
     index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
-    recipe = plan.recipe()
+    recipe, folder = plan.recipe(), str(output.folder.absolute())
+    if plan.access is not None:
+        recipe = recipe._replace(access=[plan.access.joined(NOTHING._replace(write=[folder]))])
     order = PrepareStream(
         recipe,
         work.storage.limits.to_wire(),
         work.storage.as_of_ns,
-        str(output.folder.absolute()),
+        folder,
         output.image_format,
         output.quality,
     )
@@ -271,19 +274,19 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         "steps": sha256(made_of.encode()).hexdigest(),
         **{name: value for name, value in asdict(output).items() if name != "folder"},
     }
-    with ShardFolder(output.folder, about) as folder:
+    with ShardFolder(output.folder, about) as shard_folder:
         descriptor = index.to_memfd()
         try:
             with OrderRunner(work.workers, work.sample_timeout_s) as workers:
                 workers.serve((order, descriptor))
-                _Run(work, folder, shards, workers, progress).run()
+                _Run(work, shard_folder, shards, workers, progress).run()
         finally:
             os.close(descriptor)
         names = [shard.name for shard in shards]
         size = sum((output.folder / name).stat().st_size for name in names)
-        bad = Counter(one.shard for one in folder.left_out)
+        bad = Counter(one.shard for one in shard_folder.left_out)
         empty = [shard.name for shard in shards if bad[shard.name] == shard.count]
-        return Prepared(len(index), names, size, folder.left_out, empty, made)
+        return Prepared(len(index), names, size, shard_folder.left_out, empty, made)
 
 
 def _check_source(work: PrepareJob) -> None:

@@ -23,6 +23,11 @@ class Entry(NamedTuple):
     right: str = ""
 
 
+_ENCLOSED = (
+    "batchd check batchd.toml --set daemon.sandbox=on --set 'streams.photos.pipeline.1="
+    """{op = "call", function = "augment:brighten", outputs = {image = "uint8[48,64,3]"}}'"""
+)
+
 MANUAL: dict[ProblemKind, Entry] = {
     ProblemKind.UNREADABLE_FILE: Entry(
         "The configuration itself cannot be read: there is no such file, this user may not read it, it is not UTF-8, or it "
@@ -100,6 +105,13 @@ MANUAL: dict[ProblemKind, Entry] = {
         "module without running it. Packages that it imports have to be installed for the interpreter that runs batchd.",
         'pipeline = [{ op = "decode" }, { op = "resize", size = [8, 8] }, { op = "call", function = "augment:brigthen" }]',
         'pipeline = [{ op = "decode" }, { op = "resize", size = [8, 8] }, { op = "call", function = "augment:brighten" }]',
+    ),
+    ProblemKind.NO_SANDBOX: Entry(
+        'With sandbox = "on" each worker gives up all but what its streams need, before it reads data. That needs a kernel '
+        "with Landlock (Linux 5.13), and for each stream with functions of yours what these read, beside the source: read, "
+        'and network = true if they reach servers. Without that, "auto" lets workers reach what the daemon\'s user may.',
+        f"{_ENCLOSED} --set streams.photos.network=true",
+        f"{_ENCLOSED} --set streams.photos.read=[]",
     ),
     ProblemKind.STEP_MISFIT: Entry(
         "The steps do not fit the samples of the source, or one another: a step names a field that is not there, an image is "

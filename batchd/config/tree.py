@@ -302,6 +302,12 @@ class DaemonConfig(_Branch):
     """Part of memory that is kept for the rings of derived streams, in bytes or as "2GiB"; each may
     take 1/derive_max of it, or what it sets as its memory. When not set, a quarter of memory."""
 
+    sandbox: Literal["auto", "on", "off"] = "auto"
+    """Whether workers give up all but reading what their streams name, before they read any of it:
+    other files, writing, other servers, other processes. "auto": where the kernel can (Linux with
+    Landlock), unless a stream has functions of your own and no read; "on": the daemon does not
+    start otherwise; "off": they may do what the daemon's user may."""
+
     writable_slots: bool = False
     """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map
     slots writable: some GPU drivers only register memory that is mapped so. A trainer with a bug
@@ -627,6 +633,13 @@ class StreamConfig(_Branch):
     digest: Annotated[bool, Mark.DERIVES] = False
     """Whether the daemon keeps a digest of the rows that it delivered in each epoch, for
     `batchd card` and `batchd diff`. It is made of the checksums of `verify`, and includes that."""
+
+    read: Annotated[tuple[Directory, ...] | None, Example(["/srv/lexicon"])] = None
+    """Files and folders that your own functions in this stream read, beside python_path and the
+    files of the source; [] for none. Workers can then be enclosed, see sandbox in [daemon]."""
+
+    network: bool = False
+    """Whether your own functions in this stream reach servers. It counts with read."""
 
     journal: Annotated[Memory | None, Example("64MiB")] = None
     """With a push source: the size of a file in which the daemon notes the content of each batch

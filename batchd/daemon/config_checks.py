@@ -49,6 +49,7 @@ from batchd.runtime.addresses import tcp_endpoint
 from batchd.runtime.available import available_bytes, shortage
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import format_bytes
+from batchd.stream.access import sandbox_problems
 from batchd.stream.cache_file import file_problem
 from batchd.stream.cache_memory import cache_spec
 from batchd.stream.grouping import MeasureOptions, bad_ones
@@ -99,6 +100,8 @@ def check_reading(reading: LoadedConfig, config_file: Path, storage: Storage) ->
         except (ConfigInvalid, MemoryTooSmall) as error:
             kind = ConfigInvalid if problems else type(error)
             problems += error.problems
+        if reading.config.daemon.sandbox == "on":
+            problems += sandbox_problems(reading.config)
     if reading.config is None or problems:
         raise kind(reading.located(problems), str(config_file))
     return reading.config, rings

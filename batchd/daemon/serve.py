@@ -60,6 +60,7 @@ from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.limits import SessionLimits
 from batchd.runtime.poller import Poller, Signals
 from batchd.runtime.slots import BlankSlots, SlotPool
+from batchd.stream.access import access_of, sandbox_problems
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable, tell_unwanted
 from batchd.stream.rings import (
     RingSize,
@@ -141,6 +142,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         memory = SlotPool()
         processes = LocalWorkers(poller, queue.append, streams, memory, options.launched, output)
         stack.callback(processes.close, WORKERS_END_S)
+        _enclose(processes, config)
         # it is tried again, and logged, when the loop wants the first worker
         with suppress(OSError):
             for number in range(1, daemon.worker_count() + 1):
@@ -229,6 +231,18 @@ def _remembered_hangups() -> Iterator[list[int]]:
         yield hangups
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _enclose(processes: LocalWorkers, config: Config) -> None:
+    """Have workers give up what no stream needs. Raises ``ConfigInvalid`` if they cannot."""
+    processes.is_sandbox_wanted = config.daemon.sandbox != "off"
+    problems = sandbox_problems(config) if processes.is_sandbox_wanted else []
+    if problems and config.daemon.sandbox == "on":
+        raise ConfigInvalid(problems)
+    for problem in problems:
+        _log.info("workers may reach what this user may", key=problem.path, reason=problem.message)
+    python_path = config.daemon.python_path or ()
+    processes.enclose_for(access_of(stream, python_path) for stream in config.streams.values())
 
 
 def _divide_memory(config: Config, storage: Storage, tell: Callable[[str], None]) -> dict[str, RingSize]:

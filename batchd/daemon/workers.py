@@ -1,6 +1,6 @@
 """The workers that the loop has: those of this host, and those of worker hosts. DAEMON process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from batchd.core.actions import DismissWorker, OrderChunk, SpawnWorker
 from batchd.core.events import Event, WorkerObserved
@@ -11,6 +11,7 @@ from batchd.runtime import failpoints
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.poller import Poller
+from batchd.runtime.sandbox import Access, joined
 from batchd.runtime.slots import SlotPool
 from batchd.stream.served import ServedStream
 from batchd.worker.interface import Performers, Workers
@@ -53,16 +54,22 @@ class LocalWorkers(WorkerProcesses):
             SpawnWorker: self._spawn,
             DismissWorker: lambda action: self.dismiss(action.worker),
         }
+        self.is_sandbox_wanted = False
         self.streams = streams
         self.memory = memory
         self._fills: dict[int, FillChunks] = {}
         """Orders of this round that were not sent yet, by worker."""
 
+    def enclose_for(self, needed: Iterable[Access | None]) -> bool:
+        """As ``enclose``, for streams with these needs, if workers shall be enclosed at all."""
+        return self.is_sandbox_wanted and self.enclose(joined(needed))
+
     def fill(self, order: OrderChunk) -> None:
         """See ``Workers``."""
         stream, worker = self.streams[order.stream], order.worker
         if self.lacks_stream(worker, order.stream):
-            self.send(worker, stream.message, *stream.descriptors)
+            with stream.descriptors() as descriptors:
+                self.send(worker, stream.message, *descriptors)
             self.send_quarantined(worker, order.stream, stream.quarantined)
         if self.lacks_slot(worker, order.slot):
             message = UseSlot(order.slot, self.memory.slot_bytes(order.slot))

@@ -14,7 +14,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from errno import EIO, ENODATA
 from pathlib import Path
 from time import sleep
@@ -28,7 +28,7 @@ from batchd.config.schema import problem_at
 from batchd.config.tree import Config, StreamConfig
 from batchd.data.pipeline.cache_split import crop_problem, cut_problem, decoded_files
 from batchd.data.sources.cache.disk import FILE_HEADER, FILE_MAGIC, key_seed, records_start, troubles
-from batchd.data.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES
+from batchd.data.sources.cache.memory import ENTRY, ENTRY_BYTES, HEADER_BYTES, open_to_append
 from batchd.data.storage.paths import FileForeign, foreign, open_own, unreachable
 from batchd.errors import Problem, ProblemKind
 from batchd.runtime.limits import OncePerMinute
@@ -102,6 +102,19 @@ class CacheOnDisk(SharedCache):
                     spoilt_samples=self.spoilt_samples,
                     advice="it is read from its source and kept again; if this repeats, check the disk",
                 )
+
+    @contextmanager
+    def opened(self) -> Iterator[list[int]]:
+        """The descriptors for one worker, which appends: its file has an offset of its own."""
+        try:
+            own = open_to_append(self.descriptors[-1])
+        except OSError:  # no descriptor is left, or no such folder: the worker says so
+            yield self.descriptors
+            return
+        try:
+            yield [*self.descriptors, own]
+        finally:
+            os.close(own)
 
     def _open(self) -> None:
         lock = _locked_file(self.path, self.spec)

@@ -14,8 +14,8 @@ import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from importlib import import_module
 from typing import NamedTuple, TypeVar
@@ -115,6 +115,11 @@ class SharedCache(ABC):
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
         self._header = CacheHeader(self.spec.samples, memory)
         self._stack.callback(self._header.close)
+
+    @contextmanager
+    def opened(self) -> Iterator[list[int]]:
+        """The descriptors for one worker."""
+        yield self.descriptors
 
     def _own(self, descriptor: int) -> None:
         self.descriptors.append(descriptor)

@@ -64,6 +64,8 @@ from batchd.data.sources.source_checks import check_source, known_columns
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import NUMBER, SourceIndex
 from batchd.errors import KeyPath, Problem, ProblemKind, SourceInvalid
+from batchd.runtime.sandbox import Access
+from batchd.stream.access import access_of
 from batchd.worker.messages import AFTER_STEPS, SampleRecipe
 from batchd_wire.fields import RAGGED, Field
 from batchd_wire.position import Position
@@ -94,6 +96,7 @@ class StreamPlan:
 
     ``columns``: of the source. ``digests``: SHA-256 of each file that a step reads. ``code``: the
     user's modules. ``runs_own_code``: the source, or a part of it, is the user's own code.
+    ``access``: what workers have to reach.
     """
 
     name: str
@@ -103,6 +106,7 @@ class StreamPlan:
     digests: Digests
     code: StreamCode
     runs_own_code: bool
+    access: Access | None = None
 
     @property
     def pack(self) -> Pack | None:
@@ -132,6 +136,7 @@ class StreamPlan:
             files=[(str(path), digest) for path, digest in self.digests.items()],
             python_path=list(self.code.python_path),
             modules=list(self.code.digests.items()),
+            access=[] if self.access is None else [self.access],
         )
 
 
@@ -151,7 +156,8 @@ def plan_stream(
         digests = digests_of(pipeline.steps)
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
-    return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source))
+    access = access_of(config, python_path)
+    return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source), access)
 
 
 def check_kept(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:

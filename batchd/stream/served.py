@@ -10,7 +10,8 @@ Invariant: two streams with the same fingerprint have the same bytes at every po
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import combinations
@@ -165,11 +166,13 @@ class ServedStream:
         """The layout of a batch."""
         return self.layout.of(self.spec.bucket_of(position))
 
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors for a worker: the index, then the mailbox or the cache."""
+    @contextmanager
+    def descriptors(self) -> Iterator[list[int]]:
+        """Descriptors for one worker: the index, then the mailbox or the cache."""
         mailbox = [self.mailbox.readable] if self.mailbox is not None else []
-        return [self.index_descriptor, *mailbox, *(self.cache.descriptors if self.cache is not None else [])]
+        with ExitStack() as until_sent:
+            cache = until_sent.enter_context(self.cache.opened()) if self.cache is not None else []
+            yield [self.index_descriptor, *mailbox, *cache]
 
     def dated_card(self) -> StreamCard:
         """The card, with the digests of what was delivered up to now."""

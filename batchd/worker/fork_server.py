@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from batchd.errors import why_no_process
-from batchd.runtime import children, failpoints
+from batchd.runtime import children, failpoints, sandbox
 from batchd.runtime.children import Linked, fork_linked, start_linked
 from batchd.runtime.mapped_files import unmap_loaded_pages
 from batchd.worker.messages import (
@@ -118,6 +118,7 @@ def serve_forks(channel: socket.socket) -> ForkedWorker | None:
     gc.enable()
     gc.freeze()  # the collector would write to the shared pages of imported objects
     unmap_loaded_pages()
+    sandbox.prepare()
     try:
         while True:
             message, descriptors = receive_message(channel, TO_FORKSERVER)

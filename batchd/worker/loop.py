@@ -44,6 +44,7 @@ from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime import failpoints
+from batchd.runtime.sandbox import Access, enclose
 from batchd.worker import messages as orders
 from batchd.worker.blocks import BlocksAhead
 from batchd.worker.filling import (
@@ -122,15 +123,17 @@ class WorkerLoop:
                     self._slots.pop(slot, None)
             case orders.ForgetStream(), []:
                 self._streams.pop(message.stream).close()
-            case orders.UseStorage(), []:
-                self._storage.limits = StorageLimits.from_wire(message.storage)
             case orders.Quarantine(), []:
                 (self._task or self._streams[message.stream]).quarantined.update(message.samples)
             case _:
-                self._handle_task(message, descriptors)
+                self._handle_other(message, descriptors)
 
-    def _handle_task(self, message: Message, descriptors: list[int]) -> None:
+    def _handle_other(self, message: Message, descriptors: list[int]) -> None:
         match message, descriptors:
+            case orders.Enclose(), []:
+                enclose(Access(message.read, message.ports, message.any_port, message.write))
+            case orders.UseStorage(), []:
+                self._storage.limits = StorageLimits.from_wire(message.storage)
             case orders.PrepareStream() | orders.MeasureStream(), [index]:
                 from batchd.worker.tasks import task_of  # noqa: PLC0415  few workers have one
 

@@ -49,6 +49,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from batchd.core.work import Work
+from batchd.runtime.sandbox import Access
 from batchd_wire.codec import Message, Vocabulary, message
 
 NOTE = Struct("<QQQ")
@@ -69,6 +70,16 @@ class Ready(Message):
     decoders: str
 
 
+@message(40)
+class Enclose(Message):
+    """Give up all but this, for good: comes before the first stream, if at all. See ``Access``."""
+
+    read: list[str]
+    ports: list[int]
+    any_port: bool
+    write: list[str]
+
+
 class SampleRecipe(NamedTuple):
     """How the samples of a stream are made: what decides their bytes, beside the source's index.
 
@@ -79,6 +90,7 @@ class SampleRecipe(NamedTuple):
     access points, each with its maximum size in bytes. ``files``: the files that steps read, as
     (path, SHA-256 of the content that the daemon read). ``modules``: the modules of users'
     functions, as (name, SHA-256); ``python_path``: the folders that are searched for them first.
+    ``access`` decides no byte: one, of what their makers have to reach; none if nobody knows that.
     """
 
     seed: int
@@ -91,6 +103,12 @@ class SampleRecipe(NamedTuple):
     files: list[tuple[str, str]]
     python_path: list[str]
     modules: list[tuple[str, str]]
+    access: list[Access]
+
+    @property
+    def needed(self) -> Access | None:
+        """``access``, if it is known."""
+        return Access(*self.access[0]) if self.access else None
 
 
 @message(31)
@@ -98,9 +116,10 @@ class ServeStream(Message):
     """All facts about a stream that a worker needs. Travels with the source's index, read-only.
 
     A live stream has a second descriptor: the mailbox for its samples, read-only. If ``cache`` is
-    not "off", two more follow, to read and write: the cache and its claims; or, on disk, three: its
-    index, its notes, its file. ``cache`` names its content: "points" of JPEGs, "encoded" values of
-    the source, their "pixels", or "decoded", the result of the first steps.
+    not "off", two more follow, to read and write: the cache and its claims; or, on disk, its index,
+    its notes, its file and, unless it cannot be opened again, that once more, to append. ``cache``
+    names its content: "points" of JPEGs, "encoded" values of the source, their "pixels", or
+    "decoded", the result of the first steps.
 
     ``pack``: the step of a packed stream, as plain data, else empty; then ``samples`` are packs,
     and the index has them, too. ``layout`` is a ``SlotLayout``. ``storage``: limits for file
@@ -374,9 +393,11 @@ def quarantines(stream: int, samples: Sequence[int]) -> Iterator[Quarantine]:
 
 
 TO_WORKER = Vocabulary(
-    *(ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage),
+    *(Enclose, ServeStream, UseSlot, FillChunks, Quarantine, ForgetStream, ForgetSlots, UseStorage),
     *(PrepareStream, WriteShard, MeasureStream, MeasureSamples),
 )
+OPENING = ServeStream, PrepareStream, MeasureStream
+"""After these a worker reads data."""
 TO_DAEMON_FROM_WORKER = Vocabulary(Ready, StreamMeasured, ChunksFilled)
 ORDER_DONE = ChunksFilled, ShardWritten, SamplesMeasured
 """The last report of an order."""

@@ -25,7 +25,7 @@ from batchd.core.events import Event, Note, WorkerGone, WorkerReady
 from batchd.errors import BatchdError
 from batchd.runtime.children import Linked
 from batchd.runtime.poller import Poller
-from batchd.worker.messages import MANY_ROWS, ORDER_DONE, StreamMeasured
+from batchd.worker.messages import MANY_ROWS, OPENING, ORDER_DONE, StreamMeasured
 from batchd.worker.supervisor import WorkerProcesses
 from batchd_wire.codec import Message
 
@@ -135,6 +135,9 @@ class OrderRunner:
     def serve(self, *messages: tuple[Message, int]) -> None:
         """What each worker gets before its first order; the descriptors stay the caller's."""
         self._served = messages
+        for message, _descriptor in messages:
+            if isinstance(message, OPENING):
+                self._processes.enclose(message.recipe.needed)
 
     def run(
         self,

@@ -36,6 +36,7 @@ from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Child, Grandchild, Linked, describe, start_linked
 from batchd.runtime.limits import CountedPerMinute, printable
 from batchd.runtime.poller import Poller
+from batchd.runtime.sandbox import Access, version
 from batchd.runtime.slots import ADVICE
 from batchd.worker import messages as orders
 from batchd.worker.interface import SentBefore
@@ -56,7 +57,8 @@ class _Process:
     """One worker process. ``grandchild`` is None until the fork server has answered.
 
     ``is_killed``: by this daemon, for its own fault. ``is_dismissed``: no further order follows.
-    ``is_over``: its channel has ended, so the process shall end, too.
+    ``is_over``: its channel has ended, so the process shall end, too. ``is_enclosed``: it gives up
+    what it does not need before its first stream.
     """
 
     number: int
@@ -67,6 +69,7 @@ class _Process:
     is_killed: bool = False
     is_dismissed: bool = False
     is_over: bool = False
+    is_enclosed: bool = False
 
     @property
     def pid(self) -> int:
@@ -107,11 +110,21 @@ class WorkerProcesses:
         self._enqueue = enqueue
         self._forks = ForkServer(poller, self._adopt, self._fail, launched, log)
         self._processes: dict[int, _Process] = {}
+        self._access: Access | None = None
         self.decoders = ""
         self._oom_kills = OomKills()
         self._counted_per_minute = CountedPerMinute()
         self._missing = 0
         """Dead workers without a replacement: a replacement is logged, the first start is not."""
+
+    def enclose(self, needed: Access | None) -> bool:
+        """Enclose each worker before its first stream; it may reach ``needed`` at least.
+
+        None ends that. True if a present worker cannot reach all that is needed.
+        """
+        before = self._access
+        self._access = needed if needed is None or before is None else before.joined(needed)
+        return before != self._access and any(process.is_enclosed for process in self._processes.values())
 
     def spawn(self, number: int) -> None:
         """Start worker ``number``, unless it was started early. Raises ``OSError``."""
@@ -185,6 +198,9 @@ class WorkerProcesses:
         process = self._processes.get(number)
         if process is None:
             return
+        if isinstance(message, orders.OPENING) and self._access is not None and not process.is_enclosed and version():
+            process.is_enclosed = True
+            self.send(number, orders.Enclose(*self._access))
         try:
             send_message(process.channel, message, descriptors)
         except ChannelClosed:

@@ -14,7 +14,7 @@ from batchd_wire.codec import MalformedMessage, Message, Vocabulary
 
 DATAGRAM_BYTES_MAX = 128 * 1024
 """Longest message on a channel."""
-DESCRIPTORS_MAX = 4
+DESCRIPTORS_MAX = 5
 SEND_BUFFER_BYTES = 1 << 20
 _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # joining flags each time is slow
 _RIGHTS_BYTES = socket.CMSG_LEN(DESCRIPTORS_MAX * array("i").itemsize)

@@ -19,7 +19,7 @@ import numpy as np
 import zmq
 
 from batchd.config.load import load_config
-from batchd.core.events import LinkClosed, OrderFilled, StreamOpened, StreamRefused, WorkerUp
+from batchd.core.events import LinkClosed, OrderFilled, StreamOpened, StreamRefused, WorkerDown, WorkerUp
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
 from batchd.pool.messages import (
@@ -165,6 +165,8 @@ class FakeGateway:
             message = TO_GATEWAY_FROM_HOST.decode(first)
             if isinstance(message, WorkerUp):
                 self.workers.add(message.worker)
+            elif isinstance(message, WorkerDown):
+                self.workers.discard(message.worker)
             self._queue.append((message, frames))
 
     # --- a gateway's actions ----------------------------------------------------------------------
@@ -232,8 +234,13 @@ class FakeGateway:
         return self._rows(answer, self._layouts[fill.stream], sum(count for _first, count in fill.runs))
 
     def fill(self, *order: Any, **more: Any) -> Rows:
-        """Order rows, and wait for them."""
-        return self.rows(self.order(*order, **more))
+        """Order rows, and wait for them; from another worker if that one ends before."""
+        while True:
+            fill = self.order(*order, **more)
+            while fill.worker in self.workers and not self.hears(OrderFilled, 0.1):
+                pass
+            if self.hears(OrderFilled, 0.0):
+                return self.rows(fill)
 
     def end_link(self, reason: str = "the test ends it", *, is_final: bool = False) -> None:
         """Close the link."""

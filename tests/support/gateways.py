@@ -55,7 +55,7 @@ assert SIZES is not None
 LAYOUT = place_fields((IMAGE, Field("label", "int64", ()), TEXT, SIZES, CHECKSUM), 16)
 """A row of 360 kB: three of them take more than one frame."""
 RULES = PoolRules(sample_timeout_s=30.0, links_max=8, links_per_key=4)
-RECIPE = SampleRecipe(7, {"kind": "files"}, [("image", "bytes")], [], 0, 1 << 20, [], [], [], [])
+RECIPE = SampleRecipe(7, {"kind": "files"}, [("image", "bytes")], [], 0, 1 << 20, [], [], [], [], [])
 
 M = TypeVar("M", bound=Message)
 

@@ -195,6 +195,8 @@ class ReloadApplier:
         code = code_in(made)
         renews_workers = any(self.imported.get(name, one) != one for name, one in code.items())
         self.imported.update(code)
+        needed = [stream.message.recipe.needed for stream in [*self.streams.values(), *made]]
+        renews_workers = self.workers.local.enclose_for(needed) or renews_workers
         self.last_number += len(made)
         self.streams.update({stream.number: stream for stream in made})
         self.workers_wanted, self.daemon = document.workers, self._daemon_after(document)

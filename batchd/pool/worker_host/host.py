@@ -40,6 +40,7 @@ from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.descriptors import allow_descriptors
 from batchd.runtime.poller import Poller, Signals
+from batchd.runtime.sandbox import joined
 from batchd.runtime.sizes import round_bytes
 from batchd.worker.messages import TO_WORKER, ServeStream
 from batchd_wire.codec import MalformedMessage, Message
@@ -332,8 +333,9 @@ class WorkerHost:
         self._allow_caches()
 
     def _renew_workers(self, stream: OpenedStream) -> None:
-        """Replace the workers if they may have imported other versions of a stream's modules."""
+        """Replace workers that cannot reach a stream, or may have imported other code for it."""
         recipe = stream.message.recipe
+        self._workers.enclose(joined(one.message.recipe.needed for one in self._streams.values()))
         code = {name: (digest, tuple(recipe.python_path)) for name, digest in recipe.modules}
         if any(self._imported.get(name, digest) != digest for name, digest in code.items()):
             self._workers.renew("it has imported an earlier version of a user's module")

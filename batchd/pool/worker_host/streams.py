@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -124,10 +124,11 @@ class OpenedStream:
         """Its name in the daemon's configuration."""
         return self.message.name
 
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors for a worker: the index, then the cache."""
-        return [self.index, *(self.cache.descriptors if self.cache is not None else [])]
+    @contextmanager
+    def descriptors(self) -> Iterator[list[int]]:
+        """Descriptors for one worker: the index, then the cache."""
+        with ExitStack() as until_sent:
+            yield [self.index, *(until_sent.enter_context(self.cache.opened()) if self.cache is not None else [])]
 
     def is_still(self, served: HostServe) -> bool:
         """True if a gateway now serves the stream with the same facts that its workers know."""
@@ -204,6 +205,7 @@ class StreamOpener:
             ],
             files=[(here[path], digest) for path, digest in recipe.files],
             python_path=self._paths.here(recipe.python_path),
+            access=[needed._replace(read=self._paths.here(needed.read)) for needed in [recipe.needed] if needed],
         )
 
     def _cache(

@@ -50,6 +50,7 @@ from batchd.pool.worker_host.streams import OpenedStream
 from batchd.runtime.child_log import ChildOutput
 from batchd.runtime.children import Linked
 from batchd.runtime.poller import Poller
+from batchd.runtime.sandbox import Access
 from batchd.runtime.slots import map_readable
 from batchd.runtime.tcp.sent_memory import SentMemory
 from batchd.worker import messages as orders
@@ -161,6 +162,7 @@ class HostWorkers:
     ) -> None:
         self._events: deque[Event] = deque()
         self._processes = WorkerProcesses(poller, self._events.append, launched, output)
+        self._count = count
         self._moment = Moment()
         self._moment.now_s = monotonic()
         self._fleet = Fleet(count, self._processes.kind, SAMPLE_TIMEOUT_S, self._moment)
@@ -240,6 +242,13 @@ class HostWorkers:
             self._fleet.end(worker, reason, actions)
         self._perform(actions)
 
+    def enclose(self, needed: Access | None) -> None:
+        """Let workers reach what one more stream needs: others replace those that cannot."""
+        if self._processes.enclose(needed):
+            self._moment.now_s = monotonic()
+            self._fleet.resize(self._count, renews=True)
+            self._pass_time()
+
     def forget(self, stream: OpenedStream) -> None:
         """Close a stream. Workers first finish its orders that they have begun."""
         for begun in self._in_hand.values():
@@ -300,6 +309,7 @@ class HostWorkers:
         gap_s, self._moment.now_s = now - self._moment.now_s, now
         if gap_s > GAP_S:  # the machine was paused
             self._fleet.forgive(gap_s)
+        self._fleet.dismiss_idle(actions)
         self._fleet.spawn_due(actions)
         self._fleet.kill_late(actions)
         for worker in self._processes.pids():
@@ -363,7 +373,8 @@ class HostWorkers:
         """Send an order, after the stream and the memory if the worker does not know them."""
         stream, fill, number = order.stream, order.fill, worker.number
         if self._processes.lacks_stream(number, stream.number):
-            self._processes.send(number, stream.message, *stream.descriptors)
+            with stream.descriptors() as descriptors:
+                self._processes.send(number, stream.message, *descriptors)
             self._processes.send_quarantined(number, stream.number, stream.quarantined)
         if self._processes.lacks_slot(number, scratch.number):
             self._processes.send(number, orders.UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)

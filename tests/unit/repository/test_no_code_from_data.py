@@ -34,6 +34,13 @@ ALLOWED = {
     ("batchd.runtime.mapped_files", "ctypes.c_void_p"): "it passes an address from the kernel's list of mappings",
     ("batchd.runtime.mapped_files", "ctypes.c_size_t"): "it passes a length from that list",
     ("batchd.runtime.mapped_files", "ctypes.c_int"): "it passes the advice, which is constant",
+    ("batchd.runtime.sandbox", "ctypes"): "Python has no other way to call landlock_*(2) and seccomp(2)",
+    ("batchd.runtime.sandbox", "ctypes.CDLL"): "it opens the C library that is already loaded",
+    ("batchd.runtime.sandbox", "ctypes.get_errno"): "it says why a call was refused",
+    ("batchd.runtime.sandbox", "ctypes.c_size_t"): "it passes a length that it made",
+    ("batchd.runtime.sandbox", "ctypes.c_ulong"): "it passes an option of prctl(2)",
+    ("batchd.runtime.sandbox", "ctypes.create_string_buffer"): "it holds the filter that it made",
+    ("batchd.runtime.sandbox", "ctypes.addressof"): "it tells the kernel where that filter is",
     ("batchd.runtime.compiled", "importlib.util.find_spec"): "it looks for batchd's extensions without loading them",
     (
         "batchd.runtime.suggestions",

@@ -99,11 +99,15 @@ def troubles(notes: int, first: int) -> list[Trouble]:
 
 
 class DiskCache(CacheRows):
-    """A worker's side of a cache on disk, for one stream. The caller keeps the descriptors."""
+    """A worker's side of a cache on disk, for one stream. The caller keeps the descriptors.
+
+    ``appending``: the file, opened for this worker alone, as its offset is needed after an append;
+    -1 if the daemon could not open it again, and then nothing is kept.
+    """
 
     _head = _HEAD
 
-    def __init__(self, memory: int, notes: int, file: int) -> None:
+    def __init__(self, memory: int, notes: int, file: int, appending: int = -1) -> None:
         self._notes = open_to_append(notes)
         self._reading = os.dup(file)
         mapped = mmap.mmap(memory, os.fstat(memory).st_size)
@@ -115,11 +119,12 @@ class DiskCache(CacheRows):
         self._records_start = records_start(self._header[SAMPLES_AT])
         self._buffer = bytearray(1 << 16)
         self._full_until_s = float("-inf")
-        try:
-            self._appending = open_to_append(file)
-        except OSError as error:  # the file cannot be opened any more, so nothing is kept
-            self._appending, self._full_until_s = -1, float("inf")
-            self._note(Trouble(0, error.errno or EIO))
+        self._appending = -1
+        if appending < 0:
+            self._full_until_s = float("inf")
+            self._note(Trouble(0, EIO))
+        else:
+            self._appending = os.dup(appending)
 
     def close(self) -> None:
         """Close the descriptors; the mapping ends with the last view of it."""

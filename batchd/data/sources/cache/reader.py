@@ -24,7 +24,7 @@ from batchd.data.sources.cache.memory import SampleCache
 from batchd.data.sources.interface import PlacesFiles, Reader, ReadsAhead, ReadsParts, ReadsPoints
 from batchd_wire.views import Array
 
-DISK_DESCRIPTORS = 3
+MEMORY_DESCRIPTORS = 2
 PlanPart: TypeAlias = Callable[[int, str, FileHead, memoryview], tuple[int, int] | None]
 """The bytes that a sample needs of the file in a field, from a first one to an end; None: all."""
 
@@ -43,8 +43,8 @@ source may return other bytes each time."""
 
 
 def open_cache(descriptors: Sequence[int]) -> SampleCache | DiskCache:
-    """Open a worker's cache: two descriptors in memory, three on disk. The caller keeps them."""
-    if len(descriptors) == DISK_DESCRIPTORS:
+    """Open a worker's cache: two descriptors in memory, more on disk. The caller keeps them."""
+    if len(descriptors) > MEMORY_DESCRIPTORS:
         return DiskCache(*descriptors)
     return SampleCache(*descriptors)
 

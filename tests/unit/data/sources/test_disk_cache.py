@@ -49,7 +49,8 @@ class Opened:
 
     def worker(self):
         """Open the caches as one more worker of the last daemon does."""
-        self._workers.append(DiskCache(*self._daemons[-1].descriptors))
+        with self._daemons[-1].opened() as descriptors:
+            self._workers.append(DiskCache(*descriptors))
         return self._workers[-1]
 
     def restart(self):
@@ -221,7 +222,7 @@ def test_a_file_that_cannot_be_opened_any_more_is_read_and_not_written(opened, m
     keep(worker, 2)
 
     assert held(worker) == [1]
-    assert troubles(daemon.descriptors[1], 0) == [Trouble(0, errno.EACCES)]
+    assert troubles(daemon.descriptors[1], 0) == [Trouble(0, errno.EIO)]
 
 
 def test_an_entry_without_its_record_is_absent(opened):

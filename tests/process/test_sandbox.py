@@ -1,0 +1,161 @@
+"""A worker that is taken over: an attacker's code runs in it, as a function of a stream."""
+
+import json
+import os
+import socket
+
+import numpy as np
+import pytest
+
+import batchd_client
+from batchd.runtime.sandbox import version
+
+pytestmark = pytest.mark.skipif(not version(), reason="this kernel does not let a process enclose itself")
+
+ATTACKS = """
+    import ctypes, json, os, pathlib, platform, signal, socket, subprocess
+    import numpy as np
+    HERE = pathlib.Path(__file__).parent
+    NEW = {"x86_64": 0, "aarch64": 1}[platform.machine()]
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(numbers, *arguments):
+        number = numbers if isinstance(numbers, int) else numbers[NEW]
+        if libc.syscall(number, *arguments) < 0:
+            raise OSError(ctypes.get_errno(), "")
+
+    def connect(address, family):
+        with socket.socket(family) as one:
+            one.connect(address)
+
+    def listen():
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            one.listen()
+
+    def peer_by_datagram(address):
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        one.connect(address)
+
+    def attacks(at):
+        photo, key, lifeline = at["photo"], at["key"], at["lifeline"]
+        daemon = at["daemon"]
+        yield "reads a key", lambda: pathlib.Path(key).read_bytes()
+        yield "reads the configuration", lambda: pathlib.Path(at["config"]).read_bytes()
+        yield "reads the passwords", lambda: pathlib.Path("/etc/passwd").read_bytes()
+        yield "lists a folder", lambda: os.listdir(at["folder"])
+        yield "reads by a link", lambda: pathlib.Path(at["link"]).read_bytes()
+        yield "writes a file", lambda: pathlib.Path(at["folder"], "new").write_bytes(b"")
+        yield "writes a photograph", lambda: open(photo, "r+b").close()
+        yield "shortens a photograph", lambda: os.truncate(photo, 1)
+        yield "removes a photograph", lambda: os.unlink(photo)
+        yield "renames a photograph", lambda: os.rename(photo, photo + "x")
+        yield "links a photograph", lambda: os.link(photo, photo + "y")
+        yield "makes a link", lambda: os.symlink("/", photo + "z")
+        yield "makes a folder", lambda: os.mkdir(photo + "d")
+        yield "changes a mode", lambda: os.chmod(photo, 0o777)
+        yield "changes a time", lambda: os.utime(photo)
+        yield "sets an attribute", lambda: os.setxattr(photo, "user.x", b"")
+        yield "writes its own module", lambda: open(__file__, "a").close()
+        yield "runs a program", lambda: subprocess.run(["/bin/true"], check=True)
+        yield "connects by TCP", lambda: connect(("127.0.0.1", at["port"]), socket.AF_INET)
+        yield "listens", listen
+        yield "connects to the daemon", lambda: connect(lifeline, socket.AF_UNIX)
+        yield "connects to an abstract socket", lambda: connect(chr(0) + at["abstract"], socket.AF_UNIX)
+        yield "connects by a pair", lambda: peer_by_datagram(at["datagrams"])
+        yield "signals the daemon", lambda: os.kill(daemon, 0)
+        yield "signals its parent", lambda: os.kill(os.getppid(), 0)
+        yield "signals by a pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(daemon), 0)
+        yield "reads the daemon's memory", lambda: open(f"/proc/{daemon}/mem", "rb").close()
+        yield "reads the daemon's variables", lambda: open(f"/proc/{daemon}/environ", "rb").close()
+        yield "takes the daemon's descriptors", lambda: call(438, os.pidfd_open(daemon), 0, 0)
+        for name, numbers in UNUSUAL.items():
+            yield name, lambda numbers=numbers: call(numbers, 0, 0, 0, 0, 0)
+
+    UNUSUAL = {
+        "ptrace": (101, 117), "process_vm_readv": (310, 270), "mount": (165, 40), "chroot": (161, 51),
+        "setns": (308, 268), "bpf": (321, 280), "keyctl": (250, 219), "userfaultfd": (323, 282),
+        "io_uring_setup": 425, "init_module": (175, 105), "kexec_load": (246, 104),
+    }
+
+    def attempt(sample, rng):
+        at = json.loads((HERE / "targets.json").read_text())
+        names, attack = list(zip(*attacks(at)))[0], list(attacks(at))
+        number = int(next(iter(sample.values())))
+        if number >= len(names):
+            return {"done": np.uint8(0)}
+        name, act = attack[number]
+        try:
+            act()
+        except PermissionError:
+            return {"done": np.uint8(1)}
+        except OSError:
+            return {"done": np.uint8(1 + (name not in UNUSUAL))}  # for the kernel to judge: it was asked
+        return {"done": np.uint8(2)}
+"""
+REFUSED, DONE = 1, 2
+PLAIN = 26
+"""The attacks that any process of the daemon's user can carry out."""
+
+
+@pytest.fixture
+def target(tmp_path, write):
+    """Write what an attacker wants, and the attacks, as samples and as a function."""
+    write("attack.py", ATTACKS)
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_bytes(b"secret")
+    data = tmp_path / "data"
+    data.mkdir()
+    np.save(data / "numbers.npy", np.arange(64))
+    (data / "photo").write_bytes(b"pixels")
+    (data / "link").symlink_to(secret / "key")
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as abstract:
+        name = f"batchd-test-{os.getpid()}"
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+            datagrams.bind(str(secret / "datagrams"))
+            yield {
+                "photo": str(data / "photo"),
+                "link": str(data / "link"),
+                "key": str(secret / "key"),
+                "folder": str(secret),
+                "port": tcp.getsockname()[1],
+                "abstract": name,
+                "datagrams": str(secret / "datagrams"),
+            }
+
+
+def attacked(start_daemon, target, code, **daemon_keys):
+    """What became of each attack, by its number: refused, done, or 0 behind the last one."""
+    stream = {
+        "source": {"type": "npy", "path": target["photo"].replace("photo", "numbers.npy")},
+        "batch_size": 64,
+        "shuffle": False,
+        "pipeline": [{"op": "call", "function": "attack:attempt", "outputs": {"done": "uint8"}, "random": False}],
+        "read": [],
+    }
+    daemon = start_daemon({"numbers": stream}, python_path=[str(code)], workers=1, **daemon_keys)
+    lifeline = next(str(path) for path in daemon.runtime_dir.iterdir() if path.is_socket())
+    known = {**target, "daemon": daemon.pid, "config": str(daemon.config), "lifeline": lifeline}
+    (code / "targets.json").write_text(json.dumps(known))
+    with batchd_client.connect(daemon.address) as connection, connection.stream("numbers", epochs=1) as batches:
+        (done,) = [batch["done"].tolist() for batch in batches]
+        assert not connection.bad("numbers").samples
+    return dict(enumerate(one for one in done if one))
+
+
+def test_an_attacker_in_a_worker_reaches_nothing(start_daemon, target, code):
+    """It reads no key and no other file, writes none, reaches no socket, ends no process."""
+    done = attacked(start_daemon, target, code, sandbox="on")
+
+    assert len(done) > PLAIN
+    assert [number for number, what in done.items() if what != REFUSED] == []
+
+
+def test_without_the_sandbox_all_plain_attacks_succeed(start_daemon, target, code):
+    """Else the test above would show nothing."""
+    done = attacked(start_daemon, target, code, sandbox="off")
+
+    assert [number for number in range(PLAIN) if done[number] != DONE] == []
