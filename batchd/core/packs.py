@@ -206,12 +206,16 @@ Long: TypeAlias = Literal["split", "crop", "drop"]
 
 
 class PackLimits(NamedTuple):
-    """``length``: elements of a pack. ``documents``: the most parts in it. ``window``: in parts."""
+    """``length``: elements of a pack. ``documents``: the most parts in it. ``window``: in parts.
+
+    ``patches``: the most of the second length that parts may have, 0 without one.
+    """
 
     length: int
     documents: int
     window: int
     too_long: Long
+    patches: int = 0
 
 
 def packed_in(arrays: Tables) -> "Packs | Cuts | None":
@@ -246,19 +250,24 @@ class Packs:
         self._of_a_window = len(splits) - 1
 
     @classmethod
-    def plan(cls, lengths: NDArray[np.int64], limits: PackLimits) -> Self:
+    def plan(cls, lengths: NDArray[np.int64], limits: PackLimits, patches: NDArray[np.int64] | None = None) -> Self:
         """Plan the packs of samples with these ``lengths``, int64 ``[samples]``.
 
-        A sample of length 0 or less is in no pack. Raises ``ValueError`` if no sample is in one.
+        ``patches``: a second length, which ``limits`` limit, too; no sample is cut then. A sample
+        of length 0 or less is in no pack. Raises ``ValueError`` if no sample is in one.
         """
+        if patches is not None:
+            lengths = np.where(patches <= limits.patches, lengths, 0)
         samples, starts, costs = _parts(lengths, limits)
         if not len(costs):
             raise ValueError("no sample has a length that fits a pack")
-        order = np.argsort(-costs, kind="stable")
+        second = np.zeros_like(costs) if patches is None else patches[samples]
+        order = np.lexsort((-second, -costs))
         table, starts = samples[order], starts[order]
         later = np.flatnonzero(starts)
         windows = max(len(table) // limits.window, min(WINDOWS_MIN, len(table) // WINDOW_MIN), 1)
-        packs = template(costs[order][::windows].tolist(), limits)
+        firsts = np.arange(0, len(table), windows)
+        packs = template(costs[order][firsts].tolist(), limits, np.maximum.reduceat(second[order], firsts).tolist())
         splits = np.cumsum([0, *map(len, packs)], dtype=np.int64)
         return cls(
             table.astype(np.int32 if len(lengths) <= np.iinfo(np.int32).max else np.int64),
@@ -432,26 +441,39 @@ def _parts(
     return samples, np.zeros_like(samples), np.minimum(lengths[samples], room)
 
 
-def template(costs: Sequence[int], limits: PackLimits) -> list[list[int]]:
+def template(costs: Sequence[int], limits: PackLimits, patches: Sequence[int] = ()) -> list[list[int]]:
     """Pack parts of ``costs``, descending, each where the least room is left that is enough.
 
-    Returns the numbers of the parts in each pack, which are at most ``documents``.
+    ``patches``: their second length, if it is limited, too. Returns the numbers of the parts in
+    each pack, which are at most ``documents``.
     """
     packs: list[list[int]] = []
+    patches_left: list[int] = []
     with_room: dict[int, list[int]] = {}
     rooms: list[int] = []
     """The keys of ``with_room``, ascending."""
     for part, cost in enumerate(costs):
-        at = bisect_left(rooms, cost)
-        if at == len(rooms):
-            pack, left = len(packs), limits.length - cost
+        needed = patches[part] if patches else 0
+        found = (
+            (rooms[at], pack)
+            for at in range(bisect_left(rooms, cost), len(rooms))
+            for pack in reversed(with_room[rooms[at]])
+            if patches_left[pack] >= needed
+        )
+        room, pack = next(found, (limits.length, len(packs)))
+        left = room - cost
+        if pack == len(packs):
             packs.append([])
+            patches_left.append(limits.patches)
         else:
-            room = rooms[at]
-            pack, left = with_room[room].pop(), room - cost
+            if with_room[room][-1] == pack:  # as always without patches
+                with_room[room].pop()
+            else:
+                with_room[room].remove(pack)
             if not with_room[room]:
-                del with_room[room], rooms[at]
+                del with_room[room], rooms[bisect_left(rooms, room)]
         packs[pack].append(part)
+        patches_left[pack] -= needed
         if left and len(packs[pack]) < limits.documents:
             if left not in with_room:
                 insort(rooms, left)

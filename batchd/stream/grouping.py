@@ -30,7 +30,7 @@ from batchd.config.tree import Bucket, StreamConfig
 from batchd.core.buckets import OverBudget, buckets_of, crop_buckets
 from batchd.core.packs import Cuts, PackLimits, Packs
 from batchd.core.rows import runs_of
-from batchd.data.pipeline.sample_fields import bucket_crop_of
+from batchd.data.pipeline.sample_fields import bucket_crop_of, columns_after
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.interface import kind_of
@@ -233,7 +233,14 @@ def _packed(plan: StreamPlan, pack: Pack, pass_: MeasureOptions, index: SourceIn
     """Plan rows of several samples. Raises ``SourceInvalid``."""
     lengths, example = measured(plan, Size(pack.field, "length"), index, pass_)
     empty = int((lengths <= 0).sum())
-    dropped = int((lengths > pack.length).sum()) if pack.too_long == "drop" else 0
+    is_too_long = (lengths > pack.length) if pack.too_long == "drop" else np.zeros(len(lengths), bool)
+    patches = None
+    if pack.patches is not None:
+        made = columns_after(plan.columns, [step for step in plan.pipeline.steps if not isinstance(step, Pack)])
+        images = next(column.beside.field for column in made.values() if column.beside is not None)
+        patches, _example = measured(plan, Size(images, "length"), index, pass_)
+        is_too_long |= patches > pack.patches
+    dropped = int(is_too_long.sum())
     if empty or dropped:
         _log.warning("samples in no row", stream=plan.name, bad_or_empty=empty, too_long=dropped, example=example)
     _check_bad(plan, pack.field, empty, len(lengths), example)
@@ -241,7 +248,8 @@ def _packed(plan: StreamPlan, pack: Pack, pass_: MeasureOptions, index: SourceIn
     try:
         packs: Packs | Cuts
         if pack.method == "best-fit":
-            packs = Packs.plan(lengths, PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long))
+            limits = PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long, pack.patches or 0)
+            packs = Packs.plan(lengths, limits, patches)
             costs = packs.attention(lengths, pack.length)
         else:
             packs = Cuts.plan(lengths, pack.length, config.seed, shuffle=config.is_shuffled)

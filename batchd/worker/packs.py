@@ -33,6 +33,7 @@ from batchd.worker import messages as orders
 from batchd.worker.filling import Bad, ChunkRows, Strategy, StreamContext
 from batchd.worker.sample_maker import shortened
 from batchd_wire.position import Position
+from batchd_wire.views import Array
 
 
 def planned_documents(plan: Plan, tables: Tables, position: Position, rows: Rows) -> NDArray[np.int64]:
@@ -110,9 +111,12 @@ class PackWriter:
         self._pack = pack
         self._row = row
         self._packed = [column for column in columns.values() if is_packed(column)]
+        self._numbered = [column.name for column in self._packed if column.beside and column.shape == (None,)]
+        """The numbers of the images of patches."""
         self._single = [column for column in columns.values() if not is_packed(column)]
         self.elements = 0
         """Written so far."""
+        self._patches = self._images = 0
         self._documents = 0
 
     def add(self, sample: int, first: int, values: Mapping[str, Value], *, count: int | None = None) -> None:
@@ -123,6 +127,7 @@ class PackWriter:
         arrays = {column.name: array_of(column, values[column.name]) for column in self._packed}
         single = {column.name: array_of(column, values[column.name]) for column in self._single}
         length = len(arrays[self._pack.field])
+        patches = {column.name: arrays.pop(column.name) for column in self._packed if column.beside is not None}
         for name, array in arrays.items():
             if len(array) != length:
                 raise SampleUndecodable(f"{name!r} has {len(array)} elements, and {self._pack.field!r} {length}")
@@ -137,6 +142,7 @@ class PackWriter:
         row, number = self._row, self._documents
         for name, array in arrays.items():
             row[name][begin:end] = array[first : first + count]
+        self._add_patches(patches)
         for name, array in single.items():
             row[name][number] = array
         if self._pack.ids:
@@ -146,10 +152,27 @@ class PackWriter:
         row[LENGTHS][number] = count
         self.elements, self._documents = end, number + 1
 
+    def _add_patches(self, patches: Mapping[str, Array]) -> None:
+        """Add the patches of the images of a sample; their images are numbered within the row."""
+        if not patches:
+            return
+        begin = self._patches
+        (end,) = {begin + len(array) for array in patches.values()}
+        for name, array in patches.items():
+            if end > len(self._row[name]):
+                raise SampleUndecodable(
+                    f"its images have {end - begin} patches, more than the row has room for: their sizes have changed since "
+                    "the rows were planned; restart the daemon, so that they are measured again"
+                )
+            self._row[name][begin:end] = array + self._images if name in self._numbered else array
+        self._patches = end
+        self._images += max((int(patches[name].max(initial=0)) for name in self._numbered), default=0)
+
     def finish(self) -> None:
         """Fill the room that is left."""
         for column in self._packed:
-            self._row[column.name][self.elements :] = self._pack.fill if column.name == self._pack.field else 0
+            end = self.elements if column.beside is None else self._patches
+            self._row[column.name][end:] = self._pack.fill if column.name == self._pack.field else 0
         for name in (SEGMENTS, PLACES) if self._pack.ids else ():
             self._row[name][self.elements :] = 0
         for name in (*(column.name for column in self._single), LENGTHS):

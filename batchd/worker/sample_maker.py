@@ -114,13 +114,14 @@ class SampleMaker:
         waits_for_storage: bool = False,
         plan: Plan | None = None,
         substitutes: bool = True,
+        measures: bool = False,
     ) -> None:
         """Open the reader and load the steps. Raises ``RecipeUnusable``.
 
         ``cache``: which kind the stream has. ``others``: the descriptors of the cache, which stay
         the caller's, or that of the mailbox. Without rows, samples are values of whatever shape.
         ``waits_for_storage``: samples of storage that is away raise ``StorageAway``. ``plan`` and
-        ``substitutes``: as of ``Others``.
+        ``substitutes``: as of ``Others``. ``measures``: see ``Pipeline``.
         """
         steps = self._steps = [step_from_plain(step) for step in recipe.steps]
         source = source_from_plain(recipe.source)
@@ -172,6 +173,7 @@ class SampleMaker:
                     timings=timings,
                     kept=kept_files,
                     others=self.joining,
+                    measures=measures,
                 )
                 makes_no_values = not cut or self._cached is not None
                 self._rows_reader = self._reader if isinstance(self._reader, ReadsRows) and makes_no_values else None

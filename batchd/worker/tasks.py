@@ -6,7 +6,7 @@ A shard is written as NAME.unfinished and flushed to the disk. The process of `b
 renames it when it has noted which samples were left out.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
-made once before the first batch; of an image that is cut into patches and of an array in a shard,
+made once before the first batch; of images that are cut into patches and of an array in a shard,
 the header suffices, and of a list of numbers in Parquet, its length.
 
 Invariant: what an order makes is a function of the source, the steps, the seed and the encoding.
@@ -75,10 +75,13 @@ class SampleTask(ABC):
         self._steps = [step_from_plain(step) for step in recipe.steps]
         self._open = partial(SampleMaker, recipe, SourceIndex.from_descriptor(index), Stopwatch(), storage)
 
+    measures = False
+    """Whether only lengths count, so that headers of images may do."""
+
     @cached_property
     def _maker(self) -> SampleMaker:
         """Raises ``RecipeUnusable``."""
-        return self._open(has_rows=False)
+        return self._open(has_rows=False, measures=self.measures)
 
     @abstractmethod
     def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
@@ -168,6 +171,7 @@ class SampleMeasurer(SampleTask):
     def __init__(self, message: orders.MeasureStream, index: int, note: NoteMemory, storage: Storage) -> None:
         super().__init__(message, index, note, storage)
         self._field, self._by = message.field, message.by
+        self.measures = message.by == "length"
         self._patches = _patches_of(self._steps, message.field)
 
     @cached_property

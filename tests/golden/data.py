@@ -208,6 +208,17 @@ def _write_tables(folder: Path) -> None:
         for n in range(SAMPLES)
     ]
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    shown = [
+        {
+            "messages": [
+                {"role": "user", "content": [*[{"type": "image"}] * (n % 3), {"type": "text", "text": answers[n % 4]}]},
+                {"role": "assistant", "content": answers[(n + 1) % 4]},
+            ],
+            "files": [f"{CLASSES[other % 3]}/{other % SAMPLES:03}.jpg" for other in range(n, n + n % 3)],
+        }
+        for n in range(SAMPLES)
+    ]
+    (folder / "shown.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in shown))
     tokenizer = json.loads(Path(__file__).with_name("chats.json").read_text())["tokenizer"]
     (folder / "chat_tokenizer.json").write_text(json.dumps(tokenizer))
     lines = [

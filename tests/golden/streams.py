@@ -122,6 +122,43 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
                 {"op": "pad_batch", "field": "loss_mask", "max_shape": [64]},
             ],
         },
+        "interleaved": {
+            "source": {
+                "type": "jsonl",
+                "root": str(folder),
+                "shards": ["shown.jsonl"],
+                "image_root": str(folder / "images"),
+                "fields": {"messages": "json", "files": "image[<=3]"},
+            },
+            "pipeline": [
+                {
+                    "op": "chat",
+                    "tokenizer": str(folder / "chat_tokenizer.json"),
+                    "template": "chatml",
+                    "max_length": 64,
+                    "image": "<bos>",
+                },
+                {"op": "decode", "field": "files"},
+                {"op": "resize", "field": "files", "max_pixels": 1200, "min_pixels": 300, "multiple_of": 8},
+                {
+                    "op": "interleave",
+                    "images": "files",
+                    "image_token": 13,
+                    "size": 4,
+                    "merge": 2,
+                    "also": ["loss_mask"],
+                },
+                {
+                    "op": "pack",
+                    "field": "tokens",
+                    "length": 192,
+                    "documents": 4,
+                    "window": 8,
+                    "too_long": "drop",
+                    "patches": 256,
+                },
+            ],
+        },
         "lists": {
             "source": {
                 "type": "jsonl",

@@ -19,6 +19,7 @@ values) and the versions of what decodes them.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -35,6 +36,7 @@ from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
 from batchd.data.pipeline.randomness import EPOCH_BITS, SampleRandom, view_number
 from batchd.data.pipeline.sample_fields import columns_after
+from batchd.data.pipeline.shapes.options import Interleave
 from batchd.data.pipeline.stages import (
     EachStage,
     JoinStage,
@@ -94,11 +96,13 @@ class Pipeline:
         timings: Timings | None = None,
         kept: KeptFiles | None = None,
         others: OtherSamples | None = None,
+        measures: bool = False,
     ) -> None:
         """``timings`` measures each step; the caller of ``run`` starts it.
 
         ``kept``: what a cache keeps of the files of the sample that is made. ``others``: gives what
-        joins a sample, if a step does that.
+        joins a sample, if a step does that. ``measures``: only lengths count, so images whose sizes
+        alone do are not decoded.
         """
         self.columns = columns_after(columns, steps)
         """The columns of a sample after the steps, by name."""
@@ -109,7 +113,7 @@ class Pipeline:
         """The type of the values that fit into the field as they are, where it is one number."""
         self._random = SampleRandom(seed)
         self._timings = timings or Timings()
-        stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows))
+        stages = list(_stages(columns, steps, self._timings, kept, has_rows=has_rows, measures=measures))
         self._stages = [(stage, part) for stage, _on_rows, part in stages]
         self.joins = _joins(steps, columns, self._stages)
         """The stages that join other samples to one."""
@@ -331,6 +335,7 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
     *,
     has_rows: bool,
     decoder: Decoder | None = None,
+    measures: bool = False,
 ) -> Iterator[tuple[Stage | JoinStage, RowsStage | None, int]]:
     """The stages, for one sample and for many, and the number of the part that the lap times.
 
@@ -352,8 +357,9 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             yield views, None, views.last_part
             continue
         items = items_before(run[0], before)
+        only_sizes = measures and _only_sizes_count(run, rest)
         if items is not None:
-            each, part = _each_stage(run, items, timings)
+            each, part = _each_stage(run, items, timings, only_sizes=only_sizes)
             yield each, None, part
             continue
         if not on_image:
@@ -361,10 +367,31 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             continue
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
         stage = ImageStage(on_image, before, made, writes, timings, kept, decoder, sized)
+        if only_sizes:
+            yield partial(_make_size, stage, made[stage.field]), None, stage.last_part
+            continue
         yield stage, stage.on_rows, stage.last_part
 
 
-def _each_stage(run: Sequence[StepOptions], items: Columns, timings: Timings) -> tuple[EachStage, int]:
+def _only_sizes_count(run: Sequence[StepOptions], rest: Sequence[StepOptions]) -> bool:
+    """True if ``interleave`` alone reads the images of these steps, so that headers suffice."""
+    images = [step for step in run if isinstance(step, ImageStep)]
+    field = images[0].field if images else ""
+    readers = [step for step in rest if step.touches is None or field in step.touches]
+    is_told = bool(images) and not any(step.may_resize for step in images)
+    return is_told and bool(readers) and all(isinstance(step, Interleave) for step in readers)
+
+
+def _make_size(stage: ImageStage, made: Column, values: dict[str, Value], random: SampleRandom, row: Row) -> None:
+    """Replace an image by a black one of the size that its stage would give it."""
+    geometry = stage.planned(stage.look(values[stage.field]), random, row).geometry
+    channels = [length or 0 for length in made.shape[2:]]
+    values[stage.field] = np.broadcast_to(np.zeros((), made.dtype), (geometry.height, geometry.width, *channels))
+
+
+def _each_stage(
+    run: Sequence[StepOptions], items: Columns, timings: Timings, *, only_sizes: bool
+) -> tuple[EachStage, int]:
     """The stage that does the steps to each value of a list, and its part; ``items``: before it."""
     after = items
     for step in run:
@@ -379,9 +406,10 @@ def _each_stage(run: Sequence[StepOptions], items: Columns, timings: Timings) ->
         assert not isinstance(stage, JoinStage), "what joins samples is not for each"
         return EachStage(step.field, stage, made, ops, in_place=False), timings.part(step.op)
     field = images[0].field
-    in_place = after[field].is_fixed
+    in_place = after[field].is_fixed and not only_sizes
     on_image = ImageStage(images, items, after, frozenset({field} if in_place else ()), timings)
-    return EachStage(field, on_image, made, ops, in_place=in_place), on_image.last_part
+    each = partial(_make_size, on_image, after[field]) if only_sizes else on_image
+    return EachStage(field, each, made, ops, in_place=in_place), on_image.last_part
 
 
 def _joins(

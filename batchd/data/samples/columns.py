@@ -83,6 +83,16 @@ class Following:
 
 
 @frozen
+class Beside:
+    """What the first length of a column of patches goes with, other than that of the tokens."""
+
+    field: str
+    """The patches, whose length it has."""
+    most: int
+    """The most of them for each token."""
+
+
+@frozen
 class Column:
     """One named value of a sample.
 
@@ -111,6 +121,8 @@ class Column:
     """How its samples are placed in a room that is larger than they are."""
     fill: float = 0.0
     """The value of the part of the room that a sample leaves, and of all of it for a bad one."""
+    beside: Beside | None = None
+    """Of what ``interleave`` has made of images."""
     sizes: tuple[tuple[int, int], ...] = ()
     """(Height, width) of the images of each bucket, or those that batches draw from: all images of
     a batch have one of them. Empty for images of one size, and where they differ in a batch."""

@@ -97,6 +97,24 @@ def test_little_room_is_left_empty(samples, window, most):
     assert 1 - packs.elements / (len(packs) * 4096) < most
 
 
+@given(st.lists(st.tuples(st.integers(0, ROOM), st.integers(0, 20)), min_size=1, max_size=400), st.integers(1, 60))
+def test_no_row_has_more_of_a_second_length_than_it_may(sizes, window):
+    """As of the patches of images; a document that has more is in no row."""
+    lengths, patches = np.array(sizes).T
+    limits = PackLimits(ROOM, ROOM, window, "drop", patches=16)
+    wanted = np.flatnonzero((lengths > 0) & (patches <= 16))
+    if not wanted.size:
+        with pytest.raises(ValueError, match="no sample has a length"):
+            Packs.plan(lengths, limits, patches)
+        return
+    packs = Packs.plan(lengths, limits, patches)
+
+    found = contents(packs)
+    assert sorted(found[:, 1].tolist()) == wanted.tolist()
+    assert np.bincount(found[:, 0], weights=lengths[found[:, 1]]).max() <= ROOM
+    assert np.bincount(found[:, 0], weights=patches[found[:, 1]]).max() <= 16
+
+
 def test_other_documents_share_a_row_in_the_next_epoch():
     """Few of the pairs in one row meet again, although the lengths in a row stay the same."""
     packs = Packs.plan(log_normal(40_000), PackLimits(4096, 256, 4096, "split"))

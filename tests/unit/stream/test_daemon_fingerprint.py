@@ -55,7 +55,7 @@ from batchd.data.pipeline.image.options import (
 )
 from batchd.data.pipeline.join.options import Mosaic
 from batchd.data.pipeline.options import STEP_KINDS
-from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
@@ -93,6 +93,7 @@ STEPS = (
     PadBatch(max_shape=(32, 32, 3)),
     Ragged(max_shape=(32, 32, 3)),
     Patches(size=14),
+    Interleave(image_token=3, size=14),
     Follow(mask="mask", boxes="some", keypoints="joints"),
     MapIds(table={"7": 0}),
     Spectrogram(),
@@ -192,6 +193,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "max_length": 9,
         "truncate": "left",
         "special_text": "parse",
+        "image": "<image>",
         "generation_prompt": True,
     },
     "lowercase": {},
@@ -214,8 +216,10 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "fill": 1.0,
         "ids": False,
         "method": "concat-split",
+        "patches": 9,
     },
     "patches": {"size": 15},
+    "interleave": {"images": "pictures", "image_token": 4, "size": 15, "also": ("mask",), "merge": 2},
     "ragged": {"max_shape": (32, 31, 3), "too_large": "crop"},
     "follow": {
         "mask": "other mask",
@@ -285,7 +289,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
 }
 WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {
-    "resize": {"size", "sizes", "shorter_sides", "longer_side"},
+    "resize": {"size", "sizes", "shorter_sides", "longer_side", "max_pixels", "min_pixels"},
     "letterbox": {"sizes"},
     "pad": {"size"},
     "rotate": {"quarter_turns"},

@@ -330,6 +330,9 @@ def _plan_resize(step: options.Resize) -> Planner:
         if step.size is not None or step.sizes:
             geometry.scale(*(step.size or step.sizes[geometry.drawn]), step.interpolation)
             return
+        if step.max_pixels is not None:
+            geometry.scale(*_within_pixels(step, step.max_pixels, height, width), step.interpolation)
+            return
         geometry.scale(*_proportional(step, height, width, geometry.drawn), step.interpolation)
 
     return plan
@@ -349,6 +352,23 @@ def _proportional(step: options.Resize, height: int, width: int, drawn: int) -> 
         most = (step.max_longer_side or SIDE_PIXELS_MAX) // unit * unit
         short, long = (min(max(unit, (side + unit // 2) // unit * unit), most) for side in (short, long))
     return (short, long) if height <= width else (long, short)
+
+
+def _within_pixels(step: options.Resize, pixels_max: int, height: int, width: int) -> Size:
+    """The size of an image between two numbers of pixels: that of Qwen2-VL's smart_resize.
+
+    Each operation is one of IEEE 754, so the size is the same everywhere.
+    """
+    unit = step.multiple_of or 1
+    high, wide = (round(side / unit) * unit for side in (height, width))
+    if high * wide > pixels_max:
+        shrink = math.sqrt((height * width) / pixels_max)
+        high, wide = (math.floor(side / shrink / unit) * unit for side in (height, width))
+    elif high * wide < (step.min_pixels or 1):
+        grow = math.sqrt((step.min_pixels or 1) / (height * width))
+        high, wide = (math.ceil(side * grow / unit) * unit for side in (height, width))
+    most = SIDE_PIXELS_MAX // unit * unit
+    return min(max(unit, high), most), min(max(unit, wide), most)
 
 
 @planner_for.register

@@ -141,13 +141,14 @@ class Decode(ImageStep):
 
 @options
 class Resize(SizedStep):
-    """Scale the image: to ``size``, or with its proportions to a shorter or longer side.
+    """Scale the image: to ``size``, or with its proportions to a side or a number of pixels.
 
-    Needs one of ``size``, ``sizes``, ``shorter_side``, ``shorter_sides`` and ``longer_side``.
+    Needs one of ``size``, ``sizes``, ``shorter_side``, ``shorter_sides``, ``longer_side`` and
+    ``max_pixels``.
     """
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"longer_side", "max_longer_side", "multiple_of", "sizes", "shorter_sides"}
+        {"longer_side", "max_longer_side", "multiple_of", "sizes", "shorter_sides", "max_pixels", "min_pixels"}
     )
     op: Literal["resize"] = "resize"
     size: Annotated[Size | None, Example([224, 224])] = None
@@ -165,23 +166,35 @@ class Resize(SizedStep):
     multiple_of: Side | None = None
     """Round both sides to the nearest multiple of this, at least one and at most
     ``max_longer_side``; not with ``size`` or ``sizes``."""
+    max_pixels: Annotated[int, Range(1, PIXELS_MAX)] | None = None
+    """The most pixels afterwards, height times width: a larger image shrinks until both sides,
+    rounded down to multiples of ``multiple_of``, fit. Others keep their size, rounded to the
+    nearest multiples, as Qwen2-VL's smart_resize does."""
+    min_pixels: Annotated[int, Range(1, PIXELS_MAX)] | None = None
+    """With ``max_pixels``: the least pixels afterwards; a smaller image grows, its sides are
+    rounded up."""
     interpolation: Interpolation = "auto"
     """How pixels are made from pixels; "auto" is "linear" below a reduction of 2 and "area" from
     there on."""
 
     def __post_init__(self) -> None:
-        ways = self.size, self.sizes, self.shorter_side, self.shorter_sides, self.longer_side
+        ways = self.size, self.sizes, self.shorter_side, self.shorter_sides, self.longer_side, self.max_pixels
         if sum(map(bool, ways)) != 1:
             raise ValueError(
-                "resize needs either size = [height, width], shorter_side = pixels or longer_side = pixels; or, for each batch "
-                "to draw, sizes = [[height, width], ...] or shorter_sides = [pixels, ...]"
+                "resize needs either size = [height, width], shorter_side = pixels, longer_side = pixels or max_pixels = height "
+                "* width; or, for each batch to draw, sizes = [[height, width], ...] or shorter_sides = [pixels, ...]"
             )
         SizedStep.__post_init__(self)
+        unit = self.multiple_of or 1
+        if self.min_pixels is not None and not self.min_pixels <= (self.max_pixels or 0):
+            raise ValueError("min_pixels is for max_pixels, and no more than it")
+        if self.max_pixels is not None and self.max_pixels < unit * unit:
+            raise ValueError(f"max_pixels is less than one square of multiple_of = {unit}")
         shorter = self.shorter_side or max(self.shorter_sides, default=0)
         if self.max_longer_side is not None and not shorter:
             raise ValueError("max_longer_side limits what shorter_side leads to; longer_side alone is a length")
         if self.multiple_of is not None and (self.size or self.sizes):
-            raise ValueError("multiple_of is for shorter_side or longer_side: write multiples into size")
+            raise ValueError("multiple_of is for one side or max_pixels: write multiples into size")
         if self.max_longer_side is not None and max(shorter, self.multiple_of or 1) > self.max_longer_side:
             raise ValueError("max_longer_side is less than shorter_side or multiple_of")
 

@@ -9,6 +9,11 @@ With ``patches``, of 14 x 14 pixels:
 
     image: uint8 [?, ?, 3]  --> image: uint8 [?, 588]            image_grid: int32 [2]
 
+With ``interleave``, of 14 x 14 pixels and merge = 2:
+
+    tokens: int32 [?]       --> tokens: int32 [?]            images_positions: int32 [?, 2]
+    images: list, 3 colors  --> images: uint8 [?, 588]       images_segments: int32 [?]
+
 With ``pack``, of 4,096 elements and at most 256 documents, columns are those of a row:
 
     tokens: int32 [?]       --> tokens: int32 [4096]    segment_ids, position_ids: int32 [4096]
@@ -17,6 +22,7 @@ With ``pack``, of 4,096 elements and at most 256 documents, columns are those of
 Invariant: the column with the sizes directly follows each column that varies.
 """
 
+import json
 from dataclasses import replace
 
 from batchd.data.pipeline.effects import (
@@ -33,8 +39,8 @@ from batchd.data.pipeline.effects import (
     replaced,
     sizes_column,
 )
-from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged, RoomStep
-from batchd.data.samples.columns import Column, Following
+from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged, RoomStep
+from batchd.data.samples.columns import Beside, Column, Following
 from batchd_wire.fields import DIMENSIONS_MAX, PADDED, RAGGED, Varying
 
 
@@ -73,6 +79,46 @@ def _patches(step: Patches, columns: Columns) -> Columns:
     return replaced(step, columns, made, Column(step.grid, dtype="int32", shape=(2,)))
 
 
+@effect.register
+def _interleave(step: Interleave, columns: Columns) -> Columns:
+    missing = [name for name in (step.field, step.images, *step.also) if name not in columns]
+    if missing:
+        key = "field" if missing[0] == step.field else "images" if missing[0] == step.images else "also"
+        raise NoSuchField(f'"interleave" needs {" and ".join(map(repr, missing))}', (key,), missing, columns)
+    tokens, images = columns[step.field], columns[step.images]
+    others = [columns[name] for name in step.also]
+    if tokens.dtype not in WHOLE or not all(map(_is_line, (tokens, *others))):
+        wrong = next((column for column in (tokens, *others) if not _is_line(column)), tokens)
+        raise StepInvalid(
+            f'"interleave" needs tokens of any length, and {wrong.name!r} is {wrong.text}{_numbers_of_a_length(wrong)}'
+        )
+    beside = [name for name, one in columns.items() if one.made_by == tokens.made_by != "" and _is_line(one)]
+    unnamed = [name for name in beside if name not in {step.field, *step.also}]
+    if unnamed:
+        raise StepInvalid(
+            f'"interleave" would leave {unnamed[0]!r} shorter than {step.field!r}; write also = {json.dumps(unnamed)}',
+            ("also",),
+        )
+    image = images.item if images.kind == "arrays" else images
+    is_image = image.kind == "array" and image.dtype == "uint8" and len(image.shape) == IMAGE_DIMENSIONS
+    if not is_image or image.channels_first or image.shape[2] is None:
+        why = f"; {first_step_on(replace(images, kind='encoded'))}" if images.kind in ("encoded", "images") else ""
+        raise StepInvalid(
+            f'"interleave" needs images [height, width, channels], and {images.name!r} is {images.text}{why}',
+            ("images",),
+        )
+    place = Beside(images.name, step.merge * step.merge)
+    patches = Column(images.name, shape=(None, step.size * step.size * image.shape[2]), beside=place)
+    positions = Column(step.positions, dtype="int32", shape=(None, 2), beside=place)
+    segments = Column(step.segments, dtype="int32", shape=(None,), beside=place)
+    changed = {**columns, **{one.name: replace(one, made_by=step.op) for one in (tokens, *others)}}
+    return replaced(replace(step, field=step.images), changed, patches, positions, segments)
+
+
+def _is_line(column: Column) -> bool:
+    return column.kind == "array" and column.shape == (None,) and column.beside is None
+
+
 SEGMENTS, PLACES, LENGTHS = "segment_ids", "position_ids", "lengths"
 """The fields that ``pack`` makes."""
 
@@ -82,17 +128,12 @@ def _pack(step: Pack, columns: Columns) -> Columns:
     if step.field not in columns:
         raise NoSuchField(f'"pack" is done to {step.field!r}', ("field",), [step.field], columns)
     packed = columns[step.field]
-    if not is_packed(packed):
+    if not is_packed(packed) or packed.beside is not None:
         needs = f'"pack" needs numbers whose first dimension alone varies, and {packed.name!r} is {packed.text}'
         raise StepInvalid(needs + _numbers_of_a_length(packed), ("field",))
     if not _holds(packed.dtype, step.fill):
         raise StepInvalid(f'"pack" has fill = {step.fill:g}, which {packed.dtype} cannot hold ({step.field!r})')
-    if packed.made_by == "patches" and step.too_long != "drop":
-        raise StepInvalid(
-            f'"pack" has too_long = "{step.too_long}", which would cut the patches of an image; "drop" leaves images of more '
-            f"than length = {step.length} out",
-            ("too_long",),
-        )
+    _check_patches(step, columns)
     ids = (SEGMENTS, PLACES) if step.ids else ()
     taken = [name for name in (*ids, LENGTHS) if name in columns]
     if taken:
@@ -109,11 +150,26 @@ def _pack(step: Pack, columns: Columns) -> Columns:
                 f'"pack" adds a dimension to {name!r}, which has {DIMENSIONS_MAX}, the most of a field, already'
             )
         rows, inner = (step.length, column.shape[1:]) if is_packed(column) else (step.documents_max, column.shape)
+        if column.beside is not None:
+            rows = step.patches or step.length * column.beside.most
         fill = step.fill if name == step.field else 0.0
         made[name] = replace(column, shape=(rows, *inner), made_by=step.op, fill=fill)
     for name, rows in (*((name, step.length) for name in ids), (LENGTHS, step.documents_max)):
         made[name] = Column(name, dtype="int32", shape=(rows,), made_by=step.op)
     return made
+
+
+def _check_patches(step: Pack, columns: Columns) -> None:
+    """Raise ``StepInvalid`` if patches of images would be cut, or if there are none."""
+    has_images = any(column.beside for column in columns.values())
+    if (has_images or columns[step.field].made_by == "patches") and step.too_long != "drop":
+        raise StepInvalid(
+            f'"pack" has too_long = "{step.too_long}", which would cut the patches of an image; "drop" leaves images of more '
+            f"than length = {step.length} out",
+            ("too_long",),
+        )
+    if step.patches is not None and not has_images:
+        raise StepInvalid('"pack" has patches, and no "interleave" makes some; leave it out', ("patches",))
 
 
 def _numbers_of_a_length(column: Column) -> str:

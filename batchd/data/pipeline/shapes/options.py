@@ -102,6 +102,53 @@ class Patches(FieldStep):
         return frozenset({self.field, self.grid})
 
 
+MERGE_MAX = 64
+
+
+@options
+class Interleave(FieldStep):
+    """Put the patches of images between the tokens of their text.
+
+    Each ``image_token`` stands for the next image of the list, and becomes as many as its patches
+    make: one for each ``merge`` x ``merge`` of them. The images become their patches, one image
+    after the other, uint8 [patches, size * size * channels], each with its pixels row by row.
+    ``IMAGES_positions``, int32 [patches, 2], has the row and the column of each in its image, and
+    ``IMAGES_segments``, int32 [patches], the number of the image, from 1. Patches that become one
+    token follow each other. What is left of an image at the right and at the bottom is cut off. A
+    text with another number of places than images is a bad sample.
+    """
+
+    is_cacheable: ClassVar[bool] = False
+    op: Literal["interleave"] = "interleave"
+    field: str = "tokens"
+    """The tokens, int32[?]."""
+    images: str = "images"
+    """The images: a list, in any sizes, or one image."""
+    image_token: Annotated[int, Range(0, (1 << 31) - 1), Example(151655)]
+    """The number of the token that stands for an image."""
+    size: Annotated[int, Range(1, PATCH_SIZE_MAX), Example(14)]
+    """Height and width of a patch, in pixels."""
+    also: Annotated[tuple[str, ...], Example(["loss_mask"])] = ()
+    """Fields with a number for each token; they get 0 at images."""
+    merge: Annotated[int, Range(1, MERGE_MAX)] = 1
+    """So many rows and columns of patches make one token: 2 for Qwen2-VL, 1 for LLaVA."""
+
+    @property
+    def positions(self) -> str:
+        """The field that has the row and column of each patch."""
+        return f"{self.images}_positions"
+
+    @property
+    def segments(self) -> str:
+        """The field that has the number of the image of each patch."""
+        return f"{self.images}_segments"
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The tokens and those beside them, the images, and the fields of their patches."""
+        return frozenset({self.field, *self.also, self.images, self.positions, self.segments})
+
+
 @options
 class Pack(StepOptions):
     """Fill each row of a batch with several samples, whole documents one after the other.
@@ -115,7 +162,7 @@ class Pack(StepOptions):
     """
 
     is_cacheable: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = frozenset({"ids", "method"})
+    later: ClassVar[frozenset[str]] = frozenset({"ids", "method", "patches"})
     op: Literal["pack"] = "pack"
     field: Annotated[str, Example("tokens")]
     """The field that is packed: one dimension varies, the first."""
@@ -134,7 +181,9 @@ class Pack(StepOptions):
     ids: bool = True
     """Whether a row has ``segment_ids`` and ``position_ids``, 8 bytes for each element. Attention
     with ``cu_seqlens`` needs neither."""
-
+    patches: Annotated[int, Range(1, SIZE_MAX)] | None = None
+    """The most patches of images in a row, of "interleave". When not set, as many as the images of
+    a row can have at most: length * merge * merge."""
     method: Literal["best-fit", "concat-split"] = "best-fit"
     """The way in which rows are filled. "best-fit": whole documents that fit; "concat-split": all
     documents as one sequence, cut every ``length`` elements, so no room is empty and a document

@@ -29,11 +29,12 @@ import numpy as np
 from batchd.data.pipeline.effects import Columns, sizes_column
 from batchd.data.pipeline.image.opencv import Image
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.shapes.options import Patches, RoomStep
+from batchd.data.pipeline.shapes.options import Interleave, Patches, RoomStep
 from batchd.data.pipeline.stages import Row, Stage, make_stage
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.fields import PADDED, Varying
+from batchd_wire.wording import counted
 
 
 @make_stage.register
@@ -83,6 +84,64 @@ def _cut_patches(step: Patches, before: Columns, _after: Columns) -> Stage:
         values[step.grid] = np.array([rows, columns], np.int32)
 
     return run
+
+
+@make_stage.register
+def _interleave(step: Interleave, before: Columns, after: Columns) -> Stage:
+    channels = (after[step.images].shape[1] or 0) // step.size**2
+    tokens_before = [before[name] for name in (step.field, *step.also)]
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        given = values[step.images]
+        several = [given] if before[step.images].kind == "array" else given
+        assert isinstance(several, list | np.ndarray), "a list of images, or those of one shape as one array"
+        images: list[Image] = [np.asarray(image) for image in several]
+        tokens, *others = (array_of(column, values[column.name]) for column in tokens_before)
+        places = np.flatnonzero(tokens == step.image_token)
+        if len(places) != len(images):
+            raise SampleUndecodable(
+                f"{step.field!r} has {counted(len(places), 'place')} for images (number {step.image_token}), and there "
+                f"are {counted(len(images), 'image')} in {step.images!r}"
+            )
+        grids = [_grid(step, number, image) for number, image in enumerate(images)]
+        sizes = [rows * columns for rows, columns in grids]
+        ends = np.cumsum([0, *sizes]).tolist()
+        patches = np.empty((ends[-1], step.size**2 * channels), np.uint8)
+        positions = np.empty((ends[-1], 2), np.int32)
+        for image, (rows, columns), first, end in zip(images, grids, ends, ends[1:], strict=False):
+            _cut_merged(step, image[: rows * step.size, : columns * step.size], patches[first:end])
+            grid = np.indices((rows, columns), np.int32).reshape(2, rows // step.merge, step.merge, -1, step.merge)
+            positions[first:end] = grid.transpose(1, 3, 2, 4, 0).reshape(-1, 2)
+        counts = np.ones(len(tokens), np.int64)
+        counts[places] = np.array(sizes, np.int64) // step.merge**2
+        values[step.field] = np.repeat(tokens, counts)
+        for name, numbers in zip(step.also, others, strict=True):
+            if len(numbers) != len(tokens):
+                raise SampleUndecodable(f"{name!r} has {len(numbers)} numbers, and {step.field!r} {len(tokens)}")
+            values[name] = np.repeat(np.where(tokens == step.image_token, 0, numbers).astype(numbers.dtype), counts)
+        segments = np.repeat(np.arange(1, len(images) + 1, dtype=np.int32), sizes)
+        values |= {step.images: patches, step.positions: positions, step.segments: segments}
+
+    return run
+
+
+def _grid(step: Interleave, number: int, image: Image) -> tuple[int, int]:
+    """The rows and columns of patches of an image. Raises ``SampleUndecodable`` without any."""
+    unit = step.size * step.merge
+    height, width = image.shape[:2]
+    if height < unit or width < unit:
+        raise SampleUndecodable(
+            f"{step.images}[{number}] has {width} x {height} pixels, less than {unit} x {unit}, those of a token"
+        )
+    return height // unit * step.merge, width // unit * step.merge
+
+
+def _cut_merged(step: Interleave, image: Image, patches: Image) -> None:
+    """Write the patches of an image, those of one token after those of the other."""
+    rows, columns = image.shape[0] // (step.size * step.merge), image.shape[1] // (step.size * step.merge)
+    shape = rows, step.merge, step.size, columns, step.merge, step.size, image.shape[2]
+    tokens = patches.reshape(rows, columns, step.merge, step.merge, step.size, step.size, image.shape[2])
+    tokens[...] = image.reshape(shape).transpose(0, 3, 1, 4, 2, 5, 6)
 
 
 def _pad(array: Image, out: Image, fill: float) -> None:

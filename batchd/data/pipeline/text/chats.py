@@ -303,14 +303,22 @@ class ChatMessage(NamedTuple):
     may_learn: bool = True
 
 
-def messages_of(field: str, value: object) -> list[ChatMessage]:
-    """The messages of a chat. Raises ``SampleUndecodable``, which names the one that is wrong."""
+IMAGE = "<image>"
+"""An image in the text of a message, as LLaVA's data has it."""
+_IMAGE_TYPES = frozenset({"image", "image_url"})
+
+
+def messages_of(field: str, value: object, image: str = "") -> list[ChatMessage]:
+    """The messages of a chat; ``image`` stands for an image, with marks for special tokens.
+
+    Raises ``SampleUndecodable``, which names the one that is wrong.
+    """
     if not isinstance(value, list) or not value:
         raise SampleUndecodable(f"{field} is {'an empty list' if value == [] else 'no list'}, and a chat has messages")
-    return [_message(f"{field}[{number}]", turn) for number, turn in enumerate(value)]
+    return [_message(f"{field}[{number}]", turn, image) for number, turn in enumerate(value)]
 
 
-def _message(place: str, turn: Any) -> ChatMessage:
+def _message(place: str, turn: Any, image: str) -> ChatMessage:
     if not isinstance(turn, dict):
         raise SampleUndecodable(f"{place} is {type(turn).__name__}, and a message is an object with role and content")
     said = turn.get("role", turn.get("from"))
@@ -331,7 +339,7 @@ def _message(place: str, turn: Any) -> ChatMessage:
     weight = turn.get("weight")
     if weight not in (None, 0, 1):
         raise SampleUndecodable(f"{place} has the weight {weight!r}, which is 0 or 1")
-    parts, tool_call = tuple(_parts(f"{place}.{name}", content)), str(turn.get("tool_call_id") or "")
+    parts, tool_call = tuple(_parts(f"{place}.{name}", content, image)), str(turn.get("tool_call_id") or "")
     return ChatMessage(role, parts, calls, tool_call, place, weight != 0)
 
 
@@ -357,13 +365,16 @@ def _listed(turn: Mapping[str, object]) -> str:
     return ", ".join(map(repr, list(turn)[:8])) or "no keys"
 
 
-def _parts(place: str, content: object) -> Iterator[str]:
+def _parts(place: str, content: object, image: str) -> Iterator[str]:
     """The texts of a content: one, or those of a list of parts."""
     if content is None:
         return
     for number, part in enumerate(content) if isinstance(content, list) else [(None, content)]:
         text, where = part, place if number is None else f"{place}[{number}]"
         if isinstance(part, dict):
+            if image and part.get("type") in _IMAGE_TYPES:
+                yield image
+                continue
             if part.get("type") != "text":
                 raise SampleUndecodable(f'{where} is of type {part.get("type")!r}, and only "text" has tokens')
             text = part.get("text")
@@ -371,7 +382,7 @@ def _parts(place: str, content: object) -> Iterator[str]:
             raise SampleUndecodable(f"{where} is {type(text).__name__}, not a text")
         if found := _MARKS.search(text):
             raise SampleUndecodable(f"{where} has the character U+{ord(found[0]):X}, which stands for a special token")
-        yield text
+        yield text.replace(IMAGE, image) if image else text
 
 
 def _calls_in(place: str, turn: Mapping[str, object]) -> Sequence[object]:
@@ -426,8 +437,8 @@ class ChatWriter:
         self._marks = {token: chr(FIRST_MARK + number) for number, token in enumerate(tokens)}
         self._tokens = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
         self._turns = {role: self._marked(turn) for role, turn in template.turns.items()}
-        self._bos, self._eos = self._with_marks(template.bos), self._with_marks(template.eos)
-        self._generation = self._with_marks(template.generation) if generation else ""
+        self._bos, self._eos = self.with_marks(template.bos), self.with_marks(template.eos)
+        self._generation = self.with_marks(template.generation) if generation else ""
 
     def write(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, object]] = ()) -> Written:
         """The text of a chat. Raises ``SampleUndecodable`` for one that the template refuses."""
@@ -467,15 +478,15 @@ class ChatWriter:
         form = self._template.tools
         if form is None or not tools:
             return messages, {}, {}, {}
-        written = self._with_marks(form.between).join(
-            _TOOL_PLACES.sub(partial(_of_tool, tool, form.indent), self._with_marks(form.each)) for tool in tools
+        written = self.with_marks(form.between).join(
+            _TOOL_PLACES.sub(partial(_of_tool, tool, form.indent), self.with_marks(form.each)) for tool in tools
         )
-        text = f"{self._with_marks(form.before)}{written}{self._with_marks(form.after)}"
+        text = f"{self.with_marks(form.before)}{written}{self.with_marks(form.after)}"
         before: dict[str, str] = {}
         if form.system or form.into == "system":
             if messages[0].role != "system":
                 messages = [ChatMessage("system", (), place="tools"), *messages]
-            before[messages[0].place] = self._with_marks(form.system)
+            before[messages[0].place] = self.with_marks(form.system)
         if form.into == "system":
             return messages, before, {messages[0].place: (form.join if any(messages[0].parts) else "") + text}, {}
         users = [message.place for message in messages if message.role == "user"]
@@ -549,17 +560,18 @@ class ChatWriter:
                 )
             wanted = "user" if wanted == "assistant" else "assistant"
 
-    def _with_marks(self, text: str) -> str:
+    def with_marks(self, text: str) -> str:
+        """A text with marks for the special tokens in it."""
         return self._tokens.sub(lambda found: self._marks[found[0]], text)
 
     def _marked(self, turn: TurnForm) -> TurnForm:
         calls = turn.calls
         if calls is not None:
-            prefix = None if calls.prefix is None else self._with_marks(calls.prefix)
-            call, before, between, after = map(self._with_marks, (calls.call, calls.before, calls.between, calls.after))
+            prefix = None if calls.prefix is None else self.with_marks(calls.prefix)
+            call, before, between, after = map(self.with_marks, (calls.call, calls.before, calls.between, calls.after))
             calls = replace(calls, call=call, before=before, between=between, after=after, prefix=prefix)
-        prefix, suffix, after = map(self._with_marks, (turn.prefix, turn.suffix, turn.after))
-        next_one = None if turn.next is None else self._with_marks(turn.next)
+        prefix, suffix, after = map(self.with_marks, (turn.prefix, turn.suffix, turn.after))
+        next_one = None if turn.next is None else self.with_marks(turn.next)
         return replace(turn, prefix=prefix, suffix=suffix, after=after, next=next_one, calls=calls)
 
 

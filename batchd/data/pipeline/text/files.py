@@ -22,7 +22,7 @@ and special tokens; nothing is downloaded and no thread is started.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from batchd.data.pipeline.text.chats import (
     FIRST_MARK,
     ChatMessage,
     ChatWriter,
+    Template,
     Written,
     messages_of,
     read_template,
@@ -279,13 +280,16 @@ class ChatTokenizer:
             raise StepFileInvalid(f'the template "{name}" has no tools, so tools = {step.tools!r} cannot be written')
         if not step.tools:
             template = replace(template, tools=None)
-        special = (*template.tokens, *(template.tools.tokens if template.tools is not None else ()))
         self._step = step
-        self._writer = ChatWriter(name, template, step.loss, generation=step.generation_prompt)
         self._tokenizer = tokenizer = read_tokenizer(step.tokenizer)
+        added = {token.content: (number, token) for number, token in tokenizer.get_added_tokens_decoder().items()}
+        if step.image:
+            template = _with_image(template, step, added)
+        special = (*template.tokens, *(template.tools.tokens if template.tools is not None else ()))
+        self._writer = ChatWriter(name, template, step.loss, generation=step.generation_prompt)
+        self._image = self._writer.with_marks(step.image)
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        added = {token.content: (number, token) for number, token in tokenizer.get_added_tokens_decoder().items()}
         missing = [token for token in special if token not in added]
         if missing:
             raise StepFileInvalid(
@@ -310,7 +314,7 @@ class ChatTokenizer:
     def tokens_of(self, value: object, tools: object = None) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """Tokens int32 [n], and their mask uint8 [n]. Raises ``SampleUndecodable``."""
         step = self._step
-        messages, known = messages_of(step.field, value), tools_of(step.tools, tools)
+        messages, known = messages_of(step.field, value, self._image), tools_of(step.tools, tools)
         written = self._writer.write(messages, known)
         found = self._encoded(written)
         if len(found) > step.max_length:
@@ -355,6 +359,14 @@ class ChatTokenizer:
             if len(found) <= longest:
                 return written, found
         raise SampleUndecodable(f"the last exchange of the chat alone is longer than max_length = {longest}")
+
+
+def _with_image(template: Template, step: Chat, added: Collection[str]) -> Template:
+    """The template with the special tokens of an image. Raises ``StepFileInvalid`` without any."""
+    of_image = [token for token in added if token in step.image]
+    if not of_image:
+        raise StepFileInvalid(f"{step.tokenizer} has no special token in image = {step.image!r}; it needs one")
+    return replace(template, tokens=tuple(dict.fromkeys((*template.tokens, *of_image))))
 
 
 def _token_at(found: "Encoding | EncodedWords", first: int, end: int, way: int) -> int:

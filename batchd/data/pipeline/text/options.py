@@ -91,8 +91,7 @@ class Chat(TextStep):
     """
 
     is_for_each: ClassVar[bool] = False
-    later: ClassVar[frozenset[str]] = frozenset({"tools"})
-
+    later: ClassVar[frozenset[str]] = frozenset({"tools", "image"})
     op: Literal["chat"] = "chat"
     field: str = "messages"
     to: str = "tokens"
@@ -119,6 +118,10 @@ class Chat(TextStep):
     """The treatment of the text of a special token, such as </s>, in a message: "keep" leaves it
     text, so that no message can end itself; "parse" makes the token of it, as apply_chat_template
     does."""
+    image: str = ""
+    """The tokens of an image, such as "<image>" or "<|vision_start|><|image_pad|><|vision_end|>":
+    they stand for each part of a message of type "image", and for each text "<image>". Then
+    "interleave" gives them their patches. When not set, a part of type "image" is refused."""
     generation_prompt: bool = False
     """Whether the words that begin an answer are at the end, for chats that a model continues."""
 

@@ -18,7 +18,7 @@ from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.pipeline.shapes.options import Pack, PadBatch
-from batchd.data.pipeline.step_files import digests_of, named_by_content
+from batchd.data.pipeline.step_files import StepFileInvalid, digests_of, named_by_content
 from batchd.data.pipeline.text.chats import TEMPLATES, messages_of
 from batchd.data.pipeline.text.files import ChatTokenizer
 from batchd.data.pipeline.text.options import Chat
@@ -190,6 +190,24 @@ def test_no_message_can_write_a_special_token(template: str, tokenizer: Path) ->
 
     assert [token for token in tokens if token in numbers] == [token for token in harmless if token in numbers]
     assert len(special.findall(text(tokenizer, tokens))) > len(special.findall(text(tokenizer, harmless)))
+
+
+def test_images_stand_where_a_message_has_them(tokenizer: Path) -> None:
+    """As parts, and as the text of LLaVA; what else a message says stays text."""
+    parts = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image_url", "image_url": {}}]
+    llava = "<image>and<image>"
+    expected = "<|im_start|>user\n<s><bos></s>and<s><bos></s><|im_end|>\n<|im_start|>assistant\nx<|im_end|>\n"
+
+    for content in (parts, llava):
+        tokens, mask = made(tokenizer, [{"role": "user", "content": content}, EXCHANGE[1]], image="<s><bos></s>")
+        assert text(tokenizer, tokens) == expected
+        assert tokens.count(13) == 2
+        assert not any(mask[place] for place, token in enumerate(tokens) if token == 13)
+    harmless, _mask = made(tokenizer, [{"role": "user", "content": "<bos>"}, EXCHANGE[1]], image="<bos>")
+    assert 13 not in harmless
+    assert "type 'image'" in refused(tokenizer, [{"role": "user", "content": parts}, EXCHANGE[1]])
+    with pytest.raises(StepFileInvalid, match="has no special token in image = '<pic>'"):
+        made(tokenizer, EXCHANGE, image="<pic>")
 
 
 def test_loss_names_the_roles_that_are_learned(tokenizer: Path) -> None:

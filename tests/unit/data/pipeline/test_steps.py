@@ -58,7 +58,7 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.join.options import Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
-from batchd.data.pipeline.shapes.options import Pack, PadBatch, Patches, Ragged
+from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
 from batchd.data.pipeline.stages import Stage, make_stage
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
@@ -96,6 +96,9 @@ EVERY_STEP = [
     PadBatch(max_shape=(512, 512, 3), fill=0.5, too_large="crop"),
     Ragged(field="tokens", max_shape=(128,), too_large="crop"),
     Patches(field="photo", size=14),
+    Interleave(field="words", images="photos", image_token=3, size=14, also=("mask",), merge=2),
+    Pack(field="tokens", length=128, too_long="drop", patches=99),
+    Resize(max_pixels=9999, min_pixels=99, multiple_of=7),
     Pack(field="tokens", length=128, too_long="drop", documents=9, window=77, fill=-1),
     RandomCrop(size=(9, 10), padding=4, fill=(1, 2, 3)),
     Pad(size=(11, 12), place="top_left", fill=(7,)),
