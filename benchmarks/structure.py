@@ -1,7 +1,10 @@
-"""Benchmark: samples with structure, beside torchvision v2, albumentations and Hugging Face.
+"""Benchmark: samples with structure, beside torchvision, albumentations, Hugging Face, and by hand.
 
     coco    CPU for a photograph with boxes and masks of objects, read from a JSON of COCO, decoded,
             scaled to 480 x 480 with all of them, flipped and jittered
+    vlm     CPU for a photograph between texts: decoded, scaled to at most 1280 tokens of 28 x 28,
+            cut into patches, and packed with its tokens into rows of 8,192; beside a collate
+            function by hand (Pillow and numpy); and the room that is left empty in planned rows
     scan    CPU of the scan of a JSON with 120,000 images and 860,000 objects, and its memory
     chats   tokens/s of 20,000 chats as rows of 4,096 tokens, from the daemon's start to the last
             row of the first epoch, without a cache; beside ``datasets.map`` on the same two cores
@@ -34,14 +37,19 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, tra
 
 import batchd
 import batchd_client
+from batchd.core.packs import PackLimits, Packs
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import ColorJitter, Decode, Follow, RandomFlip, Resize
 from batchd.data.pipeline.image.probe import probe_image
-from batchd.data.pipeline.shapes.options import PadBatch
+from batchd.data.pipeline.sample_fields import columns_after
+from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch
 from batchd.data.sources.coco.options import CocoSource
 from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import Survey
+from batchd.worker.packs import PackWriter
+from batchd_wire.fields import Field
 
 SIDE, PHOTOGRAPHS, OBJECTS_MAX = 480, 128, 14
 STEPS = (
@@ -55,6 +63,13 @@ STEPS = (
     PadBatch(field="masks", max_shape=(OBJECTS_MAX, SIDE, SIDE)),
 )
 PEERS, SCRIPT, LOG = "structure", "structure_side.py", environments.BUILD / "logs" / "structure.log"
+ROW, PLACE, ROWS_OF_TEXT = 8192, 9, 20_000
+VLM_STEPS = (
+    Decode(field="images"),
+    Resize(field="images", max_pixels=1003520, min_pixels=3136, multiple_of=28),
+    Interleave(image_token=PLACE, size=14, merge=2),
+)
+VLM_TARGET = 1.5
 TARGETS = {"torchvision": 2.0, "albumentations": 1.5}
 """The least ratio of CPU of each peer."""
 IMAGES, OBJECTS = 120_000, 860_000
@@ -76,9 +91,12 @@ pipeline = [
 
 
 def run(bench: Bench) -> None:
-    """Both parts."""
+    """All parts."""
     _scan(bench)
     _chats(bench)
+    shown = _written_lines(bench.photos, bench.scratch / "vlm")
+    rows = _PackedRows(shown)
+    bench.report(Figure("structure-vlm-padding-percent", 100 * rows.empty(), "<=", 2.0))
     data = _written(bench.photos, bench.scratch / "coco")
     if environments.make([PEERS]):
         print("structure beside torchvision and albumentations: not measured")
@@ -86,15 +104,18 @@ def run(bench: Bench) -> None:
     LOG.parent.mkdir(parents=True, exist_ok=True)
     stage = playing.Stage(bench.scratch, 1.0, 4.0)
 
-    def peer_us(name: str) -> float:
+    def peer_us(name: str, data: Path) -> float:
         found = playing.measure(Side(name, name, PEERS, SCRIPT, name), data, LOG, stage)
         return 1e6 * found.cpu_s / found.images
 
     ours = _Rows(data)
     rounds = [
-        {"batchd": bench.measure("coco", ours.image_us), **{name: peer_us(name) for name in TARGETS}}
+        {"batchd": bench.measure("coco", ours.image_us), **{name: peer_us(name, data) for name in TARGETS}}
         for _ in range(bench.rounds)
     ]
+    ratios = [peer_us("vlm", shown) / bench.measure("vlm", rows.image_us) for _ in range(bench.rounds)]
+    print(f"images between texts, CPU of a collate function by hand / ours: {spread(ratios)}")
+    bench.report(Figure("structure-vlm-by-hand", statistics.median(ratios), ">=", VLM_TARGET))
     for name, target in TARGETS.items():
         ratios = [one[name] / one["batchd"] for one in rounds]
         print(f"boxes and masks, CPU of {name} / ours: {spread(ratios)}")
@@ -147,6 +168,63 @@ class _Rows:
             self._pipeline.run(self._reader.read(sample), self._epoch, sample, 0, self._row)
         self._epoch += 1
         return 1e6 * (process_time() - begun_s) / PHOTOGRAPHS
+
+
+def _written_lines(photos: Path, folder: Path) -> Path:
+    """Lines of JSON with tokens and the paths of one to three photographs, in ``PLACE`` of each."""
+    folder.mkdir()
+    pictures.link_photographs(photos, folder / "images", PHOTOGRAPHS)
+    random = np.random.default_rng(0)
+    lines, left = [], [f"{number:05}.jpg" for number in range(PHOTOGRAPHS)]
+    while left:
+        names, left = left[: (count := int(random.integers(1, 4)))], left[count:]
+        tokens = random.integers(10, 30_000, int(random.integers(20, 400)))
+        tokens[random.choice(len(tokens), len(names), replace=False)] = PLACE
+        lines.append(json.dumps({"tokens": tokens.tolist(), "images": [f"images/{name}" for name in names]}))
+    (folder / "samples.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+class _PackedRows:
+    """Our side: samples with photographs into rows, one after the other, as they fit."""
+
+    def __init__(self, data: Path) -> None:
+        fields = {"tokens": "int32[?]", "images": "image[<=3]"}
+        source = JsonlSource(root=data, shards=("samples.jsonl",), fields=fields, allow_outside_root=True)
+        self._index = kind_of(source).scan(source, Survey(lambda _found: None))
+        self._reader = open_reader(source, self._index, 1 << 26, Storage())
+        self._pipeline = Pipeline(list(source.columns), VLM_STEPS, 0, has_rows=False)
+        self._sizes = Pipeline(list(source.columns), VLM_STEPS, 0, has_rows=False, measures=True)
+        self._pack = Pack(field="tokens", length=ROW, too_long="drop")
+        columns = columns_after(source.columns, (*VLM_STEPS, self._pack)).values()
+        index = Field("index", "int64", (self._pack.documents_max,))
+        fields_of_row = [*(column.field for column in columns if column.field), index]
+        self._row = {field.name: np.full(field.shape, 1, field.dtype) for field in fields_of_row}
+        self.image_us()
+
+    def image_us(self) -> float:
+        """CPU for each photograph."""
+        begun_s = process_time()
+        writer = PackWriter(self._pack, self._pipeline.columns, self._row)
+        for sample in range(len(self._index)):
+            made = self._pipeline.make(self._reader.read(sample), 0, sample, 0)
+            if writer.elements + len(made["tokens"]) > ROW:  # type: ignore[arg-type]  # an array
+                writer.finish()
+                writer = PackWriter(self._pack, self._pipeline.columns, self._row)
+            writer.add(sample, 0, made)
+        writer.finish()
+        return 1e6 * (process_time() - begun_s) / PHOTOGRAPHS
+
+    def empty(self) -> float:
+        """The part of the rows that is empty, with many samples of such lengths."""
+        lengths = [
+            len(self._sizes.make(self._reader.read(sample), 0, sample, 0)["tokens"])  # type: ignore[arg-type]  # an array
+            for sample in range(len(self._index))
+        ]
+        random = np.random.default_rng(1)
+        many = random.choice(lengths, ROWS_OF_TEXT) + random.integers(0, 200, ROWS_OF_TEXT)
+        packs = Packs.plan(many, PackLimits(ROW, self._pack.documents_max, self._pack.window, "drop"))
+        return 1 - packs.elements / (len(packs) * ROW)
 
 
 # --- the scan -------------------------------------------------------------------------------------

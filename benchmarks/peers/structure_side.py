@@ -1,14 +1,21 @@
-"""Photographs with boxes and masks of a JSON of COCO, by torchvision v2 or albumentations.
+"""Photographs with boxes and masks, or between texts, by other libraries and by hand.
 
 ``--data`` has "images" and "coco.json". Both make the same in one thread: what pycocotools reads,
 the picture scaled to 480 x 480 with its boxes and masks, flipped and jittered. Albumentations has
 its pixels from OpenCV and torchvision from Pillow, as on their pages.
+
+The variant ``vlm`` has lines of JSON with tokens and photographs, and does in one thread what a
+collate function by hand does: Pillow, the sizes and the order of patches of Qwen2-VL, and rows that
+are filled one after the other.
 """
 
 import contextlib
 import io
+import json
+import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import common
@@ -78,9 +85,90 @@ def by_albumentations(options: common.Options, coco: Any) -> Callable[[int], obj
     return made
 
 
+ROW, PLACE, PATCH, MERGE = 8192, 9, 14, 2
+PIXELS = 56 * 56, 1280 * 28 * 28
+
+
+def size_of(height: int, width: int) -> tuple[int, int]:
+    """Sides that are multiples of 28, within the pixels."""
+    unit, (least, most) = PATCH * MERGE, PIXELS
+    high, wide = (round(side / unit) * unit for side in (height, width))
+    if high * wide > most:
+        factor = math.sqrt(height * width / most)
+        high, wide = (math.floor(side / factor / unit) * unit for side in (height, width))
+    elif high * wide < least:
+        factor = math.sqrt(least / (height * width))
+        high, wide = (math.ceil(side * factor / unit) * unit for side in (height, width))
+    return high, wide
+
+
+def patches_of(path: Path) -> np.ndarray:
+    """The patches of an image, those of one token after those of the other."""
+    from PIL import Image  # noqa: PLC0415  this variant alone has it
+
+    image = Image.open(path).convert("RGB")
+    high, wide = size_of(image.height, image.width)
+    pixels = np.asarray(image.resize((wide, high), Image.Resampling.BICUBIC))
+    rows, columns = high // PATCH // MERGE, wide // PATCH // MERGE
+    tiles = pixels.reshape(rows, MERGE, PATCH, columns, MERGE, PATCH, 3).transpose(0, 3, 1, 4, 2, 5, 6)
+    return tiles.reshape(rows * columns * MERGE**2, PATCH * PATCH * 3)
+
+
+def collated(documents: list[tuple[np.ndarray, list[np.ndarray]]]) -> dict[str, np.ndarray]:
+    """A row of documents."""
+    images = [patches for _tokens, several in documents for patches in several]
+    row = {"tokens": np.zeros(ROW, np.int32), "segments": np.zeros(ROW, np.int32)}
+    row["patches"] = np.zeros((ROW * MERGE**2, PATCH * PATCH * 3), np.uint8)
+    joined = np.concatenate(images)
+    row["patches"][: len(joined)] = joined
+    at = 0
+    for number, (tokens, _images) in enumerate(documents, 1):
+        row["tokens"][at : at + len(tokens)] = tokens
+        row["segments"][at : at + len(tokens)] = number
+        at += len(tokens)
+    return row
+
+
+@contextlib.contextmanager
+def start_rows(options: common.Options) -> Iterator[common.Measure]:
+    """Measure rows with images."""
+    lines = (options.data / "samples.jsonl").read_text().splitlines()
+
+    def epoch() -> int:
+        row: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        images = length = 0
+        for line in lines:
+            sample = json.loads(line)
+            several = [patches_of(options.data / path) for path in sample["images"]]
+            tokens = np.array(sample["tokens"], np.int32)
+            counts = np.ones(len(tokens), np.int64)
+            counts[tokens == PLACE] = [len(patches) // MERGE**2 for patches in several]
+            tokens = np.repeat(tokens, counts)
+            if length + len(tokens) > ROW:
+                collated(row)
+                row, length = [], 0
+            row.append((tokens, several))
+            images, length = images + len(several), length + len(tokens)
+        collated(row)
+        return images
+
+    def measure(seconds: float) -> tuple[int, float]:
+        images, begun_s = 0, time.perf_counter()
+        while time.perf_counter() - begun_s < seconds:
+            images += epoch()
+        return images, time.perf_counter() - begun_s
+
+    epoch()
+    yield measure
+
+
 @contextlib.contextmanager
 def start(options: common.Options) -> Iterator[common.Measure]:
     """Measure one of these."""
+    if options.variant == "vlm":
+        with start_rows(options) as rows:
+            yield rows
+        return
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO(options.data / "coco.json")
     made = (by_torchvision if options.variant == "torchvision" else by_albumentations)(options, coco)
