@@ -73,23 +73,53 @@ def joined_patches(batch: PeekedBatch) -> PeekedBatch:
 
     Return any other batch unchanged.
     """
+    between = next((name for name in batch.arrays if f"{name}_segments" in batch.arrays), None)
+    if between is not None and is_packed(batch):
+        return _of_images(batch, between, _images_between(batch, between), {})
     name = next((name for name in batch.arrays if f"{name}_grid" in batch.arrays), None)
     if name is None or batch.arrays["lengths"].ndim != 2:  # noqa: PLR2004  rows, documents
         return batch
     lengths, grids = batch.arrays["lengths"], batch.arrays[f"{name}_grid"]
     places = np.argwhere(lengths)
-    images = []
+    images: list[np.ndarray] = []
     for (row, document), end in zip(places, np.cumsum(lengths, 1)[lengths > 0], strict=True):
         patches, (down, across) = batch.arrays[name][row, end - lengths[row, document] : end], grids[row, document]
-        channels = 3 if isqrt(patches.shape[1] // 3) ** 2 * 3 == patches.shape[1] else 1
-        side = isqrt(patches.shape[1] // channels)
-        tiles = patches.reshape(down, across, side, side, channels).swapaxes(1, 2)
-        images.append(tiles.reshape(down * side, across * side, channels))
+        images.append(_joined(patches, np.indices((down, across)).reshape(2, -1).T))
+    one_each = {key: array[lengths > 0] for key, array in batch.arrays.items() if array.shape == lengths.shape}
+    return _of_images(batch, name, images, one_each)
+
+
+def _images_between(batch: PeekedBatch, name: str) -> list[np.ndarray]:
+    """The images of the rows of ``interleave``, in their order."""
+    images: list[np.ndarray] = []
+    for patches, positions, segments in zip(
+        *(batch.arrays[key] for key in (name, f"{name}_positions", f"{name}_segments")), strict=True
+    ):
+        ends = np.searchsorted(segments[segments > 0], np.arange(1, segments.max() + 2)).tolist()
+        images += [_joined(patches[first:end], positions[first:end]) for first, end in pairwise(ends)]
+    return images
+
+
+def _joined(patches: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The image of patches ``[patches, values]`` at these rows and columns."""
+    channels = 3 if isqrt(patches.shape[1] // 3) ** 2 * 3 == patches.shape[1] else 1
+    side = isqrt(patches.shape[1] // channels)
+    down, across = positions.max(0) + 1
+    tiles = np.zeros((down, side, across, side, channels), patches.dtype)
+    tiles[positions[:, 0], :, positions[:, 1]] = patches.reshape(-1, side, side, channels)
+    return tiles.reshape(down * side, across * side, channels)
+
+
+def _of_images(
+    batch: PeekedBatch, name: str, images: Sequence[np.ndarray], one_each: Mapping[str, np.ndarray]
+) -> PeekedBatch:
+    """A batch with a row for each of these images, in their own sizes."""
+    if not images:
+        return batch
     sizes = np.asarray([image.shape[:2] for image in images]).reshape(-1, 2)
     padded = np.zeros((len(images), *sizes.max(0, initial=1), images[0].shape[2]), batch.arrays[name].dtype)
     for room, image in zip(padded, images, strict=True):
         room[: image.shape[0], : image.shape[1]] = image
-    one_each = {key: array[lengths > 0] for key, array in batch.arrays.items() if array.shape == lengths.shape}
     room = Room(padded, sizes, Varying("padded", (0, 1)))
     return replace(batch, arrays={name: padded, **one_each}, varying={name: room})
 

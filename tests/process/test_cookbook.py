@@ -41,6 +41,7 @@ FIELDS = {
     "clip": {"image": (224, 224, 3), "tokens": (77,)},
     "captions": {"image": (224, 224, 3), "tokens": (77,)},
     "sft": {"tokens": (4096,), "loss_mask": (4096,), "position_ids": (4096,)},
+    "llava": {"tokens": (4096,), "images": (16384, 588), "images_positions": (16384, 2), "images_segments": (16384,)},
     "pairs": {"chosen": (23,), "chosen_mask": (23,), "rejected": (23,), "rejected_mask": (23,)},
     "text": {"tokens": (256,), "label": ()},
     "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
@@ -120,6 +121,11 @@ def data(tmp_path_factory) -> Path:
     (root / "chat" / "tokenizer.json").write_text(json.dumps(golden["tokenizer"]))
     chat = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "x"}]
     (root / "chats" / "train-0.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * SAMPLES)
+    (root / "llava").mkdir()
+    (root / "llava" / "images").symlink_to(root / "coco" / "train2017")
+    shown = [{"from": "human", "value": "<image>\n..."}, {"from": "gpt", "value": "x"}]
+    line = json.dumps({"image": "3.jpg", "conversations": shown}) + "\n"
+    (root / "llava" / "train-0.jsonl").write_text(line * SAMPLES)
     write_parquet(root / "preferences" / "a.parquet", {"chosen": [chat] * SAMPLES, "rejected": [chat] * SAMPLES})
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
@@ -165,6 +171,7 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
     for name in ("imagenet-s3", "table-s3", "sweep"):
         streams[name]["cache_memory"] = "16MiB"
     streams["instances"]["memory"] = streams["detr"]["memory"] = "100MiB"
+    streams["llava"]["memory"] = "48MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
     daemon = start_daemon(streams, python_path=python_path, memory="672MiB")

@@ -170,6 +170,30 @@ def test_packed_rows_are_drawn_with_a_letter_for_each_document():
     assert not is_packed(PeekedBatch(0, 0, [], {"lengths": lengths}))
 
 
+def test_images_between_texts_are_drawn_as_they_were():
+    """Those of each row in order, whatever the order of their patches is; text alone has none."""
+    chance = np.random.default_rng(0)
+    first, second = (chance.integers(0, 255, (*size, 3), np.uint8) for size in ((4, 6), (2, 4)))
+    tiles = [
+        (image[2 * row : 2 * row + 2, 2 * column : 2 * column + 2].ravel(), (row, column), number)
+        for number, (image, places) in enumerate(
+            ((first, ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2))), (second, ((0, 0), (0, 1)))), 1
+        )
+        for row, column in places
+    ]
+    patches, positions, segments = np.zeros((2, 9, 12), np.uint8), np.zeros((2, 9, 2), int), np.zeros((2, 9), int)
+    for place, (patch, position, number) in enumerate(tiles):
+        patches[0, place], positions[0, place], segments[0, place] = patch, position, number
+    packed = {"images": patches, "images_positions": positions, "images_segments": segments}
+    rows = {"segment_ids": np.ones((2, 5), int), "lengths": np.full((2, 3), 2)}
+
+    batch = joined_patches(PeekedBatch(0, 0, [], packed | rows))
+    texts = joined_patches(PeekedBatch(0, 0, [], {**packed, "images_segments": segments * 0} | rows))
+
+    assert all(np.array_equal(*pair) for pair in zip(batch.samples("images"), (first, second), strict=True))
+    assert "segment_ids" in texts.arrays
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_packed_patches_are_drawn_as_the_images_that_they_were(channels):
     """Two images in one row and one in another; each keeps its label."""

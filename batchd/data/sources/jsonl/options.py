@@ -37,8 +37,8 @@ class JsonlSource(ShardOptions):
     """The fields of a sample, with their types: "text" for a string, a dtype such as "int64", with
     its shape ("float32[4]"), in which ? is a length that differs from sample to sample, "image" or
     "video" for a string that is the path or URL of such a file, "text[<=8]" for a list of up to
-    eight strings, "image[<=8]" for one of up to eight paths of images, and "json" for any value,
-    such as a list of messages."""
+    eight strings, "image[<=8]" for one of up to eight paths of images, or a path alone, and "json"
+    for any value, such as a list of messages."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The keys of fields with other names, such as { label = "meta.label", second = "images.1" }.

@@ -145,7 +145,8 @@ def _field(source: JsonlSource, column: Column) -> _Field:
 
 
 def _paths(field: _Field, found: object) -> list[object]:
-    """The paths of a list of images. Raises ``SampleUnreadable``."""
+    """The paths of a list of images; one alone is a list of it. Raises ``SampleUnreadable``."""
+    found = [found] if isinstance(found, str) else found
     if not isinstance(found, list):
         raise SampleUnreadable(f"{field.name!r} is {kind_of_json(found)} in JSON, not a list of paths of images")
     for place, path in enumerate(items_of(field.column, found)):

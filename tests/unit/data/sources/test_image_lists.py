@@ -96,6 +96,16 @@ def test_lists_of_images_are_the_same_from_every_source(source_of, tmp_path: Pat
         assert listed(kept) == listed(values)
 
 
+def test_a_path_alone_is_a_list_of_it(tmp_path: Path) -> None:
+    """As the data of LLaVA has it, where samples of text have no image."""
+    of_jsonl(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"image": "a.jpg"}\n{}')
+    names, defaults = {"pictures": "image"}, {"pictures": ()}
+    source = JsonlSource(root=tmp_path, shards=("a.jsonl",), fields=FIELDS, names=names, defaults=defaults)
+
+    assert [listed(values) for values in read_samples(source)] == [FILES[:1], []]
+
+
 def test_a_record_of_a_cache_has_what_is_around_a_list() -> None:
     """The values behind it begin where it ends."""
     values: dict[str, Value] = {
@@ -116,7 +126,7 @@ def test_a_record_of_a_cache_has_what_is_around_a_list() -> None:
         (["a.jpg", "none.jpg"], r"none.jpg"),
         (["a.jpg", "../a.jpg"], r"'files\[1\]' is '../a.jpg'"),
         (["a.jpg", ""], r"'files\[1\]' is empty"),
-        ("a.jpg", "'files' is a text in JSON, not a list of paths of images"),
+        (7, "'files' is a number in JSON, not a list of paths of images"),
         (None, "'files' is null, and the field pictures has no default"),
     ],
 )
