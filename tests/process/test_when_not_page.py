@@ -12,7 +12,6 @@ import pytest
 import batchd_client
 from batchd.embedded import serve
 from support.commands import batchd
-from support.images import jpeg, photo
 from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.videos import write_video
@@ -74,25 +73,11 @@ def test_the_lines_for_sound_serve_files_of_every_form(tmp_path: Path) -> None:
     assert np.abs(sounds[1, RATE:]).max() == 0
 
 
-def test_the_lines_for_several_images_serve_each_as_a_field(tmp_path: Path) -> None:
-    """They are of one column of Parquet."""
-    (tmp_path / "pages").mkdir()
-    images = [[{"bytes": jpeg(photo(seed=at)), "path": ""} for at in (row, row + 9)] for row in range(4)]
-    write_parquet(tmp_path / "pages" / "a.parquet", {"images": images})
-    config = lines_of("Several images in a column", "toml", tmp_path).replace("= 32", "= 4")
-    (tmp_path / "batchd.toml").write_text(config)
-
-    with serve(tmp_path / "batchd.toml") as address, batchd_client.connect(address) as daemon:
-        batch = next(iter(daemon.stream("pages")))
-        assert batch["first"].shape == batch["second"].shape == (4, 224, 224, 3)
-        assert (np.array(batch["first"]) != np.array(batch["second"])).any()
-
-
 # --- batchd init ----------------------------------------------------------------------------------
 
 SOUND = 'no source reads sound yet; docs/when-not.md ("Sound") has lines that serve it'
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
-LISTS = 'no source reads lists of images yet; docs/when-not.md ("Several images in a column") has lines that serve it'
+LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of texts and images") has lines for them'
 
 
 @pytest.mark.parametrize(
@@ -114,8 +99,8 @@ def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told:
 
     assert line.startswith(f"batchd: {tmp_path}")
     assert told in line
-    section = told.split('"')[1]
-    assert f"## {section}\n" in TEXT + (DOCS / "cookbook.md").read_text()
+    section = told.split('("')[1].partition('"')[0]
+    assert f"## {section}\n" in TEXT + (DOCS / "cookbook.md").read_text() + (DOCS / "steps.md").read_text()
 
 
 @pytest.mark.usefixtures("forked_scans")

@@ -90,7 +90,7 @@ def not_yet(what: str, section: str) -> str:
 SOUND = not_yet("sound", "Sound")
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 TEXT_LISTS = 'lists of texts, which are of type "text[<=8]": docs/sources.md ("Types")'
-IMAGE_LISTS = not_yet("lists of images", "Several images in a column")
+IMAGE_LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of texts and images") has lines for them'
 
 
 def is_sound(start: bytes) -> bool:
