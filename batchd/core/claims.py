@@ -29,11 +29,15 @@ from batchd_wire.position import Position
 
 
 class Want(NamedTuple):
-    """A filling that is wanted. ``need``: (its distance, the subscription's worker time)."""
+    """A filling that is wanted. ``need``: (its distance, the subscription's worker time).
+
+    ``is_extra``: its rows are for another worker, which has no time for them.
+    """
 
     need: tuple[int, float]
     subscription: Subscription
     slot: Slot
+    is_extra: bool = False
 
 
 class Claims:

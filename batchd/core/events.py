@@ -64,6 +64,9 @@ class StreamSpec:
     """Whether the batches of each bucket have a layout of their own."""
     storage_away_s: float = 0.0
     """How long it waits for storage that is away; 0: workers report bad samples instead."""
+    siblings: str = ""
+    """Digest of its samples, their order and their "decode": streams with the same one decode each
+    sample once, as far as they come to it together; "" if it does not decode files first."""
 
     def bucket_of(self, position: Position) -> int:
         """Return the number of the layout of a batch."""

@@ -227,6 +227,8 @@ class Fleet:
         self.windows = Windows()
         self._surplus: set[int] = set()
         """Workers that have no place and were not dismissed yet."""
+        self.ready_places: set[int] = set()
+        """The places of local workers that have started and take orders."""
         self._takers: list[_Takers] = []
         """By their number of orders."""
         self._fewest = 0
@@ -254,6 +256,7 @@ class Fleet:
                 self._surplus.add(worker.number)
                 if worker.state is WorkerState.READY:
                     worker.state = WorkerState.LEAVING
+                    self._find_ready()
                     self.sort(worker)
         if renews:
             self._places = []
@@ -325,9 +328,10 @@ class Fleet:
         """The local workers that take an order, by their places."""
         return {worker.place: worker for takers in self._by_orders() for worker in takers.local.values()}
 
-    def ready_places(self) -> set[int]:
-        """The places of local workers that have started and take orders."""
-        return {one.place for one in self.workers.values() if one.state is WorkerState.READY and not one.link}
+    def _find_ready(self) -> None:
+        """Find the ready places, whenever the state of a worker has changed."""
+        states = [(one.place, one.state) for one in self.workers.values() if not one.link]
+        self.ready_places = {place for place, state in states if state is WorkerState.READY}
 
     @property
     def places(self) -> int:
@@ -375,6 +379,7 @@ class Fleet:
         worker = self.workers[number]
         if worker.state is WorkerState.STARTING:
             worker.state = WorkerState.READY
+            self._find_ready()
             self.sort(worker)
 
     def give(self, worker: Worker, order: Order) -> None:
@@ -477,6 +482,7 @@ class Fleet:
     def gone(self, number: int) -> Worker:
         """The kernel says that the worker is dead; its place is filled again after the back-off."""
         worker = self.workers.pop(number)
+        self._find_ready()
         self._surplus.discard(number)
         self._remove(worker)
         if worker.window is not None:
@@ -524,6 +530,7 @@ class Fleet:
         """Have a worker killed and give it no more orders. ``gone`` follows."""
         if worker.state is not WorkerState.ENDING:
             worker.state = WorkerState.ENDING
+            self._find_ready()
             self.sort(worker)
             actions.append(KillWorker(worker.number, reason))
 

@@ -150,7 +150,7 @@ class WorkDone:
         self._busy_us = self._waited_us = self._cpu_us = 0
         self._read_bytes = 0
         self._usual_us = 0
-        self._cache_hits = self._cache_misses = 0
+        self._cache_hits = self._cache_misses = self._shared = 0
         self._cpu_wait_us: int | None = None
         self._read_cpu_us = 0
         self._slow_rows = self._slow_us = 0
@@ -172,6 +172,7 @@ class WorkDone:
         self._read_bytes += work.read_bytes
         self._cache_hits += work.cache_hits
         self._cache_misses += work.cache_misses
+        self._shared += work.shared
         self._usual_us = work.usual_us or self._usual_us
         if len(work.parts_us) == len(self._parts_us):
             self._parts_us = [total + spent for total, spent in zip(self._parts_us, work.parts_us, strict=True)]
@@ -202,4 +203,5 @@ class WorkDone:
             slowest=self._slow.listed(),
             cache_hits=self._cache_hits,
             cache_misses=self._cache_misses,
+            shared_samples=self._shared,
         )

@@ -58,12 +58,13 @@ class Ordering:
             ]
             if not wants:
                 return
-            want, stream, worker = min(wants, key=lambda one: one[0].need) if len(wants) > 1 else wants[0]
-            ((distance, self._served_s), subscription, slot) = want
+            first = min(wants, key=lambda one: (one[0].is_extra, one[0].need)) if len(wants) > 1 else wants[0]
+            want, stream, worker = first
+            (distance, self._served_s), subscription, slot, _is_extra = want
             idle = self._fleet.idle(stream.spec.number) if distance == 0 else 0
             order = self._order(stream, worker, slot, idle, actions)
             subscription.served_s = self._served_s + len(order.rows) * stream.sample_s
-            may_order_more = stream.blocks is None and stream.delivery.supply.can_refill and stream.outage is None
+            may_order_more = not stream.is_divided and stream.delivery.supply.can_refill and stream.outage is None
             if may_order_more and not (worker.link or slot.has_pending):
                 self._order_more(stream, worker, subscription, order.expected_s, actions)
             self._fleet.sort(worker)
@@ -83,10 +84,12 @@ class Ordering:
         shares = self._shares(stream) if is_remote else None
         share = shares.of_link[worker.link] if shares is not None else 0
         divided = (0, 0)
-        if stream.blocks is not None and not is_remote:
+        if stream.is_divided and not is_remote:
             share, divided = worker.place + 1, (worker.place, self._fleet.places)
         claims.provide(slot, actions)
         rows, disputed_link, places = claims.cut(slot, number, rows_max, is_remote=is_remote, share=share)
+        if stream.has_siblings and stream.sibling_place(position, rows[0], self._fleet.places) != worker.place:
+            divided = (0, 0)  # its siblings' rows are another worker's
         expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
         order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, disputed_link)
         worker.give(order, self._moment.now_s)
@@ -126,8 +129,8 @@ class Ordering:
             worker = self._fleet.free_local()  # remote workers may not fill the remaining rows
         if worker is None:
             return None
-        if stream.blocks is not None:
-            found = self._next_of_blocks(stream)
+        if stream.is_divided:
+            found = self._next_divided(stream)
             if found is not None or stream.outage is not None or self._fleet.windows.left <= 0:
                 return found
             remote = next(self._fleet.free_remote(stream.spec.number), None)
@@ -135,25 +138,28 @@ class Ordering:
         want = claims.wanted(self._served_s, claims.ring.pending)
         return None if want is None else (want, worker)
 
-    def _next_of_blocks(self, stream: Stream) -> tuple[Want, Worker] | None:
-        """Return the most urgent filling with rows of blocks of a worker that takes an order.
+    def _next_divided(self, stream: Stream) -> tuple[Want, Worker] | None:
+        """Return the most urgent filling with rows of a worker that takes an order.
 
-        If there is none, the most urgent one with long work for a worker that has no time for it.
+        If there is none, the most urgent one with long work for a worker that has no time for it;
+        of siblings with any work, if another one has none.
         """
         claims, pending, takers = stream.delivery.claims, set(stream.delivery.ring.pending), self._fleet.takers()
-        free, ready, long_work = next(iter(takers.values())), self._fleet.ready_places(), None
+        free, ready, long_work = next(iter(takers.values())), self._fleet.ready_places, None
+        has_siblings, is_idle = stream.has_siblings, not free.load
         while (want := claims.wanted(self._served_s, pending)) is not None:
             fill = want.slot.fill
             assert fill is not None, f"slot {want.slot.number} is not being filled"
-            stream.divide_blocks(want.slot, self._fleet.places)
+            stream.divide_among(want.slot, self._fleet.places)
             if fill.doubted:
                 return want, free
             for part in fill.pending:
-                worker = takers.get(part.share - 1) if part.share - 1 in ready else free
-                if worker is not None:
-                    return want, worker
-                if long_work is None and len(part.rows) * stream.sample_s >= LONG_WORK_S:
-                    long_work = want
+                place = part.share - 1
+                if place in takers or place not in ready:
+                    return want, takers.get(place, free)
+                if long_work is None:
+                    is_long = is_idle if has_siblings else len(part.rows) * stream.sample_s >= LONG_WORK_S
+                    long_work = want._replace(is_extra=has_siblings) if is_long else None
             pending.discard(want.slot.number)
         return None if long_work is None else (long_work, free)
 

@@ -6,6 +6,7 @@ Only ``handle`` changes streams, rings, subscriptions and the fleet, and it neve
 Tests drive it without any process, and the same events always give the same actions.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -201,6 +202,14 @@ class DaemonState:
         if stream is not None and stream.delivery.subscribe(event, actions) is not None:
             self._stream_of[event.subscription] = stream
             self._subscriptions_of.setdefault(event.session, set()).add(event.subscription)
+            self._find_siblings()
+
+    def _find_siblings(self) -> None:
+        """Find the streams of one order that trainers read."""
+        able = [stream for stream in self.streams.values() if stream.may_have_siblings]
+        read = Counter(stream.spec.siblings for stream in able if stream.delivery.subscriptions)
+        for stream in able:
+            stream.use_siblings(has_siblings=read[stream.spec.siblings] > 1)
 
     def _served(self, event: ev.SubscriptionAsked | ev.ProducerAsked, actions: list[Action]) -> Stream | None:
         """Return the stream that a session asks for, or refuse the request."""
@@ -554,8 +563,9 @@ class DaemonState:
         if self.links.by_number:
             self._withdraw_late(actions)
         for stream in self.streams.values():
-            if stream.shares is not None or stream.blocks is not None:
+            if stream.shares is not None or stream.is_divided:
                 stream.share_stalled()
+        self._find_siblings()
 
     def _reconfigure(self, event: ev.Reconfigured, actions: list[Action]) -> None:
         """Change the served streams in one step. Streams that are not named continue unchanged."""

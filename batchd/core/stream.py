@@ -23,10 +23,12 @@ from batchd.core.events import ChunkDone, Note, OrderFilled, StreamSpec, WorkerG
 from batchd.core.fleet import Order
 from batchd.core.measure import Moment, WorkDone
 from batchd.core.ring import ANY_SHARE, UNDIVIDED, Part, Slot
+from batchd.core.rows import ascending
 from batchd.core.shares import Shares
 from batchd.core.subscription import Subscription
 from batchd.core.suspicion import BadSampleList, Suspects, split
 from batchd_wire.codes import ErrorCode
+from batchd_wire.position import Position
 from batchd_wire.status import StreamStatus, SubscriptionStatistics
 
 CHUNK_TARGET_S = 0.02
@@ -41,6 +43,10 @@ BLANK_DEATHS_MAX = 20
 """Number of deaths between samples, without progress, after which the stream stops."""
 SMOOTHING = 0.2
 """Weight of the newest chunk in the mean time for a sample."""
+SIBLING_ROWS_MAX = 32
+"""Consecutive rows for one worker, in streams of one order."""
+SIBLING_BATCHES = 4
+"""So many batches have rows for each worker."""
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 PAUSE_GROWTH = 2.0
@@ -66,6 +72,9 @@ class Stream:
         may_divide = spec.groups_neighbours and not spec.shares_caches and plan.draws is None and plan.documents is None
         self.blocks = plan.order if may_divide and isinstance(plan.order, BlockOrder) else None
         """The blocks, if each is for one local worker to read; None if rows are not divided."""
+        self.may_have_siblings = bool(spec.siblings) and self.blocks is None and not spec.shares_caches
+        self.has_siblings = False
+        """Whether trainers read another stream of its order, too, so each row is for one worker."""
         self.shares: Shares | None = None
         """By which pending rows are divided; None: each worker host may fill any of them."""
         self._stalled: dict[int, tuple[int, int]] = {}
@@ -198,6 +207,42 @@ class Stream:
         parts = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
         shares = [Part(tuple(rows[at] for at in part.tolist()), 1 + int(owners[part[0]])) for part in parts]
         self.delivery.ring.divide(slot, shares)
+
+    def use_siblings(self, *, has_siblings: bool) -> None:
+        """Divide rows among workers from now on, or no more; rows that were divided are merged."""
+        if self.has_siblings and not has_siblings:
+            ring = self.delivery.ring
+            for number in list(ring.pending_anywhere):
+                ring.merge(ring.slots[number], UNDIVIDED)
+        self.has_siblings = has_siblings
+
+    @property
+    def is_divided(self) -> bool:
+        """True if each row is for one of the local workers."""
+        return self.blocks is not None or self.has_siblings
+
+    def divide_among(self, slot: Slot, workers: int) -> None:
+        """Divide the pending rows of a slot among the places of local workers.
+
+        The share of a place is one more than the place.
+        """
+        if self.blocks is not None:
+            self.divide_blocks(slot, workers)
+            return
+        ring, parts = self.delivery.ring, dict[int, list[int]]()
+        rows = ring.undivided(slot)
+        if not rows:
+            return
+        assert slot.position is not None, f"slot {slot.number} has no position"
+        for row in rows:
+            parts.setdefault(self.sibling_place(slot.position, row, workers), []).append(row)
+        ring.divide(slot, [Part(ascending(tuple(owned)), 1 + place) for place, owned in parts.items()])
+
+    def sibling_place(self, position: Position, row: int, workers: int) -> int:
+        """The place of the worker for a row, in all streams of one order."""
+        batch_size = self.spec.plan.batch_size
+        together = min(max(1, SIBLING_BATCHES * batch_size // workers), SIBLING_ROWS_MAX)
+        return (position.step * batch_size + row) // together % workers
 
     def share_stalled(self) -> None:
         """Let all fill rows that a trainer waits for and that were not ordered meanwhile.

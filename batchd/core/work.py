@@ -12,7 +12,8 @@ class Work(NamedTuple):
     ``StreamMeasured.parts``. ``read_bytes``: bytes of encoded samples. ``usual_us``: the median
     time of the worker's samples. ``slow_rows`` took several times as long, ``slow_us`` together;
     ``slow``: the slowest as (sample index, path, us). ``cache_hits`` samples were in the stream's
-    cache, ``cache_misses`` were not.
+    cache, ``cache_misses`` were not. ``shared`` ones were decoded together with those of another
+    stream.
     """
 
     busy_us: int
@@ -28,6 +29,7 @@ class Work(NamedTuple):
     slow: list[tuple[int, str, int]]
     cache_hits: int
     cache_misses: int
+    shared: int = 0
 
 
 HOST_WORKERS_MAX = 1_024

@@ -36,7 +36,7 @@ from batchd.daemon.observer import open_http
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.call.options import Call
-from batchd.data.pipeline.image.options import Follow
+from batchd.data.pipeline.image.options import Decode, Follow
 from batchd.data.pipeline.options import StepOptions, with_inner
 from batchd.data.sources.composed.options import parts_of, sources_in
 from batchd.data.sources.options import SourceOptions, source_to_plain
@@ -312,10 +312,12 @@ def _to_share(streams: list[StreamConfig]) -> str:
     keys = ("pipeline", *keys_marked(Mark.DECIDES_BYTES, StreamConfig), *keys_marked(Mark.ORDERS, StreamConfig))
     if all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys):
         return f"the same batches: one stream for all their trainers is decoded once, not {len(streams)} times"
-    common = "the same samples"
+    common, alone = "the same samples", "each stream decodes them itself"
     first = same_first_steps([one.pipeline for one in streams])
     if first and all(getattr(one, key) == getattr(streams[0], key) for one in streams for key in keys[1:]):
         common += f" in the same order, and the same first steps ({', '.join(step.op for step in first)})"
+        if isinstance(first[0], Decode):
+            alone = "what trainers read of them at the same pace is decoded once"
     kinds, budgets = {one.cache_kind for one in streams}, {(one.cache_dir, one.cache_bytes) for one in streams}
     decoded = {json.dumps(decoded_files(one.pipeline)) for one in streams}
     if kinds == {"pixels"} and len(decoded) > 1:
@@ -329,7 +331,7 @@ def _to_share(streams: list[StreamConfig]) -> str:
     is_default = all(one.cache == "auto" for one in streams) and "encoded" not in kinds
     how = "" if is_default else 'cache = "pixels" and '
     return (
-        f"{common}: each stream decodes them itself; with {how}the same "
+        f"{common}: {alone}; with {how}the same "
         f"cache_memory in all of them each image is decoded once for all, as far as that is enough: from the second epoch on "
         f"{PIXELS_GAIN}; batchd check --explain says how much all images need"
     )

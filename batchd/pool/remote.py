@@ -449,7 +449,7 @@ def _key(number: int) -> str:
 def _plausible(filled: ev.OrderFilled) -> ev.OrderFilled:
     """Limit what a worker host says of its work, so that no sum grows beyond all bounds."""
     work = Work(*filled.work)
-    most = {"read_bytes": BYTES_MAX, "slow_rows": 1 << 20, "cache_hits": 1 << 20, "cache_misses": 1 << 20}
+    most = {"read_bytes": BYTES_MAX} | dict.fromkeys(("slow_rows", "cache_hits", "cache_misses", "shared"), 1 << 20)
     limited = {
         name: min(value, most.get(name, TIME_MAX_US))
         for name, value in work._asdict().items()

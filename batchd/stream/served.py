@@ -25,10 +25,13 @@ from batchd.core.epochs import planned
 from batchd.core.events import StreamSpec
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
+from batchd.data.pipeline.image.options import CropToBucket, Decode
+from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import CONTENT_VERSION, StepOptions, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, overlays_of
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.composed.options import sources_in
+from batchd.data.sources.options import source_to_plain
 from batchd.data.sources.push.options import PushSource
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
@@ -288,6 +291,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         has_digests=config.digest,
         has_buckets=bool(ring.layout.buckets),
         storage_away_s=config.storage_away_s,
+        siblings=siblings_of(plan, content, epochs, index),
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     if config.unused_by_cache:
@@ -311,6 +315,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         repeats=epochs.repeats,
         sizes=epochs.sizes,
         alike=epochs.alike,
+        siblings=spec.siblings,
     )
     journal = journal_spec(whole, name)
     classes = [name for name in index.class_names if name]
@@ -347,6 +352,28 @@ def source_digest(index: SourceIndex) -> str:
     return sha256(json.dumps([index.digest, index.place], sort_keys=True, default=str).encode()).hexdigest()[
         :FINGERPRINT_DIGITS
     ]
+
+
+def siblings_of(plan: StreamPlan, content: Mapping[str, object], epochs: Plan, index: SourceIndex) -> str:
+    """See ``StreamSpec.siblings``. "" for a cache of decoded samples, buckets of sizes, and joins.
+
+    The same samples are read in another way by another source, so its settings count, too. The
+    numbers of drawn sizes are part of what random steps draw for.
+    """
+    config, steps = plan.config, plan.pipeline.steps
+    is_more = any(isinstance(step, CropToBucket | JoinStep) for step in steps) or plan.pack is not None
+    if is_more or config.source.is_live or plan.pipeline.cut or not (steps and isinstance(steps[0], Decode)):
+        return ""
+    of_the_steps = {"steps", "mix", "erase", "modules", "on_error", "accept"}
+    facts = {
+        "order": {key: value for key, value in content.items() if key not in of_the_steps},
+        "sizes": [epochs.sizes, epochs.alike],
+        "bucket": config.model_dump(mode="json", include={"bucket", "balance"}),
+        "source": source_to_plain(config.source),
+        "place": source_digest(index),
+        "decode": step_to_plain(steps[0]),
+    }
+    return sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def describe(config: StreamConfig, layout: SlotLayout) -> StreamDescription:

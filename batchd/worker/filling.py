@@ -66,7 +66,8 @@ class ChunkRows(NamedTuple):
     numbers, as of ``Plan``. ``samples``: int64 ``[rows]``; of a packed stream, its documents.
     ``write_checksums`` writes those of the complete rows it is called with, if the stream has
     checksums. ``numbers``: of the rows in their batch; a worker host's memory has no others, so
-    there ``rows`` begin at 0.
+    there ``rows`` begin at 0. ``first_place``: of the batch among all rows of all epochs, if
+    ``shares`` workers divide these among them, for siblings.
     """
 
     order: int
@@ -78,6 +79,8 @@ class ChunkRows(NamedTuple):
     arrays: Arrays
     write_checksums: Callable[..., None]
     numbers: Rows
+    first_place: int = 0
+    shares: int = 0
 
     @property
     def epoch(self) -> int:
@@ -248,6 +251,11 @@ class OneByOne(Strategy):
 
     def _make(self, chunk: ChunkRows, row: int, sample: int, attempt: int, fields: Row) -> str | None:
         """Make the ``fields`` of ``row`` of ``sample``; says why it is bad, if it is."""
+        if self._maker.sibling is not None:
+            if chunk.shares and not attempt:
+                self._maker.sibling.begin(chunk.first_place + row, chunk.draw_epoch, sample, chunk.shares)
+            else:
+                self._maker.sibling.end()
         if not self._begin(row, sample):
             reason: str | None = "quarantined"
         else:
@@ -376,6 +384,8 @@ class ManyFiles(OneByOne):
         wanted: list[WantedRow] = []
         count = rows = 0
         for chunk in chunks:
+            if chunk.shares:
+                break  # decoded once for several streams, which is less than by one call for each
             rows += len(chunk.rows)
             if count and (rows > FILES_AT_ONCE or self._stopwatch.left_s(rows) < 0):
                 break

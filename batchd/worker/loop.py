@@ -39,6 +39,7 @@ from batchd.core.work import NO_WORK
 from batchd.data.functions.load import FunctionUnusable
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.image.decode import decoder_versions
+from batchd.data.samples.shared_boxes import SharedBoxes, Sibling
 from batchd.data.storage.access import Storage
 from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
@@ -86,6 +87,7 @@ class WorkerLoop:
         self._slots: dict[int, tuple[memoryview, SlotArrays]] = {}
         self._storage = Storage()
         self._streams: dict[int, WorkerStream] = {}
+        self._shared = SharedBoxes()
         self._task: SampleTask | None = None
         """Of a worker that fills no rows."""
         self._heard: Heard = deque()
@@ -113,7 +115,7 @@ class WorkerLoop:
                 memory.madvise(mmap.MADV_DONTDUMP)
                 self._slots[message.slot] = memoryview(memory), {}
             case orders.ServeStream(), [index, *others]:
-                stream = WorkerStream(message, index, others, self._note, self._storage)
+                stream = WorkerStream(message, index, others, self._note, self._storage, self._shared)
                 self._streams[message.stream] = stream
                 for descriptor in [index, *(others if message.cache != "off" else [])]:
                     os.close(descriptor)
@@ -207,11 +209,17 @@ class WorkerStream:
     """A stream in a worker: its orders, which are planned, requested, filled and reported.
 
     Made from ``ServeStream``. ``others``: the descriptors of the mailbox or the cache. ``storage``
-    is one for all streams.
+    and ``shared`` are one for all streams.
     """
 
-    def __init__(
-        self, message: orders.ServeStream, index_descriptor: int, others: list[int], note: NoteMemory, storage: Storage
+    def __init__(  # noqa: PLR0913, PLR0917  each is one thing that a stream of a worker has
+        self,
+        message: orders.ServeStream,
+        index_descriptor: int,
+        others: list[int],
+        note: NoteMemory,
+        storage: Storage,
+        shared: SharedBoxes | None = None,
     ) -> None:
         recipe = orders.SampleRecipe(*message.recipe)
         storage.limits = StorageLimits.from_wire(message.storage)
@@ -240,6 +248,8 @@ class WorkerStream:
         self._opened.callback(run_queue.close)
         self._blocks: BlocksAhead | None = None
         """The blocks that this worker reads; None if the order has none."""
+        self._sibling: Sibling | None = None
+        """The stream among those that the worker decodes together."""
         self._hopeless: str | None = None
         """Why no sample can be made: rows get zeros."""
         self._expected: dict[int, PlannedOrder] = {}
@@ -263,6 +273,9 @@ class WorkerStream:
             self._hopeless = str(error)
             return
         self._opened.callback(self._maker.close)
+        if shared is not None and message.siblings and not message.tells_rows:
+            self._maker.join(shared, message.siblings)
+            self._sibling = self._maker.sibling
         if isinstance(self._plan.order, BlockOrder):
             self._blocks = BlocksAhead(self._plan.order, self._maker.request_block, self._plan.repeats)
             self._opened.callback(self._blocks.close)
@@ -414,6 +427,7 @@ class WorkerStream:
         if bucket not in of_buckets:
             of_buckets[bucket] = slot_arrays(page, self.layout.of(bucket))
         write_checksums = partial(self._checksums[bucket].write, page)
+        is_shared = self._sibling is not None and self._sibling.has_others
         return ChunkRows(
             chunk.order,
             position,
@@ -424,6 +438,8 @@ class WorkerStream:
             of_buckets[bucket],
             write_checksums,
             rows_of(chunk.runs),
+            (chunk.epoch * self._plan.steps + chunk.step) * self._plan.batch_size,
+            chunk.share[1] if is_shared else 0,
         )
 
     def _planned_order(self, message: orders.FillChunks) -> PlannedOrder:

@@ -127,7 +127,8 @@ class ServeStream(Message):
     followed by a ``RowMade``; only ``batchd replay`` asks for it. ``as_of_ns``: when the scan
     began, see ``Storage``. ``waits_for_storage``: see ``ChunksFilled.away``. ``mixing``
     and ``erasing``: a ``core.mixing.RowMixing`` and a ``core.erasing.RowErasing`` as plain data;
-    None without. ``repeats``, ``sizes``, ``alike``: as of ``Plan``.
+    None without. ``repeats``, ``sizes``, ``alike``: as of ``Plan``. ``siblings``: as of
+    ``StreamSpec``.
     """
 
     stream: int
@@ -149,6 +150,7 @@ class ServeStream(Message):
     repeats: int = 1
     sizes: int = 1
     alike: int = 1
+    siblings: str = ""
 
 
 @message(32)
@@ -163,8 +165,8 @@ class Chunk(NamedTuple):
     """Fill the rows of ``runs`` (``core.rows``) of position (``epoch``, ``step``) into ``slot``.
 
     ``places``: for a live stream, the place in the mailbox of each row's sample; else empty.
-    ``share``, of a shuffle of blocks: (place of the worker, number of workers that divide the
-    blocks); no worker, if they are not divided.
+    ``share``, of a shuffle of blocks, and of siblings: (place of the worker, number of workers that
+    divide the rows); no worker, if they are not divided.
     """
 
     order: int

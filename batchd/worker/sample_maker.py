@@ -28,6 +28,7 @@ from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.jpeg_box import FileTask
+from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.options import step_from_plain
 from batchd.data.pipeline.stages import Row
@@ -36,6 +37,7 @@ from batchd.data.samples.columns import parse_column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.kept_files import KeptFiles, PartUnfit
 from batchd.data.samples.location import is_url
+from batchd.data.samples.shared_boxes import SharedBoxes, Sibling
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache.reader import CachedReader, open_cache
 from batchd.data.sources.interface import (
@@ -145,7 +147,7 @@ class SampleMaker:
         """Makes what a cache of decoded samples keeps, with and without such a cache."""
         self._ahead = Announced(storage.requested, {})
         timings, cut = stopwatch.timings, recipe.cut
-        kept_files = KeptFiles(
+        kept_files = self._kept_files = KeptFiles(
             [name for name, _longest in recipe.cropped], decoded_files(steps) if cache == "pixels" else ()
         )
         with ExitStack() as where_it_fails:
@@ -190,6 +192,18 @@ class SampleMaker:
             if changed is not None:
                 raise RecipeUnusable(changed)
             self._opened = where_it_fails.pop_all()
+
+    def join(self, shared: SharedBoxes, siblings: str) -> None:
+        """Decode together with the worker's other streams of this order: see ``ServeStream``."""
+        decode = self._steps[0]
+        assert isinstance(decode, Decode), "it decodes at first"
+        sibling = self._kept_files.sibling = shared.join(siblings, decode.field, self._pipeline.boxes)
+        self._opened.callback(sibling.leave)
+
+    @property
+    def sibling(self) -> Sibling | None:
+        """The stream among those that the worker decodes together; None: it is alone."""
+        return self._kept_files.sibling
 
     @property
     def makes_rows(self) -> bool:
@@ -321,6 +335,8 @@ class SampleMaker:
         except BAD as error:
             self._stopwatch.waste_sample()
             return error
+        if self.sibling is not None and self.sibling.has_found:
+            self._stopwatch.is_shared()
         taken_ns = self._stopwatch.end_sample()
         if taken_ns is not None:
             self._stopwatch.note_slow(sample, self.shown_name(sample), taken_ns)

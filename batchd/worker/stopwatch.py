@@ -89,7 +89,7 @@ class Stopwatch:
         self._begun_cpu_wait_ns = self._cpu_wait_ns()
         self._cpu_before_ns = self._begun_cpu_ns
         self._waited_ns = self._read_cpu_ns = self._bad_ns = 0
-        self._read_bytes = self._cache_hits = self._cache_misses = 0
+        self._read_bytes = self._cache_hits = self._cache_misses = self._shared = 0
         self._rows_at_once = self._rows_read_ns = 0
         self._slow_rows = self._slow_ns = 0
         self._slow: list[tuple[int, str, int]] = []
@@ -123,6 +123,10 @@ class Stopwatch:
         cpu_ns = thread_time_ns()  # since the sample before this one: what is between two is little
         self._read_cpu_ns += min(cpu_ns - self._cpu_before_ns, self.timings.since_start_ns(self.reading))
         self._cpu_before_ns = cpu_ns
+
+    def is_shared(self) -> None:
+        """The sample's pixels were those that another stream had decoded."""
+        self._shared += 1
 
     def rows_done(self, count: int, *, from_cache: bool = False) -> None:
         """So many samples were made at once, since ``begin_sample``; none of them is called slow.
@@ -211,4 +215,5 @@ class Stopwatch:
             slow=self._slow,
             cache_hits=self._cache_hits,
             cache_misses=self._cache_misses,
+            shared=self._shared,
         )

@@ -200,6 +200,7 @@ class WorkStatistics:
     slowest: tuple[SlowSample, ...]
     cache_hits: Annotated[int, Counter("Samples that were in the stream's cache.")] = 0
     cache_misses: Annotated[int, Counter("Samples that were not in the stream's cache.")] = 0
+    shared_samples: Annotated[int, Counter("Samples that were decoded with those of another stream.")] = 0
 
 
 REPORT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)

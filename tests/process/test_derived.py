@@ -64,6 +64,25 @@ def test_a_derived_stream_is_the_one_that_the_file_would_have(serving, photos):
     assert len(daemon.log_lines("stream derived")) == len(daemon.log_lines("derived stream ended")) == 1
 
 
+def test_streams_of_one_order_share_pictures_and_keep_their_bytes_while_workers_die(serving, photos):
+    """A worker decodes for all of them at once; one that is killed takes the pictures with it."""
+    daemon = serving({"strong": folder_stream(photos, pipeline=STRONG, memory="1MiB")})
+    with batchd_client.connect(daemon.address) as connection:
+        streams = [connection.stream(name, epochs=2) for name in ("photos", "strong")]
+        streams.append(connection.stream("photos", set={"pipeline.1.scale": [0.2, 0.9]}, epochs=2))
+        for epoch in range(2):
+            wanted = [Expected(daemon.config, stream.name).epoch(epoch) for stream in streams[:2]]
+            for place, batches in enumerate(zip(*wanted, strict=True)):
+                assert [see(stream, 1) for stream in streams[:2]] == [[batch] for batch in batches]
+                see(streams[2], 1)
+                if place == 1:
+                    os.kill(
+                        next(worker["pid"] for worker in daemon.status()["workers"] if worker["pid"]), signal.SIGKILL
+                    )
+        work = [daemon.stream_status(stream.name)["work"] for stream in streams]
+    assert sum(one["shared_samples"] for one in work) > 0
+
+
 def test_a_derived_stream_ends_with_its_last_trainer_also_one_that_is_killed(serving):
     """Its memory is free then, and its name."""
     daemon = serving()

@@ -362,7 +362,9 @@ def _check_none_idles(world: World) -> None:
                     continue
                 found = {part.share for part in fill.pending}
                 idle = [one for one in remote if found and (shares is None or _should_fill(one, shares, found))]
-                own = [one for one in local if stream.blocks is None or one.place + 1 in found or 0 in found]
+                takes_any = stream.blocks is None and not stream.has_siblings
+                is_idle = stream.has_siblings and [one for one in local if not one.orders]
+                own = is_idle or [one for one in local if takes_any or one.place + 1 in found or 0 in found]
                 if idle or (own and fill.pending) or (local and fill.doubted):
                     assert not _has_samples(stream, one, claim), "a worker is idle although there are rows to fill"
 

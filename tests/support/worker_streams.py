@@ -10,6 +10,7 @@ import numpy as np
 
 from batchd.config.load import load_config
 from batchd.data.pipeline.sample_fields import sample_fields
+from batchd.data.samples.shared_boxes import SharedBoxes
 from batchd.data.sources.interface import kind_of
 from batchd.data.storage.access import Storage
 from batchd.stream.cache_file import CacheOnDisk
@@ -36,6 +37,7 @@ class WorkerStreams:
         self._folder = folder
         self._stack = stack
         self.storage = Storage()
+        self.shared = SharedBoxes()
         stack.callback(self.storage.close)
         self._last_cache: list[int] = []
         descriptor = os.memfd_create("note")
@@ -56,13 +58,14 @@ class WorkerStreams:
         shares_cache: bool = False,
         waits_for_storage: bool = False,
         repeats: int = 1,
+        siblings: str = "",
     ) -> WorkerStream:
         """Open a stream, in order, with a batch of all ``samples``, or ``repeats`` of it.
 
-        ``shares_cache``: its cache is that of the stream before.
+        ``shares_cache``: its cache is that of the stream before. ``siblings``: of its order.
         """
         message, (index, *_none) = self.serve(source, steps, on_error, cache=cache, samples=samples)
-        message = replace(message, waits_for_storage=waits_for_storage, repeats=repeats)
+        message = replace(message, waits_for_storage=waits_for_storage, repeats=repeats, siblings=siblings)
         others: list[int] = self._last_cache if shares_cache else []
         if cache != "off" and not shares_cache:
             spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
@@ -72,7 +75,8 @@ class WorkerStreams:
                 kept.allow(CACHE_BYTES)
             self._last_cache = others
         try:
-            return self._stack.enter_context(closing(WorkerStream(message, index, others, self.note, self.storage)))
+            stream = WorkerStream(message, index, others, self.note, self.storage, self.shared)
+            return self._stack.enter_context(closing(stream))
         finally:
             os.close(index)
 
@@ -121,12 +125,17 @@ def worker_streams(folder: Path) -> Iterator[WorkerStreams]:
 
 
 def fill(
-    stream: WorkerStream, first: int = 0, count: int | None = None, epoch: int = 0, step: int = 0
+    stream: WorkerStream,
+    first: int = 0,
+    count: int | None = None,
+    epoch: int = 0,
+    step: int = 0,
+    share: tuple[int, int] = (0, 0),
 ) -> tuple[list[int], dict[str, np.ndarray]]:
     """Return the bad samples and the rows of a batch, whose checksums are right."""
     count = stream.layout.rows if count is None else count
     page = memoryview(bytearray(b"\x4d" * stream.layout.slot_bytes))
-    chunk = Chunk(1, 1, epoch, step, [(first, count)], [])
+    chunk = Chunk(1, 1, epoch, step, [(first, count)], [], share)
     (done,) = stream.answer(FillChunks(1, [chunk], is_packed=False), {1: (page, {})})
     assert done.hopeless == ""
     assert RowChecksums(stream.layout).wrong_rows(page, first, count) == []

@@ -27,10 +27,11 @@ import numpy as np
 
 from batchd.data.pipeline.effects import Columns, columns_behind, effect, items_before
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.geometry import SKIPPED, planner_for
+from batchd.data.pipeline.image.geometry import SKIPPED, Cut, planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep
+from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
@@ -318,6 +319,17 @@ class Pipeline:
             return None
         self._random.start(epoch, sample, 0)
         return stage.part(field, head, points, self._random)
+
+    def boxes(self, header: ImageHeader, epoch: int, sample: int) -> list[tuple[int, Cut]]:
+        """1/scale and box of what ``make`` decodes at first, of a file with this header."""
+        stage = self._stages[0][0]
+        if not isinstance(stage, ImageStage | ViewsStage):
+            return []
+        self._random.start(epoch, sample, 0)
+        try:
+            return stage.boxes(header, self._random)
+        except SampleUndecodable:
+            return []
 
     def keep(self, values: Mapping[str, Value], row: Row) -> None:
         """Write the fields of a bad sample that no step changes, and its filling elsewhere."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.shared_boxes import Sibling
 
 POINTS_VERSION = 2
 """Of the records of access points: another layout needs another number (``_jpeg_scan.c``,
@@ -164,9 +165,13 @@ class DecodedFiles:
 
 
 class KeptFiles:
-    """Access points and pixels of the current sample. Belongs to one stream of one worker."""
+    """Access points and pixels of the current sample. Belongs to one stream of one worker.
+
+    ``sibling``: the stream among those of its order, whose boxes are decoded together; None: alone.
+    """
 
     def __init__(self, points: Iterable[str] = (), decoded: Iterable[str] = ()) -> None:
         """``points``, ``decoded``: the fields for whose files a cache keeps points, or pixels."""
         self.points = AccessPoints(points)
         self.decoded = DecodedFiles(decoded)
+        self.sibling: Sibling | None = None

@@ -100,7 +100,8 @@ def check_report(filled: OrderFilled, count: int, record_bytes_max: int, passed_
         raise RowsInvalid(f"a worker says it worked for longer than the {passed_s:.1f} s since the order")
     if work.read_bytes > count * TRIES_MAX * record_bytes_max:
         raise RowsInvalid(f"a worker says it read {work.read_bytes} bytes for {count} rows")
-    if max(work.slow_rows, work.cache_hits, work.cache_misses, len(filled.bad), len(work.slow)) > count * TRIES_MAX:
+    numbers = work.slow_rows, work.cache_hits, work.cache_misses, work.shared
+    if max(*numbers, len(filled.bad), len(work.slow)) > count * TRIES_MAX:
         raise RowsInvalid(f"a worker reports more samples than {count} rows can have")
 
 

@@ -828,7 +828,7 @@ OTHERS = '{ type = "npy", path = "x.npy" }'
         (
             "",
             f'pipeline = [{FIRST}, {{ op = "random_flip" }}]',
-            "the same samples in the same order, and the same first steps (decode, resize): each stream decodes them itself",
+            "the same samples in the same order, and the same first steps (decode, resize): what trainers read of them",
         ),
         ("", GRAY, "the same samples: caches of them"),
     ],

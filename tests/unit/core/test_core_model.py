@@ -33,6 +33,7 @@ specs = st.fixed_dictionaries(
         "shuffle": st.booleans(),
         "groups_neighbours": st.booleans(),
         "open_blocks": st.sampled_from([None, None, 1, 3]),
+        "siblings": st.sampled_from(["", "", "one", "one", "other"]),
         "drop_last": st.booleans(),
         "budget": st.sampled_from([None, None, 6]),
         "repeats": st.sampled_from([1, 1, 2]),

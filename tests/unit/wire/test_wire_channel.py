@@ -199,7 +199,7 @@ def test_a_chunk_of_nothing_but_bad_samples_fits_into_a_message(pair) -> None:
     reasons = [LONG_REASON_BYTES_MAX] * LONG_REASONS_MAX + [REASON_BYTES_MAX] * (CHUNK_ROWS_MAX - LONG_REASONS_MAX)
     bad = [(1 << 62, "p" * PATH_BYTES_MAX, "r" * reason_bytes) for reason_bytes in reasons]
     slow = [(1 << 62, "p" * PATH_BYTES_MAX, 1 << 62)] * SLOW_LISTED_MAX
-    work = Work(*[1 << 62] * 5, [1 << 62] * 64, *[1 << 62] * 4, slow, 1 << 62, 1 << 62)
+    work = Work(*[1 << 62] * 5, [1 << 62] * 64, *[1 << 62] * 4, slow, *[1 << 62] * 3)
     send_message(ours, ChunksFilled([1 << 62] * CHUNKS_AT_ONCE, work, bad, "h" * HOPELESS_BYTES_MAX))
 
     message, _none = receive_message(theirs, TO_DAEMON_FROM_WORKER)

@@ -40,14 +40,15 @@ from batchd.data.pipeline.image.containers import (
     without_padding,
     without_transparency,
 )
-from batchd.data.pipeline.image.geometry import Cut, Move, kept_sizes
-from batchd.data.pipeline.image.jpeg_box import EIGHTHS, BoxDecoder, FileMade, FileTask
+from batchd.data.pipeline.image.geometry import Cut, Move, box_around, kept_sizes
+from batchd.data.pipeline.image.jpeg_box import EIGHTHS, BoxDecoder, FileMade, FileTask, decoding_ns
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, decode_file
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import ImageHeader, probe_image
 from batchd.data.pipeline.image.resample import Scaling, cut_out
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
+from batchd.data.samples.shared_boxes import Sibling
 
 try:
     import simplejpeg
@@ -113,6 +114,7 @@ class Decoder:
         self._scratch = scratch
         self._boxes = BoxDecoder(step.color, scratch, step.field, kept.points)
         self._decoded = kept.decoded
+        self._kept = kept
         self._color = _SIMPLEJPEG_COLORS[step.color]
         self._channels = 1 if step.color == "gray" else 3
         flags = (one | cv2.IMREAD_IGNORE_ORIENTATION for one in _CV2_FLAGS[step.color])
@@ -182,7 +184,42 @@ class Decoder:
         if kept is not None and factor in kept.pixels:
             return cut_out(kept.pixels[factor], box)
         data = value.file() if isinstance(value, DecodedFile) else value
+        sibling = self._kept.sibling
+        if sibling is not None and sibling.is_open and sibling.field == self._step.field:
+            pixels = self._decode_shared(sibling, data, header, factor, box)
+            if pixels is not None:
+                return pixels
         return self._decode_box(data, header, factor, box, scaling)
+
+    def _decode_shared(
+        self, sibling: Sibling, data: memoryview, header: ImageHeader, factor: int, box: Cut
+    ) -> Pixels | None:
+        """Cut the box of what was decoded for several streams, or decode it with theirs.
+
+        None: it is decoded alone.
+        """
+        found = sibling.find(len(data), factor, box)
+        if found is not None:
+            return cut_out(found[1], box.within(Cut(*found[0])))
+        cuts, has_points = self.decodes_boxes(header), self.has_points
+
+        def cost_ns(one: Cut) -> float:
+            return decoding_ns(header, factor, one, cuts=cuts, has_points=has_points)
+
+        around, together_ns, joined = box, cost_ns(box), 0
+        for other in sibling.others(header, factor):
+            both = box_around([around, Cut(*other)])
+            both_ns = cost_ns(both)
+            if both_ns <= together_ns + cost_ns(Cut(*other)):
+                around, together_ns, joined = both, both_ns, joined + 1
+        if not joined:
+            return None
+        try:
+            pixels = self._decode_box(data, header, factor, around)
+        except SampleUndecodable:
+            return None  # what is wrong may be outside of this crop
+        sibling.keep(len(data), factor, around, pixels)
+        return cut_out(pixels, box.within(around))
 
     def file_task(
         self, file: KnownFile, header: ImageHeader, factor: int, box: Cut, scaling: Scaling

@@ -76,6 +76,17 @@ class Cut(NamedTuple):
     height: int
     width: int
 
+    def within(self, outer: "Cut") -> "Cut":
+        """The same box, in pixels from the top left of ``outer``."""
+        return self._replace(top=self.top - outer.top, left=self.left - outer.left)
+
+
+def box_around(boxes: Sequence[Cut]) -> Cut:
+    """The smallest box with all of these in it."""
+    top, left = min(box.top for box in boxes), min(box.left for box in boxes)
+    bottom, right = max(box.top + box.height for box in boxes), max(box.left + box.width for box in boxes)
+    return Cut(top, left, bottom - top, right - left)
+
 
 Mirrored: TypeAlias = tuple[bool, bool]
 """Whether rows, and columns, are looked at the other way round than they are stored; "nearest"

@@ -39,6 +39,7 @@ from batchd.data.pipeline.image.geometry import (
     SKIPPED,
     TURN_OF_ORIENTATION,
     UPRIGHT,
+    Cut,
     DecodePlan,
     Geometry,
     acts,
@@ -278,6 +279,11 @@ class ImageStage:
         except SampleUndecodable:
             return None
         return part_of(head, points, decoding.factor, decoding.box)
+
+    def boxes(self, header: ImageHeader, random: SampleRandom) -> list[tuple[int, Cut]]:
+        """1/scale and box of what a call would decode of a file. Raises ``SampleUndecodable``."""
+        decoding = self.planned(header, random).decoding
+        return [(decoding.factor, decoding.box)]
 
     @property
     def makes_files(self) -> bool:

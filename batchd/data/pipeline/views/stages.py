@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.geometry import HALF, Cut, Resampling
-from batchd.data.pipeline.image.jpeg_box import part_of
+from batchd.data.pipeline.image.geometry import HALF, Cut, Resampling, box_around
+from batchd.data.pipeline.image.jpeg_box import decoding_ns, part_of
+from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.resample import cut_out
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage
 from batchd.data.pipeline.randomness import Mark, SampleRandom, view_number
@@ -32,12 +33,6 @@ from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import DecodedFile, FileHead, FilePart
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
-
-SCANNED_NS, DECODED_NS, CALL_NS = 4.5, 2.0, 20_000.0
-"""To read the bits of a pixel, to make one, and to begin: fitted to random boxes of photographs of
-500 x 375 in baseline JPEGs, on one CPU. Only their proportions decide."""
-MARGIN_PIXELS = 44
-"""Beside each row of a box, from the access point before it on; fitted likewise."""
 
 Draws = list[dict[str, object]]
 
@@ -154,6 +149,11 @@ class ViewsStage:
         """Plan a call. Raises ``SampleUndecodable``; empty if it decodes nothing."""
         return self._grouped(list(self._plan(value, random)), value) if self._decoder is not None else []
 
+    def boxes(self, header: ImageHeader, random: SampleRandom) -> list[tuple[int, Cut]]:
+        """1/scale and box of what a call would decode of a file. Raises ``SampleUndecodable``."""
+        planned = self._plan(FilePart(tuple(header), memoryview(b""), 0), random)
+        return [(one.plan.decoding.factor, one.plan.decoding.box) for one in planned]
+
     def part(
         self, field: str, head: FileHead, points: memoryview | bytes, random: SampleRandom
     ) -> tuple[int, int] | None:
@@ -186,7 +186,7 @@ class ViewsStage:
                 if planned.mark is not None:
                     random.return_to(planned.mark)
                 random.draws = planned.draws
-                inside = None if pixels is None else cut_out(pixels, _inside(planned.plan.decoding.box, group.box))
+                inside = None if pixels is None else cut_out(pixels, planned.plan.decoding.box.within(group.box))
                 yield planned.view, planned.plan, inside
 
     def _plan(self, value: Value, random: SampleRandom) -> Iterator[PlannedView]:
@@ -277,35 +277,16 @@ def plan_groups(planned: Sequence[PlannedView], *, cuts: bool, has_points: bool)
     ``cuts``: a box of the file can be decoded alone. ``has_points``: decoding can begin near it.
     """
     header = planned[0].plan.header
-    whole = header.height * header.width
 
     def cost_ns(box: Cut, factor: int) -> float:
-        if not cuts:
-            return whole * (SCANNED_NS + DECODED_NS / factor**2)
-        scanned = header.width * (box.top + box.height) * factor
-        if has_points:
-            scanned = (box.width * factor + MARGIN_PIXELS) * box.height * factor
-        return (
-            CALL_NS + SCANNED_NS * (scanned if not header.held_bytes else whole) + DECODED_NS * box.height * box.width
-        )
+        return decoding_ns(header, factor, box, cuts=cuts, has_points=has_points)
 
     groups = []
     for factor in dict.fromkeys(one.plan.decoding.factor for one in planned):
         views = [one for one in planned if one.plan.decoding.factor == factor]
         boxes = [one.plan.decoding.box for one in views]
-        around = _around(boxes)
+        around = box_around(boxes)
         groups.append(
             ViewGroup(views, factor, around, cost_ns(around, factor), sum(cost_ns(box, factor) for box in boxes))
         )
     return groups
-
-
-def _around(boxes: Sequence[Cut]) -> Cut:
-    """The smallest box with all of these in it."""
-    top, left = min(box.top for box in boxes), min(box.left for box in boxes)
-    bottom, right = max(box.top + box.height for box in boxes), max(box.left + box.width for box in boxes)
-    return Cut(top, left, bottom - top, right - left)
-
-
-def _inside(box: Cut, outer: Cut) -> Cut:
-    return box._replace(top=box.top - outer.top, left=box.left - outer.left)
