@@ -448,32 +448,51 @@ static int scale(const struct image *from, const struct image *into, enum method
 /* --- hue --- */
 
 /* Hue is in sixths of the circle, times the chroma of the pixel, so that it is a whole number;
- * `shift` in 1/2^HUE_BITS of a sixth. */
-static inline uint8_t shifted(int32_t value, int32_t chroma, int32_t hue)
+ * `shift` in 1/2^HUE_BITS of a sixth. A hue is below three rounds of the circle. Grey stays, as its
+ * circle is 0. */
+ALWAYS_INLINE int32_t shifted(int32_t value, int32_t chroma, int32_t hue)
 {
     const int32_t circle = 6 * chroma << HUE_BITS, full = chroma << HUE_BITS;
     int32_t off;
-    while (hue >= circle) hue -= circle;
+    hue -= hue >= circle ? circle : 0;
+    hue -= hue >= circle ? circle : 0;
     off = 4 * full - hue < hue ? 4 * full - hue : hue;
     off = off < 0 ? 0 : off > full ? full : off;
-    return (uint8_t)(((value << HUE_BITS) - off + (1 << (HUE_BITS - 1))) >> HUE_BITS);
+    return ((value << HUE_BITS) - off + (1 << (HUE_BITS - 1))) >> HUE_BITS;
+}
+
+enum { HUES_TOGETHER = 512 };
+
+/* Planes, as vectors need them: `hues` pixels, replaced by their shifted ones. */
+FOR_EACH_PROCESSOR
+static void shift_planes(int32_t *restrict red, int32_t *restrict green, int32_t *restrict blue, int32_t hues, int32_t shift)
+{
+    for (int32_t i = 0; i < hues; i++) {
+        const int32_t r = red[i], g = green[i], b = blue[i];
+        const int32_t larger = r > g ? r : g, smaller = r < g ? r : g;
+        const int32_t most = larger > b ? larger : b, chroma = most - (smaller < b ? smaller : b);
+        int32_t hue = most == r ? g - b : most == g ? 2 * chroma + b - r : 4 * chroma + r - g;
+        hue += hue < 0 ? 6 * chroma : 0;
+        hue = (hue << HUE_BITS) + shift * chroma;
+        red[i] = shifted(most, chroma, hue + (5 * chroma << HUE_BITS));
+        green[i] = shifted(most, chroma, hue + (3 * chroma << HUE_BITS));
+        blue[i] = shifted(most, chroma, hue + (chroma << HUE_BITS));
+    }
 }
 
 static void shift_hues(const struct image *image, int32_t shift, int red, int blue)
 {
+    int32_t planes[3][HUES_TOGETHER];
     for (Py_ssize_t row = 0; row < image->height; row++) {
-        uint8_t *pixel = image->pixels + row * image->stride;
-        for (Py_ssize_t column = 0; column < image->width; column++, pixel += 3) {
-            const int32_t r = pixel[red], g = pixel[1], b = pixel[blue];
-            const int32_t most = r > g ? (r > b ? r : b) : g > b ? g : b, least = r < g ? (r < b ? r : b) : g < b ? g : b;
-            const int32_t chroma = most - least;
-            if (!chroma) continue;
-            int32_t hue = most == r ? g - b : most == g ? 2 * chroma + b - r : 4 * chroma + r - g;
-            if (hue < 0) hue += 6 * chroma;
-            hue = (hue << HUE_BITS) + shift * chroma;
-            pixel[red] = shifted(most, chroma, hue + (5 * chroma << HUE_BITS));
-            pixel[1] = shifted(most, chroma, hue + (3 * chroma << HUE_BITS));
-            pixel[blue] = shifted(most, chroma, hue + (chroma << HUE_BITS));
+        for (Py_ssize_t first = 0; first < image->width; first += HUES_TOGETHER) {
+            const Py_ssize_t left = image->width - first;
+            const int32_t count = left < HUES_TOGETHER ? (int32_t)left : HUES_TOGETHER;
+            uint8_t *pixel = image->pixels + row * image->stride + 3 * first;
+            for (int32_t i = 0; i < count; i++)
+                for (int channel = 0; channel < 3; channel++) planes[channel][i] = pixel[3 * i + channel];
+            shift_planes(planes[red], planes[1], planes[blue], count, shift);
+            for (int32_t i = 0; i < count; i++)
+                for (int channel = 0; channel < 3; channel++) pixel[3 * i + channel] = (uint8_t)planes[channel][i];
         }
     }
 }

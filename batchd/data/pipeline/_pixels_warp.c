@@ -11,6 +11,8 @@
  */
 #include "_pixels_parts.h"
 
+#include <stdlib.h>
+
 #include <string.h>
 
 enum { FRACTION_BITS = 11, PLACE_BITS = 32, WEIGHT_BITS = 2 * FRACTION_BITS };
@@ -98,15 +100,88 @@ static void shift_row(const struct image *from, int64_t x, int64_t y, const stru
     blend_row(upper, upper + from->stride, made + *first * channels, (*end - *first) * channels, channels, fraction(x), fraction(y));
 }
 
+/* Where rows are scaled, and neither turned nor slanted, all pixels of a row lie between the same two rows, and those of a column
+ * between the same two columns: rows are blended first, then columns, which makes the same numbers. */
+struct columns {
+    Py_ssize_t first, end;    /* the new columns that lie between two of the image */
+    Py_ssize_t left, right;   /* the columns of the image that they need */
+    int32_t *places, *parts;  /* of each number: where its left one is in the blended row, and the part of the right one */
+    int32_t *blended;
+};
+
+FOR_EACH_PROCESSOR
+static void blend_rows(const uint8_t *upper, const uint8_t *under, int32_t *restrict into, int64_t length, int32_t lower)
+{
+    for (int64_t i = 0; i < length; i++) into[i] = (upper[i] << FRACTION_BITS) + lower * (under[i] - upper[i]);
+}
+
+FOR_EACH_PROCESSOR
+static void blend_columns(const int32_t *blended, const int32_t *places, const int32_t *parts, uint8_t *restrict into,
+                          int64_t length, int32_t channels)
+{
+    for (int64_t i = 0; i < length; i++) {
+        const int32_t left = blended[places[i]], right = blended[places[i] + channels];
+        into[i] = (uint8_t)(((left << FRACTION_BITS) + parts[i] * (right - left) + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS);
+    }
+}
+
+/* Find the columns; false where memory is short, or there are none: then each pixel is made by itself. */
+static int plan_columns(const struct image *from, const struct image *into, const struct warp *warp, struct columns *columns)
+{
+    const Py_ssize_t channels = from->channels;
+    int64_t x = warp->across[2];
+    for (Py_ssize_t column = 0; column < into->width; column++, x = place(warp->across[0], 1, x)) {
+        const int64_t left = x >> PLACE_BITS;
+        if (left < 0 || left >= from->width - 1) continue;
+        if (columns->first == columns->end) {
+            columns->first = column;
+            columns->left = (Py_ssize_t)left;
+        } else if (column != columns->end || left + 2 < columns->right)
+            return 0; /* a place has wrapped */
+        columns->end = column + 1;
+        columns->right = (Py_ssize_t)left + 2;
+    }
+    const Py_ssize_t made = (columns->end - columns->first) * channels, needed = (columns->right - columns->left) * channels;
+    if (made <= 0 || needed <= 0) return 0;
+    columns->places = malloc((size_t)(2 * made + needed) * sizeof(int32_t));
+    if (columns->places == NULL) return 0;
+    columns->parts = columns->places + made;
+    columns->blended = columns->parts + made;
+    x = place(warp->across[0], columns->first, warp->across[2]);
+    for (Py_ssize_t i = 0; i < made; x = place(warp->across[0], 1, x))
+        for (Py_ssize_t channel = 0; channel < channels; channel++, i++) {
+            columns->places[i] = (int32_t)(((x >> PLACE_BITS) - columns->left) * channels + channel);
+            columns->parts[i] = fraction(x);
+        }
+    return 1;
+}
+
+/* Make the columns of a row that lie between four pixels; false if none do. */
+static int scale_row(const struct image *from, const struct columns *columns, int64_t y, uint8_t *made)
+{
+    const int64_t top = y >> PLACE_BITS;
+    if (top < 0 || top >= from->height - 1) return 0;
+    const Py_ssize_t channels = from->channels;
+    const uint8_t *upper = from->pixels + top * from->stride + columns->left * channels;
+    blend_rows(upper, upper + from->stride, columns->blended, (columns->right - columns->left) * channels, fraction(y));
+    blend_columns(columns->blended, columns->places, columns->parts, made + columns->first * channels,
+                  (columns->end - columns->first) * channels, (int32_t)channels);
+    return 1;
+}
+
 ALWAYS_INLINE void warp_rows(const struct image *from, const struct image *into, const struct warp *warp, int is_linear,
                              Py_ssize_t channels)
 {
-    const int is_shifted = is_linear && warp->across[0] == (int64_t)1 << PLACE_BITS && warp->down[0] == 0;
+    const int is_upright = is_linear && warp->down[0] == 0, is_shifted = is_upright && warp->across[0] == (int64_t)1 << PLACE_BITS;
+    struct columns columns = {0};
+    const int is_scaled = is_upright && !is_shifted && warp->across[0] > 0 && warp->across[1] == 0 &&
+                          plan_columns(from, into, warp, &columns);
     for (Py_ssize_t row = 0; row < into->height; row++) {
         int64_t x = place(warp->across[1], row, warp->across[2]), y = place(warp->down[1], row, warp->down[2]);
         uint8_t *made = into->pixels + row * into->stride;
         int64_t first = 0, end = 0;
         if (is_shifted) shift_row(from, x, y, into, made, &first, &end);
+        if (is_scaled && scale_row(from, &columns, y, made)) first = columns.first, end = columns.end;
         for (Py_ssize_t column = 0; column < into->width; column++, made += channels) {
             if (column == first && first < end) { /* these are made */
                 x = place(warp->across[0], (Py_ssize_t)(end - first), x);
@@ -124,6 +199,7 @@ ALWAYS_INLINE void warp_rows(const struct image *from, const struct image *into,
             y = place(warp->down[0], 1, y);
         }
     }
+    if (is_scaled) free(columns.places);
 }
 
 /* --- remap --- */
