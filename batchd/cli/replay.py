@@ -298,6 +298,8 @@ def _result(name: str, value: object) -> str:  # noqa: C901, PLR0912  one case f
             return " and ".join(map(str, value)) or "not flipped"
         case "with", list():
             return "with " + "; ".join(f"{name} ({sample})" for sample, name in value)
+        case "pasted", int():
+            return f"{value} pasted"
         case "centre", list():
             return f"around {value[0]}, {value[1]}"
         case "degrees", _:

@@ -639,6 +639,15 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "pad_batch", "field": "masks", "max_shape": [8, 32, 32]},
         {"op": "pad_batch", "field": "keypoints", "max_shape": [8, 3, 3]},
     ]
+    pasted = [
+        *objects[:2],
+        {"op": "letterbox", "size": [32, 32]},
+        {"op": "copy_paste", "fraction": 1.0, "max_overlap": 0.9},
+        {"op": "copy_paste", "paste": "mirrored", "probability": 0.5},
+        {"op": "random_flip"},
+        {"op": "mixup", "probability": 0.8},
+        *({**step, "max_shape": [32, *step["max_shape"][1:]]} for step in joined[-4:]),
+    ]
     return {
         **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
         **{name: {"source": sounds, "pipeline": steps} for name, steps in sound.items()},
@@ -647,6 +656,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "followed": {"source": _annotated(folder), "pipeline": followed},
         "objects": {"source": _objects(folder), "pipeline": objects},
         "joined": {"source": _objects(folder), "pipeline": joined},
+        "pasted": {"source": _objects(folder), "pipeline": pasted},
         "ids": {"source": _annotated(folder), "pipeline": ids},
         "policies": {"source": _annotated(folder), "pipeline": policies},
         "followed-warps": {"source": _annotated(folder), "pipeline": warped},

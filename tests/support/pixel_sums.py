@@ -55,7 +55,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.join.options import Mosaic
+from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
@@ -116,6 +116,7 @@ GEOMETRY: Mapping[str, Sequence[StepOptions]] = {
     "rotate nearest": [Rotate(degrees=(-180, 180), interpolation="nearest", fill=(10, 200, 99))],
     "rotate by a little": [Rotate(degrees=(-1, 1))],
     "resize longer_side": [Resize(longer_side=90, multiple_of=7), Letterbox(size=(99, 98), fill=(9,))],
+    "affine scaled": [Affine(scale=(0.4, 2.5), translate=(0.3, 0.3), fill=(10,))],
     "rand_augment": [RandAugment(count=4, operation_probability=1)],
     "auto_augment": [AutoAugment(), AutoAugment(policy="svhn", interpolation="nearest")],
     "trivial_augment": [TrivialAugment(), TrivialAugment()],
@@ -229,7 +230,8 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    return {step.op for steps in groups for step in steps} | {"decode", "follow", "box_form", "views", "mosaic"}
+    others = {"decode", "follow", "box_form", "views", "mosaic", "mixup", "copy_paste"}
+    return {step.op for steps in groups for step in steps} | others
 
 
 _Case = tuple[str, list[Column], Sequence[StepOptions], dict[str, Value]]
@@ -317,7 +319,15 @@ def _joined(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
     ]
     move = Affine(degrees=(-9, 9), scale=(0.5, 1.5), size=(200, 240))
     room = PadBatch(field="boxes", max_shape=(36, 4))
-    yield "mosaic", columns, [Follow(boxes="boxes", mask="mask"), Mosaic(size=(300, 400)), move, room], values
+    follow = Follow(boxes="boxes", mask="mask")
+    yield "mosaic", columns, [follow, Mosaic(size=(300, 400)), move, room], values
+    turned = [follow, RandomFlip(), Affine(degrees=(-9, 9)), MixUp(), room]
+    yield "mixup", columns, turned, values
+    masks = np.stack([values["mask"] // 30 == number for number in range(9)]).astype(np.uint8)
+    rooms = [PadBatch(field="boxes", max_shape=(36, 4)), PadBatch(field="masks", max_shape=(36, *masks.shape[1:]))]
+    paste = [Follow(boxes="boxes", masks="masks"), CopyPaste(paste="mirrored", max_overlap=1.0), *rooms]
+    columns = [*columns[:2], Column("masks", shape=masks.shape)]
+    yield "copy_paste", columns, paste, {"image": values["image"], "boxes": values["boxes"], "masks": masks}
 
 
 class _Same:

@@ -244,8 +244,8 @@ class Pipeline:
         drew = SKIPPED
         random.draws = None
         try:
-            picks, numbers = self._drawn(stage, epoch, way)
-            if picks:
+            acts, picks, numbers = self._drawn(stage, epoch, way)
+            if acts:
                 _own(made, stage.joined)
                 drew = stage.join(made, self._others_of(stage, picks, row, epoch, way, joined), numbers)
                 self._others.others_end()
@@ -259,14 +259,15 @@ class Pipeline:
             notes.append(drew)
         return joined
 
-    def _drawn(self, stage: JoinStage, epoch: int, way: str) -> tuple[list[int], list[float]]:
-        """What a stage draws: its picks, none if it does not act, and its other numbers."""
+    def _drawn(self, stage: JoinStage, epoch: int, way: str) -> tuple[bool, list[int], list[float]]:
+        """What a stage draws: whether it acts, then its picks, and its other numbers."""
         step, random = stage.step, self._random.random
         self._random.start_view(view_number(way, 0))
         is_over = step.until_epoch is not None and epoch % (1 << EPOCH_BITS) >= step.until_epoch
         if not random() < step.probability or is_over:
-            return [], []
-        return [int(random() * _PICKS) for _ in range(step.others)], [random() for _ in range(stage.numbers)]
+            return False, [], []
+        picks = [int(random() * _PICKS) for _ in range(step.others)]
+        return True, picks, [random() for _ in range(stage.numbers)]
 
     def _others_of(  # noqa: PLR0913, PLR0917  each is one thing that others are made with
         self, stage: JoinStage, picks: Sequence[int], row: Row, epoch: int, way: str, joined: list[int]
@@ -294,7 +295,7 @@ class Pipeline:
         ways: list[tuple[Sequence[tuple[Stage | JoinStage, int]], str]] = [(self._stages, "")]
         for stages, way in ways:
             for stage in (stage for stage, _part in stages if isinstance(stage, JoinStage)):
-                picks, _numbers = self._drawn(stage, epoch, f"{way}/{stage.name}")
+                _acts, picks, _numbers = self._drawn(stage, epoch, f"{way}/{stage.name}")
                 found += picks
                 ways += [(stage.needed, f"{way}/{stage.name}/{place}") for place in range(len(picks))]
         return found

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -38,10 +38,9 @@ class JoinStage(ABC):
     the timings.
     """
 
-    numbers: ClassVar[int] = 0
-
-    def __init__(self, step: "JoinStep") -> None:
+    def __init__(self, step: "JoinStep", numbers: int) -> None:
         self.step = step
+        self.numbers = numbers
         self.name = ""
         self.joined = frozenset[str]()
         self.needed: Sequence[tuple[Stage | JoinStage, int]] = ()

@@ -53,7 +53,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.join.options import Mosaic
+from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
@@ -124,6 +124,8 @@ STEPS = (
     AugMix(),
     Choose(of=(Blur(), Invert())),
     Mosaic(size=(8, 8)),
+    MixUp(),
+    CopyPaste(),
     SubtractMean(),
     To(),
     Call(function="a:b"),
@@ -282,6 +284,8 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "log_mel": {**SPECTRUM, **BANDS},
     "mfcc": {**SPECTRUM, **BANDS, "log": "ln", "top": 60.0, "coefficients": 13},
     "mosaic": {"size": (8, 7), "fill": (1,), "until_epoch": 90, **PROBABILITY},
+    "mixup": {"alpha": 8, "until_epoch": 90, **PROBABILITY},
+    "copy_paste": {"paste": "mirrored", "fraction": 0.25, "max_overlap": 0.5, "until_epoch": 90, **PROBABILITY},
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},

@@ -17,6 +17,7 @@ from batchd.data.samples.checks import Example, Range
 from batchd_wire.record import options
 
 EPOCHS_MAX = 1_000_000_000
+ALPHA_MAX = 64
 SAMPLES_MAX = 32
 """Of which one may be made, by all steps together."""
 
@@ -29,11 +30,14 @@ class JoinStep(ChanceStep):
     is_for_each: ClassVar[bool] = False
     keeps_pixels: ClassVar[bool] = False
     loses_edges: ClassVar[bool] = True
-    others: ClassVar[int] = 1
-    """How many samples join one."""
     until_epoch: Annotated[Annotated[int, Range(0, EPOCHS_MAX)] | None, Example(90)] = None
     """The first epoch, counted from 0, in which the step does not act any more. When not set, it
     acts in all."""
+
+    @property
+    def others(self) -> int:
+        """How many samples join one."""
+        return 1
 
 
 @options
@@ -46,7 +50,6 @@ class Mosaic(JoinStep):
     The same as ultralytics' Mosaic.
     """
 
-    others: ClassVar[int] = 3
     op: Literal["mosaic"] = "mosaic"
     size: Annotated[Size, Example([640, 640])]
     """Half the height and half the width of the canvas, in pixels: what "affine" with this size
@@ -54,6 +57,50 @@ class Mosaic(JoinStep):
     fill: Fill = (114,)
     """The value outside of the images: one number from 0 to 255 for all channels, or one for
     each."""
+
+    @property
+    def others(self) -> int:
+        """One at each other side of the point."""
+        return 3
+
+
+@options
+class MixUp(JoinStep):
+    """Blend the image with another one, and keep the objects of both: mixup of detection.
+
+    A level becomes ``share * own + (1 - share) * other``, rounded down, with a share in steps of
+    1/256. A mask that follows the image is that of the larger share. The same as ultralytics'
+    MixUp. Images have one size here, so it comes behind a crop.
+    """
+
+    op: Literal["mixup"] = "mixup"
+    alpha: Annotated[int, Range(1, ALPHA_MAX)] = 32
+    """The share is drawn from Beta(alpha, alpha): 1 is any share as likely, 32 is near a half."""
+
+
+@options
+class CopyPaste(JoinStep):
+    """Paste objects of another sample, or of the mirrored image, by their masks.
+
+    Those whose boxes cover little of each box that is there, least first, as in ultralytics'
+    CopyPaste. What they cover leaves the masks and boxes of the objects below, as in Simple
+    Copy-Paste (Ghiasi and others, CVPR 2021): one with nothing left vanishes.
+    """
+
+    op: Literal["copy_paste"] = "copy_paste"
+    paste: Literal["other", "mirrored"] = "other"
+    """Whose objects: those of an "other" sample, or of the image "mirrored" left to right.
+    Ultralytics' modes "mixup" and "flip". For "other", images have one size, so it comes behind a
+    crop."""
+    fraction: Annotated[float, Range(0.0, 1.0)] = 0.5
+    """How many of the objects that may be pasted are."""
+    max_overlap: Annotated[float, Range(0.0, 1.0)] = 0.3
+    """An object may be pasted if its box covers less than this fraction of each box."""
+
+    @property
+    def others(self) -> int:
+        """None for the mirrored image."""
+        return int(self.paste == "other")
 
 
 def samples_joined(steps: Sequence[JoinStep]) -> int:

@@ -28,6 +28,8 @@ _REFUSED: Mapping[str, str] = {
     "follow": f"{_ALONE}, so no mask, boxes or points can follow it",
     "crop_to_bucket": 'put it in front of "views": batches are made of the images, not of their views',
     "mosaic": _JOINS,
+    "mixup": _JOINS,
+    "copy_paste": _JOINS,
     "rename": f"{_ALONE}; its field has the name that it has in into",
     "drop": f"{_ALONE}; leave its field out of into",
     "pack": _LATER,

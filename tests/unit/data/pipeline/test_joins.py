@@ -10,7 +10,7 @@ from batchd.data.pipeline.augment.options import Affine, Choose
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import CenterCrop, Follow, RandomFlip, RandomResizedCrop, Resize
-from batchd.data.pipeline.join.options import SAMPLES_MAX, Mosaic
+from batchd.data.pipeline.join.options import SAMPLES_MAX, CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.randomness import EPOCH_BITS
 from batchd.data.pipeline.shapes.options import Pack
@@ -272,3 +272,153 @@ def test_what_cannot_be_joined_is_refused():
         Affine(size=SIZE, probability=0.5)
     image = [Resize(size=(8, 8)), Mosaic(size=(8, 8)), Affine(size=(8, 8))]
     assert check_steps(COLUMNS[:1], image) == []
+
+
+# --- mixup and copy_paste -------------------------------------------------------------------------
+
+SAME = [FOLLOW, CenterCrop(size=SIZE)]
+"""Images of one size, with all that follows."""
+
+
+@pytest.mark.parametrize("sample", range(SAMPLES))
+def test_mixup_blends_as_ultralytics_and_keeps_the_objects_of_both(sample):
+    """Levels are rounded down; the mask is that of the larger share."""
+    given = Given()
+    values, (drew,) = made([*SAME, MixUp(alpha=2)], sample, given)
+    (other,) = joined(drew)
+    own, its = (made(SAME, one, given)[0] for one in (sample, other))
+
+    share = drew["share"]
+    assert share * 256 == int(share * 256)
+    assert np.array_equal(values["image"], (own["image"] * share + its["image"] * (1 - share)).astype(np.uint8))
+    for name in ("boxes", "classes", "masks", "keypoints", "points"):
+        assert np.array_equal(values[name], np.concatenate([own[name], its[name]])), name
+    assert np.array_equal(values["mask"], (own if share >= 0.5 else its)["mask"])
+    assert values["id"] == sample
+
+
+def test_the_shares_of_mixup_are_those_of_a_beta_distribution():
+    """Beta(alpha, alpha) has the mean 1/2 and the variance 1 / (8 alpha + 4)."""
+    for alpha in (1, 8, 32):
+        given = Given()
+        pipeline = Pipeline(COLUMNS, [*SAME, MixUp(alpha=alpha)], 3, has_rows=False, others=given)
+        drew = pipeline.note_draws()
+        shares = []
+        for sample in range(800):
+            pipeline.make(given.samples[sample % SAMPLES], 0, sample, 0)
+            shares.append(drew[0]["share"])
+        assert abs(np.mean(shares) - 0.5) < 0.04
+        assert 0.85 < np.var(shares) * (8 * alpha + 4) < 1.15
+
+
+def by_ultralytics_pasting(own, its, fraction):
+    """Which objects are pasted: those that cover less than 0.3 of each box, the least first."""
+    if not len(its["boxes"]):
+        return []
+    covers = np.zeros((len(its["boxes"]), max(1, len(own["boxes"]))))
+    for number, one in enumerate(its["boxes"]):
+        for below, box in enumerate(own["boxes"]):
+            wide = min(one[2], box[2]) - max(one[0], box[0])
+            high = min(one[3], box[3]) - max(one[1], box[1])
+            area = (box[2] - box[0]) * (box[3] - box[1])
+            covers[number, below] = max(wide, 0) * max(high, 0) / area
+    may = np.nonzero((covers < 0.3).all(1))[0]
+    may = may[np.argsort(covers.max(1)[may], kind="stable")]
+    return may[: round(fraction * len(may))]
+
+
+@pytest.mark.parametrize("paste", ["other", "mirrored"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_objects_are_pasted_as_by_ultralytics_and_cover_what_is_below(paste, fraction):
+    """Masks and boxes below lose what is covered, and none is left without one."""
+    pasted = lost = 0
+    for sample in range(SAMPLES):
+        for seed in range(4):
+            given = Given(seed)
+            step = CopyPaste(paste=paste, fraction=fraction)
+            values, (*_others, drew) = made([*SAME, step], sample, given)
+            own = made(SAME, sample, given)[0]
+            mirror = [*SAME, RandomFlip(probability=1.0)]
+            its = made(SAME, joined(drew)[0], given)[0] if paste == "other" else made(mirror, sample, given)[0]
+            chosen = by_ultralytics_pasting(own, its, fraction)
+
+            assert drew["pasted"] == len(chosen)
+            covered = its["masks"][chosen].any(axis=0) if len(chosen) else np.zeros(SIZE, bool)
+            assert np.array_equal(values["image"], np.where(covered[..., None], its["image"], own["image"]))
+            assert np.array_equal(values["mask"], np.where(covered, its["mask"], own["mask"]))
+            below = own["masks"] * ~covered
+            is_left = (below > 0).any(axis=(1, 2)) | ~(own["masks"] > 0).any(axis=(1, 2))
+            assert np.array_equal(values["masks"], np.concatenate([below[is_left], its["masks"][chosen]]))
+            assert np.array_equal(values["classes"], np.concatenate([own["classes"][is_left], its["classes"][chosen]]))
+            for box, mask in zip(values["boxes"], values["masks"], strict=True):
+                rows, columns = np.nonzero(mask)
+                assert box.tolist() == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            pasted += len(chosen)
+            lost += (below.sum() < own["masks"].sum()).item()
+    assert pasted > 20
+    assert lost or (paste, fraction) != ("other", 1.0)
+
+
+def test_a_visible_point_below_what_is_pasted_becomes_a_hidden_one():
+    """COCO's visibility 1; its place stays."""
+    given = Given()
+    own, its = given.samples[:2]
+    for one, low in ((own, 4), (its, 5)):
+        masks = np.zeros((1, 20, 20), np.uint8)
+        masks[0, low : low + 9, low : low + 9] = 1
+        one |= {"image": np.full((20, 20, 3), low, np.uint8), "mask": masks[0], "masks": masks, "classes": np.arange(1)}
+        one |= {"boxes": np.float32([[low, low, low + 9, low + 9]]), "keypoints": np.float32([[[7, 7, 2]]])}
+    columns = [replace(one, shape=(20, 20, 3)) if one.name == "image" else one for one in COLUMNS]
+    pipeline = Pipeline(
+        columns, [FOLLOW, CopyPaste(fraction=1, max_overlap=1.0)], 3, has_rows=False, others=_Second(given)
+    )
+    values = pipeline.make(own, 0, 0, 0)
+
+    assert values["keypoints"].tolist() == [[[7, 7, 1]], [[7, 7, 2]]]
+    assert values["boxes"].tolist() == [[4, 4, 13, 13], [5, 5, 14, 14]]
+    assert values["masks"].sum(axis=(1, 2)).tolist() == [81 - 64, 81]
+
+
+class _Second(Given):
+    """The second sample joins every one."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__()
+        self.samples = given.samples
+
+    def others_of(self, _epoch: int, _pick: int) -> Iterator[int]:
+        yield 1
+
+
+def test_mixup_of_mosaics_names_all_that_joined():
+    """The other one is a mosaic, too, of others by numbers of its own."""
+    steps = [FOLLOW, Mosaic(size=SIZE), CenterCrop(size=SIZE), MixUp()]
+    given = Given()
+    _values, (mosaic, mixup) = made(steps, 0, given)
+    pipeline = Pipeline(COLUMNS, steps, 3, has_rows=False, others=given)
+
+    assert (len(joined(mosaic)), len(joined(mixup))) == (3, 4)
+    assert sorted(pick % SAMPLES for pick in pipeline.picks(0, 0)) == sorted(joined(mosaic) + joined(mixup))
+    pipeline.make(given.samples[0], 0, 0, 0)
+    assert sorted(given.picked) == sorted(pipeline.picks(0, 0))
+
+
+@pytest.mark.parametrize("step", [MixUp(), CopyPaste()])
+def test_where_none_joins_the_sample_stays(step):
+    """Because it does not act, or because no other one is good."""
+    before, _none = made(SAME)
+    for one, given in [(replace(step, probability=0.0), Given()), (step, Given(bad=range(SAMPLES)))]:
+        values, _drew = made([*SAME, one], given=given)
+        assert all(np.array_equal(values[name], before[name]) for name in before)
+
+
+def test_images_of_several_sizes_are_not_laid_on_each_other():
+    """And no object is pasted without a mask."""
+    columns = effect(FOLLOW, {column.name: column for column in COLUMNS})
+    for step in (MixUp(), CopyPaste()):
+        with pytest.raises(StepInvalid, match="lays images on each other"):
+            effect(step, columns)
+    assert effect(CopyPaste(paste="mirrored"), columns)["boxes"].shape == (None, 4)
+    boxes = effect(Follow(boxes="boxes"), {column.name: column for column in COLUMNS})
+    with pytest.raises(StepInvalid, match="pastes objects by their masks, and none follow 'image'"):
+        effect(CopyPaste(paste="mirrored"), boxes)

@@ -55,7 +55,7 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.join.options import Mosaic
+from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
@@ -137,6 +137,8 @@ EVERY_STEP = [
     Erase(area=(0.1, 0.2), aspect=(1, 2), count=3, fill=(1, 2, 3)),
     Affine(size=(5, 6)),
     Mosaic(size=(5, 6), fill=(1, 2, 3), until_epoch=90, probability=0.5),
+    MixUp(alpha=8),
+    CopyPaste(paste="mirrored", fraction=0.25, max_overlap=0.5),
     Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
     Pick(field="captions", which="first"),
     Chat(tokenizer=Path("/data/tokenizer.json"), template="llama3", max_length=9, loss=("user", "tool")),
