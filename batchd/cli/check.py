@@ -45,9 +45,10 @@ def command(
     explain: Annotated[
         bool,
         option(
-            "Scan the sources, too, and show for a few samples of each stream what is decoded of the image, and what is "
-            "done to it; the kind of its cache, what all samples need in it, and which part has room; of a shuffle of "
-            "blocks, what it mixes; of buckets and packed rows, the filling and what ranks of a step wait for."
+            "Scan the sources, too, and show the fields of a sample of each stream after each step; for a few samples what is "
+            "decoded of the image, and what is done to it; the kind of its cache, what all samples need in it, and which "
+            "part has room; of a shuffle of blocks, what it mixes; of buckets and packed rows, the filling and what ranks "
+            "of a step wait for."
         ),
     ],
     output_format: Annotated[

@@ -1,15 +1,14 @@
 """``batchd check --explain``: shows how workers will decode and process a few samples.
 
 Runs in the user's shell. Steps on an image are one plan, made from the file's header; here it is
-printed instead of executed.
+printed instead of executed. Then a worker makes one sample after each step, whose values are shown.
 
-Invariant: no decoder runs, and of the user's functions only those of a source.
+Invariant: no decoder runs here, and of the user's functions only those of a source.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from math import ceil, prod
 from typing import NamedTuple
@@ -35,26 +34,27 @@ from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.stages import ImagePlan
 from batchd.data.pipeline.join.options import JoinStep, samples_joined
 from batchd.data.pipeline.options import StepOptions
-from batchd.data.pipeline.sample_fields import drawn_sizes
+from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.shapes.options import LAST_STEPS
 from batchd.data.pipeline.views.options import Views
 from batchd.data.pipeline.views.stages import PlannedView, ViewGroup
+from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.kept_files import KeptFiles, has_points
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache.memory import CacheForm
 from batchd.data.sources.cache.record import pack
-from batchd.data.sources.composed.options import MixSource
 from batchd.data.sources.interface import Reader, open_reader
 from batchd.data.sources.scan import scan_source
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.index_cache import IndexCache
+from batchd.errors import SourceInvalid
 from batchd.observe.diagnosis.verdicts import CACHE_MARGIN
 from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.cache_memory import points_budget
-from batchd.stream.grouping import MeasureOptions, grouping_of, unit_of
+from batchd.stream.grouping import MeasureOptions, after_steps, grouping_of, unit_of
 from batchd.stream.plan import StreamPlan, epoch_plan, planned_index
 from batchd.stream.rings import MEBIBYTE, bucket_layout, slot_layout
 from batchd_wire.fields import place_fields
@@ -79,34 +79,53 @@ def explained(plan: StreamPlan, daemon: DaemonConfig, storage: Storage) -> Itera
         yield f'{plan.name}: cache = "auto" {chosen}: {stream.cache_reason}'
     steps = list(map(_without_calls, takewhile(lambda step: not isinstance(step, (Call, *LAST_STEPS)), whole)))
     cache = IndexCache(daemon.cache_dir or default_cache_dir())
-    grouping = grouping_of(
-        plan, MeasureOptions(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None)
-    )
-    scan = partial(scan_source, stream.source, lambda _found: None, cache, storage, daemon.python_path or ())
+    pass_ = MeasureOptions(daemon.worker_count(), daemon.sample_timeout_s, storage, lambda _found: None)
+    grouping = grouping_of(plan, pass_)
+    index = scan_source(stream.source, lambda _found: None, cache, storage, daemon.python_path or (), grouping)
+    index = planned_index(plan, index)
+    epochs = epoch_plan(plan, index)
     decode = next((step for step in steps if isinstance(step, Decode)), None)
-    is_planned = (
-        isinstance(stream.shuffle, BlockShuffle)
-        or isinstance(stream.source, MixSource)
-        or stream.weights is not None
-        or stream.repeats > 1
-        or drawn_sizes(whole) > 1
-    )
-    keeps_values = stream.cache_kind == "encoded"
-    if grouping is not None or decode is not None or is_planned or keeps_values:
-        index = planned_index(plan, scan(grouping))
-        epochs = epoch_plan(plan, index)
-        yield from _batches(plan, index, epochs)
-        if decode is not None or keeps_values:
-            expect(plan.code.python_path, plan.code.digests)
-            with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
-                if decode is not None:
-                    yield from _decoding(plan, steps, decode, index, epochs, reader)
-                    return
-                kept = list(_values_bytes(reader, _first_samples(epochs, index)))
-            if kept:
+    yield from _batches(plan, index, epochs)
+    if decode is not None or stream.cache_kind == "encoded":
+        expect(plan.code.python_path, plan.code.digests)
+        with closing(open_reader(stream.source, index, plan.pipeline.record_bytes_max, storage)) as reader:
+            if decode is not None:
+                yield from _decoding(plan, steps, decode, index, epochs, reader)
+            elif kept := list(_values_bytes(reader, _first_samples(epochs, index))):
                 yield f"{plan.name}: {_need(plan, index, kept, stream.cache_bytes)}"
-    if grouping is None:
-        yield f"{plan.name}: no image is decoded" + (" in front of your function" if len(steps) < len(whole) else "")
+    if grouping is None and decode is None:
+        own = any(isinstance(step, Call) for step in whole)
+        yield f"{plan.name}: no image is decoded" + (" in front of your function" if own else "")
+    yield from _after_steps(plan, index, epochs, pass_)
+
+
+def _after_steps(plan: StreamPlan, index: SourceIndex, epochs: Plan, pass_: MeasureOptions) -> Iterator[str]:
+    """The fields of the first good sample, in the source and after each step."""
+    samples = _first_samples(epochs, index)
+    try:
+        sample, after = after_steps(plan, index, pass_, samples, epochs.draw_epoch(Position(0, 0)))
+    except SourceInvalid as error:
+        yield f"{plan.name}: no sample can be shown after each step: {error}"
+        return
+    yield f"{plan.name}: the fields of sample {sample} of epoch 0 after each step"
+    columns, known, left = {column.name: column for column in plan.columns}, after[0], iter(after[1:])
+    rows = [("step", "field", "type", "this sample")]
+    rows += [("" if place else "source", *_field(column, known)) for place, column in enumerate(columns.values())]
+    for step in plan.pipeline.steps:
+        before, columns = columns, dict(columns_after(list(columns.values()), [step]))
+        found = {} if isinstance(step, LAST_STEPS) else next(left)
+        known = {**known, **found}
+        changed = found.keys() | (columns.keys() if step.changes is None else step.changes)
+        shown = [
+            _field(column, known) for name, column in columns.items() if name in changed or column != before.get(name)
+        ]
+        shown += [(name, "gone", "") for name in before if name not in columns]
+        rows += [("" if place else step.op, *one) for place, one in enumerate(shown or [("", "", "")])]
+    yield from fitted(rows, terminal.columns())
+
+
+def _field(column: Column, known: Mapping[str, str]) -> tuple[str, str, str]:
+    return column.name, column.text + (f" {column.varying.kind}" if column.varying else ""), known.get(column.name, "")
 
 
 def _without_calls(step: StepOptions) -> StepOptions:

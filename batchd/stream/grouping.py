@@ -98,15 +98,23 @@ def _element_bytes(plan: StreamPlan, field: str) -> int:
 class _Measuring:
     """One pass over ``samples``."""
 
-    def __init__(
-        self, plan: StreamPlan, size: Size, index: SourceIndex, pass_: MeasureOptions, samples: Sequence[int]
+    def __init__(  # noqa: PLR0913, PLR0917  each is one thing that a pass is of
+        self,
+        plan: StreamPlan,
+        size: Size,
+        index: SourceIndex,
+        pass_: MeasureOptions,
+        samples: Sequence[int],
+        epoch: int = 0,
     ) -> None:
         recipe, storage = plan.recipe()._replace(cut=0), pass_.storage
         if size.by:
             last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
-            made = [step for step in recipe.steps if step["op"] not in last] if size.by in orders.AFTER_STEPS else []
+            is_after = size.by in orders.AFTER_STEPS or size.by == "steps"
+            made = [step for step in recipe.steps if step["op"] not in last] if is_after else []
             recipe = recipe._replace(steps=made)
-        self._message = orders.MeasureStream(recipe, storage.limits.to_wire(), storage.as_of_ns, size.field, size.by)
+        limits = storage.limits.to_wire()
+        self._message = orders.MeasureStream(recipe, limits, storage.as_of_ns, size.field, size.by, epoch)
         self._index = index
         self._pass = pass_
         self._samples = samples
@@ -114,6 +122,8 @@ class _Measuring:
         self._printed = b""
         self._bad = ""
         self.sizes = np.zeros(len(samples), np.int64)
+        self.after: list[dict[str, str]] = []
+        """See ``messages.SamplesMeasured``."""
 
     @property
     def example(self) -> str:
@@ -150,6 +160,7 @@ class _Measuring:
             raise self._unmeasurable(readable(" ".join(report.hopeless.split()).encode()))
         first = (work.order.number - 1) * orders.SAMPLES_AT_ONCE
         self.sizes[first : first + len(report.sizes)] = report.sizes
+        self.after += report.after
         self._done += len(report.sizes)
 
     def _tick(self) -> None:
@@ -201,6 +212,22 @@ def bad_ones(plan: StreamPlan, index: SourceIndex, pass_: MeasureOptions, sample
     trying = _Measuring(plan, Size("", ""), index, pass_, samples)
     trying.run()
     return int((trying.sizes <= 0).sum()), trying.example
+
+
+def after_steps(
+    plan: StreamPlan, index: SourceIndex, pass_: MeasureOptions, samples: Sequence[int], epoch: int
+) -> tuple[int, list[dict[str, str]]]:
+    """Make the first good one of a few samples, in a process of its own, after each step.
+
+    ``epoch``: that of the random numbers. Returns its number, and its values that changed: in the
+    source, then after each step but those that give it a place in a batch, which make none. Raises
+    ``SourceInvalid`` if none can be made.
+    """
+    making = _Measuring(plan, Size("", "steps"), index, pass_, samples, epoch)
+    making.run()
+    if not making.after:
+        raise SourceInvalid(f"none of the first can be made, for example {making.example}")
+    return int(samples[np.flatnonzero(making.sizes)[0]]), making.after
 
 
 def grouping_of(plan: StreamPlan, pass_: MeasureOptions) -> IndexExtension | None:

@@ -298,7 +298,7 @@ class MeasureStream(Message):
 
     ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``by``: as ``config.tree.Bucket`` has it;
     "aspect" and "value" times ``ASPECT_UNIT``. Without it, samples are made as rows of a batch: 1
-    for a good one.
+    for a good one; with "steps" after each step. ``epoch``: that of random numbers.
     """
 
     recipe: SampleRecipe
@@ -306,6 +306,7 @@ class MeasureStream(Message):
     as_of_ns: int
     field: str
     by: str
+    epoch: int = 0
 
 
 @message(115)
@@ -320,11 +321,14 @@ class MeasureSamples(Message):
 class SamplesMeasured(Message):
     """The sizes of the ordered samples; 0: it is bad, or has no element.
 
-    Unless empty, ``hopeless`` says why none can be measured.
+    Unless empty, ``hopeless`` says why none can be measured. ``after``, by "steps": the values of
+    the first good sample in the source and after each step, as texts; only those that differ from
+    the texts before.
     """
 
     sizes: list[int]
     hopeless: str
+    after: list[dict[str, str]]
 
 
 SAMPLES_AT_ONCE = 256

@@ -34,7 +34,7 @@ from batchd.data.pipeline.options import StepOptions, step_from_plain
 from batchd.data.pipeline.shapes.options import Patches
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.data.samples.values import Value, array_of
+from batchd.data.samples.values import MediaFile, Value, array_of
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.values import StorageLimits
@@ -45,9 +45,10 @@ from batchd.worker.process import NoteMemory
 from batchd.worker.sample_maker import BAD, RecipeUnusable, SampleMaker, shortened
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.codec import Message
+from batchd_wire.wording import counted
 
 EPOCH = 0
-"""Random steps draw the numbers of the first epoch."""
+"""Random steps draw the numbers of the first epoch, if the message names no other."""
 AHEAD_SAMPLES = 64
 """Samples of a shard that are requested from a server at once."""
 NAME_DIGITS = 9
@@ -71,9 +72,10 @@ class SampleTask(ABC):
         storage.as_of_ns = message.as_of_ns
         self.quarantined: set[int] = set()
         self._note = note
-        recipe = orders.SampleRecipe(*message.recipe)
+        self._recipe = recipe = orders.SampleRecipe(*message.recipe)
         self._steps = [step_from_plain(step) for step in recipe.steps]
-        self._open = partial(SampleMaker, recipe, SourceIndex.from_descriptor(index), Stopwatch(), storage)
+        found = SourceIndex.from_descriptor(index)
+        self._open = partial(SampleMaker, index=found, stopwatch=Stopwatch(), storage=storage)
 
     measures = False
     """Whether only lengths count, so that headers of images may do."""
@@ -81,7 +83,7 @@ class SampleTask(ABC):
     @cached_property
     def _maker(self) -> SampleMaker:
         """Raises ``RecipeUnusable``."""
-        return self._open(has_rows=False, measures=self.measures)
+        return self._open(self._recipe, has_rows=False, measures=self.measures)
 
     @abstractmethod
     def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
@@ -170,27 +172,34 @@ class SampleMeasurer(SampleTask):
 
     def __init__(self, message: orders.MeasureStream, index: int, note: NoteMemory, storage: Storage) -> None:
         super().__init__(message, index, note, storage)
-        self._field, self._by = message.field, message.by
+        self._field, self._by, self._epoch = message.field, message.by, message.epoch
         self.measures = message.by == "length"
         self._patches = _patches_of(self._steps, message.field)
 
     @cached_property
     def _row_maker(self) -> tuple[SampleMaker, dict[str, NDArray[np.generic]]] | None:
-        """Makes rows, and the fields of one; None where a later plan joins samples."""
-        columns = self._maker.columns
-        if not all(column.is_fixed for column in columns.values()):
+        """Makes rows, and the fields of one; None where a later plan joins samples.
+
+        The row is of a batch whose images have the first of several sizes.
+        """
+        fields = [(column.field, column.sizes[0] if column.sizes else ()) for column in self._maker.columns.values()]
+        row = {field.name: np.zeros(field.of_room("", size).shape, field.dtype) for field, size in fields if field}
+        if len(row) < len(fields):
             return None
-        row = {name: np.zeros(column.fixed_shape, column.dtype) for name, column in columns.items()}
-        return self._open(), row
+        return self._open(self._recipe), row
 
     def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
         """Measure samples that are not known to be bad."""
         assert isinstance(order, orders.MeasureSamples)
         self._note.begin(order.order)
-        sizes, hopeless = dict.fromkeys(rows_of(order.runs), 0), ""
+        sizes, hopeless, after = dict.fromkeys(rows_of(order.runs), 0), "", list[dict[str, str]]()
         unknown = [sample for sample in sizes if sample not in self.quarantined]
 
         def measure(sample: int) -> None:
+            if self._by == "steps":
+                after.extend([] if after else self._after_steps(sample))
+                sizes[sample] = 1
+                return
             sizes[sample] = self._size(sample) if self._by else self._try(sample)
 
         try:
@@ -203,7 +212,21 @@ class SampleMeasurer(SampleTask):
         except (FunctionUnusable, StepInvalid, RecipeUnusable, SizeInvalid) as error:
             hopeless = shortened(str(error), orders.HOPELESS_BYTES_MAX)
         self._note.clear()
-        yield orders.SamplesMeasured(list(sizes.values()), hopeless)
+        yield orders.SamplesMeasured(list(sizes.values()), hopeless, after)
+
+    def _after_steps(self, sample: int) -> list[dict[str, str]]:
+        """See ``SamplesMeasured``. Raises as ``SampleMaker.make``."""
+        found: list[dict[str, str]] = []
+        known: dict[str, str] = {}
+        for count in range(len(self._steps) + 1):
+            maker = self._open(self._recipe._replace(steps=self._recipe.steps[:count]), has_rows=False)
+            try:
+                texts = {name: _text_of(value) for name, value in maker.make(self._epoch, sample).items()}
+            finally:
+                maker.close()
+            found.append({name: text for name, text in texts.items() if text != known.get(name)})
+            known = texts
+        return found
 
     def _try(self, sample: int) -> int:
         """Make a sample as a row of a batch, or its values; 1. Raises ``SampleUndecodable``."""
@@ -236,6 +259,19 @@ def _patches_of(steps: Sequence[StepOptions], field: str) -> Patches | None:
     run = [step for step in steps[first : first + len(on_field) - 1] if isinstance(step, ImageStep)]
     is_planned = bool(run) and run == on_field[:-1] and isinstance(run[0], Decode) and all(map(can_join, run, run[1:]))
     return on_field[-1] if is_planned and isinstance(on_field[-1], Patches) else None
+
+
+def _text_of(value: Value) -> str:
+    """What there is of a value, for people."""
+    if isinstance(value, str):
+        return counted(len(value), "character")
+    if isinstance(value, list | dict):
+        return counted(len(value), "item")
+    if isinstance(value, np.ndarray | np.generic) and value.shape:
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, memoryview | bytes | MediaFile):
+        return f"{value.size if isinstance(value, MediaFile) else len(value):,} bytes"
+    return str(value)
 
 
 def _size(column: Column, value: Value, by: str) -> int:

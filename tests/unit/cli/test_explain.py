@@ -3,12 +3,14 @@
 The output has the decoded box and the steps, for a few samples of each stream.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from batchd.cli import decoding_plans
 from batchd.cli.main import cli
 from batchd.data.pipeline.image import jpeg_box
 from batchd.errors import ConfigInvalid
@@ -16,11 +18,17 @@ from support.images import encode, jpeg, jpeg_of, jpeg_with_exif, photo, ycck_jp
 from support.megatron import write_megatron
 
 STREAM = "[streams.s]\nsource = {source}\nbatch_size = 8\n{shuffle}pipeline = [ {steps} ]\n"
+FOLDER = '{ type = "folder", path = "photos" }'
 CROP = '{ op = "decode" }, { op = "center_crop", size = [100, 60] }'
+
+
+shown_after_steps = decoding_plans._after_steps
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty folder to be in; no process makes a sample, which tests here ask for."""
+    monkeypatch.setattr(decoding_plans, "_after_steps", lambda *_args: iter(()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BATCHD_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path
@@ -29,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def explain(
     folder: Path,
     steps: str = CROP,
-    source: str = '{ type = "folder", path = "photos" }',
+    source: str = FOLDER,
     keys: str = "",
     shuffle: str = "shuffle = false\n",
 ) -> list[str]:
@@ -441,3 +449,68 @@ def test_a_step_on_pixels_before_a_crop_is_said_to_need_the_whole_image(folder) 
     assert any(line.startswith('s: "equalize" is before "center_crop" and so of the whole image') for line in before)
     assert "all: 200 x 160" in row
     assert not any("equalize" in line for line in late)
+
+
+def after_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, steps: str, source: str, bad: float = 0.5) -> list[str]:
+    """Return the title, and the rows, of the fields after each step."""
+    monkeypatch.setattr(decoding_plans, "_after_steps", shown_after_steps)
+    lines = explain(folder, steps, source, f"max_bad_fraction = {bad}\n")
+    return lines[next(place for place, line in enumerate(lines) if "after each step" in line) :]
+
+
+def test_the_fields_of_the_first_good_sample_are_shown_after_each_step(folder, monkeypatch) -> None:
+    """A box that a crop cuts off is gone from its row; images of one batch have the drawn size."""
+    objects = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    put(folder, a_jpg=b"no image", b_jpg=jpeg(photo(60, 80)))
+    for number, name in enumerate(("a.jpg", "b.jpg")):
+        objects["images"].append({"id": number, "file_name": name, "height": 60, "width": 80})
+        for place, left in enumerate((2, 30, 60)):
+            box = {"image_id": number, "category_id": 1, "bbox": [left, 20, 12, 12], "iscrowd": 0}
+            objects["annotations"].append({"id": 3 * number + place, **box})
+    (folder / "a.json").write_text(json.dumps(objects))
+    steps = """
+        { op = "decode" }, { op = "follow", boxes = "boxes", labels = ["classes"] }, { op = "center_crop", size = [40, 40] },
+        { op = "letterbox", sizes = [[24, 24], [32, 32]] }, { op = "rename", field = "classes", to = "labels" },
+        { op = "pad_batch", field = "boxes", max_shape = [9, 4] }, { op = "pad_batch", field = "labels", max_shape = [9] }
+    """
+
+    title, *rows = after_steps(folder, monkeypatch, steps, '{ type = "coco", path = "a.json", images = "photos" }')
+
+    assert title == "s: the fields of sample 1 of epoch 0 after each step"
+    assert [row.split() for row in rows[:4]] == [
+        ["step", "field", "type", "this", "sample"],
+        ["source", "image", "image", f"{len(jpeg(photo(60, 80))):,}", "bytes"],
+        ["boxes", "float32[?,4]", "float32[3,", "4]"],
+        ["classes", "int64[?]", "int64[3]"],
+    ]
+    assert rows[4:] == [
+        "decode image uint8[?,?,3] uint8[60, 80, 3]",
+        "follow image uint8[?,?,3] uint8[60, 80, 3]",
+        "boxes float32[?,4] float32[3, 4]",
+        "classes int64[?] int64[3]",
+        "center_crop image uint8[40,40,3] uint8[40, 40, 3]",
+        "boxes float32[?,4] float32[1, 4]",
+        "classes int64[?] int64[1]",
+        "letterbox image uint8[?,?,3] uint8[32, 32, 3]",
+        "rename labels int64[?] int64[1]",
+        "classes gone",
+        "pad_batch boxes float32[<=9,4] padded float32[1, 4]",
+        "boxes_length int32",
+        "pad_batch labels int64[<=9] padded int64[1]",
+        "labels_length int32",
+    ]
+
+
+def test_values_of_all_kinds_are_shown_and_a_stream_without_a_good_sample_says_why(folder, monkeypatch) -> None:
+    (folder / "a.jsonl").write_text(json.dumps({"t": "cats", "m": {"a": 1}, "n": 3, "b": "AAA="}) + "\n")
+    source = '{ type = "jsonl", root = ".", shards = ["a.jsonl"], fields = { t = "text", m = "json", n = "int64" } }'
+    steps = '{ op = "drop", fields = ["m"] }, { op = "text_bytes", field = "t", length = 8 }'
+
+    _title, _head, *rows = after_steps(folder, monkeypatch, steps, source)
+
+    assert rows[:4] == ["source t text 4 characters", "m json 1 item", "n int64 3", "drop m gone"]
+    assert rows[4].startswith("text_bytes t uint8[8] uint8[8]")
+    put(folder, a_jpg=b"no image")
+    (line,) = after_steps(folder, monkeypatch, CROP, FOLDER, 1.0)
+    assert line.startswith("s: no sample can be shown after each step: none of the first can be made, for example /")
+    assert "a.jpg: not a JPEG" in line
