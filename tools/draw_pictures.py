@@ -44,7 +44,7 @@ PAGE, PAGE_WIDTH = {"width": 1100, "height": 1010}, 880
 """Size of the browser's window, and of the picture of it, in pixels."""
 SHEET = (720, 203)
 """Width and height in pixels: two rows of eight images and their labels."""
-SCENES = ("table-s3", "segmentation", "yolo", "instances", "panoptic", "poses")
+SCENES = ("table-s3", "segmentation", "yolo", "detr", "instances", "panoptic", "poses")
 """Streams of the cookbook over drawn scenes, in batches of four."""
 RECIPES = {
     "timm": (560, 163),
@@ -55,6 +55,7 @@ RECIPES = {
     "dino": (560, 127),
     "diffusion": (560, 82),
     **dict.fromkeys(SCENES, (560, 163)),
+    "detr": (560, 160),
 }
 """The same of a sheet for each stream of the cookbook; its width is that of the sheet, scaled."""
 COLOURS = 256
