@@ -115,13 +115,12 @@ def data(tmp_path_factory) -> Path:
         for ending, content in (("jpg", image), ("json", b'{"captions": ["the red cat", "a cat"]}'))
     ]
     write_shard(root / "captions" / "a.tar", captions)
-    for folder in ("chat", "chats"):
+    for folder in ("chat", "chats", "llava"):
         (root / folder).mkdir()
     golden = json.loads((Path(__file__).parents[1] / "golden" / "chats.json").read_text())
     (root / "chat" / "tokenizer.json").write_text(json.dumps(golden["tokenizer"]))
     chat = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "x"}]
     (root / "chats" / "train-0.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * SAMPLES)
-    (root / "llava").mkdir()
     (root / "llava" / "images").symlink_to(root / "coco" / "train2017")
     shown = [{"from": "human", "value": "<image>\n..."}, {"from": "gpt", "value": "x"}]
     line = json.dumps({"image": "3.jpg", "conversations": shown}) + "\n"
@@ -131,12 +130,11 @@ def data(tmp_path_factory) -> Path:
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
     (root / "people.csv").write_text("age,income,Class Label\n" + "30,1.5,1\n" * SAMPLES)
     line = json.dumps({"text": "the red cat", "meta": {"id": 7}}) + "\n"
-    for folder in ("texts", "openwebtext"):
+    for folder in ("texts", "openwebtext", "code"):
         (root / folder).mkdir()
     (root / "texts" / "train-0.jsonl").write_text(line * SAMPLES)
     np.arange(1024 * SAMPLES + 1, dtype=np.uint16).tofile(root / "openwebtext" / "train.bin")
     write_video(root / "videos" / "cats" / "a.mp4", frames=40)
-    (root / "code").mkdir()
     (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "my-code.md").read_text(), re.MULTILINE | re.DOTALL)
     (root / "code" / "digits.py").write_text(program)
     return root
