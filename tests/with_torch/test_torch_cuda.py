@@ -234,7 +234,10 @@ def test_batches_of_an_own_size_come_from_slots_and_from_own_memory(daemon, cuda
 
 @pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize(("mode", "size"), [("direct", None), ("staged", None), ("direct", 3), ("direct", 12)])
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [("direct", None), ("staged", None), ("direct", 3), pytest.param("direct", 12, marks=pytest.mark.slow)],
+)
 def test_an_interrupt_in_any_call_loses_and_repeats_nothing(tight, cuda, load, mode, size, after):
     """No batch is released before its queued copy; the sweep covers all calls of six batches."""
     cuda.takes_any = mode == "direct"
