@@ -76,6 +76,15 @@ def _panoptic(folder: Path, images: list[object]) -> None:
     (folder / "panoptic_train2017.json").write_text(json.dumps(content))
 
 
+def write_llava(root: Path) -> None:
+    """Lines of LLaVA's data, and their image."""
+    (root / "llava" / "images").mkdir(parents=True, exist_ok=True)
+    (root / "llava" / "images" / "3.jpg").write_bytes(jpeg(photo(240, 320)))
+    shown = [{"from": "human", "value": "<image>\n..."}, {"from": "gpt", "value": "x"}]
+    line = json.dumps({"image": "3.jpg", "conversations": shown}) + "\n"
+    (root / "llava" / "train-0.jsonl").write_text(line * SAMPLES)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """Make data for every recipe, under the names that the page has."""
@@ -121,10 +130,7 @@ def data(tmp_path_factory) -> Path:
     (root / "chat" / "tokenizer.json").write_text(json.dumps(golden["tokenizer"]))
     chat = [{"role": "user", "content": "..."}, {"role": "assistant", "content": "x"}]
     (root / "chats" / "train-0.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * SAMPLES)
-    (root / "llava" / "images").symlink_to(root / "coco" / "train2017")
-    shown = [{"from": "human", "value": "<image>\n..."}, {"from": "gpt", "value": "x"}]
-    line = json.dumps({"image": "3.jpg", "conversations": shown}) + "\n"
-    (root / "llava" / "train-0.jsonl").write_text(line * SAMPLES)
+    write_llava(root)
     write_parquet(root / "preferences" / "a.parquet", {"chosen": [chat] * SAMPLES, "rejected": [chat] * SAMPLES})
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
@@ -157,7 +163,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 33
+    assert len(RECIPES) == 34
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -172,7 +178,7 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
     streams["llava"]["memory"] = "48MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
-    daemon = start_daemon(streams, python_path=python_path, memory="672MiB")
+    daemon = start_daemon(streams, python_path=python_path, memory="736MiB")
 
     with batchd_client.connect(daemon.address) as connection:
         with batchd_client.push("camera", daemon.address) as producer:

@@ -72,4 +72,4 @@ class JsonlSource(ShardOptions):
     @property
     def images(self) -> tuple[Column, ...]:
         """The fields that are images."""
-        return tuple(column for column in self.columns if column.is_file)
+        return tuple(column for column in self.columns if column.is_file or column.kind == "images")
