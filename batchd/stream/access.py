@@ -44,7 +44,7 @@ def access_of(config: StreamConfig, python_path: Sequence[Path]) -> Access | Non
     files = [path for step in steps for path in step.files.values()]
     places = [place for source in sources for place in _places(source)]
     ports = {port for place in places if isinstance(place, Url) for port in _ports(str(place))}
-    here = {os.path.abspath(place) for place in [*places, *code, *files] if not isinstance(place, Url)}  # noqa: PTH100  links stay
+    here = {os.path.realpath(place) for place in [*places, *code, *files] if not isinstance(place, Url)}
     return NOTHING.joined(Access([*here], [*ports], any_port=runs_own_code and config.network, write=[]))
 
 

@@ -52,6 +52,18 @@ def test_a_worker_reaches_the_places_of_its_stream_and_no_other(access, keys, re
     assert access(**keys) == NOTHING._replace(read=read)
 
 
+def test_a_place_is_where_its_link_leads(access, tmp_path):
+    """It may lead out of another place of the stream."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "images").symlink_to(tmp_path / "images")
+    source = {"type": "jsonl", "root": str(tmp_path / "root"), "files": ["*.jsonl"], "fields": {"x": "int64"}}
+
+    read = access(source={**source, "image": "file", "image_root": str(tmp_path / "root" / "images")}).read
+
+    assert read == [str(tmp_path / "images"), str(tmp_path / "root")]
+
+
 def test_functions_whose_files_nobody_knows_leave_all_open(access):
     """Also beside other streams."""
     assert access(source=OWN) is None
