@@ -57,9 +57,9 @@ def test_a_place_is_where_its_link_leads(access, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "images").symlink_to(tmp_path / "images")
-    source = {"type": "jsonl", "root": str(tmp_path / "root"), "files": ["*.jsonl"], "fields": {"x": "int64"}}
+    source = {"type": "jsonl", "root": str(tmp_path / "root"), "shards": ["*.jsonl"], "fields": {"image": "image"}}
 
-    read = access(source={**source, "image": "file", "image_root": str(tmp_path / "root" / "images")}).read
+    read = access(source={**source, "image_root": str(tmp_path / "root" / "images")}).read
 
     assert read == [str(tmp_path / "images"), str(tmp_path / "root")]
 
