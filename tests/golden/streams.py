@@ -627,6 +627,14 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "spectrogram": [{"op": "spectrogram", "n_fft": 120, "window_length": 90, "hop": 45, "log": "db", "top": 60}],
         "mfcc": [{"op": "mfcc", "n_fft": 256, "bands": 20, "coefficients": 13, "preemphasis": 0.97, "edges": "cut"}],
     }
+    sound["augmented-sound"] = [
+        {"op": "normalize_loudness", "of": "peak", "level_db": -3},
+        {"op": "gain", "probability": 0.5},
+        {"op": "speed", "probability": 0.5},
+        *sound["log-mel"],
+        {"op": "spec_augment", "field": "audio", "time_width": 3, "frequency_width": 9, "probability": 0.75},
+        {"op": "pad_batch", "field": "audio", "max_shape": [7, 40], "fill": -20},
+    ]
     sounds = {"type": "npy", "root": str(folder), "arrays": {"audio": "sounds.npy"}}
     joined = [
         *objects[:2],

@@ -58,7 +58,7 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.shapes.options import PadBatch
-from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
+from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
@@ -170,6 +170,9 @@ NUMBERS: Mapping[str, Sequence[StepOptions]] = {
         LogMel(field="numbers", n_fft=512, window_length=400, window="povey", remove_mean=True, scale="kaldi")
     ],
     "mfcc": [Mfcc(field="numbers")],
+    "gain, normalize_loudness": [NormalizeLoudness(field="numbers"), Gain(field="numbers")],
+    "speed": [Speed(field="numbers"), PadBatch(field="numbers", max_shape=(5000,))],
+    "spec_augment": [Spectrogram(field="numbers"), SpecAugment(field="numbers")],
     "one_hot": [OneHot(field="label", classes=10)],
     "map_ids": [MapIds(field="label", table={"7": 3})],
 }

@@ -259,7 +259,8 @@ def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
         elif step.is_random and (isinstance(step, SizedStep) or (isinstance(step, ChanceStep) and step.loses_edges)):
             drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
         read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
-        op = step.op if step.is_random else next((drawn[name] for name in sorted(read & drawn.keys())), None)
+        is_drawn = step.is_random and not step.keeps_length
+        op = step.op if is_drawn else next((drawn[name] for name in sorted(read & drawn.keys())), None)
         if op is not None and step.changes is None:
             return op
         if op is not None:

@@ -56,7 +56,7 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
-from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
+from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.views.options import View, Views
@@ -96,9 +96,6 @@ STEPS = (
     Interleave(image_token=3, size=14),
     Follow(mask="mask", boxes="some", keypoints="joints"),
     MapIds(table={"7": 0}),
-    Spectrogram(),
-    LogMel(),
-    Mfcc(),
     BoxForm(form="cxcywh"),
     RandomCrop(size=(32, 32)),
     Pad(border=(0, 0, 0, 0)),
@@ -286,6 +283,18 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "mosaic": {"size": (8, 7), "fill": (1,), "until_epoch": 90, **PROBABILITY},
     "mixup": {"alpha": 8, "until_epoch": 90, **PROBABILITY},
     "copy_paste": {"paste": "mirrored", "fraction": 0.25, "max_overlap": 0.5, "until_epoch": 90, **PROBABILITY},
+    "normalize_loudness": {"level_db": -10.0, "of": "peak"},
+    "gain": {"db": (-1.0, 2.0), **PROBABILITY},
+    "speed": {"factors": (0.5, 1.0), **PROBABILITY},
+    "spec_augment": {
+        "time_masks": 1,
+        "time_width": 9,
+        "time_share": 0.5,
+        "frequency_masks": 1,
+        "frequency_width": 9,
+        "fill": -1.0,
+        **PROBABILITY,
+    },
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
@@ -301,6 +310,7 @@ OTHER_WAYS = {
     "map_ids": {"file"},
 }
 """Options that exclude others, which the steps above have."""
+SOUND_STEPS = (Spectrogram(), LogMel(), Mfcc(), NormalizeLoudness(), Gain(), Speed(), SpecAugment())
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail", "repeats": 2}
 DECIDE_TIME = {
@@ -338,7 +348,7 @@ def plan_of(
 
 def test_every_option_of_every_step_changes_the_fingerprint() -> None:
     """All of them give different fingerprints; this test fails first for a forgotten new option."""
-    pipelines = STEPS, (CropToBucket(pixels=65536),)
+    pipelines = STEPS, SOUND_STEPS, (CropToBucket(pixels=65536),)
     seen = {fingerprint_with(pipeline=steps) for steps in pipelines}
     for steps, place, step in [(whole, *one) for whole in pipelines for one in enumerate(whole)]:
         options = OTHER_OPTIONS[step.op] | ({"field": "other"} if step.op not in WITHOUT_FIELD else {})

@@ -5,8 +5,16 @@ audio: int16 [160000]    --log_mel-->   audio: float32 [1001, 80]
 audio: float32 [?, 2]    --log_mel-->   audio: float32 [?, 80, 2]
 """
 
-from batchd.data.pipeline.effects import Columns, StepInvalid, changed, column_of, described, effect
-from batchd.data.pipeline.sound.options import SOUND_TYPES, SoundStep, SpectrumStep
+from batchd.data.pipeline.effects import FLOAT_MAX, Columns, StepInvalid, changed, column_of, described, effect
+from batchd.data.pipeline.sound.options import (
+    SOUND_TYPES,
+    Gain,
+    NormalizeLoudness,
+    SoundStep,
+    SpecAugment,
+    SpectrumStep,
+    Speed,
+)
 from batchd.data.samples.columns import Column
 
 
@@ -17,6 +25,30 @@ def _spectrogram(step: SpectrumStep, columns: Columns) -> Columns:
         raise StepInvalid(f'"{step.op}" needs {step.samples_min} samples or more, and {step.field!r} has {samples}')
     frames = None if samples is None else step.frames(samples)
     return changed(step, columns, dtype="float32", shape=(frames, step.width, *channels))
+
+
+@effect.register
+def _scaled(step: Gain | NormalizeLoudness, columns: Columns) -> Columns:
+    _sound(step, columns)
+    return changed(step, columns, dtype="float32")
+
+
+@effect.register
+def _speed(step: Speed, columns: Columns) -> Columns:
+    samples, *channels = _sound(step, columns).shape
+    return changed(step, columns, dtype="float32", shape=(samples if set(step.factors) == {1} else None, *channels))
+
+
+@effect.register
+def _spec_augment(step: SpecAugment, columns: Columns) -> Columns:
+    column = column_of(step, columns)
+    if column.kind != "array" or column.dtype not in FLOAT_MAX or len(column.shape) not in (2, 3):
+        raise StepInvalid(
+            f'"spec_augment" needs a spectrogram, such as float32 [frames, bands], and {column.name!r} is {described(column)}'
+        )
+    if abs(step.fill) > FLOAT_MAX[column.dtype]:
+        raise StepInvalid(f'"spec_augment" has fill = {step.fill:g}, which {column.dtype} cannot hold', ("fill",))
+    return changed(step, columns)
 
 
 def _sound(step: SoundStep, columns: Columns) -> Column:

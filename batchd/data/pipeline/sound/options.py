@@ -5,7 +5,7 @@ int16 becomes float32, divided by 32768. A number that is not finite makes a bad
 """
 
 from math import exp, log
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from batchd.data.pipeline.options import FieldStep
 from batchd.data.samples.checks import Example, Range
@@ -16,6 +16,8 @@ PRIME_MAX = 31
 BANDS_MAX = 4096
 RATE_MAX_HZ = 768_000
 FLOOR_MIN = 1e-300
+SPEED_MIN, SPEED_MAX, SPEEDS_MAX = 0.5, 2.0, 16
+MASKS_MAX = 100
 SLANEY_HZ, SLANEY_MEL = 1000, 15
 
 Length: TypeAlias = Annotated[int, Range(1, N_FFT_MAX)]
@@ -202,6 +204,95 @@ class Mfcc(MelStep):
     def width(self) -> int:
         """Numbers of a frame afterwards."""
         return self.coefficients
+
+
+@options
+class NormalizeLoudness(SoundStep):
+    """Scale sound to one level: samples become float32; silence stays."""
+
+    keeps_length: ClassVar[bool] = True
+    op: Literal["normalize_loudness"] = "normalize_loudness"
+    level_db: Annotated[float, Range(-200.0, 200.0)] = -20.0
+    """The level afterwards, in dB; 0 dB is 1, the largest sample of a file."""
+    of: Literal["rms", "peak"] = "rms"
+    """What has this level: the root of the mean square of all samples, or the largest of them."""
+
+
+@options
+class ChanceSound(SoundStep):
+    """Base of the steps that change some of the sounds.
+
+    A step draws the same numbers whether it acts or not, so those of later steps are the same.
+    """
+
+    keeps_length: ClassVar[bool] = True
+    op: str
+    probability: Annotated[float, Range(0.0, 1.0)] = 1.0
+    """How often the step acts, from 0 (never) to 1 (always)."""
+
+    @property
+    def is_random(self) -> bool:
+        """True unless it never acts."""
+        return self.probability > 0
+
+
+@options
+class Gain(ChanceSound):
+    """Multiply sound by a factor that is drawn in dB: samples become float32, and are not clipped.
+
+    Draws the factor.
+    """
+
+    op: Literal["gain"] = "gain"
+    db: tuple[Annotated[float, Range(-200.0, 200.0)], Annotated[float, Range(-200.0, 200.0)]] = (-6.0, 6.0)
+    """The smallest and the largest factor, in dB; 6 is about twice."""
+
+    def __post_init__(self) -> None:
+        if self.db[0] > self.db[1]:
+            raise ValueError(f"db = [{self.db[0]:g}, {self.db[1]:g}] goes downwards; write the smaller number first")
+
+
+@options
+class Speed(ChanceSound):
+    """Play sound faster or slower, by resampling: pitch and length change, samples become float32.
+
+    Draws one of ``factors``. The lengths of a sample differ between epochs, so neither ``bucket``
+    nor ``pack`` can be by them.
+    """
+
+    keeps_length: ClassVar[bool] = False
+    op: Literal["speed"] = "speed"
+    factors: tuple[Annotated[float, Range(SPEED_MIN, SPEED_MAX)], ...] = (0.9, 1.0, 1.1)
+    """The speeds, each equally often, in hundredths; 1.1 leaves 10 / 11 of the samples."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.factors) <= SPEEDS_MAX:
+            raise ValueError(f"factors has {len(self.factors)} speeds, and it has 1 to {SPEEDS_MAX}")
+        for factor in self.factors:
+            if round(factor * 100) != round(factor * 100, 6):
+                raise ValueError(f"factors has {factor:g}, which is no hundredth, such as {round(factor, 2):g}")
+
+
+@options
+class SpecAugment(ChanceSound):
+    """Cover random frames and frequencies of a spectrogram, [frames, bands] (SpecAugment, 2019).
+
+    Draws for each mask its width, then its place: first those of time, then those of frequency.
+    """
+
+    op: Literal["spec_augment"] = "spec_augment"
+    time_masks: Annotated[int, Range(0, MASKS_MAX)] = 2
+    """How many ranges of frames are covered."""
+    time_width: Annotated[int, Range(0, N_FFT_MAX)] = 100
+    """The most frames of such a range; from 0 on, each width is drawn equally often."""
+    time_share: Annotated[float, Range(0.0, 1.0)] = 1.0
+    """The most of all frames that such a range has, from 0 to 1."""
+    frequency_masks: Annotated[int, Range(0, MASKS_MAX)] = 2
+    """How many ranges of frequencies are covered."""
+    frequency_width: Annotated[int, Range(0, N_FFT_MAX)] = 27
+    """The most frequencies of such a range, at most all."""
+    fill: Annotated[float, Range(-1e30, 1e30)] = 0.0
+    """The number that covers them."""
 
 
 def _mel(hz: float, scale: str) -> float:

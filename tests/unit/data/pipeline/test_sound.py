@@ -1,16 +1,18 @@
 """Sound at another rate and its spectra: the same on any processor, and near numpy's float64."""
 
 import itertools
+from dataclasses import replace
 from math import gcd
 
 import numpy as np
 import pytest
 
 from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.sample_fields import drawing_step
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.pipeline.sound import resample as sound
 from batchd.data.pipeline.sound import spectra
-from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
+from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from support.steps import check_steps
@@ -296,3 +298,87 @@ def column(samples, dtype="float32", *channels):
 def problems(samples, steps):
     """Return the problems of steps on sound of a length."""
     return check_steps([column(samples)], steps)
+
+
+def draw(step, wave, sample=0):
+    """Return what a random step makes of a sample, and what it says it drew."""
+    columns = [Column("audio", dtype=wave.dtype.name, shape=(None, *wave.shape[1:]))]
+    pipeline = Pipeline(columns, [step], 3, has_rows=False)
+    notes = pipeline.note_draws()
+    return pipeline.make({"audio": wave}, 0, sample, 0)["audio"], notes[0]
+
+
+def test_loudness_becomes_that_of_the_level() -> None:
+    """The root mean square, or the largest sample; silence stays."""
+    loud = make(NormalizeLoudness(level_db=-23), NOISE)
+    assert np.isclose(20 * np.log10(np.sqrt(np.mean(loud.astype(float) ** 2))), -23, atol=1e-5)
+    assert np.isclose(abs(make(NormalizeLoudness(level_db=-6, of="peak"), NOISE)).max(), 10**-0.3, rtol=1e-6)
+    assert not make(NormalizeLoudness(), NOISE * 0).any()
+
+
+def test_gain_multiplies_by_what_it_drew() -> None:
+    """int16 is a fraction first."""
+    for sample in range(5):
+        made, drawn = draw(Gain(db=(-20, 12)), np.full((10, 2), 16384, np.int16), sample)
+        assert -20 <= drawn["db"] <= 12
+        assert np.allclose(made, 0.5 * 10 ** (drawn["db"] / 20), rtol=1e-6)
+
+
+def test_speed_is_a_resampling_by_what_it_drew() -> None:
+    """A tone of 100 samples has 80 at a speed of 1.25."""
+    lengths = set()
+    for sample in range(20):
+        made, drawn = draw(Speed(factors=(0.8, 1.0, 1.25)), NOISE, sample)
+        rate = round(100 * drawn["factor"])
+        assert len(made) == -(-len(NOISE) * 100 // rate)
+        assert made.tobytes() == whole(NOISE[:, np.newaxis], rate, 100).tobytes()
+        lengths.add(len(made))
+    assert len(lengths) == 3
+
+
+def test_spec_augment_covers_what_it_drew() -> None:
+    """No range is wider than it may be, and the rest stays."""
+    levels = RANDOM.standard_normal((50, 30)).astype(np.float32)
+    step = SpecAugment(time_masks=2, time_width=40, time_share=0.2, frequency_masks=1, frequency_width=7, fill=9.0)
+    for sample in range(20):
+        made, drawn = draw(step, levels, sample)
+        wanted = levels.copy()
+        for begin, end in np.reshape(drawn["frames"], (-1, 2)):
+            assert 0 <= begin <= end <= min(50, begin + 10)
+            wanted[begin:end] = 9
+        for begin, end in np.reshape(drawn["frequencies"], (-1, 2)):
+            assert 0 <= begin <= end <= min(30, begin + 7)
+            wanted[:, begin:end] = 9
+        assert np.array_equal(made, wanted)
+
+
+@pytest.mark.parametrize("step", [Gain(), Speed(factors=(0.9, 1.1)), SpecAugment()])
+def test_a_step_on_sound_draws_the_same_whether_it_acts_or_not(step) -> None:
+    """So later steps stay as they are."""
+    wave = NOISE[:, np.newaxis] if not isinstance(step, SpecAugment) else NOISE.reshape(41, 100)
+    acted = []
+    for sample in range(40):
+        columns = [Column("audio", dtype="float32", shape=(None, wave.shape[1]))]
+        later = Gain(db=(-3, 3), field="other")
+        columns.append(Column("other", dtype="float32", shape=(None,)))
+        drawn = []
+        for chance in (0.5, 1e-9):
+            pipeline = Pipeline(columns, [replace(step, probability=chance), later], 3, has_rows=False)
+            drawn.append(pipeline.note_draws())
+            made = pipeline.make({"audio": wave, "other": NOISE}, 0, sample, 0)["audio"]
+        assert drawn[0][-1] == drawn[1][-1]
+        assert np.array_equal(made, wave)
+        acted.append(drawn[0][0] != {"acts": False})
+    assert 8 < sum(acted) < 32
+
+
+def test_only_steps_that_change_the_length_prevent_buckets() -> None:
+    """The values may differ between epochs, the lengths may not."""
+    assert drawing_step([Gain(), LogMel(), SpecAugment()], "audio") is None
+    assert drawing_step([Speed(), LogMel()], "audio") == "speed"
+
+
+def test_speeds_are_hundredths() -> None:
+    """Another has too many weights."""
+    with pytest.raises(ValueError, match=r"factors has 0\.333, which is no hundredth, such as 0\.33"):
+        Speed(factors=(1.0, 0.333))

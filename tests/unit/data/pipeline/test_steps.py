@@ -59,7 +59,7 @@ from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
-from batchd.data.pipeline.sound.options import LogMel, Mfcc, Spectrogram
+from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
 from batchd.data.pipeline.stages import Stage, make_stage
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.views.options import View, Views
@@ -116,6 +116,10 @@ EVERY_STEP = [
     Spectrogram(n_fft=512, window_length=300, hop=100, window="hamming", edges="cut", power=1, log="db", top=80),
     LogMel(rate=8000, bands=40, low_hz=20, high_hz=3800, scale="slaney", norm=True, log="log10", floor=1e-8),
     Mfcc(window="povey", edges="zeros", drop_last=True, remove_mean=True, preemphasis=0.97, coefficients=13),
+    NormalizeLoudness(level_db=-3, of="peak"),
+    Gain(db=(-1, 2), probability=0.5),
+    Speed(factors=(0.5, 1.25)),
+    SpecAugment(time_masks=1, time_width=9, time_share=0.5, frequency_masks=3, frequency_width=4, fill=-1),
     Solarize(threshold=100, probability=0.5),
     Posterize(bits=3),
     Equalize(),
