@@ -73,6 +73,8 @@ class WorkerStreams:
             others = list(self._stack.enter_context(closing(kept)).descriptors)
             if isinstance(kept, CacheMemory):
                 kept.allow(CACHE_BYTES)
+            else:
+                others = self._stack.enter_context(kept.opened())
             self._last_cache = others
         try:
             stream = WorkerStream(message, index, others, self.note, self.storage, self.shared)
