@@ -5,12 +5,15 @@
     vlm     CPU for a photograph between texts: decoded, scaled to at most 1280 tokens of 28 x 28,
             cut into patches, and packed with its tokens into rows of 8,192; beside a collate
             function by hand (Pillow and numpy); and the room that is left empty in planned rows
+    mosaic  images/s of four photographs in one with their boxes, beside ultralytics' own loader;
+            both keep images in memory, or read files
     scan    CPU of the scan of a JSON with 120,000 images and 860,000 objects, and its memory
     chats   tokens/s of 20,000 chats as rows of 4,096 tokens, from the daemon's start to the last
             row of the first epoch, without a cache; beside ``datasets.map`` on the same two cores
 
-Sides take turns. Ours makes rows in this process; peers run in the environment ``structure`` of
-peers/environments.py, each in a process for its turn, with pycocotools for their masks.
+Sides take turns. Ours makes rows in this process, and mosaics in a daemon; peers run in their
+environments of peers/environments.py, each in a process for its turn. Masks of "coco" are made by
+pycocotools there.
 """
 
 import json
@@ -72,6 +75,10 @@ VLM_STEPS = (
 VLM_TARGET = 1.5
 TARGETS = {"torchvision": 2.0, "albumentations": 1.5}
 """The least ratio of CPU of each peer."""
+MOSAIC_PEER = "ultralytics"
+MOSAIC_TARGETS = {"-cached": 0.7, "": 0.4}
+"""The least ratio of images/s: with images in memory, and from files, of which ultralytics decodes
+a quarter, as it takes the others from those that a worker decoded last."""
 IMAGES, OBJECTS = 120_000, 860_000
 CHATS, ROOM, VOCABULARY = 20_000, 4096, 32_000
 PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -98,6 +105,7 @@ def run(bench: Bench) -> None:
     rows = _PackedRows(shown)
     bench.report(Figure("structure-vlm-padding-percent", 100 * rows.empty(), "<=", 2.0))
     data = _written(bench.photos, bench.scratch / "coco")
+    _mosaic(bench, data)
     if environments.make([PEERS]):
         print("structure beside torchvision and albumentations: not measured")
         return
@@ -122,9 +130,38 @@ def run(bench: Bench) -> None:
         bench.report(Figure(f"structure-coco-{name}", statistics.median(ratios), ">=", target))
 
 
+def _mosaic(bench: Bench, data: Path) -> None:
+    """Images/s of two workers of each side, and the CPU that an image takes them."""
+    if environments.make([MOSAIC_PEER]):
+        print("mosaic beside ultralytics: not measured")
+        return
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    stage = playing.Stage(bench.scratch, 3.0, 8.0, 16)
+    for kind, target in MOSAIC_TARGETS.items():
+        names = {"batchd": environments.OURS, MOSAIC_PEER: MOSAIC_PEER}
+        rounds = [
+            {
+                name: playing.measure(Side(name, name, where, "mosaic_side.py", name + kind), data, LOG, stage)
+                for name, where in names.items()
+            }
+            for _ in range(bench.rounds)
+        ]
+        speeds = [{name: one.images / one.seconds for name, one in found.items()} for found in rounds]
+        cpu_s = [{name: one.cpu_s / one.images for name, one in found.items()} for found in rounds]
+        ratios = [one["batchd"] / one[MOSAIC_PEER] for one in speeds]
+        print(f"mosaic{kind}, images/s, ours / {MOSAIC_PEER}: {spread(ratios)}")
+        print(
+            f"mosaic{kind}, CPU of {MOSAIC_PEER} / ours: {spread([one[MOSAIC_PEER] / one['batchd'] for one in cpu_s])}"
+        )
+        bench.report(Figure(f"structure-mosaic{kind}", statistics.median(ratios), ">=", target))
+
+
 def _written(photos: Path, folder: Path) -> Path:
-    """Photographs with up to eleven objects each; the folder has "images" and "coco.json"."""
-    folder.mkdir()
+    """Photographs with up to eleven objects each, as COCO and as YOLO has them.
+
+    The folder has "images", "coco.json" and "labels".
+    """
+    (folder / "labels").mkdir(parents=True)
     pictures.link_photographs(photos, folder / "images", PHOTOGRAPHS)
     random = np.random.default_rng(0)
     images, objects = [], []
@@ -132,6 +169,7 @@ def _written(photos: Path, folder: Path) -> Path:
         name = f"{number:05}.jpg"
         header = probe_image(memoryview((folder / "images" / name).read_bytes()))
         size = np.array([header.width, header.height])
+        lines = []
         images.append({"id": number, "file_name": name, "height": header.height, "width": header.width})
         for _ in range(int(random.integers(0, 12))):
             corners = int(random.integers(8, 40))
@@ -143,6 +181,8 @@ def _written(photos: Path, folder: Path) -> Path:
             low, wide = polygon.min(axis=0), np.ptp(polygon, axis=0)
             one = {"bbox": [*low.tolist(), *wide.tolist()], "segmentation": [polygon.reshape(-1).tolist()]}
             objects.append({"id": len(objects), "image_id": number, "category_id": 1, "area": 1, "iscrowd": 0, **one})
+            lines.append(" ".join(map(str, [0, *((low + wide / 2) / size), *(wide / size)])))
+        (folder / "labels" / f"{number:05}.txt").write_text("\n".join(lines))
     categories = [{"id": 1, "name": "thing"}]
     (folder / "coco.json").write_text(json.dumps({"images": images, "annotations": objects, "categories": categories}))
     return folder

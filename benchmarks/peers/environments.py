@@ -59,6 +59,21 @@ ENVIRONMENTS = {
     "chats": Environment(
         (NUMPY, "transformers==5.24.0", "datasets==5.2.0", "tokenizers==0.23.3", "jinja2==3.1.6", "pyarrow==26.0.1")
     ),
+    "ultralytics": Environment(
+        (
+            TORCH,
+            NUMPY,
+            CV2,
+            "pillow==13.0.0",
+            "matplotlib==3.11.2",
+            "polars==2.1.0",
+            "psutil==7.2.2",
+            "pyyaml==6.0.4",
+            "requests==2.34.2",
+            "scipy==1.17.1",
+        ),
+        ("torchvision==0.28.0", "ultralytics==8.4.190", "ultralytics-thop==2.2.3"),
+    ),
     "tensorflow": Environment(("tensorflow-cpu==2.21.0",)),
     "grain": Environment(("grain==0.2.18", NUMPY, CV2)),
     "spdl": Environment(("spdl==0.8.0", NUMPY, CV2)),
