@@ -4,7 +4,7 @@ Draws the pipeline's output: uint8 unchanged, floating-point numbers as 0 to 1, 
 to the largest of the sheet (normalising cannot be undone without knowing it), channels first or
 last, colour or grey, each image in its own shape. ``batchd_client.showing`` says which fields have
 images, and draws what follows them. Where a sample has several, as views, each sample is a row of
-the sheet.
+the sheet, with as many frames of each of its clips as fit.
 """
 
 from collections.abc import Sequence
@@ -173,17 +173,28 @@ def _series_sheet(batch: PeekedBatch, fields: Sequence[str], *, is_bgr: bool) ->
 
 def _series(batch: PeekedBatch, name: str, *, is_bgr: bool) -> list[list[tuple[str, Image]]]:
     """The images of each sample in one field, red, green, blue, with their names."""
-    values, several = batch.samples(name)[:IMAGES_MAX], _has_several(batch, name)
+    values, front = batch.samples(name)[:IMAGES_MAX], len(batch.shape(name)) - 3 if _has_several(batch, name) else 0
     low, high = range_of(values)
-    channels_first = has_channels_first(batch.shape(name)[several:])
+    channels_first = has_channels_first(batch.shape(name)[front:])
 
     def picture(image: Image) -> Image:
         drawn = as_rgb(as_bytes(image, low, high), channels_first=channels_first) if image.size else image
         return drawn[:, :, ::-1] if is_bgr and image.size else drawn
 
-    if not several:
+    if not front:
         return [[(name, picture(value))] for value in values]
-    return [[(f"{name}[{place}]", picture(image)) for place, image in enumerate(value)] for value in values]
+    if front == 1:
+        return [[(f"{name}[{place}]", picture(image)) for place, image in enumerate(value)] for value in values]
+    clips, frames = batch.shape(name)[:2]
+    every = max(1, -(-frames * clips // SERIES_MAX))
+    return [
+        [
+            (f"{name}[{clip},{frame}]", picture(value[clip, frame]))
+            for clip in range(clips)
+            for frame in range(0, frames, every)
+        ]
+        for value in values
+    ]
 
 
 def _grid(

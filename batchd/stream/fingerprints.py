@@ -31,8 +31,21 @@ from batchd_wire.status import StreamCard
 FINGERPRINT_DIGITS = 32
 PART_NAMES = {"version": "content version", "cut": "cached steps", "accept": "pool_accept"}
 """Parts of a fingerprint that are not called as the keys of the configuration."""
-DIGESTED = ("source", "columns", "shuffle", "weights", "cut", "accept", "modules", "mix", "erase", "repeats")
-"""Parts whose earlier value a sketch does not tell. The last one is left out where it is absent."""
+DIGESTED = (
+    "source",
+    "columns",
+    "shuffle",
+    "weights",
+    "cut",
+    "accept",
+    "modules",
+    "mix",
+    "erase",
+    "repeats",
+    "libraries",
+)
+"""Parts whose earlier value a sketch does not tell. The last ones are left out where they are
+absent."""
 SKETCH_CHARACTERS = 80
 """Beyond, a sketch has no options of steps: a state stays below 200 bytes."""
 SKETCH_CHARACTERS_MAX = 1_024
@@ -101,7 +114,10 @@ def sketch_of(content: Content) -> str:
     """Sketch the content of a stream; see the module."""
     plain = [content["version"], content["batch_size"], content["seed"]]
     plain += [int(content["drop_last"]), _FAILURES.index(content["on_error"]), _order(content)]
-    digests = "".join(_named_codes(content).values()).removesuffix(_ABSENT)
+    codes = list(_named_codes(content).values())
+    while codes[-1] == _ABSENT:
+        codes.pop()
+    digests = "".join(codes)
     head = ["-".join(f"{number:x}" for number in plain), digests]
     steps = [_step_code(step) for step in content["steps"]]
     whole = ".".join([*head, *steps])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from hashlib import sha256
+from importlib.metadata import version
 from itertools import combinations
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
 from batchd.data.pipeline.image.options import CropToBucket, Decode
 from batchd.data.pipeline.join.options import JoinStep
-from batchd.data.pipeline.options import CONTENT_VERSION, StepOptions, step_to_plain
+from batchd.data.pipeline.options import CONTENT_VERSION, StepOptions, step_to_plain, with_inner
 from batchd.data.pipeline.sample_fields import columns_after, overlays_of
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.sources.composed.options import sources_in
@@ -480,9 +481,12 @@ def content_of(
         content["cut"] = plan.pipeline.cut
     if made_by_any:
         content["accept"] = "any"
-    if plan.code.digests:
-        content["modules"] = dict(plan.code.digests)
-    return content
+    steps = with_inner({(place,): step for place, step in enumerate(plan.pipeline.steps)}).values()
+    beside = {
+        "libraries": {name: version(name) for step in steps for name in step.libraries},
+        "modules": dict(plan.code.digests),
+    }
+    return content | {key: value for key, value in beside.items() if value}
 
 
 def card_of(

@@ -43,8 +43,9 @@ def is_image(dtype: np.dtype[np.generic], shape: Sequence[int]) -> bool:
 
 
 def is_series(dtype: np.dtype[np.generic], shape: Sequence[int]) -> bool:
-    """True if samples are several images of one shape: views, or frames of a video."""
-    return len(shape) == COLOUR_DIMENSIONS + 1 and is_image(dtype, shape[1:])
+    """True if samples are several images of one shape: views, frames of a video, or of clips."""
+    is_more = COLOUR_DIMENSIONS < len(shape) <= COLOUR_DIMENSIONS + 2
+    return is_more and is_image(dtype, shape[-COLOUR_DIMENSIONS:])
 
 
 def has_channels_first(shape: Sequence[int]) -> bool:

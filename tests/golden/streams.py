@@ -364,6 +364,21 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": [{"op": "random_resized_crop", "size": [24, 24]}],
         },
+        "decode_video": {
+            "source": {
+                "type": "csv",
+                "path": str(folder / "kinetics.csv"),
+                "delimiter": " ",
+                "header": False,
+                "fields": {"video": "video", "label": "int64"},
+            },
+            "pipeline": [
+                {"op": "decode_video", "frames": 3, "fps": 8.0, "clips": 2, "codecs": ["ffv1"], "times": "seconds"},
+                {"op": "random_resized_crop", "size": [24, 24]},
+                {"op": "random_flip"},
+                {"op": "color_jitter", "brightness": 0.4},
+            ],
+        },
         "clips": {
             "source": {
                 "type": "video",

@@ -48,6 +48,8 @@ FIELDS = {
     "tokens": {"tokens": (1025,)},
     "table": {"age": (), "income": (), "label": ()},
     "video": {"image": (8, 112, 112, 3), "label": ()},
+    "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
+    "kinetics-val": {"image": (10, 16, 224, 224, 3), "label": ()},
     "own": {"image": (28, 28, 1), "label": ()},
     "camera": {"image": (48, 64, 3), "label": ()},
 }
@@ -140,10 +142,16 @@ def data(tmp_path_factory) -> Path:
         (root / folder).mkdir()
     (root / "texts" / "train-0.jsonl").write_text(line * SAMPLES)
     np.arange(1024 * SAMPLES + 1, dtype=np.uint16).tofile(root / "openwebtext" / "train.bin")
-    write_video(root / "videos" / "cats" / "a.mp4", frames=40)
+    _write_videos(root)
     (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "my-code.md").read_text(), re.MULTILINE | re.DOTALL)
     (root / "code" / "digits.py").write_text(program)
     return root
+
+
+def _write_videos(root: Path) -> None:
+    write_video(root / "videos" / "cats" / "a.mp4", frames=40)
+    for part in ("train", "val"):
+        (root / f"kinetics_{part}.csv").write_text("videos/cats/a.mp4 3\n" * SAMPLES)
 
 
 def placed(text: str, data: Path) -> str:
@@ -163,7 +171,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 34
+    assert len(RECIPES) == 36
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -176,9 +184,11 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
         streams[name]["cache_memory"] = "16MiB"
     streams["instances"]["memory"] = streams["detr"]["memory"] = "100MiB"
     streams["llava"]["memory"] = "48MiB"
+    streams["kinetics"]["memory"] = "40MiB"
+    streams["kinetics-val"] |= {"batch_size": 1, "memory": "64MiB"}
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
-    daemon = start_daemon(streams, python_path=python_path, memory="736MiB")
+    daemon = start_daemon(streams, python_path=python_path, memory="848MiB")
 
     with batchd_client.connect(daemon.address) as connection:
         with batchd_client.push("camera", daemon.address) as producer:

@@ -20,6 +20,7 @@ def videos(tmp_path_factory):
         [("cats/a.mp4", Coding()), ("cats/b.webm", Coding("libvpx-vp9")), ("dogs/c.mkv", Coding(gop=250))]
     ):
         write_video(folder / name, FRAMES, coding, first=number * FRAMES)
+    (folder / "kinetics.csv").write_text("cats/a.mp4 1\ncats/b.webm 2\ndogs/c.mkv 3\n" * 4)
     return folder
 
 
@@ -33,6 +34,17 @@ def streams_over(videos):
             "source": {**source, "frames": 4, "every": 4, "stride": 2, "size": [24, 32], "path_bytes": 16},
             "batch_size": 4,
             "shuffle": False,
+        },
+        "drawn": {
+            "source": {
+                "type": "csv",
+                "path": str(videos / "kinetics.csv"),
+                "delimiter": " ",
+                "header": False,
+                "fields": {"video": "video", "label": "int64"},
+            },
+            "batch_size": 3,
+            "pipeline": [{"op": "decode_video", "frames": 4, "fps": 8, "clips": 2}, crop, {"op": "random_flip"}],
         },
         "whole": {"source": source, "batch_size": 8, "pipeline": [{"op": "pad_batch", "max_shape": [48, 64, 3]}]},
     }

@@ -7,6 +7,7 @@ may depend on the processor.
 
 import json
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
@@ -181,6 +183,7 @@ NUMBERS: Mapping[str, Sequence[StepOptions]] = {
 def write_inputs(path: Path) -> None:
     """Write the inputs of all steps, as an .npz file."""
     from support import images  # noqa: PLC0415  what encodes is the business of one process
+    from support.videos import write_video  # noqa: PLC0415  as well
 
     random = np.random.default_rng(3)
     noise = random.integers(0, 256, (241, 317, 3), np.uint8)
@@ -211,6 +214,8 @@ def write_inputs(path: Path) -> None:
         "points": random.uniform(0, 241, (9, 2)).astype(np.float32),
         "numbers": random.normal(0, 500, 4096).astype(np.float32),
     }
+    with tempfile.TemporaryDirectory() as folder:
+        arrays["video"] = np.fromfile(write_video(Path(folder) / "a.mp4", 30), np.uint8)
     np.savez(path, **arrays, **{f"file {name}": np.frombuffer(data, np.uint8) for name, data in files.items()})
 
 
@@ -233,7 +238,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    others = {"decode", "follow", "box_form", "views", "mosaic", "mixup", "copy_paste"}
+    others = {"decode", "decode_video", "follow", "box_form", "views", "mosaic", "mixup", "copy_paste"}
     return {step.op for steps in groups for step in steps} | others
 
 
@@ -356,6 +361,8 @@ class _Same:
 
 
 def _others(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    clips = DecodeVideo(frames=3, fps=8.0, clips=2, times="seconds"), Resize(size=(41, 53))
+    yield "decode_video", [Column("video", "video")], clips, {"video": memoryview(inputs["video"].tobytes())}
     values = {"numbers": inputs["numbers"], "label": np.int64(7)}
     columns = [Column("numbers", dtype="float32", shape=inputs["numbers"].shape), Column("label", dtype="int64")]
     for name, steps in NUMBERS.items():

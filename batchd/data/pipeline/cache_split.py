@@ -22,6 +22,7 @@ from itertools import takewhile
 from batchd.data.pipeline.image.options import CropStep, CropToBucket, Decode, Follow, Resize
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.text.options import Chat, Tokenize
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import Views
 from batchd_wire.record import frozen
 
@@ -54,7 +55,7 @@ def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_s
     return PipelinePlan(
         steps,
         cut_of(steps) if cache == "decoded" else 0,
-        max((step.max_bytes for step in steps if isinstance(step, Decode)), default=RECORD_BYTES_MAX),
+        max((step.max_bytes for step in steps if isinstance(step, Decode | DecodeVideo)), default=RECORD_BYTES_MAX),
         cropped_files(steps) if cache in KINDS_WITH_POINTS else {},
         any(step.is_random for step in steps),
     )
@@ -93,7 +94,7 @@ def cut_problem(steps: Sequence[StepOptions]) -> str | None:
     )
 
 
-_COSTLY = (Decode, Tokenize, Chat)
+_COSTLY = (Decode, DecodeVideo, Tokenize, Chat)
 """The steps whose output is worth a cache."""
 
 

@@ -108,7 +108,7 @@ _DESCRIBED = {
 
 def first_step_on(column: Column) -> str:
     """The problem text for an image or a video that no step decodes."""
-    op, usual = ("decode", "image") if column.kind == "encoded" else ("decode_video", "video")
+    op, usual = ("decode_video", "video") if column.kind == "video" else ("decode", "image")
     if column.name == usual:
         return f'the first step must be {{ op = "{op}" }}'
     return f'the first step on it must be {{ op = "{op}", field = {json.dumps(column.name)} }}'

@@ -25,14 +25,14 @@ from typing import Protocol
 
 import numpy as np
 
-from batchd.data.pipeline.effects import Columns, columns_behind, effect, items_before
+from batchd.data.pipeline.effects import IMAGE_DIMENSIONS, Columns, columns_behind, effect, items_before
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.geometry import SKIPPED, Cut, planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.probe import ImageHeader
-from batchd.data.pipeline.image.stages import ImagePlan, ImageStage, can_join
+from batchd.data.pipeline.image.stages import ClipsStage, ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
 from batchd.data.pipeline.randomness import EPOCH_BITS, SampleRandom, view_number
@@ -48,6 +48,7 @@ from batchd.data.pipeline.stages import (
     make_rows_stage,
     make_stage,
 )
+from batchd.data.pipeline.video.stages import VideoStage
 from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
@@ -376,9 +377,18 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             yield each, None, part
             continue
         if not on_image:
-            yield make_stage(run[0], before, made), make_rows_stage(run[0]), timings.part(run[0].op)
+            alone = make_stage(run[0], before, made)
+            part = timings.part(run[0].op)
+            if isinstance(alone, VideoStage):
+                alone.lap = partial(timings.lap, part)
+                alone.is_streaming = any(isinstance(step, ImageStep) and step.field == alone.into for step in rest[:1])
+            yield alone, make_rows_stage(run[0]), part
             continue
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()
+        clips = _clips_stage(on_image, before, made, writes, timings)
+        if clips is not None:
+            yield clips
+            continue
         stage = ImageStage(on_image, before, made, writes, timings, kept, decoder, sized)
         if only_sizes:
             yield partial(_make_size, stage, made[stage.field]), None, stage.last_part
@@ -460,6 +470,21 @@ def _own(values: dict[str, Value], joined: AbstractSet[str]) -> None:
             values[name] = value.copy()
         elif isinstance(value, list):
             values[name] = [one.copy() if isinstance(one, np.ndarray) else one for one in value]
+
+
+def _clips_stage(
+    steps: Sequence[ImageStep], before: Columns, after: Columns, writes: frozenset[str], timings: Timings
+) -> tuple[Stage, None, int] | None:
+    """The stage of steps on a field of clips; None for one of images."""
+    field = steps[0].field
+    front = len(before[field].shape) - IMAGE_DIMENSIONS
+    if before[field].kind != "array" or front < 1:
+        return None
+    old, new = (
+        {**columns, field: replace(columns[field], shape=columns[field].shape[front:])} for columns in (before, after)
+    )
+    stage = ImageStage(steps, old, new, writes, timings)
+    return ClipsStage(stage, after[field], writes=field in writes), None, stage.last_part
 
 
 def _runs(steps: Sequence[StepOptions]) -> list[list[StepOptions]]:

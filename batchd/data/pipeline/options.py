@@ -83,6 +83,11 @@ class StepOptions:
         return self.touches
 
     @property
+    def libraries(self) -> tuple[str, ...]:
+        """The distributions whose versions decide bytes: other versions may decode others."""
+        return ()
+
+    @property
     def files(self) -> dict[str, Path]:
         """The files that the step reads, by option; their content decides bytes, no path."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}

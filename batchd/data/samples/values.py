@@ -10,11 +10,12 @@ fit is refused, never wrapped or cut. In a value of JSON no key, number or null 
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column, Default
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable, check_bytes
@@ -34,6 +35,11 @@ class MediaFile(NamedTuple):
     read: Callable[[int, int], bytes]
     name: object
 
+    @classmethod
+    def of(cls, content: memoryview) -> "MediaFile":
+        """A file that is in memory."""
+        return cls(content.nbytes, lambda first, count: bytes(content[first : first + count]), None)
+
     def whole(self) -> memoryview:
         """All bytes. Raises ``SampleUnreadable``."""
         data = self.read(0, self.size)
@@ -42,9 +48,34 @@ class MediaFile(NamedTuple):
         return memoryview(data)
 
 
+class Clips:
+    """The frames of clips between two steps, while they are decoded: each is valid until the next.
+
+    ``lengths``: the dimensions in front of a frame's, which is uint8 ``[height, width, channels]``.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], frames: Iterator[NDArray[np.uint8]]) -> None:
+        self.lengths = lengths
+        self.frames = frames
+
+    @classmethod
+    def of(cls, array: Array, front: int) -> "Clips":
+        """The frames of an array with so many dimensions in front of theirs."""
+        return cls(array.shape[:front], iter(array.reshape(-1, *array.shape[front:])))
+
+    def array(self) -> Array:
+        """All frames. Raises ``SampleUndecodable``."""
+        frames = [frame.copy() for frame in self.frames]
+        shapes = {frame.shape for frame in frames}
+        if len(shapes) > 1:
+            raise SampleUndecodable(f"its frames have several sizes: {sorted(shapes)}")
+        return np.stack(frames).reshape(*self.lengths, *frames[0].shape)
+
+
 Value: TypeAlias = (
     memoryview
     | MediaFile
+    | Clips
     | DecodedFile
     | FilePart
     | str

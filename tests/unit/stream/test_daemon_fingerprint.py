@@ -59,6 +59,7 @@ from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patc
 from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.sources.files.options import FolderSource
 from batchd.data.sources.interface import kind_of
@@ -126,6 +127,7 @@ STEPS = (
     SubtractMean(),
     To(),
     Call(function="a:b"),
+    DecodeVideo(frames=4, fps=8.0),
     Views(into={"a": View(steps=(Gray(),))}),
 )
 PROBABILITY: Mapping[str, object] = {"probability": 0.25}
@@ -299,6 +301,20 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
     "views": {"into": {"a": View(steps=(Gray(probability=0.5),))}},
+    "decode_video": {
+        "frames": 5,
+        "fps": 9.0,
+        "start": "uniform",
+        "clips": 2,
+        "short": "bad",
+        "into": "frames",
+        "times": "seconds",
+        "color": "bgr",
+        "rotation": "ignore",
+        "max_pixels": 1,
+        "max_bytes": 1,
+        "codecs": ("h264",),
+    },
 }
 WITHOUT_FIELD = {"drop", "call"}
 OTHER_WAYS = {
@@ -308,6 +324,7 @@ OTHER_WAYS = {
     "rotate": {"quarter_turns"},
     "crop_to_bucket": {"sizes"},
     "map_ids": {"file"},
+    "decode_video": {"stride"},
 }
 """Options that exclude others, which the steps above have."""
 SOUND_STEPS = (Spectrogram(), LogMel(), Mfcc(), NormalizeLoudness(), Gain(), Speed(), SpecAugment())

@@ -6,8 +6,8 @@ They keep the channels of an image, and but for "affine" its size.
 from dataclasses import replace
 
 from batchd.data.pipeline.augment import options
-from batchd.data.pipeline.effects import Columns, StepInvalid, changed, effect
-from batchd.data.pipeline.image.effects import COLOR_CHANNELS, check_fill, pixels_of, placed, unresized
+from batchd.data.pipeline.effects import Columns, StepInvalid, effect
+from batchd.data.pipeline.image.effects import COLOR_CHANNELS, changed_image, check_fill, pixels_of, placed, unresized
 from batchd.data.pipeline.image.options import ChanceStep
 
 
@@ -15,7 +15,7 @@ from batchd.data.pipeline.image.options import ChanceStep
 @effect.register(options.Sharpen)
 @effect.register(options.Blur)
 def _same(step: ChanceStep, columns: Columns) -> Columns:
-    return changed(step, columns, shape=pixels_of(step, columns).shape)
+    return changed_image(step, columns, shape=pixels_of(step, columns).shape)
 
 
 @effect.register
@@ -61,7 +61,7 @@ def _choose(step: options.Choose, columns: Columns) -> Columns:
     after = dict(made[-1])
     for name, column in after.items():
         shapes = [one[name].shape for one in made]
-        if len({shape[2:] for shape in shapes}) > 1:
+        if len({shape[-1:] for shape in shapes}) > 1:
             ops = ", ".join(choice.op for choice in step.steps)
             raise StepInvalid(f'"choose" would make images of different channels by one of {ops}', ("of",))
         lengths = [set(along) for along in zip(*shapes, strict=True)]

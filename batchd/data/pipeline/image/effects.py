@@ -31,6 +31,8 @@ from batchd_wire.wording import counted
 GRAY_DIMENSIONS = 2
 """Dimensions of an image without an axis for its one channel; the first step on it adds that."""
 COLOR_CHANNELS = 3
+_CLIP_DIMENSIONS = range(IMAGE_DIMENSIONS, IMAGE_DIMENSIONS + 3)
+"""Of an image, of the frames of a clip, and of several clips."""
 CHANNELS_MAX = 4
 """More than that cv2 cannot do in every step."""
 _CHANNELS = {"rgb": 3, "bgr": 3, "gray": 1}
@@ -59,7 +61,7 @@ def _decode(step: options.Decode, columns: Columns) -> Columns:
 
 @effect.register
 def _follow(step: options.Follow, columns: Columns) -> Columns:
-    lead = pixels_of(step, columns)
+    lead = alone(step, columns)
     maker = STEP_KINDS.get(lead.made_by)
     if lead.followers or (lead.made_by != "decode" and maker is not None and issubclass(maker, options.ImageStep)):
         raise StepInvalid(
@@ -67,7 +69,7 @@ def _follow(step: options.Follow, columns: Columns) -> Columns:
             f'what "{lead.made_by}" did would not be done to those who follow'
         )
     facts = Following(step.followers, step.drops_rows, step.min_visible, step.min_area, step.flip_indices)
-    made = dict(changed(step, columns, shape=lead.shape, following=facts))
+    made = dict(changed_image(step, columns, shape=lead.shape, following=facts))
     following = {name for column in columns.values() for _role, name in column.followers}
     missing = [(role, name) for role, name in step.followers if name not in columns]
     if missing:
@@ -165,6 +167,7 @@ def _crop(step: options.CropStep, columns: Columns) -> Columns:
 
 @effect.register
 def _crop_to_bucket(step: options.CropToBucket, columns: Columns) -> Columns:
+    alone(step, columns)
     return placed(step, columns, (None, None), step.bucket_sizes)
 
 
@@ -206,7 +209,7 @@ def _same(step: options.ColorJitter | options.Cutout, columns: Columns) -> Colum
         check_fill(step, step.fill, columns)
     elif column.shape[2] not in (1, COLOR_CHANNELS):
         raise StepInvalid(f'"color_jitter" is for images of 1 or 3 channels, and {column.name!r} is {column.text}')
-    return changed(step, columns, shape=column.shape)
+    return changed_image(step, columns, shape=column.shape)
 
 
 @effect.register
@@ -221,7 +224,7 @@ def _gray(step: options.Gray, columns: Columns) -> Columns:
             f"{column.text}: set channels = {channels}",
             ("channels",),
         )
-    return changed(step, columns, shape=(height, width, step.channels))
+    return changed_image(step, columns, shape=(height, width, step.channels))
 
 
 @effect.register
@@ -236,7 +239,7 @@ def _to_floats(step: options.Normalize | options.SubtractMean, columns: Columns)
                 f'"{step.op}" has {counted(len(values), "number")} in {name}, and the image has {_shown_channels(shape[2])}',
                 (name,),
             )
-    return changed(step, columns, dtype=dtype, shape=shape)
+    return changed_image(step, columns, dtype=dtype, shape=shape)
 
 
 @effect.register
@@ -244,18 +247,18 @@ def _to(step: options.To, columns: Columns) -> Columns:
     height, width, channels = pixels_of(step, columns).shape
     is_first = step.layout == "nchw"
     shape = (channels, height, width) if is_first else (height, width, channels)
-    return changed(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
+    return changed_image(step, columns, dtype=step.dtype, shape=shape, channels_first=is_first)
 
 
 @effect.register
 def _layout(step: options.Layout, columns: Columns) -> Columns:
     column = _with_channels(column_of(step, columns))
-    if column.kind != "array" or len(column.shape) != IMAGE_DIMENSIONS or column.channels_first:
+    if column.kind != "array" or len(column.shape) not in _CLIP_DIMENSIONS or column.channels_first:
         raise _misplaced(step, column)
-    height, width, channels = column.shape
+    height, width, channels = column.shape[-IMAGE_DIMENSIONS:]
     if step.order == "nhwc":
         return {**columns, step.field: column}
-    return changed(step, columns, shape=(channels, height, width), channels_first=True)
+    return changed_image(step, columns, shape=(channels, height, width), channels_first=True)
 
 
 def unresized(step: options.ImageStep, columns: Columns) -> Columns:
@@ -276,7 +279,7 @@ def placed(
     ``sizes``: of the image in each bucket, if these have one each, or that batches draw from.
     """
     lead = pixels_of(step, columns)
-    made = dict(changed(step, columns, shape=(*size, lead.shape[2]), sizes=sizes))
+    made = dict(changed_image(step, columns, shape=(*size, lead.shape[2]), sizes=sizes))
     for role, name in lead.followers:
         follower = columns.get(name)
         if follower is None or not _can_follow(role, follower):
@@ -300,18 +303,40 @@ def perhaps_placed(step: options.ChanceStep, columns: Columns, size: tuple[int |
     return placed(step, columns, size if step.probability == 1 else (next(kept), next(kept)))
 
 
+def changed_image(step: FieldStep, columns: Columns, **changes: object) -> Columns:
+    """The columns with changes of an image, or of each frame of clips: arguments of ``Column``."""
+    column = columns[step.field]
+    if column.kind == "array" and isinstance(shape := changes.get("shape"), tuple):
+        changes["shape"] = (*column.shape[:-IMAGE_DIMENSIONS], *shape)
+    return changed(step, columns, **changes)
+
+
+def alone(step: FieldStep, columns: Columns) -> Column:
+    """As ``pixels_of``, for steps that are not done to clips. Raises ``StepInvalid``."""
+    column = columns.get(step.field)
+    if column is not None and column.kind == "array" and len(column.shape) > IMAGE_DIMENSIONS:
+        raise StepInvalid(
+            f'"{step.op}" is for images, and {column.name!r} has several in each sample: it is {column.text}'
+        )
+    return pixels_of(step, columns)
+
+
 def pixels_of(step: FieldStep, columns: Columns) -> Column:
-    """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one."""
+    """The column of a step on pixels: 8 bits, channels last. Without their axis, it gets one.
+
+    Of clips, [frames, height, width, channels] with more in front, the column of one frame.
+    """
     column = _with_channels(column_of(step, columns))
-    is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) == IMAGE_DIMENSIONS
-    if not is_image or column.channels_first:
+    is_image = column.kind == "array" and column.dtype == "uint8" and len(column.shape) in _CLIP_DIMENSIONS
+    are_views = column.made_by == "views" and len(column.shape) > IMAGE_DIMENSIONS
+    if not is_image or column.channels_first or are_views:
         raise _misplaced(step, column)
-    if column.shape[2] is None or column.shape[2] > CHANNELS_MAX:
+    if column.shape[-1] is None or column.shape[-1] > CHANNELS_MAX:
         raise StepInvalid(
             f'"{step.op}" is for images whose number of channels is known and at most {CHANNELS_MAX}, '
             f"and {column.name!r} is {column.text}"
         )
-    return column
+    return replace(column, shape=column.shape[-IMAGE_DIMENSIONS:])
 
 
 def _with_channels(column: Column) -> Column:

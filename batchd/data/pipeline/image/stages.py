@@ -33,6 +33,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from batchd.data.pipeline.effects import IMAGE_DIMENSIONS
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.followers import Followers
 from batchd.data.pipeline.image.geometry import (
@@ -73,7 +74,7 @@ from batchd.data.pipeline.stages import Row, RowsStage, Timings
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import DecodedFile, FileHead, FilePart, KeptFiles, KnownFile
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import Clips, Value
 from batchd.runtime import failpoints
 from batchd_wire.views import Array
 
@@ -430,6 +431,54 @@ class ImageStage:
                 grey = self._scratch.image("plane", (*plane.shape, 1))
                 written(cv2.extractChannel(pixels, channel, dst=grey), grey)
                 _look_up(grey, self._tables[:, :, channel], plane[:, :, np.newaxis])
+
+
+class ClipsStage:
+    """Successive steps on one field of clips: one ``ImageStage`` for each frame.
+
+    The frames of a clip are made with the same numbers, and each clip with its own.
+    """
+
+    def __init__(self, stage: ImageStage, after: Column, *, writes: bool) -> None:
+        self._stage = stage
+        self._front = len(after.shape) - IMAGE_DIMENSIONS
+        self._dtype = after.dtype
+        self._writes = writes
+
+    def __call__(self, values: dict[str, Value], random: SampleRandom, row: Row) -> None:
+        """Replace the clips. Raises ``SampleUndecodable``."""
+        field, value = self._stage.field, values[self._stage.field]
+        assert isinstance(value, Clips | np.ndarray), "frames"
+        clips = value if isinstance(value, Clips) else Clips.of(value, self._front)
+        out, draws = row[field] if self._writes else None, random.draws
+        mark = random.mark()
+        size: tuple[int, ...] = ()
+        for place, frame in zip(np.ndindex(clips.lengths), clips.frames, strict=True):
+            if place[-1]:
+                random.return_to(mark)
+                random.draws = None
+            else:
+                mark, random.draws = random.mark(), draws
+            made: dict[str, Value] = {field: frame}
+            if place != (0,) * len(place) and frame.shape != size:
+                raise SampleUndecodable(f"its frames have several sizes: {sorted({size, frame.shape})}")
+            size = frame.shape
+            try:
+                self._stage(made, random, {} if out is None or not self._writes else {field: out[place]})
+            finally:
+                random.draws = draws
+            pixels = np.asarray(made[field])
+            if out is None:
+                out = np.empty((*clips.lengths, *pixels.shape), self._dtype)
+            if not self._writes:
+                if out.shape[self._front :] != pixels.shape:
+                    raise SampleUndecodable(
+                        f"its clips have several sizes: {[*out.shape[self._front :]]} and {[*pixels.shape]}"
+                    )
+                out[place] = pixels
+        if out is None:
+            raise SampleUndecodable("it has no frame")
+        values[field] = out
 
 
 def _first_crop(steps: Sequence[ImageStep]) -> RandomResizedCrop | None:

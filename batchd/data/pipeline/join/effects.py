@@ -6,7 +6,7 @@ Daemon, workers and ``batchd check``; standard library only.
 from dataclasses import replace
 
 from batchd.data.pipeline.effects import Columns, StepInvalid, effect
-from batchd.data.pipeline.image.effects import check_fill, pixels_of, placed, unresized
+from batchd.data.pipeline.image.effects import alone, check_fill, pixels_of, placed, unresized
 from batchd.data.pipeline.join import options
 
 _FILES = frozenset({"encoded", "video", "images"})
@@ -49,12 +49,12 @@ def _of_one_size(step: options.JoinStep, columns: Columns) -> Columns:
 
 def _joined(step: options.JoinStep, columns: Columns) -> Columns:
     """The columns with the objects of several samples, as many as they have."""
+    lead = alone(step, columns)
     file = next((column.name for column in columns.values() if column.kind in _FILES), None)
     if file is not None:
         raise StepInvalid(
             f'"{step.op}" reads other samples, and then the file of {file!r} is gone: put its "decode" in front, or "drop" it'
         )
-    lead = columns[step.field]
     made = dict(columns)
     for role, name in lead.followers:
         if role != "mask":

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from batchd.data.media import CLIP_FRAMES_MAX, SAMPLE_BYTES_MAX
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.location import check_path
 from batchd.data.sources.files.options import VIDEO_ENDINGS, check_classes
@@ -12,10 +13,7 @@ from batchd_wire.record import options
 NO_URL = "copy the videos to this machine, or mount their bucket (rclone, mount-s3, gcsfuse) and name the folder"
 SIDE_MAX = 16_384
 """Pixels that a side may have which frames are scaled to."""
-CLIP_FRAMES_MAX = 4096
 SCAN_TIMEOUT_MAX_S = 86_400.0
-SAMPLE_BYTES_MAX = 1 << 30
-"""Bytes of the pixels of one sample."""
 
 
 @options

@@ -29,20 +29,15 @@ reported. Within a file, frames are in the order of their times, and no two time
 import os
 import sys
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Any, BinaryIO
-from zlib import crc32
+from typing import BinaryIO
 
-import av
 import numpy as np
-from av.container import InputContainer
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from batchd.data.media.containers import VideoUnreadable, open_video
+from batchd.data.media.frames import in_order, read_packets
 from batchd.data.samples.columns import Column
 from batchd.data.sources.arrays.index import fingerprint
 from batchd.data.sources.files.index import check_path_length, path_columns
@@ -52,7 +47,6 @@ from batchd.data.sources.finding import FilePattern, NamedSamples
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import in_files
 from batchd.data.sources.scan import answer, isolated_scan
-from batchd.data.sources.video.files import NO_KEY, VideoUnreadable, open_video, packets_of, reason_of
 from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, blob, number_array, readable
@@ -63,12 +57,6 @@ from batchd_wire.views import Array
 from batchd_wire.wording import counted
 
 MODULE = "batchd.data.sources.video.scan"
-PROGRESS_EVERY_S = 0.5
-"""Between two reports of progress within a file; half of the shortest ``scan_timeout_s``."""
-_VP8_SHOWN = 0x10
-"""The bit of a VP8 frame's first byte that says whether it is shown: some frames are only
-references for others."""
-_REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
 
 def scan(source: VideoSource, survey: Survey) -> SourceIndex:
@@ -114,11 +102,14 @@ class _GrowingIndex:
         except VideoUnreadable as error:
             raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
         with container:
-            found = _read_packets(path, container, stream, partial(survey.progress, self.samples))
+            try:
+                found = read_packets(container, stream, partial(survey.progress, self.samples))
+                order, keys = in_order(found)
+            except VideoUnreadable as error:
+                raise SourceInvalid(f"{path} {error}") from None
             unit = stream.time_base
         assert unit is not None, "as open_video found"
         _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
-        order, keys = _in_order(path, found)
         self.samples += max(0, -(-(len(order) - self._source.span + 1) // self._source.every))
         name = os.fsencode(path.relative_to(self._source.root))
         check_path_length("the path", name, self._source.path_bytes)
@@ -151,55 +142,6 @@ class _GrowingIndex:
         facts = {name: getattr(source, name) for name in options}
         place = {"root": os.fsdecode(source.root.absolute()), **survey.place()}
         return SourceIndex.build(self.samples, facts, arrays, place)
-
-
-@dataclass(slots=True)
-class _Packets:
-    """The facts of one file's packets, in the order in which they are decoded."""
-
-    times: "array[int]" = field(default_factory=lambda: array("q"))
-    checksums: "array[int]" = field(default_factory=lambda: array("I"))
-    flags: bytearray = field(default_factory=bytearray)
-    """1 where it is a key frame, plus 2 where its frame is shown."""
-
-
-def _read_packets(path: Path, container: InputContainer, stream: VideoStream, progress: Callable[[], None]) -> _Packets:
-    found, reported_s = _Packets(), monotonic()
-    codec: Any = stream.codec_context
-    is_vp8 = codec.name == "vp8"
-    try:
-        for packet in packets_of(container, stream):
-            if packet.pts is None:
-                raise SourceInvalid(f"{path}: packet {len(found.times)} does not say when it is shown; {_REMUX}")
-            data = memoryview(packet)
-            is_hidden = packet.is_discard or (is_vp8 and data and not data[0] & _VP8_SHOWN)
-            found.times.append(packet.pts)
-            found.checksums.append(crc32(data))
-            found.flags.append(packet.is_keyframe + 2 * (not is_hidden))
-            if monotonic() - reported_s >= PROGRESS_EVERY_S:
-                reported_s = monotonic()
-                progress()
-    except av.FFmpegError as error:
-        raise SourceInvalid(f"{path} cannot be read behind packet {len(found.times)}: {reason_of(error)}") from None
-    if not any(flags & 2 for flags in found.flags):
-        raise SourceInvalid(f"{path} has no frame in it: it is cut, or was never finished")
-    return found
-
-
-def _in_order(path: Path, found: _Packets) -> tuple[Array, Array]:
-    """The packets of the frames in display order, and where the decoding of each begins."""
-    times = np.frombuffer(found.times, np.int64)
-    flags = np.frombuffer(found.flags, np.uint8)
-    shown, keys = np.flatnonzero(flags & 2), np.flatnonzero(flags & 1)
-    order = shown[np.argsort(times[shown], kind="stable")]
-    same = np.flatnonzero(np.diff(times[order]) == 0)
-    if len(same):
-        raise SourceInvalid(f"{path}: frames {same[0]} and {same[0] + 1} are shown at the same time; {_REMUX}")
-    if not len(keys):
-        return order, np.zeros(len(order), np.uint32)
-    keys = keys[np.argsort(times[keys], kind="stable")]
-    places = np.searchsorted(times[keys], times[order], "right") - 1
-    return order, np.where(places < 0, NO_KEY, keys[places])
 
 
 def _columns(source: VideoSource, _storage: Storage) -> tuple[Column, ...]:

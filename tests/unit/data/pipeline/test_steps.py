@@ -62,6 +62,7 @@ from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patc
 from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
 from batchd.data.pipeline.stages import Stage, make_stage
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.kinds import OneOf
@@ -72,6 +73,8 @@ from support.steps import check_steps
 COLUMNS = image_columns(0)
 CROP = RandomResizedCrop(size=(224, 160))
 EVERY_STEP = [
+    DecodeVideo(frames=4, fps=8.0, start=2.5, codecs=("ffv1", "h264"), times="seconds"),
+    DecodeVideo(frames=4, stride=2, start="at", clips=3),
     Decode(color="gray", exif="ignore", scale="off", max_pixels=10, max_bytes=20),
     Resize(shorter_side=256, interpolation="cubic"),
     Resize(size=(3, 4)),

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batchd.data.media import frames as media_frames
+from batchd.data.media.containers import READ_BYTES, open_video, packets_of
+from batchd.data.media.frames import Pixels, VideoFrames
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.video import scan as video_scan
-from batchd.data.sources.video.files import READ_BYTES, open_video, packets_of
 from batchd.data.sources.video.options import VideoSource
-from batchd.data.sources.video.reader import Pixels, VideoFrames
 from batchd.data.storage.access import Storage
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
@@ -492,7 +493,7 @@ def test_a_file_in_which_a_scan_hangs_is_named(classes, monkeypatch) -> None:
 
 def test_a_long_file_is_progress_all_the_time(videos, monkeypatch) -> None:
     """Progress within the file shows that the scan does not hang."""
-    monkeypatch.setattr(video_scan, "PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr(media_frames, "PROGRESS_EVERY_S", 0)
     reports: list[int] = []
 
     video_scan.scan(of(videos / "h264.mp4"), Survey(reports.append))

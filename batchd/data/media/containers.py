@@ -10,6 +10,7 @@ Invariant: opening and demuxing a file runs no decoder, and opens no other file.
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import av
@@ -18,16 +19,12 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
+from batchd.data.media import DECODERS
+from batchd.data.samples.values import MediaFile
+
 FORMATS = "mov,mp4,matroska,webm,avi"
 """FFmpeg's names of the demuxers that may be used: each finds a key frame by its time, exactly."""
 FORMATS_SHOWN = "mp4, mov, mkv, webm or avi"
-DECODERS = frozenset(
-    {
-        *("h264", "hevc", "libdav1d", "vp9", "vp8", "mjpeg", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4"),
-        *("prores", "dnxhd", "ffv1", "huffyuv", "utvideo", "rawvideo", "png"),
-    }
-)
-"""FFmpeg's names of the decoders that may be used."""
 READ_BYTES = 64 << 10
 """Read from a file at once."""
 _LIMITS = {"format_whitelist": FORMATS, "protocol_whitelist": "none", "codec_whitelist": "none"}
@@ -45,25 +42,29 @@ class VideoUnreadable(ValueError):  # noqa: N818  names what is wrong
     """A file that is no readable video; the text is the reason, without the file's name."""
 
 
-class _PlainFile:
-    """An open file for FFmpeg. A damaged one may seek outside of it, where there are no bytes."""
+VideoFile: TypeAlias = int | MediaFile
+"""The descriptor of an open file, or a file that is read in parts."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._size = os.fstat(descriptor).st_size
+
+class _PlainFile:
+    """A file for FFmpeg. A damaged one may seek outside of it, where there are no bytes."""
+
+    def __init__(self, file: VideoFile) -> None:
+        self._read = partial(_pread, file) if isinstance(file, int) else file.read
+        self.size = os.fstat(file).st_size if isinstance(file, int) else file.size
         self._place = 0
 
     def read(self, count: int) -> bytes:
         """The next bytes, or none."""
-        if not 0 <= self._place < self._size:
+        if not 0 <= self._place < self.size:
             return b""
-        data = os.pread(self._descriptor, count, self._place)
+        data = self._read(self._place, count)
         self._place += len(data)
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go anywhere, as ``lseek``."""
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
         return self._place
 
     def tell(self) -> int:
@@ -71,13 +72,18 @@ class _PlainFile:
         return self._place
 
 
-def open_video(descriptor: int) -> tuple[InputContainer, VideoStream]:
+def _pread(descriptor: int, start: int, count: int) -> bytes:
+    return os.pread(descriptor, count, start)
+
+
+def open_video(file: VideoFile) -> tuple[InputContainer, VideoStream]:
     """The container, which the caller closes, and its first video. Raises ``VideoUnreadable``."""
-    if os.fstat(descriptor).st_size == 0:
+    plain = _PlainFile(file)
+    if plain.size == 0:
         raise VideoUnreadable("is empty")
     try:
         container = av.open(
-            _PlainFile(descriptor),
+            plain,
             "r",
             container_options=_LIMITS,
             metadata_errors="replace",

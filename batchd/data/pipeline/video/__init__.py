@@ -1,0 +1,1 @@
+"""The step that decodes videos."""

@@ -1,0 +1,111 @@
+"""The step that decodes videos, as plain data. Daemon, workers and CLI; standard library only."""
+
+from typing import Annotated, Literal
+
+from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
+from batchd.data.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, FieldStep
+from batchd.data.samples.checks import Example, Range
+from batchd.data.samples.columns import check_field_names
+from batchd_wire.record import options
+
+CLIPS_MAX = 255
+PLACES = ("random", "uniform")
+
+
+@options
+class DecodeVideo(FieldStep):
+    """Turn a video file into clips of frames: ``image``, [frames, height, width, 3].
+
+    Always the first step on its field. Steps on images that follow do the same to all frames of a
+    clip, with numbers drawn once. ``fps`` or ``stride`` is the distance of the frames; without both
+    they are spread over all of the video.
+    """
+
+    op: Literal["decode_video"] = "decode_video"
+    field: str = "video"
+    """Name of the field of the video, which the frames replace."""
+    frames: Annotated[int, Range(1, CLIP_FRAMES_MAX), Example(16)]
+    """Frames of a clip: the first dimension."""
+    fps: Annotated[float | None, Range(1e-3, 1e4)] = None
+    """Frames per second of a clip: each is the one that the file shows at its time, whatever the
+    rate of the file."""
+    stride: Annotated[int | None, Range(1, 1 << 20)] = None
+    """Instead of ``fps``: the distance of a clip's frames, in frames of the file."""
+    start: Annotated[float, Range(0.0, 1e9)] | str = "random"
+    """Where a clip begins: "random" draws any place where it fits; "uniform" is the middle, and
+    spreads several clips evenly, the first at the start and the last at the end; a number is
+    seconds of the file's own time, and the name of a field has these seconds, for several clips one
+    each. Of frames that are spread over the video, "random" draws where in its part each is, and
+    "uniform" takes the middle."""
+    clips: Annotated[int, Range(1, CLIPS_MAX)] = 1
+    """Clips of a video. With more than 1 they are a dimension in front, [clips, frames, height,
+    width, 3], and draw numbers of their own."""
+    short: Literal["repeat", "bad"] = "repeat"
+    """The treatment of a video that ends before a clip does: "repeat" shows the last frame again,
+    "bad" makes it a bad sample."""
+    into: str = "image"
+    """Name of the field of the frames."""
+    times: str = ""
+    """Name of a further field, with the second at which each frame is shown: float64 [frames]; ""
+    for none."""
+    color: Literal["rgb", "bgr", "gray"] = "rgb"
+    """Order of the channels: "rgb" and "bgr" give three, "gray" gives one, the luma."""
+    rotation: Literal["apply", "ignore"] = "apply"
+    """Whether the display matrix of a file turns its frames upright."""
+    max_pixels: Annotated[int, Range(1, PIXELS_MAX)] = 100_000_000
+    """Width times height, in pixels, above which a video is a bad sample, before it is decoded."""
+    max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 256 * 1024 * 1024
+    """Length, in bytes, above which a video in a record or on a server is a bad sample, as it is
+    read whole. Files of this machine are read in parts, however long they are."""
+
+    codecs: tuple[str, ...] = ()
+    """FFmpeg's names of the decoders that videos may need, such as ["h264", "vp9"]; empty for all
+    that docs/sources/video.md names. Where all of them are lossless ("ffv1", "huffyuv", "utvideo",
+    "rawvideo", "png"), bytes are the same with every version of FFmpeg; otherwise the version of
+    PyAV, which brings it, is in the stream's fingerprint."""
+
+    def __post_init__(self) -> None:
+        if self.fps is not None and self.stride is not None:
+            raise ValueError("fps and stride are both the distance of frames: leave one out")
+        if self.start not in PLACES and self.fps is None and self.stride is None:
+            raise ValueError(f"start = {self.start!r} begins a clip, whose frames need a distance: add fps or stride")
+        if self.start_field is not None:
+            check_field_names(self.start_field)
+        if isinstance(self.start, float) and self.clips > 1:
+            raise ValueError(
+                f"start = {self.start!r} would make {self.clips} equal clips; name a field with a start for each"
+            )
+        strange = [codec for codec in self.codecs if codec not in DECODERS]
+        if strange:
+            raise ValueError(f"codecs has {strange[0]!r}, which is none of {', '.join(sorted(DECODERS))}")
+        check_field_names(self.into, *([self.times] if self.times else []))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """PyAV brings FFmpeg along."""
+        return () if self.codecs and LOSSLESS.issuperset(self.codecs) else ("av",)
+
+    @property
+    def start_field(self) -> str | None:
+        """The field that has the starts of the clips; None if none does."""
+        return self.start if isinstance(self.start, str) and self.start not in PLACES else None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The dimensions in front of height and width."""
+        return (*((self.clips,) if self.clips > 1 else ()), self.frames)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether starts are drawn."""
+        return self.start == "random"
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The field, those that it makes, and that of the starts."""
+        return frozenset(filter(None, (self.field, self.into, self.times, self.start_field)))
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """The field, and those that it makes."""
+        return frozenset(filter(None, (self.field, self.into, self.times)))

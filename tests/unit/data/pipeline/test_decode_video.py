@@ -1,0 +1,348 @@
+"""Clips of videos: which frames they have, and what steps on images do to them."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from batchd.data.media.frames import PixelOptions, Pixels
+from batchd.data.pipeline.effects import StepInvalid, effect
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.image.options import (
+    ColorJitter,
+    CropToBucket,
+    Follow,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    To,
+)
+from batchd.data.pipeline.options import step_from_plain, step_to_plain
+from batchd.data.pipeline.shapes.options import PadBatch
+from batchd.data.pipeline.video.options import DecodeVideo
+from batchd.data.pipeline.video.windows import frames_of_clips
+from batchd.data.pipeline.views.options import View, Views
+from batchd.data.samples.columns import Column, parse_column
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.values import MediaFile
+from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, write_video
+
+VIDEO = parse_column("video", "video")
+FRAMES = 100
+KINDS = {
+    "h264.mp4": Coding(gop=30),
+    "open_groups.mp4": Coding(options={"x264-params": "open-gop=1:bframes=3:b-pyramid=normal:scenecut=0"}),
+    "uneven.mkv": Coding(units=12800, times=lambda number: 512 * number + number % 3 * 100 + number // 10 * 7000),
+    "vp9.webm": Coding("libvpx-vp9"),
+    "lossless.avi": Coding("ffv1", pixels="bgr0", b_frames=0),
+}
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for name, coding in KINDS.items():
+        write_video(folder / name, FRAMES, coding)
+    return folder
+
+
+def made(file: Path | bytes, *steps, draws=None, sample: int = 0, **values):
+    """The values of a sample after the steps, of bytes or of a file that is read in parts."""
+    content = file if isinstance(file, bytes) else file.read_bytes()
+    video = (
+        memoryview(content)
+        if isinstance(file, bytes)
+        else MediaFile(len(content), lambda at, n: content[at : at + n], 0)
+    )
+    columns = [VIDEO, *(Column(name, dtype="float64", shape=np.shape(value)) for name, value in values.items())]
+    pipeline = Pipeline(columns, steps, 7, has_rows=False)
+    if draws is not None:
+        noted = pipeline.note_draws()
+    result = pipeline.make({"video": video, **values}, 0, sample, 0)
+    if draws is not None:
+        draws += noted
+    return result
+
+
+def numbers(clips: np.ndarray) -> list:
+    """The number that each frame shows."""
+    return [numbers(one) for one in clips] if clips.ndim > 3 else number_in(clips)
+
+
+def failed(file, *steps, **values) -> str:
+    with pytest.raises(SampleUndecodable) as caught:
+        made(file, *steps, **values)
+    return str(caught.value)
+
+
+# --- which frames ---------------------------------------------------------------------------------
+
+EVEN = tuple(range(10))
+UNEVEN = (0, 1, 2, 30, 31, 32, 33, 34, 35, 60)
+
+
+@pytest.mark.parametrize(
+    ("options", "ticks", "places", "expected"),
+    [
+        ({"stride": 2}, EVEN, [0.0, 0.999], [[0, 2, 4], [5, 7, 9]]),
+        ({"stride": 2, "start": "uniform"}, EVEN, [0, 0.5, 1], [[0, 2, 4], [2, 4, 6], [5, 7, 9]]),
+        ({"fps": 5.0}, EVEN, [0.0, 0.98], [[0, 2, 4], [3, 5, 7]]),
+        ({"fps": 20.0}, EVEN, [0.0], [[0, 0, 1]]),
+        ({"fps": 10.0, "start": 0.2}, EVEN, [0.2], [[2, 3, 4]]),
+        ({"fps": 10.0, "start": 0.25}, EVEN, [0.25], [[2, 3, 4]]),
+        ({"stride": 3, "start": 0.25}, EVEN, [0.25], [[2, 5, 8]]),
+        ({"fps": 1.0}, UNEVEN, [0.0], [[0, 2, 2]]),
+        ({"fps": 0.5}, UNEVEN, [0.0], [[0, 2, 8]]),
+        ({"fps": 0.3}, EVEN, [0.7], [[0, 9, 9]]),
+        ({"stride": 6}, EVEN, [0.7], [[0, 6, 9]]),
+        ({}, EVEN, [0.0, 0.5, 0.999], [[0, 3, 6], [1, 5, 8], [3, 6, 9]]),
+        ({"start": "uniform"}, (5,), [0.5], [[0, 0, 0]]),
+        ({"fps": 8.0}, (5,), [0.9], [[0, 0, 0]]),
+    ],
+)
+def test_a_clip_has_the_frames_that_are_shown_at_its_times(options, ticks, places, expected) -> None:
+    """A tick is a tenth of a second; frames are shown until the next one."""
+    step = DecodeVideo(frames=3, **options)
+    found = frames_of_clips(step, np.array(ticks, np.int64), Fraction(1, 10), places)
+    assert [clip.tolist() for clip in found] == expected
+
+
+@pytest.mark.parametrize("unit", [Fraction(1, 30), Fraction(1, 1000), Fraction(1, 12800)])
+def test_the_rate_of_the_file_gives_each_frame_once(unit) -> None:
+    """Also in containers that round the times of frames, as Matroska to milliseconds."""
+    ticks = np.array([round(number / 30 / unit) for number in range(90)], np.int64)
+    step = DecodeVideo(frames=90, fps=30.0, start="uniform")
+    assert frames_of_clips(step, ticks, unit, [0.5])[0].tolist() == list(range(90))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("where", ["in_memory", "in_parts"])
+def test_the_frames_of_a_clip_are_those_of_the_file_decoded_in_order(videos, name, where) -> None:
+    """Also of open groups, uneven times, and of several clips that overlap."""
+    pixels = Pixels(PixelOptions(1, "rgb", "apply"))
+    frames = decoded_in_order(videos / name)
+    file = (videos / name).read_bytes() if where == "in_memory" else videos / name
+    values = made(file, DecodeVideo(frames=6, stride=7, clips=3, times="seconds"))
+
+    shown = numbers(values["image"])
+    assert np.diff(shown).tolist() == [[7] * 5] * 3
+    assert len({clip[0] for clip in shown}) == 3
+    for clip, seconds in zip(values["image"], values["seconds"], strict=True):
+        for frame, second in zip(clip, seconds, strict=True):
+            np.testing.assert_array_equal(frame, pixels.of(frames[number_in(frame)]))
+            assert second == pytest.approx(frames[number_in(frame)].time)
+
+
+def test_starts_are_drawn_by_position_and_noted(videos) -> None:
+    """Each sample has its own."""
+    step = DecodeVideo(frames=4, fps=25.0, clips=2)
+    draws: list[dict[str, object]] = []
+    first = made(videos / "h264.mp4", step, draws=draws)["image"]
+
+    np.testing.assert_array_equal(first, made(videos / "h264.mp4", step)["image"])
+    assert draws == [{"starts": [round(clip[0] / 25, 6) for clip in numbers(first)]}]
+    assert numbers(first) != numbers(made(videos / "h264.mp4", step, sample=1)["image"])
+
+
+def test_starts_come_from_a_field(videos) -> None:
+    """As the seconds of annotations."""
+    step = DecodeVideo(frames=2, fps=25.0, clips=2, start="at")
+    assert numbers(made(videos / "h264.mp4", step, at=np.array([1.0, 2.0]))["image"]) == [[25, 26], [50, 51]]
+    assert "a clip would start at 9 s, and the video is from 0.000 to 4.000 s" in failed(
+        videos / "h264.mp4", step, at=np.array([1.0, 9.0])
+    )
+    assert "a clip would start at [1.0, nan] s" in failed(videos / "h264.mp4", step, at=np.array([1.0, np.nan]))
+
+
+# --- steps on images ------------------------------------------------------------------------------
+
+AUGMENT = (RandomResizedCrop(size=(24, 32)), RandomFlip(), ColorJitter(brightness=0.4, hue=0.1))
+
+
+def same_frame(folder: Path) -> Path:
+    """A video whose frames are all alike."""
+    return write_video(folder / "still.avi", 12, Coding("ffv1", pixels="bgr0", b_frames=0, times=lambda n: n), first=5)
+
+
+def test_all_frames_of_a_clip_are_augmented_alike_and_clips_by_themselves(tmp_path) -> None:
+    """Frames that are repeated stay equal under random steps; the next clip has other numbers."""
+    file = same_frame(tmp_path)
+    first, second = made(
+        file, DecodeVideo(frames=3, fps=1000.0, clips=2, start="uniform"), *AUGMENT, Resize(size=(8, 8))
+    )["image"]
+
+    assert first.shape == (3, 8, 8, 3)
+    np.testing.assert_array_equal(first[0], first[1])
+    np.testing.assert_array_equal(first[0], first[2])
+    assert (first != second).any()
+
+
+def test_a_clip_is_made_as_its_first_frame_alone(videos) -> None:
+    """Each frame has what the steps make of an image with the same numbers."""
+    file = videos / "lossless.avi"
+    whole = made(file, DecodeVideo(frames=4, stride=5, start="uniform"))["image"]
+    clip = made(file, DecodeVideo(frames=4, stride=5, start="uniform"), *AUGMENT, To(layout="nchw"))["image"]
+
+    image = Pipeline([Column("image", shape=(None, None, 3))], (*AUGMENT, To(layout="nchw")), 7, has_rows=False)
+    assert clip.shape == (4, 3, 24, 32)
+    for frame, expected in zip(whole, clip, strict=True):
+        np.testing.assert_array_equal(image.make({"image": frame.copy()}, 0, 0, 0)["image"], expected)
+
+
+def test_the_clips_of_an_array_take_steps_too(videos) -> None:
+    """As those of the source "video" have them."""
+    frames = made(videos / "lossless.avi", DecodeVideo(frames=4, stride=5))["image"]
+    pipeline = Pipeline([Column("image", shape=(4, HEIGHT, WIDTH, 3))], AUGMENT, 7, has_rows=False)
+    assert pipeline.make({"image": frames}, 0, 0, 0)["image"].shape == (4, 24, 32, 3)
+
+
+def test_clips_are_written_into_their_row(videos) -> None:
+    """The last step writes each frame into the batch."""
+    steps = DecodeVideo(frames=4, stride=5), *AUGMENT
+    pipeline = Pipeline([VIDEO], steps, 7)
+    row = {"image": np.zeros((4, 24, 32, 3), np.uint8)}
+    pipeline.run({"video": memoryview((videos / "lossless.avi").read_bytes())}, 0, 0, 0, row)
+    np.testing.assert_array_equal(row["image"], made(videos / "lossless.avi", *steps)["image"])
+
+
+def test_views_of_clips_have_an_axis_in_front(videos) -> None:
+    """Each view has its own numbers."""
+    into = {"crops": View(count=2, steps=AUGMENT), "small": View(steps=(Resize(size=(8, 8)),))}
+    views = made(videos / "lossless.avi", DecodeVideo(frames=3, stride=5), Views(into=into))
+    assert (views["crops"].shape, views["small"].shape) == ((2, 3, 24, 32, 3), (3, 8, 8, 3))
+    assert (views["crops"][0] != views["crops"][1]).any()
+
+
+def test_clips_of_different_sizes_may_be_padded() -> None:
+    """Their frames are then decoded as one array."""
+    columns = {"video": VIDEO}
+    for step in (DecodeVideo(frames=4, stride=5), PadBatch(max_shape=(4, 64, 64, 3))):
+        columns = effect(step, columns)
+    assert columns["image"].shape == (4, 64, 64, 3)
+
+
+def test_a_video_is_turned_upright_and_gray_has_one_channel(tmp_path) -> None:
+    """By its display matrix, unless that is ignored."""
+    file = write_video(tmp_path / "a.mp4", 10, Coding(turn=90))
+    assert made(file, DecodeVideo(frames=2, stride=1))["image"].shape == (2, WIDTH, HEIGHT, 3)
+    step = DecodeVideo(frames=2, stride=1, rotation="ignore", color="gray")
+    assert made(file, step)["image"].shape == (2, HEIGHT, WIDTH, 1)
+
+
+# --- bad videos -----------------------------------------------------------------------------------
+
+STEP = DecodeVideo(frames=8, stride=10, start="uniform")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"no video at all", "is no mp4, mov, mkv, webm or avi"), (b"#EXTM3U\n", "is no mp4, mov, mkv, webm or avi")],
+)
+def test_what_is_no_video_is_a_bad_sample(content, message) -> None:
+    assert message in failed(content, STEP)
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "uneven.mkv", "vp9.webm", "lossless.avi"])
+def test_a_cut_at_any_byte_gives_whole_frames_or_a_bad_sample(videos, name) -> None:
+    """A frame that is returned is as the whole file has it."""
+    content = (videos / name).read_bytes()
+    frames = decoded_in_order(videos / name)
+    pixels = Pixels(PixelOptions(1, "rgb", "apply"))
+    for end in range(0, len(content), max(1, len(content) // 40)):
+        try:
+            clip = made(content[:end], STEP)["image"]
+        except SampleUndecodable:
+            continue
+        for frame in clip:
+            np.testing.assert_array_equal(frame, pixels.of(frames[number_in(frame)]))
+
+
+def test_damage_names_the_second_and_spares_other_clips(videos) -> None:
+    """A clip in front of it is as it was."""
+    with av.open(str(videos / "h264.mp4")) as container:
+        packet = [one for one in container.demux(video=0) if one.size][62]
+        place, size = packet.pos, packet.size
+    content = bytearray((videos / "h264.mp4").read_bytes())
+    content[place + 4 : place + size] = bytes(size - 4)
+
+    assert made(bytes(content), DecodeVideo(frames=8, fps=25.0, start=0.0))["image"].shape == (8, HEIGHT, WIDTH, 3)
+    assert " s: packet 6" in failed(bytes(content), DecodeVideo(frames=8, fps=25.0, start=2.5))
+
+
+def test_a_short_video_shows_its_last_frame_again_or_is_bad(videos) -> None:
+    """As the option says."""
+    step = DecodeVideo(frames=4, stride=30, start="uniform")
+    assert made(videos / "h264.mp4", DecodeVideo(frames=4, stride=40, start="uniform"))["image"].shape[0] == 4
+    assert numbers(made(videos / "h264.mp4", DecodeVideo(frames=4, stride=40, start=0.0))["image"]) == [0, 40, 80, 99]
+    assert "its 4.000 s are too short for a clip of 4 frames" in failed(
+        videos / "h264.mp4", DecodeVideo(frames=4, stride=40, short="bad")
+    )
+    assert made(videos / "h264.mp4", step)["image"].shape[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_pixels": 100}, "64 x 48 is 3072 pixels, more than max_pixels = 100"),
+        ({"codecs": ("vp9", "av1")[:1]}, "is coded as h264, which is none of codecs = ['vp9']"),
+    ],
+)
+def test_limits_make_bad_samples(videos, options, message) -> None:
+    assert message in failed(videos / "h264.mp4", DecodeVideo(frames=2, stride=1, **options))
+
+
+def test_hdr_is_refused(tmp_path) -> None:
+    """Nobody sees the wrong brightness of its frames unwarned."""
+    file = write_video(tmp_path / "a.mp4", 10, Coding(options={"x264-params": "transfer=smpte2084:colorprim=bt2020"}))
+    assert "is HDR (PQ), which 8 bits cannot show" in failed(file, DecodeVideo(frames=2, stride=1))
+
+
+# --- on paper -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fps": 8.0, "stride": 2}, "fps and stride are both the distance"),
+        ({"start": 2.0}, "frames need a distance"),
+        ({"start": "at"}, "frames need a distance"),
+        ({"fps": 8.0, "start": 2.0, "clips": 2}, "2 equal clips"),
+        ({"fps": 8.0, "start": "0 at"}, "is not a valid field name"),
+        ({"codecs": ("divx",)}, "codecs has 'divx'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        DecodeVideo(frames=4, **options)
+
+
+@pytest.mark.parametrize(
+    ("step", "columns", "message"),
+    [
+        (DecodeVideo(frames=4), [Column("video", "bytes")], "needs a video file, and 'video' is bytes"),
+        (DecodeVideo(frames=4), [VIDEO, Column("image", "encoded")], "would make a field 'image'"),
+        (DecodeVideo(frames=4, fps=8.0, start="at"), [VIDEO], 'neither "random" nor "uniform" nor a field'),
+        (
+            DecodeVideo(frames=4, fps=8.0, start="at", clips=2),
+            [VIDEO, Column("at")],
+            "from 2 numbers, and 'at' is uint8",
+        ),
+        (Resize(field="video", size=(2, 2)), [VIDEO], 'the first step must be { op = "decode_video" }'),
+        (Follow(boxes="boxes"), [Column("image", shape=(4, None, None, 3))], "has several in each sample"),
+        (CropToBucket(pixels=65536), [Column("image", shape=(4, None, None, 3))], "has several in each sample"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused(step, columns, message) -> None:
+    with pytest.raises(StepInvalid) as caught:
+        effect(step, {column.name: column for column in columns})
+    assert message in str(caught.value)
+
+
+def test_the_version_of_ffmpeg_counts_unless_codecs_are_lossless() -> None:
+    """And a step survives its way to the worker."""
+    assert DecodeVideo(frames=4).libraries == ("av",)
+    assert DecodeVideo(frames=4, codecs=("ffv1", "rawvideo")).libraries == ()
+    step = DecodeVideo(frames=4, fps=8.0, start=2.0, codecs=("h264",), times="t")
+    assert step_from_plain(step_to_plain(step)) == step
