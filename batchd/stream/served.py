@@ -285,7 +285,8 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         live=LiveSpec(source.capacity, source.when_full, config.journal is not None)
         if isinstance(source, PushSource)
         else None,
-        groups_neighbours=epochs.order is not None and any(part.reads_urls for _key, part in sources_in(source)),
+        groups_neighbours=epochs.order is not None
+        and any(part.reads_urls or part.shares_decoding for _key, part in sources_in(source)),
         own_source=plan.runs_own_code,
         report_memory=config.report_memory,
         source="" if source.is_live else source_digest(index),

@@ -35,6 +35,11 @@ def streams_over(videos):
             "batch_size": 4,
             "shuffle": False,
         },
+        "blocks": {
+            "source": {**source, "frames": 3, "stride": 2, "size": [24, 32]},
+            "batch_size": 4,
+            "shuffle": {"blocks": 2, "block_samples": 10},
+        },
         "drawn": {
             "source": {
                 "type": "csv",

@@ -54,6 +54,9 @@ class SourceOptions:
     endings: ClassVar[tuple[str, ...]] = ()
     """Endings of the names of its files, in lower case: `batchd init` knows them by these."""
 
+    shares_decoding: ClassVar[bool] = False
+    """Whether neighbours are read in less time by one worker than by several."""
+
     outranks: ClassVar[bool] = False
     """Whether it says more of the same images than sources of files alone, for `batchd init`."""
     box_form: ClassVar[Mapping[str, object]] = {}

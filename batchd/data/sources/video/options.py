@@ -24,6 +24,8 @@ class VideoSource(PatternOptions):
     extra: ClassVar[str] = "video"
     endings: ClassVar[tuple[str, ...]] = VIDEO_ENDINGS
 
+    shares_decoding: ClassVar[bool] = True
+
     type: Literal["video"] = "video"
     """Kind of source."""
 

@@ -2,7 +2,7 @@
 
 import os
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,8 @@ from batchd.data.media.containers import READ_BYTES, open_video, packets_of
 from batchd.data.media.frames import Pixels, VideoFrames
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.sources.interface import kind_of
+from batchd.data.sources.interface import kind_of, open_reader
+from batchd.data.sources.video import reader as video_reader
 from batchd.data.sources.video import scan as video_scan
 from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
@@ -122,6 +123,67 @@ def test_a_frame_read_at_random_is_the_frame_read_in_order(videos, name) -> None
         np.testing.assert_array_equal(in_order, expected)
         for sample in random.Random(1).choices(range(FRAMES), k=60):
             np.testing.assert_array_equal(reader.read(sample)["image"], in_order[sample])
+
+
+@pytest.mark.parametrize("room", [1 << 20, 3 * HEIGHT * WIDTH * 20, 0])
+def test_announced_samples_share_one_pass_over_their_group(videos, monkeypatch, room) -> None:
+    """In any order they are what they are alone; with less room, frames are decoded again."""
+    fed = []
+    packets = VideoFrames._packets
+
+    def counted(self, first, last):
+        for number, packet in packets(self, first, last):
+            fed.append(number)
+            yield number, packet
+
+    source = of(videos / "long_groups.mp4", frames=4, stride=3)
+    with opened(source) as (reader, index):
+        alone = [reader.read(sample)["image"].copy() for sample in range(len(index))]
+    monkeypatch.setattr(VideoFrames, "_packets", counted)
+    monkeypatch.setattr(video_reader, "SHARED_BYTES_MAX", room)
+    order = random.Random(3).sample(range(len(alone)), len(alone))
+    with opened(source) as (reader, _index):
+        reader.prefetch(order)
+        for sample in order:
+            np.testing.assert_array_equal(reader.read(sample)["image"], alone[sample])
+        assert (len(fed) == FRAMES) == (room == 1 << 20)
+        assert reader._shared._kept == {}
+        assert reader._shared._left_bytes == room
+
+
+def test_samples_that_are_not_read_are_forgotten(videos) -> None:
+    """Their frames take no memory when their block has passed."""
+    storage = Storage()
+    source = of(videos / "long_groups.mp4", frames=4, stride=3)
+    reader = open_reader(source, scan(source), 1 << 24, storage)
+    with closing(reader):
+        requested = storage.begin_reading_block()
+        reader.prefetch(range(8))
+        reader.read(2)
+        assert len(reader._shared._kept) == 16
+        requested.forget()
+        assert (reader._shared._kept, reader._shared._wanted) == ({}, {})
+
+
+@pytest.mark.parametrize("order", [[20, 5, 70, 10], [70, 5, 10, 20]])
+def test_damage_behind_a_frame_is_the_matter_of_the_samples_that_need_it(videos, tmp_path, order) -> None:
+    """A pass over a group ends there."""
+    with av.open(str(videos / "long_groups.mp4")) as container:
+        packet = [one for one in container.demux(video=0) if one.size][30]
+        place = packet.pos
+    source = of(videos / "long_groups.mp4", frames=1)
+    with opened(source) as (reader, index):
+        good = [outcome(reader, sample) for sample in range(len(index))]
+    copy = tmp_path / "long_groups.mp4"
+    copy.write_bytes((videos / "long_groups.mp4").read_bytes())
+    with opened(of(copy, frames=1)) as (reader, index):
+        content = bytearray(copy.read_bytes())
+        content[place + 8 : place + 12] = b"\xff\x00\xff\x00"
+        copy.write_bytes(content)
+        reader.prefetch(order)
+        found = {sample: outcome(reader, sample) for sample in order}
+    assert {sample for sample in order if found[sample] == good[sample]} == {5, 10, 20}
+    assert "frame 70 at 2.800 s: packet" in found[70]
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "uneven.mp4", "vp9.webm", "mjpeg.avi"])
