@@ -188,7 +188,7 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
     streams["kinetics-val"] |= {"batch_size": 1, "memory": "64MiB"}
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
-    daemon = start_daemon(streams, python_path=python_path, memory="848MiB")
+    daemon = start_daemon(streams, python_path=python_path, memory="904MiB")
 
     with batchd_client.connect(daemon.address) as connection:
         with batchd_client.push("camera", daemon.address) as producer:

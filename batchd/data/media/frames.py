@@ -62,6 +62,11 @@ class FileFrames(NamedTuple):
     checksums: NDArray[np.uint32]
     unit: tuple[int, int]
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of the arrays."""
+        return self.order.nbytes + self.keys.nbytes + self.times.nbytes + self.checksums.nbytes
+
     def seconds(self, frame: int) -> float:
         """When a frame is shown."""
         numerator, denominator = self.unit

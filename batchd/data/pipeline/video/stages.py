@@ -28,10 +28,12 @@ from batchd.data.samples.values import Clips, MediaFile, Value
 from batchd_wire.views import Array
 
 if TYPE_CHECKING:
-    from batchd.data.media.frames import Pixels, VideoFrames
+    from batchd.data.media.frames import FileFrames, Pixels, VideoFrames
 
 KEPT_BYTES_MAX = 32 << 20
 """Decoded frames of one sample that are kept for a later clip."""
+KNOWN_BYTES_MAX = 8 << 20
+"""The packets of files, 20 bytes each, that are kept for other samples of these files."""
 _BYTES_PER_PIXEL = 1.5
 _HDR = {16: "PQ", 18: "HLG"}
 """Curves of brighter pictures, which 8 bits and the curve of a screen cannot show, by FFmpeg's
@@ -52,6 +54,8 @@ class VideoStage:
         """Counts the time until now for this step."""
         self._pixels: Pixels | None = None
         self._video: VideoFrames | None = None
+        self._known: dict[object, FileFrames] = {}
+        """The packets of files that were read lately, the last ones last."""
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
         """Replace the file by its clips. Raises ``SampleUndecodable``."""
@@ -78,10 +82,15 @@ class VideoStage:
             self._pixels = Pixels(PixelOptions(1, self._step.color, self._step.rotation))
         assert isinstance(value, MediaFile | memoryview), "a video"
         file = value if isinstance(value, MediaFile) else MediaFile.of(value)
+        known = self._known.pop(file.name, None)
         try:
-            self._video = VideoFrames(file, None, self._step.max_pixels, self._step.max_bytes)
+            self._video = VideoFrames(file, known, self._step.max_pixels, self._step.max_bytes)
         except SampleUnreadable as error:
             raise SampleUndecodable(f"a video that {error}") from None
+        if file.name is not None:
+            self._known[file.name] = self._video.frames
+        while sum(frames.nbytes for frames in self._known.values()) > KNOWN_BYTES_MAX:
+            del self._known[next(iter(self._known))]
         codec = self._video.codec
         if self._step.codecs and codec not in self._step.codecs:
             raise SampleUndecodable(

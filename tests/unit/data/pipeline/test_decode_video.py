@@ -7,6 +7,7 @@ import av
 import numpy as np
 import pytest
 
+from batchd.data.media import frames as media_frames
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.execute import Pipeline
@@ -21,6 +22,7 @@ from batchd.data.pipeline.image.options import (
 )
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.shapes.options import PadBatch
+from batchd.data.pipeline.video import stages
 from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.video.windows import frames_of_clips
 from batchd.data.pipeline.views.options import View, Views
@@ -144,6 +146,23 @@ def test_starts_are_drawn_by_position_and_noted(videos) -> None:
     np.testing.assert_array_equal(first, made(videos / "h264.mp4", step)["image"])
     assert draws == [{"starts": [round(clip[0] / 25, 6) for clip in numbers(first)]}]
     assert numbers(first) != numbers(made(videos / "h264.mp4", step, sample=1)["image"])
+
+
+@pytest.mark.parametrize(("room", "reads"), [(1 << 20, 1), (0, 3)])
+def test_the_packets_of_a_file_are_read_once_while_they_have_room(videos, monkeypatch, room, reads) -> None:
+    """Other clips of the same file find its frames without it."""
+    found = []
+    frames_of = media_frames.frames_of
+    monkeypatch.setattr(media_frames, "frames_of", lambda *given: (found.append(given), frames_of(*given))[1])
+    monkeypatch.setattr(stages, "KNOWN_BYTES_MAX", room)
+    content = (videos / "h264.mp4").read_bytes()
+    pipeline = Pipeline([VIDEO], [DecodeVideo(frames=2, stride=3)], 7, has_rows=False)
+    for sample in range(3):
+        video = MediaFile(len(content), lambda at, n: content[at : at + n], "a name")
+        image = pipeline.make({"video": video}, 0, sample, 0)["image"]
+        expected = made(content, DecodeVideo(frames=2, stride=3), sample=sample)["image"]
+        np.testing.assert_array_equal(image, expected)
+    assert len(found) == reads + 3  # those of bytes are read each time
 
 
 def test_starts_come_from_a_field(videos) -> None:
