@@ -90,7 +90,7 @@ def _of_image(values: Values) -> int:
 
 
 def _of_video(values: Values) -> int:
-    video = values["video"]
+    video = values["video"] if "video" in values else values["audio"]
     return int((video.whole() if isinstance(video, MediaFile) else video)[0])
 
 
@@ -281,6 +281,13 @@ KINDS = {
     "files of videos": Kind(
         _files,
         lambda root, *names: GlobSource(root=root, patterns=tuple(f"{name}/*.jpg" for name in names), media="video"),
+        _of_video,
+        "a/2 é.jpg",
+        is_listed=True,
+    ),
+    "files of sounds": Kind(
+        _files,
+        lambda root, *names: GlobSource(root=root, patterns=tuple(f"{name}/*.jpg" for name in names), media="audio"),
         _of_video,
         "a/2 é.jpg",
         is_listed=True,

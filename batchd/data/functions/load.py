@@ -195,11 +195,14 @@ class NotAsDeclared(ValueError):  # noqa: N818  names what is wrong
         self.column, self.found = column, found
 
 
+_FILES = {"encoded": "the bytes of an image", "video": "the bytes of a video", "audio": "the bytes of a sound file"}
+
+
 def checked_value(column: Column, value: object) -> Value:
     """The value as its column's kind. Raises ``NotAsDeclared`` or ``FunctionFailed``."""
     if column.is_file or column.kind == "bytes":
         if not isinstance(value, (bytes, bytearray, memoryview)):
-            wanted = {"encoded": "the bytes of an image", "video": "the bytes of a video"}.get(column.kind, "bytes")
+            wanted = _FILES.get(column.kind, "bytes")
             raise NotAsDeclared(f"{column.name!r} is {_kind(value)} instead of {wanted}")
         return memoryview(value)
     if column.kind in ("json", "texts", "images"):

@@ -98,6 +98,7 @@ def described(column: Column) -> str:
 _DESCRIBED = {
     "encoded": "the bytes of an image file",
     "video": "a video file",
+    "audio": "a sound file",
     "text": "text",
     "json": "a value in JSON",
     "bytes": "bytes",
@@ -107,9 +108,9 @@ _DESCRIBED = {
 
 
 def first_step_on(column: Column) -> str:
-    """The problem text for an image or a video that no step decodes."""
-    op, usual = ("decode_video", "video") if column.kind == "video" else ("decode", "image")
-    if column.name == usual:
+    """The problem text for a file that no step decodes."""
+    op = "decode" if column.kind == "encoded" else f"decode_{column.kind}"
+    if column.name == column.text:
         return f'the first step must be {{ op = "{op}" }}'
     return f'the first step on it must be {{ op = "{op}", field = {json.dumps(column.name)} }}'
 

@@ -8,9 +8,9 @@ A source says which columns its samples have, and each step which columns it tur
 columns after the last step become the fields of a batch, so by then each must have one shape.
 
 Users write a column as ``"float32"``, ``"uint8[28,28]"``, ``"int32[?]"`` where a length differs
-from sample to sample, ``"image"`` and ``"video"`` for the bytes of such a file, ``"text"``,
-``"text[<=8]"`` for up to eight texts, ``"image[<=8]"``, ``"json"`` and ``"bytes"``. Of samples that
-have no shape of their own they declare the columns:
+from sample to sample, ``"image"``, ``"video"`` and ``"audio"`` for the bytes of such a file,
+``"text"``, ``"text[<=8]"`` for up to eight texts, ``"image[<=8]"``, ``"json"`` and ``"bytes"``. Of
+samples that have no shape of their own they declare the columns:
 
     fields   = { image = "image", label = "int64" }    the columns, in the order of a batch
     names    = { label = "class_id" }                  what the data calls a field, if it differs
@@ -42,22 +42,23 @@ _ARRAY = re.compile(r"([a-z]+\d*)(?:\[([0-9?, ]*)\])?")
 _LIST = re.compile(r"(text|image)\[<= ?([0-9]{1,9})\]")
 LIST_MAX = 1 << 16
 
-ColumnKind = Literal["encoded", "video", "text", "array", "json", "bytes", "texts", "images", "arrays"]
-"""``encoded``: the bytes of an image file. ``video``: a video file. ``text``: a string. ``array``:
-numbers. ``json``: any value in JSON. ``bytes``: any bytes. ``texts``, ``images``, ``arrays``: a
-list of these."""
+ColumnKind = Literal["encoded", "video", "audio", "text", "array", "json", "bytes", "texts", "images", "arrays"]
+"""``encoded``: the bytes of an image file. ``video``: a video file. ``audio``: a sound file.
+``text``: a string. ``array``: numbers. ``json``: any value in JSON. ``bytes``: any bytes.
+``texts``, ``images``, ``arrays``: a list of these."""
 LISTS: Mapping[ColumnKind, ColumnKind] = MappingProxyType({"texts": "text", "images": "encoded", "arrays": "array"})
 """The kind of each value of a list."""
-MediaWord = Literal["image", "video"]
+MediaWord = Literal["image", "video", "audio"]
 """What a file of a sample may be, as users write it."""
 _WORDS: dict[str, ColumnKind] = {
     "image": "encoded",
     "video": "video",
+    "audio": "audio",
     "text": "text",
     "json": "json",
     "bytes": "bytes",
 }
-_FILE_KINDS = frozenset({"encoded", "video"})
+_FILE_KINDS = frozenset({"encoded", "video", "audio"})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -226,9 +227,9 @@ def parse_column(name: str, text: str) -> Column:
         if meant is not None:
             raise ValueError(f'{name} = "{text}" is not a valid type; did you mean "{meant}"?')
         raise ValueError(
-            f'{name} = "{text}" is not a valid type: "image", "video", "text", "text[<=8]" for up to 8 texts, "image[<=8]", '
-            f'"json", "bytes", or one of {", ".join(ITEM_BYTES)}, with a shape if it has one, as in "uint8[28,28]", or '
-            '"int32[?]" where a length differs from sample to sample'
+            f'{name} = "{text}" is not a valid type: "image", "video", "audio", "text", "text[<=8]" for up to 8 texts, '
+            f'"image[<=8]", "json", "bytes", or one of {", ".join(ITEM_BYTES)}, with a shape if it has one, as in '
+            '"uint8[28,28]", or "int32[?]" where a length differs from sample to sample'
         )
     return Column(name, "array", written[1], _lengths(name, text, written[2]))
 

@@ -69,6 +69,8 @@ _HAS_LINKS = -1
 """In place of a folder's descriptor, where files in it are links."""
 WHOLE_BYTES_MAX = 4 << 20
 """Longer extents are read on demand, not ahead."""
+WHOLE_RECORD_BYTES_MAX = 512 << 10
+"""A longer record of sound or video on this machine is read in parts."""
 JOINED_BYTES_MAX = 4 << 20
 GAP_BYTES_MAX = 128 << 10
 """From a server that answers after 20 ms, 16 requests at a time, one more takes some 1.5 ms, in
@@ -253,10 +255,16 @@ class BytesReader:
             raise blamed(error) from None
 
     def open_file(self, path: bytes, sample: int) -> memoryview | MediaFile:
-        """Open a file to be read in parts, however long it is; the bytes of an object."""
+        """Open a file to be read in parts, however long it is.
+
+        An object whose size the index does not tell is read whole.
+        """
         self._close_file()
         if is_url(path):
-            return self._read_object(path, sample)
+            version = self._remote.versions.get(os.fsdecode(path))
+            if version is None or version.size <= WHOLE_BYTES_MAX:
+                return self._read_object(path, sample)
+            return MediaFile(version.size, partial(self._read_some, path, 0, version.size), (path, *version))
         try:
             self._opened = self._folders.open(path)
             failpoints.passing("worker.sample.opened", sample)
@@ -269,6 +277,20 @@ class BytesReader:
         self._check_time(status)
         name = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         return MediaFile(status.st_size, partial(self._read_part, self._opened), name)
+
+    def open_extent(self, path: bytes, start: int, size: int) -> memoryview | MediaFile:
+        """Open a record of a file to be read in parts, if it is long."""
+        if size <= (WHOLE_BYTES_MAX if is_url(path) else WHOLE_RECORD_BYTES_MAX):
+            return self.read_extent(path, start, size)
+        if not is_url(path):
+            with blaming_the_sample():
+                self._shards.descriptor(path)
+                self._shards.check(path)
+        return MediaFile(size, partial(self._read_some, path, start, size), (path, start, size))
+
+    def _read_some(self, path: bytes, start: int, size: int, first: int, count: int) -> bytes:
+        """Bytes of a record, for ``MediaFile``."""
+        return self.read_up_to(path, start + first, max(0, min(count, size - first)))
 
     @staticmethod
     def _read_part(descriptor: int, start: int, count: int) -> bytes:

@@ -39,7 +39,7 @@ class CsvSource(DeclaredOptions, FilesOptions):
     """The columns that become fields, with their types, such as { age = "float32", name = "text",
     box = "int32[4]" }. The numbers of a shape are in one cell, separated by spaces. A cell that has
     JSON is a field of type "json", or "text[<=8]" for a list of up to eight strings; one with the
-    path of a video is of type "video". Other columns are left out."""
+    path of a video or a sound is of type "video" or "audio". Other columns are left out."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The titles of fields with other names in the table, such as { label = "Class Label" }.

@@ -9,6 +9,7 @@ from batchd.data.sources.options import PatternOptions, SourceOptions, check_pat
 from batchd_wire.record import options
 
 VIDEO_ENDINGS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
+SOUND_ENDINGS = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
 
 @options
@@ -31,7 +32,7 @@ class FolderSource(SourceOptions):
 
     media: MediaWord = "image"
     """What the files are, which is also the name of the field: "video" for what "decode_video"
-    reads."""
+    reads, "audio" for what "decode_audio" does."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the folder."""
@@ -44,7 +45,7 @@ class FolderSource(SourceOptions):
     @property
     def file_endings(self) -> tuple[str, ...]:
         """The endings of the files that it takes."""
-        return self.endings if self.media == "image" else VIDEO_ENDINGS
+        return {"image": self.endings, "video": VIDEO_ENDINGS, "audio": SOUND_ENDINGS}[self.media]
 
     def __post_init__(self) -> None:
         self.settle_paths()
@@ -71,7 +72,7 @@ class ListSource(SourceOptions):
 
     media: MediaWord = "image"
     """What the files are, which is also the name of the field: "video" for what "decode_video"
-    reads."""
+    reads, "audio" for what "decode_audio" does."""
 
     allow_outside_root: bool = False
     """Whether files may be outside of the root: absolute paths, paths with `..`, and links that
@@ -106,7 +107,7 @@ class GlobSource(PatternOptions):
 
     media: MediaWord = "image"
     """What the files are, which is also the name of the field: "video" for what "decode_video"
-    reads."""
+    reads, "audio" for what "decode_audio" does."""
 
     allow_outside_root: bool = False
     """Whether links may lead out of the root."""

@@ -35,10 +35,10 @@ class JsonlSource(ShardOptions):
 
     fields: Annotated[dict[str, str], Example({"text": "text"})]
     """The fields of a sample, with their types: "text" for a string, a dtype such as "int64", with
-    its shape ("float32[4]"), in which ? is a length that differs from sample to sample, "image" or
-    "video" for a string that is the path or URL of such a file, "text[<=8]" for a list of up to
-    eight strings, "image[<=8]" for one of up to eight paths of images, or a path alone, and "json"
-    for any value, such as a list of messages."""
+    its shape ("float32[4]"), in which ? is a length that differs from sample to sample, "image",
+    "video" or "audio" for a string that is the path or URL of such a file, "text[<=8]" for a list
+    of up to eight strings, "image[<=8]" for one of up to eight paths of images, or a path alone,
+    and "json" for any value, such as a list of messages."""
 
     names: dict[str, str] = field(default_factory=dict)
     """The keys of fields with other names, such as { label = "meta.label", second = "images.1" }.
@@ -64,7 +64,7 @@ class JsonlSource(ShardOptions):
         for column in columns:
             default = self.defaults.get(column.name)
             if column.is_file and default is not None and (not isinstance(default, str) or not default):
-                what = "an image" if column.kind == "encoded" else f"a {column.kind}"
+                what = {"encoded": "an image", "video": "a video"}.get(column.kind, "a sound")
                 text = f"defaults: {column.name} is {what}, so its default is the path of {what} file"
                 checks.say(text, "defaults", column.name)
         self.check_joined(checks)

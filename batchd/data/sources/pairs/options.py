@@ -120,9 +120,8 @@ class PairsSource(DeclaredOptions, PairedOptions):
     def _check(self, checks: Checks) -> None:
         with checks.at():
             self.settle_paths()
-        lacks = {
-            "video": "a source of files that belong together has images, texts and arrays; csv and jsonl name videos"
-        }
+        why = "a source of files that belong together has images, texts and arrays; csv and jsonl name others"
+        lacks = dict.fromkeys(("video", "audio"), why)
         check_declared(checks, self.fields or {}, with_shapes=True, lacks=lacks)
         check_known(checks, self.fields or {}, files=self.files)
         counts: dict[str, int] = {}

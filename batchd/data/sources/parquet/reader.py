@@ -29,6 +29,7 @@ from pyarrow.compute import list_value_length
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import (
+    MediaFile,
     Value,
     check_count,
     converted,
@@ -58,6 +59,8 @@ OBJECT_NAME = "its file"
 Parts: TypeAlias = Mapping[int, tuple[int, int]]
 """The part of the image of some samples: its first byte, and the one behind its last."""
 NO_PARTS: Parts = MappingProxyType({})
+_MEDIA = frozenset({"video", "audio"})
+"""The kinds whose files may be read in parts."""
 
 
 class ValuePlace(NamedTuple):
@@ -299,6 +302,8 @@ class ParquetReader:
         try:
             if extent is not None:
                 path, start, size = extent
+                if column.kind in _MEDIA and size:
+                    return self._bytes[column.name].open_extent(path, start, size)
                 raw = self._bytes[column.name].read_extent(path, start, size) if size else b""
                 return from_bytes(column, raw, self._max_bytes)
             values = self._groups.column(place, number, self._titles[number])
@@ -333,33 +338,43 @@ class ParquetReader:
             return shaped(column, converted(column, numbers.to_numpy(zero_copy_only=False)))
         if column.kind == "images":
             return self._images(column, value, sample)
-        return from_bytes(column, self._stored(column.name, column.name, value, sample), self._max_bytes)
+        raw = self._stored(column.name, column.name, value, sample, is_media=column.kind in _MEDIA)
+        return raw if isinstance(raw, MediaFile) else from_bytes(column, raw, self._max_bytes)
 
     def _images(self, column: Column, value: pa.ListScalar, sample: int) -> Value:
         check_count(column, len(value))
         named = [(f"{column.name}[{place}]", one) for place, one in enumerate(value)]
-        files = [bytes(self._stored(column.name, name, one, sample)) if one.is_valid else None for name, one in named]
+        files: list[bytes | None] = []
+        for name, one in named:
+            stored = self._stored(column.name, name, one, sample) if one.is_valid else None
+            files.append(bytes(stored) if isinstance(stored, memoryview) else None)
         return images_from(column, files, self._max_bytes)
 
-    def _stored(self, name: str, shown: str, value: pa.Scalar, sample: int) -> memoryview:
-        """The bytes that are stored, or those of the file whose path is."""
+    def _stored(
+        self, name: str, shown: str, value: pa.Scalar, sample: int, *, is_media: bool = False
+    ) -> memoryview | MediaFile:
+        """The bytes that are stored, or those of the file whose path is.
+
+        ``is_media``: such a file may be read in parts.
+        """
         if not row_groups.is_image(value.type):
             return memoryview(value.as_buffer())
         raw = value[row_groups.BYTES].as_buffer()
         path = value[row_groups.PATH].as_buffer() if raw is None and row_groups.has_path(value.type) else None
         if path:
-            return self._from_path(name, path.to_pybytes(), sample)
+            return self._from_path(name, path.to_pybytes(), sample, is_media=is_media)
         if raw is None:
             raise SampleUnreadable(f"{shown} has neither bytes nor a path")
         return memoryview(raw)
 
-    def _from_path(self, column: str, name: bytes, sample: int) -> memoryview:
+    def _from_path(self, column: str, name: bytes, sample: int, *, is_media: bool) -> memoryview | MediaFile:
         if b"\0" in name:
             raise SampleUnreadable(f"the path of {column} holds the character NUL")
         root = self._index.root
         try:
             file = os.path.join(root, name) if self._outside else below_root(real_path(root), name)  # noqa: PTH118  bytes
-            return self._bytes[column].read_file(file, sample)
+            files = self._bytes[column]
+            return files.open_file(file, sample) if is_media else files.read_file(file, sample)
         except ValueError as error:
             raise SampleUnreadable(f"{readable(name)}: {error}") from None
 

@@ -48,7 +48,7 @@ class PushSource(DeclaredOptions):
             if not 1 <= len(self.fields) <= FIELDS_MAX:
                 raise ValueError(f"fields must name 1 to {FIELDS_MAX} fields, not {len(self.fields)}")
             none = "producers push no such values; push a text, or numbers"
-            kinds = ("json", "bytes", "texts", "images", "video")
+            kinds = ("json", "bytes", "texts", "images", "video", "audio")
             check_types(checks, "fields", self.fields, dict.fromkeys(kinds, none))
         if not 1 <= self.capacity <= CAPACITY_MAX:
             checks.say(f"capacity must be from 1 to {CAPACITY_MAX}, not {self.capacity}", "capacity")

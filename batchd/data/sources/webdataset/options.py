@@ -6,6 +6,7 @@ Each field is read from a member of a sample in a shard:
     image = "image"                       jpg, jpeg, png, webp, gif or bmp
     NAME = "image"                        NAME.jpg, NAME.jpeg, ...
     video = "video"                       mp4, mkv, webm, mov, avi or bin; of NAME: NAME.mp4, ...
+    audio = "audio"                       flac, wav, mp3, ogg, opus, m4a, aac or bin; likewise
     NAME = "text"                         NAME.txt
     NAME = "text[<=8]", or "json"         NAME.json
     NAME = "image[<=8]"                   NAME.0.jpg, NAME.1.png, ...
@@ -33,7 +34,10 @@ from batchd_wire.record import options
 
 IMAGE, LABEL = "image", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
-VIDEO_ENDINGS = ("mp4", "mkv", "webm", "mov", "avi")
+MEDIA_ENDINGS = {
+    "video": ("mp4", "mkv", "webm", "mov", "avi"),
+    "audio": ("flac", "wav", "mp3", "ogg", "opus", "m4a", "aac"),
+}
 LABEL_ENDING, JSON_ENDING, TEXT_ENDING, ARRAY_ENDING, BYTES_ENDING = "cls", "json", "txt", "npy", "bin"
 WRITTEN_ENDINGS = (LABEL_ENDING, TEXT_ENDING, "text")
 """Endings of numbers in digits."""
@@ -102,8 +106,9 @@ def usual_member(column: Column) -> Member:
     if column.kind == "encoded":
         return Member(IMAGE_ENDINGS if name == IMAGE else tuple(f"{name}.{ending}" for ending in IMAGE_ENDINGS))
     if column.is_file:
-        endings = (*VIDEO_ENDINGS, BYTES_ENDING)
-        return Member((*(VIDEO_ENDINGS if name == "video" else ()), *(f"{name}.{ending}" for ending in endings)))
+        plain = MEDIA_ENDINGS[column.kind]
+        endings = (*plain, BYTES_ENDING)
+        return Member((*(plain if name == column.kind else ()), *(f"{name}.{ending}" for ending in endings)))
     if column.kind == "images":
         return Member(tuple(f"{name}.{{0..{column.most - 1}}}.{ending}" for ending in IMAGE_ENDINGS))
     if column.kind == "text":
@@ -142,7 +147,13 @@ def coding_of(column: Column, member: Member) -> Coding:
 
 LIST_CODINGS: Mapping[str, Coding] = MappingProxyType({"texts": "text", "images": "image"})
 """The coding of lists whose values are members of their own."""
-_WHOLE_MEMBERS = {"encoded": "an image", "images": "a list of images", "video": "a video", "bytes": "bytes"}
+_WHOLE_MEMBERS = {
+    "encoded": "an image",
+    "images": "a list of images",
+    "video": "a video",
+    "audio": "a sound",
+    "bytes": "bytes",
+}
 
 
 def _coding_of(column: Column, member: Member, ending: str) -> Coding:

@@ -32,13 +32,20 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
-from batchd.data.samples.values import Value, converted, default_value, from_bytes, images_from, nested
+from batchd.data.samples.values import MediaFile, Value, converted, default_value, from_bytes, images_from, nested
 from batchd.data.sources.arrays.index import StoredArray, read_header
 from batchd.data.sources.csv.values import cell_reader
 from batchd.data.sources.files.reader import FilesReader, padded_text
 from batchd.data.sources.interface import Reader
 from batchd.data.sources.jsonl.values import fitting, json_object, value_at, value_in_json
-from batchd.data.sources.webdataset.options import MEMBER_BYTES_MAX, MISSING, Coding, MemberField, WebDatasetSource
+from batchd.data.sources.webdataset.options import (
+    MEDIA_ENDINGS,
+    MEMBER_BYTES_MAX,
+    MISSING,
+    Coding,
+    MemberField,
+    WebDatasetSource,
+)
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import IndexMalformed, SourceIndex, readable
 from batchd.data.storage.paths import bound_of
@@ -125,6 +132,9 @@ class MembersReader:
         images = [part.slot for part in source.parts if part.column.name == "image" and part.coding == "image"]
         self._image = next((slot for slot in images if slots.count(slot) == 1), None)
         """The slot of the member that is the field ``image``, and no other one."""
+        kinds = {slot: {one.column.kind for one in source.parts if one.slot == slot} for slot in slots}
+        self._media = {slot for slot in slots if kinds[slot] <= MEDIA_ENDINGS.keys()}
+        """The slots of members of which a part may be read."""
         self._defaults = {
             column.name: default_value(column, source.defaults[column.name])
             for column in source.columns
@@ -184,17 +194,20 @@ class MembersReader:
             with suppress(SampleUnreadable, SourceInvalid):
                 contents = self._contents(members)
                 content, size = contents[part.slot], 0 if array is None else array.extent.size or 0
-                if content and size <= self._max_bytes:
+                if isinstance(content, memoryview) and content and size <= self._max_bytes:
                     length = _length(part.column, content, size)
                     self._values(members, contents, others)
                     lengths[place] = length
         return lengths
 
-    def _contents(self, members: list[_Found | None]) -> list[memoryview | None]:
-        contents = [self._content(member, is_last=member is members[-1]) for member in members]
+    def _contents(self, members: list[_Found | None]) -> list[memoryview | MediaFile | None]:
+        contents: list[memoryview | MediaFile | None] = [
+            self._content(member, is_last=member is members[-1], is_media=slot in self._media)
+            for slot, member in enumerate(members)
+        ]
         self.points = {}
         for slot, (member, content) in enumerate(zip(members, contents, strict=True)):
-            if member is not None and member.points is not None and content is not None:
+            if member is not None and member.points is not None and isinstance(content, memoryview):
                 size, first, end = member.points
                 names = (part.column.name for part in self._parts if part.slot == slot)
                 self.points |= dict.fromkeys(names, content[first:end])
@@ -202,7 +215,7 @@ class MembersReader:
         return contents
 
     def _values(
-        self, members: list[_Found | None], contents: list[memoryview | None], parts: Iterable[MemberField]
+        self, members: list[_Found | None], contents: list[memoryview | MediaFile | None], parts: Iterable[MemberField]
     ) -> dict[str, Value]:
         """The values of some fields. Raises ``SampleUnreadable``."""
         objects: dict[int, Mapping[str, object]] = {}
@@ -214,6 +227,9 @@ class MembersReader:
             member, content = members[part.slot], contents[part.slot]
             if member is None or content is None:
                 values[part.column.name] = self._default(part, f"there is no member {part.members}")
+                continue
+            if isinstance(content, MediaFile):
+                values[part.column.name] = content
                 continue
             place = member.ending
             try:
@@ -279,7 +295,7 @@ class MembersReader:
         extent = member.extent._replace(size=first + count)
         return member._replace(extent=extent, points=(size, first, first + count))
 
-    def _content(self, member: _Found | None, *, is_last: bool) -> memoryview | None:
+    def _content(self, member: _Found | None, *, is_last: bool, is_media: bool) -> memoryview | MediaFile | None:
         """The bytes of a member. All but the last are copied: the next read reuses the buffer."""
         if member is None:
             return None
@@ -290,10 +306,12 @@ class MembersReader:
             if size == MEMBER_BYTES_MAX:
                 raise SampleUnreadable(f"has {size} bytes or more, more than max_bytes = {self._max_bytes}")
             assert size is not None, "the index has it"
-            content = self._bytes.read_extent(path, start, size)
+            content = (
+                self._bytes.open_extent(path, start, size) if is_media else self._bytes.read_extent(path, start, size)
+            )
         except SampleUnreadable as error:
             raise SampleUnreadable(f"{member.ending}: {error}") from None
-        return content if is_last else memoryview(bytes(content))
+        return content if is_last or isinstance(content, MediaFile) else memoryview(bytes(content))
 
     def _value(self, part: MemberField, content: memoryview, objects: Mapping[int, Mapping[str, object]]) -> Value:
         if not part.member.key:
@@ -304,11 +322,13 @@ class MembersReader:
             return self._default(part, f"there is no {part.member.key!r}; there are {there or 'none'}")
         return value_in_json(part.column, value)
 
-    def _list(self, part: MemberField, members: list[_Found | None], contents: list[memoryview | None]) -> Value:
+    def _list(
+        self, part: MemberField, members: list[_Found | None], contents: list[memoryview | MediaFile | None]
+    ) -> Value:
         """The texts or images that are members of their own, as many as there are."""
         found: list[object] = []
         for member, content in ((members[slot], contents[slot]) for slot in part.slots):
-            if member is not None and content is not None:
+            if member is not None and isinstance(content, memoryview):
                 found.append(from_bytes(replace(part.column.item, name=member.ending), content, self._max_bytes))
         if not found:
             return self._default(part, f"there is no member {part.members}")

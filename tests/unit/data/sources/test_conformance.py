@@ -114,7 +114,7 @@ def check(value: Any, column: Column) -> None:
     if column.kind == "encoded":
         assert isinstance(value, memoryview)
         assert 0 < len(value) <= MAX_BYTES
-    elif column.kind == "video":
+    elif column.kind in ("video", "audio"):
         assert (value.size if isinstance(value, MediaFile) else value.nbytes) > 0
     elif column.kind == "text":
         assert isinstance(value, str)
