@@ -143,7 +143,7 @@ $(RAY)/.ready: $(LOCK) pyproject.toml client/pyproject.toml
 test-wheels: wheels ## Run the process and fault tests against the installed wheels
 	rm -rf build/wheel-venv && $(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python $(PIP_INSTALL) --upgrade pip
-	build/wheel-venv/bin/python $(PIP_INSTALL) --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
+	build/wheel-venv/bin/python $(PIP_INSTALL) --find-links dist "$$(echo dist/batchd-*.whl)[arrow,cloud,lmdb,sound,text,tfrecord,video]" pytest hypothesis moto flask flask-cors py-partiql-parser
 	cd tests && $(CURDIR)/build/wheel-venv/bin/python -m pytest -c ../pyproject.toml --rootdir .. -m 'not slow' $(patsubst tests/%,%,$(call chosen,tests/process tests/faults))
 
 fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer (SECONDS, SEED, LIBJPEG=/path/to/libjpeg.a)
@@ -194,7 +194,7 @@ test-ends: $(STAMP) ## Run the unit tests and those of streams with the oldest a
 	@for end in lowest-direct highest; do echo "libraries: $$end"; \
 		$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python build/$$end-venv && \
 		$(BIN)/uv pip install --quiet --python build/$$end-venv --resolution $$end --override build/override.txt \
-			--group dev --editable ./client --editable '.[arrow,cloud,lmdb,text,tfrecord,video]' && \
+			--group dev --editable ./client --editable '.[arrow,cloud,lmdb,sound,text,tfrecord,video]' && \
 		build/$$end-venv/bin/python -m pytest -q -m 'not slow' -n $(LANES) --dist loadfile --ignore tests/unit/repository $(call chosen,$(ENDS)) || exit; done
 
 format: setup ## Format the code

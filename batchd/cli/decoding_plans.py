@@ -55,7 +55,7 @@ from batchd.runtime.directories import default_cache_dir
 from batchd.runtime.sizes import round_bytes
 from batchd.stream.cache_memory import points_budget
 from batchd.stream.grouping import MeasureOptions, after_steps, grouping_of, unit_of
-from batchd.stream.plan import StreamPlan, epoch_plan, planned_index
+from batchd.stream.plan import StreamPlan, bucket_rate, epoch_plan, planned_index
 from batchd.stream.rings import MEBIBYTE, bucket_layout, slot_layout
 from batchd_wire.fields import place_fields
 from batchd_wire.position import Position
@@ -326,7 +326,7 @@ def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
     """The memory of a batch, against that of padded rows."""
     stream = plan.config
     layout = slot_layout(stream, plan.columns, has_checksums=stream.has_checksums)
-    layout = bucket_layout(layout, index.arrays)
+    layout = bucket_layout(layout, index.arrays, bucket_rate(stream))
     text = f"{plan.name}: a slot takes {round_bytes(layout.slot_bytes)}, for {counted(layout.rows, 'row')}"
     if layout.buckets:
         if layout.rooms is not None and not layout.rooms.field:

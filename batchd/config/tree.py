@@ -502,14 +502,14 @@ class Bucket(_Branch):
 
     field: Annotated[str, Example("tokens")]
     """The field whose size counts: for "length" and "value" a field after the steps, for "aspect"
-    and "pixels" a field of the source, an image file or pixels, for "bytes" any field of the
-    source."""
+    and "pixels" a field of the source, an image file or pixels, for "seconds" a sound file of the
+    source, for "bytes" any field of the source."""
 
-    by: Literal["length", "aspect", "pixels", "bytes", "value"] = "length"
+    by: Literal["length", "aspect", "pixels", "bytes", "value", "seconds"] = "length"
     """What the size of a sample is: the elements of the first dimension of the field; the width of
     the upright image divided by its height; its width times its height; the bytes of the field as
-    the source has it; or the number in the field, above 0, such as seconds, or what a "call" step
-    of your own makes of a sample."""
+    the source has it; the number in the field, above 0, such as what a "call" step of your own
+    makes of a sample; or how long a sound lasts, by its header."""
 
     count: Annotated[int, Field(ge=2, le=BUCKETS_MAX)] = 16
     """Number of buckets, with as many samples each. More buckets leave less filling and mix
@@ -531,8 +531,8 @@ class Bucket(_Branch):
     def _has_one_division(self) -> Self:
         if self.budget is not None and self.by == "aspect":
             raise ValueError(
-                'a budget needs sizes that add up: by = "length", "pixels", "bytes" or "value", not "aspect"; images of one '
-                'aspect ratio in a budget are steps "patches" and "pack"'
+                'a budget needs sizes that add up: by = "length", "pixels", "bytes", "value", "seconds", not "aspect"; images of '
+                'one aspect ratio in a budget are steps "patches" and "pack"'
             )
         if self.bounds is not None and "count" in self.model_fields_set:
             raise ValueError("name count, the number of buckets, or their bounds, and not both")

@@ -315,7 +315,7 @@ def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: MeasureOptions, index: So
 
 def unit_of(bucket: Bucket) -> int:
     """The size of 1 in the unit that users write."""
-    return ASPECT_UNIT if bucket.by in {"aspect", "value"} else 1
+    return ASPECT_UNIT if bucket.by in {"aspect", "value", "seconds"} else 1
 
 
 def _check_bad(plan: StreamPlan, field: str, bad: int, samples: int, example: str) -> None:

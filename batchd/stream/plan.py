@@ -41,6 +41,7 @@ from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
 from batchd.data.pipeline.call.effects import ARGUMENTS
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.image.options import CropToBucket, Decode, Follow
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import StepOptions, step_to_plain, with_inner
 from batchd.data.pipeline.sample_fields import (
     SAMPLE_FIELDS_MAX,
@@ -50,7 +51,7 @@ from batchd.data.pipeline.sample_fields import (
     pack_of,
     reserved_names,
 )
-from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
+from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack, RoomStep
 from batchd.data.pipeline.step_files import Digests, StepFileInvalid, digests_of
 from batchd.data.samples.columns import Column
 from batchd.data.sources.arrays.index import read_array
@@ -237,6 +238,9 @@ def _image_size(column: Column) -> tuple[int, int] | None:
     return (first, second) if third <= CHANNELS_MAX else (second, third) if first <= CHANNELS_MAX else None
 
 
+_FILES = {"encoded": "an image", "video": "a video", "audio": "a sound"}
+
+
 def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> None:
     """Raise ``SourceInvalid`` if samples have no size by which a bucket is chosen."""
     bucket = config.buckets
@@ -254,7 +258,7 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
     if config.bucket is None:
         _check_bucket_crop(key, config.pipeline, field)
     column = made[field]
-    kind = "an image file" if column.kind == "encoded" else column.text
+    kind = f"{_FILES[column.kind]} file" if column.is_file else column.text
     if bucket.by == "bytes" and column.kind in ("json", "texts"):
         raise SourceInvalid(f"{key}: {field!r} is {kind} {where}, which has no number of bytes")
     if bucket.by == "length" and (column.kind != "array" or column.shape[:1] != (None,)):
@@ -272,10 +276,13 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
             )
         )
     is_image = column.kind == "encoded" or (column.kind == "array" and column.shape[:2] == (None, None))
-    if bucket.by in {"aspect", "pixels"} and not is_image:
-        raise SourceInvalid(
-            f"{key}: {field!r} is {kind} {where}: only image files, and pixels [?, ?, …], differ in size"
-        )
+    needs = {
+        **dict.fromkeys(("aspect", "pixels"), (is_image, "image files, and pixels [?, ?, …], differ in size")),
+        "seconds": (column.kind == "audio", "sound files last seconds"),
+    }
+    is_fit, only = needs.get(bucket.by, (True, ""))
+    if not is_fit:
+        raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only {only}")
 
 
 def _check_bucket_crop(key: str, steps: Sequence[StepOptions], field: str) -> None:
@@ -298,8 +305,9 @@ def _check_bucket_crop(key: str, steps: Sequence[StepOptions], field: str) -> No
 def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | None:
     """The field whose room in each row follows from the budget of a batch; None if none does.
 
-    The sizes of its bucket must bound it: a length that alone varies, or the pixels of a ragged
-    image that no step enlarges. ``columns``: of the source; the steps fit them.
+    The sizes of its bucket must bound it: a length that alone varies, the seconds of a whole sound,
+    or the pixels of a ragged image that no step enlarges. ``columns``: of the source; the steps fit
+    them.
     """
     bucket = config.bucket
     if bucket is None or bucket.budget is None:
@@ -309,10 +317,23 @@ def budgeted_field(config: StreamConfig, columns: Sequence[Column]) -> str | Non
         return None
     if bucket.by == "length":
         return column.name if column.varying.axes == (0,) else None
+    if bucket.by == "seconds":
+        return column.name if bucket_rate(config) else None
     on_field = (step for step in config.pipeline if step.changes is None or column.name in step.changes)
     keeps_pixels = all(step.keeps_pixels for step in on_field if not isinstance(step, LAST_STEPS))
     is_bounded = bucket.by == "pixels" and column.varying.kind == RAGGED and keeps_pixels
     return column.name if is_bounded and len(column.varying.axes) == IMAGE_AXES else None
+
+
+def bucket_rate(config: StreamConfig) -> int:
+    """The samples of each second by which a bucket is chosen, of whole sounds; else 0."""
+    bucket = config.bucket
+    if bucket is None or bucket.by != "seconds":
+        return 0
+    match [step for step in config.pipeline if step.changes is None or bucket.field in step.changes]:
+        case [DecodeAudio(seconds=None) as decode, RoomStep()]:
+            return decode.rate
+    return 0
 
 
 def code_of(stream: StreamConfig, python_path: Sequence[Path]) -> StreamCode:

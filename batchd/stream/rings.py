@@ -34,8 +34,8 @@ from batchd.runtime.sizes import round_bytes
 from batchd.runtime.slots import ADVICE, MAPPING_DESCRIPTORS, SLOT_DESCRIPTORS
 from batchd.stream.cache_file import cache_problems
 from batchd.stream.cache_memory import identity
-from batchd.stream.plan import budgeted_field, drawn_fields, look_at_stream
-from batchd.worker.messages import CHUNK_ROWS_MAX, NOTE_BYTES
+from batchd.stream.plan import bucket_rate, budgeted_field, drawn_fields, look_at_stream
+from batchd.worker.messages import ASPECT_UNIT, CHUNK_ROWS_MAX, NOTE_BYTES
 from batchd_wire.fields import CHECKSUM, Rooms, SlotLayout, place_fields
 from batchd_wire.record import frozen
 from batchd_wire.wording import counted
@@ -137,19 +137,25 @@ def slot_layout(stream: StreamConfig, columns: Sequence[Column], *, has_checksum
     fields = sample_fields(columns, stream.pipeline, stream.on_error, drawn_fields(stream))
     field, rooms = budgeted_field(stream, columns), None
     if field is not None and stream.bucket is not None and stream.bucket.budget is not None:
-        rooms = Rooms(field, ((stream.batch_size, ceil(stream.bucket.budget / stream.batch_size)),))
+        largest = ceil(stream.bucket.budget * (bucket_rate(stream) or 1) / stream.batch_size)
+        rooms = Rooms(field, ((stream.batch_size, largest + 2 * bool(bucket_rate(stream))),))
     sizes = next((column.sizes for column in columns_after(columns, stream.pipeline).values() if column.size_axes), ())
     if sizes:
         rooms = Rooms("", tuple((stream.batch_size, *size) for size in sizes))
     return place_fields((*fields, CHECKSUM) if has_checksums else fields, stream.batch_size, rooms)
 
 
-def bucket_layout(layout: SlotLayout, arrays: Tables) -> SlotLayout:
-    """Lay out one slot for the buckets in the index of a stream, if they decide its room."""
+def bucket_layout(layout: SlotLayout, arrays: Tables, rate: int = 0) -> SlotLayout:
+    """Lay out one slot for the buckets in the index of a stream, if they decide its room.
+
+    ``rate``: see ``bucket_rate``.
+    """
     sizes = BucketSizes(arrays) if layout.rooms is not None and ROWS in arrays else None
     if sizes is None or sizes.rows is None or layout.rooms is None:
         return layout
     lengths = np.maximum(sizes.largest, 1)[:, np.newaxis] if sizes.crops is None else sizes.crops[:, :2]
+    if rate:  # seconds were rounded, so there is one sample more than they say
+        lengths = lengths * rate // ASPECT_UNIT + 2
     rooms = tuple((rows, *room) for rows, room in zip(sizes.rows.tolist(), lengths.tolist(), strict=True))
     return place_fields(layout.fields, layout.rows, Rooms(layout.rooms.field, rooms))
 

@@ -46,7 +46,7 @@ from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.stream.fingerprints import FINGERPRINT_DIGITS, content_from, fingerprint, parts_of, sketch_of
 from batchd.stream.grouping import MeasureOptions, grouping_of
 from batchd.stream.journal import Journal, JournalSpec, journal_spec
-from batchd.stream.plan import StreamPlan, epoch_plan, plan_stream, planned_index
+from batchd.stream.plan import StreamPlan, bucket_rate, epoch_plan, plan_stream, planned_index
 from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
 from batchd.worker.messages import ServeStream
 from batchd_wire.codec import TEXT_CHARACTERS_MAX as MESSAGE_CHARACTERS_MAX
@@ -260,7 +260,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
     name, config, source = plan.name, plan.config, plan.config.source
     planned_with = planned_index(plan, index)
     epochs = epoch_plan(plan, planned_with)
-    ring = replace(ring, layout=bucket_layout(ring.layout, planned_with.arrays))
+    ring = replace(ring, layout=bucket_layout(ring.layout, planned_with.arrays, bucket_rate(config)))
     content = content_of(plan, index.digest, epochs, made_by_any=is_made_by_any(plan, whole.daemon))
     is_planned = epochs.order is not None or epochs.draws is not None
     is_random = plan.pipeline.is_random or plan.mixing is not None or plan.erasing is not None

@@ -297,8 +297,8 @@ class MeasureStream(Message):
     """A stream whose samples are measured. Travels with the source's index, read-only.
 
     ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``by``: as ``config.tree.Bucket`` has it;
-    "aspect" and "value" times ``ASPECT_UNIT``. Without it, samples are made as rows of a batch: 1
-    for a good one; with "steps" after each step. ``epoch``: that of random numbers.
+    "aspect", "value" and "seconds" times ``ASPECT_UNIT``. Without it, samples are made as rows of a
+    batch: 1 for a good one; with "steps" after each step. ``epoch``: that of random numbers.
     """
 
     recipe: SampleRecipe

@@ -6,8 +6,8 @@ A shard is written as NAME.unfinished and flushed to the disk. The process of `b
 renames it when it has noted which samples were left out.
 
 A stream with ``pack`` or a bucket plans its batches by the size of each sample, so each sample is
-made once before the first batch; of images that are cut into patches and of an array in a shard,
-the header suffices, and of a list of numbers in Parquet, its length.
+made once before the first batch; of images that are cut into patches, of a sound and of an array in
+a shard, the header suffices, and of a list of numbers in Parquet, its length.
 
 Invariant: what an order makes is a function of the source, the steps, the seed and the encoding.
 """
@@ -30,6 +30,7 @@ from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.image.options import Decode, ImageStep
 from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.stages import can_join
+from batchd.data.pipeline.media.sound_files import open_sound
 from batchd.data.pipeline.options import StepOptions, step_from_plain
 from batchd.data.pipeline.shapes.options import Patches
 from batchd.data.samples.columns import Column
@@ -279,6 +280,8 @@ def _size(column: Column, value: Value, by: str) -> int:
     if by == "length":
         return len(array_of(column, value))
     if by == "bytes":
+        if isinstance(value, MediaFile):
+            return value.size
         stored = value.encode() if isinstance(value, str) else value
         return len(stored) if isinstance(stored, (bytes, memoryview)) else array_of(column, stored).nbytes
     if by == "value":
@@ -286,6 +289,10 @@ def _size(column: Column, value: Value, by: str) -> int:
         if not 0 < number <= VALUE_MAX:  # nor NaN
             raise SizeInvalid(f"{column.name!r} is {number:g}: a size is a number above 0, and at most {VALUE_MAX:g}")
         return max(1, round(number * orders.ASPECT_UNIT))
+    if by == "seconds":
+        assert isinstance(value, memoryview | MediaFile), "the bytes of a file"
+        with open_sound(value) as sound:
+            return max(1, round(sound.frames * orders.ASPECT_UNIT / sound.rate)) if sound.frames else 0
     if isinstance(value, memoryview):
         header = probe_image(value)
         height, width = header.height, header.width

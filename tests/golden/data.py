@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 
 from support.images import encode, jpeg, jpeg_with_exif
@@ -84,6 +85,11 @@ def write_data(folder: Path) -> None:
             folder / "videos" / f"{number}.avi", 30, Coding("ffv1", pixels="bgr0", b_frames=0), first=30 * number
         )
     (folder / "kinetics.csv").write_text("".join(f"videos/{n % 2}.avi {n}\n" for n in range(14)))
+    for number in range(SAMPLES):
+        tone = np.arange(900 + 37 * number) * (number % 11 + 3) % 4001 * 8 - 16_000
+        path = folder / "sounds" / f"{number:03}.{'wav' if number % 2 else 'flac'}"
+        path.parent.mkdir(exist_ok=True)
+        soundfile.write(path, np.stack([tone, -tone // 3], 1).astype(np.int16), (8_000, 11_025)[number % 3 > 0])
     (folder / "golden_code.py").write_text(CODE)
     save(word_level(), folder)
     word_table(folder, ["the", "cat", "mat", "straße"])

@@ -354,6 +354,17 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": [*STILL, {"op": "text_bytes", "field": "name", "length": 16}],
         },
+        "sound": {
+            "source": {"type": "glob", "root": str(folder / "sounds"), "patterns": ["*.*"], "media": "audio"},
+            "pipeline": [{"op": "decode_audio", "rate": 8000, "seconds": 0.1, "formats": ["flac", "wav"]}],
+        },
+        "whole-sounds": {
+            "source": {"type": "folder", "path": str(folder / "sounds"), "media": "audio"},
+            "pipeline": [
+                {"op": "decode_audio", "rate": 6000, "channels": 2, "dtype": "int16", "formats": ["flac", "wav"]},
+                {"op": "pad_batch", "field": "audio", "max_shape": [3000, 2]},
+            ],
+        },
         "video": {
             "source": {
                 "type": "video",

@@ -20,6 +20,7 @@ from importlib import import_module
 from itertools import takewhile
 
 from batchd.data.pipeline.image.options import CropStep, CropToBucket, Decode, Follow, Resize
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.pipeline.video.options import DecodeVideo
@@ -29,7 +30,7 @@ from batchd_wire.record import frozen
 KINDS_WITH_POINTS = {"points", "pixels", "encoded"}
 """Caches whose records have the access points of JPEGs: see ``_jpeg_scan.h``."""
 RECORD_BYTES_MAX = 64 << 20
-"""Length of a record, in bytes, above which a sample is bad, unless a ``decode`` step sets it."""
+"""Length of a record, in bytes, above which a sample is bad, unless a step that decodes sets it."""
 
 
 @frozen
@@ -55,7 +56,10 @@ def plan_pipeline(pipeline: tuple[StepOptions, ...], cache: str = "off", short_s
     return PipelinePlan(
         steps,
         cut_of(steps) if cache == "decoded" else 0,
-        max((step.max_bytes for step in steps if isinstance(step, Decode | DecodeVideo)), default=RECORD_BYTES_MAX),
+        max(
+            (step.max_bytes for step in steps if isinstance(step, Decode | DecodeAudio | DecodeVideo)),
+            default=RECORD_BYTES_MAX,
+        ),
         cropped_files(steps) if cache in KINDS_WITH_POINTS else {},
         any(step.is_random for step in steps),
     )
@@ -87,14 +91,14 @@ def cut_problem(steps: Sequence[StepOptions]) -> str | None:
         return 'no step decodes, so there are no pixels to keep; cache = "encoded" keeps the values of the source'
     step = steps[len(in_front)]
     why = "is random" if step.is_random else "runs in each epoch"
-    what = "decoded image is" if isinstance(costly, Decode) else "tokens are"
+    what = {Decode: "decoded image is", DecodeAudio: "decoded sound is"}.get(type(costly), "tokens are")
     return (
         f'"{step.op}" (pipeline[{len(in_front)}]) {why} and is before "{costly.op}", so no {what} the same in all '
         f'epochs; move "{costly.op}" before it, or set cache = "encoded"'
     )
 
 
-_COSTLY = (Decode, DecodeVideo, Tokenize, Chat)
+_COSTLY = (Decode, DecodeAudio, DecodeVideo, Tokenize, Chat)
 """The steps whose output is worth a cache."""
 
 

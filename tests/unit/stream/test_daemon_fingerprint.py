@@ -54,6 +54,7 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
 from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
@@ -128,6 +129,7 @@ STEPS = (
     To(),
     Call(function="a:b"),
     DecodeVideo(frames=4, fps=8.0),
+    DecodeAudio(rate=16000, seconds=1.5),
     Views(into={"a": View(steps=(Gray(),))}),
 )
 PROBABILITY: Mapping[str, object] = {"probability": 0.25}
@@ -300,6 +302,17 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "subtract_mean": {"mean": (1.0, 2.0, 3.0), "scale": 0.5},
     "to": {"dtype": "uint8", "scale": False, "layout": "nhwc"},
     "call": {"function": "a:c", "outputs": {"score": "float32"}, "random": False},
+    "decode_audio": {
+        "rate": 8000,
+        "channels": 2,
+        "seconds": 2.0,
+        "start": "middle",
+        "short": "bad",
+        "max_seconds": 2.0,
+        "max_bytes": 1 << 20,
+        "dtype": "int16",
+        "formats": ("wav",),
+    },
     "views": {"into": {"a": View(steps=(Gray(probability=0.5),))}},
     "decode_video": {
         "frames": 5,

@@ -98,10 +98,9 @@ def _map_ids(step: MapIds, columns: Columns) -> Columns:
 
 def _numbers(step: NumberStep, columns: Columns) -> Column:
     column = column_of(step, columns)
-    if column.kind == "encoded":
-        raise StepInvalid(
-            f'"{step.op}" needs numbers, and {column.name!r} is the bytes of an image file; "decode" it first'
-        )
+    if column.is_file:
+        op = "decode" if column.kind == "encoded" else f"decode_{column.kind}"
+        raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is {described(column)}; "{op}" it first')
     if column.kind != "array":
         raise StepInvalid(f'"{step.op}" needs numbers, and {column.name!r} is {described(column)}')
     return column

@@ -56,6 +56,7 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
@@ -149,6 +150,7 @@ EVERY_STEP = [
     Call(function="package.module:name", outputs={"score": "float32", "image": "uint8[2,2,3]"}, random=False),
     Pick(field="captions", which="first"),
     Chat(tokenizer=Path("/data/tokenizer.json"), template="llama3", max_length=9, loss=("user", "tool")),
+    DecodeAudio(rate=16000, seconds=1.5, start="begin", formats=("flac", "wav")),
     Views(into={"a": View(count=2, steps=(CROP, Rotate(quarter_turns=(0, 3)))), "b": View(steps=())}),
 ]
 

@@ -1,0 +1,1 @@
+"""The steps that decode sound and moving pictures: of any file, from any source."""

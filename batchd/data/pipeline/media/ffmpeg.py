@@ -1,0 +1,295 @@
+"""Sound that has to be decoded, one packet after the other, through FFmpeg. Worker process.
+
+    |        before        |  segment   |
+    +--------+-------------+------------+        decoding begins ``BEFORE_S`` in front of a segment:
+             ^ seek        ^ first               what comes before it is cut off
+
+FFmpeg gets an open file instead of a path, the demuxer of the format alone, and no protocol, as in
+``sources.video.files``: no content of a file opens another one.
+
+Invariant: pieces of a file follow each other without a gap, or the file is a bad sample.
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Final, NoReturn, TypeAlias
+
+import av
+import av.logging
+import numpy as np
+from av.audio.stream import AudioStream
+
+from batchd.data.pipeline.media.streams import SHOWN, ByteStream, Wave, announced, mixed, tag_bytes
+from batchd.data.samples.errors import SampleUndecodable
+
+BEFORE_S: Final = Fraction(1, 2)
+"""More than what a frame of any of the coders depends on."""
+CELL_S: Final = 4
+"""Decoders with a memory begin anew so often, at places of the file."""
+_DEMUXERS: Final = {"mp3": "mp3", "ogg": "ogg", "aac": "aac", "mp4": "mov,mp4", "matroska": "matroska,webm"}
+_DECODERS: Final = frozenset(
+    {
+        *("mp3float", "mp3", "mp2float", "mp2", "aac", "vorbis", "libvorbis", "opus", "libopus", "flac", "alac"),
+        *("ac3", "eac3", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_f32le", "pcm_u8"),
+    }
+)
+"""FFmpeg's names of the decoders that may be used."""
+_READ_BYTES: Final = 64 << 10
+_TAIL_S: Final = 2
+_TABLES: Final = (b"Xing", b"Info", b"VBRI")
+_FIRST_FRAMES_BYTES: Final = 4096
+_JITTER: Final = Fraction(1, 500)
+"""Seconds by which a time may be off in a container that counts milliseconds."""
+
+Piece: TypeAlias = tuple[int, Wave]
+"""The number of a first sample, and the samples from there on."""
+
+av.logging.set_level(None)
+"""FFmpeg would write to the standard error about each damaged packet."""
+
+
+class CodedSound:
+    """The first sound of a file."""
+
+    def __init__(self, stream: ByteStream, kind: str) -> None:
+        """Raises ``SampleUndecodable``."""
+        self._stream = stream
+        self._kind = kind
+        self._is_fresh = True
+        """Whether the container is at its beginning."""
+        self._open()
+        context: Any = self._sound.codec_context
+        self.rate, self.channels = int(context.rate), int(context.channels)
+        if not self.rate or self._sound.time_base is None:
+            self._container.close()
+            raise SampleUndecodable(f"is {SHOWN[kind]} that does not say its rate")
+        self._unit = Fraction(self._sound.time_base) * self.rate
+        """Samples of one unit of time: up to 1, times tell the sample; beyond, they are coarse."""
+        self._origin = round((self._sound.start_time or 0) * self._unit)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._container.close()
+
+    @cached_property
+    def frames(self) -> int:
+        """See ``Sound``. What a file tells is believed where its format has a place for it."""
+        duration = self._sound.duration
+        has_table = self._kind != "mp3" or any(
+            table in self._stream.bytes_at(tag_bytes(self._stream), _FIRST_FRAMES_BYTES) for table in _TABLES
+        )
+        if self._kind == "aac" or not has_table:
+            found = self._counted()
+        elif self._kind == "matroska" or not duration:
+            found = self._end()
+        else:
+            found = round(duration * self._unit) - self._skipped
+        return announced(found, self._stream)
+
+    def read(self, first: int, count: int, *, is_mono: bool) -> Wave:
+        """See ``Sound``."""
+        made = np.empty((count, 1 if is_mono else self.channels), np.float32)
+        if not self._has_memory:
+            self._fill(made, first, is_mono=is_mono)
+            return made
+        cell = CELL_S * self.rate
+        for begin in range(first - first % cell, first + count, cell):
+            part = made[max(0, begin - first) : begin + cell - first]
+            self._fill(part, max(begin, first), from_=begin, is_mono=is_mono)
+        return made
+
+    def _fill(self, made: Wave, first: int, from_: int | None = None, *, is_mono: bool) -> None:
+        """Write samples from number ``first`` on; decoding begins before ``from_``."""
+        done = 0
+        with closing(self._pieces(first if from_ is None else from_, first)) as pieces:
+            for begin, wave in pieces:
+                at = begin - first
+                if at + len(wave) <= done:
+                    continue
+                if at > done:
+                    self._stream.check()
+                    raise SampleUndecodable(
+                        f"is damaged at {(first + done) / self.rate:.1f} s: {at - done} samples are missing"
+                    )
+                part = wave[done - at : len(made) - at]
+                made[done : done + len(part)] = mixed(part) if is_mono else part
+                done += len(part)
+                if done == len(made):
+                    return
+        self._stream.check()
+        end = (first + done) / self.rate
+        raise SampleUndecodable(f"ends at {end:.3f} s, and announces {self.frames / self.rate:.3f} s")
+
+    def _open(self) -> None:
+        self._stream.seek(0)
+        try:
+            self._container = av.open(
+                self._stream,
+                "r",
+                container_options={
+                    "format_whitelist": _DEMUXERS[self._kind],
+                    "protocol_whitelist": "none",
+                    "codec_whitelist": ",".join(sorted(_DECODERS)),
+                    "usetoc": "0",
+                },
+                metadata_errors="replace",
+                buffer_size=_READ_BYTES,
+                io_open=_open_nothing,
+            )
+        except av.FFmpegError as error:
+            self._stream.check()
+            raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {_reason(error)}") from None
+        if not self._container.streams.audio:
+            self._container.close()
+            raise SampleUndecodable(f"is {SHOWN[self._kind]} without sound")
+        self._sound = self._container.streams.audio[0]
+        context: Any = self._sound.codec_context
+        name = context.name if context is not None else "unknown"
+        if name not in _DECODERS:
+            self._container.close()
+            raise SampleUndecodable(f"is coded as {name}, which is not among {', '.join(sorted(_DECODERS))}")
+        context.thread_count = 1
+        context.options = {"err_detect": "crccheck+explode"}
+
+    @property
+    def _has_memory(self) -> bool:
+        """Whether samples depend on where decoding began: by drawn noise, or by a filter."""
+        return self._sound.codec_context.name in ("aac", "opus", "libopus")
+
+    @property
+    def _skipped(self) -> int:
+        """The samples at the beginning that an Ogg counts, and an Opus decoder leaves out."""
+        head = bytes(self._sound.codec_context.extradata or b"")
+        return int.from_bytes(head[10:12], "little") if self._kind == "ogg" and head.startswith(b"OpusHead") else 0
+
+    def _seek(self, first: int) -> None:
+        """Go to some place before a sample, or to the beginning, with a decoder as new."""
+        is_fresh, self._is_fresh = self._is_fresh, False
+        if self._kind == "ogg" and self._sound.codec_context.name == "flac":
+            first = 0  # the last page does not tell the time of its packets
+        if is_fresh and first <= 0:
+            return
+        if first <= 0 or self._has_memory:
+            self.close()
+            self._open()
+        if first > 0:
+            self._begin()
+            try:
+                self._container.seek(int((self._origin + first) / self._unit), stream=self._sound, backward=True)
+            except av.FFmpegError as error:
+                raise self._damaged(first, error) from None
+            self._sound.codec_context.flush_buffers()
+
+    def _begin(self) -> None:
+        """Decode the first packet, of which a decoder leaves out what it is told once."""
+        for packet in self._packets():
+            with suppress(av.FFmpegError):
+                packet.decode()
+            return
+
+    def _pieces(self, first: int, needed: int) -> Generator[Piece]:
+        """Decode to the end, from somewhat before ``first``; damage before ``needed`` is left out.
+
+        Raises ``SampleUndecodable``.
+        """
+        grid = self._grid if self._unit > 1 else None
+        self._seek(first - int(BEFORE_S * self.rate))
+        following: int | None = None
+        for packet in self._packets():
+            place = (following or 0) if packet.pts is None else round(packet.pts * self._unit) - self._origin
+            try:
+                frames = packet.decode()
+            except av.FFmpegError as error:
+                if place < needed - self.rate // 10:
+                    following = None  # it is too far in front to matter
+                    continue
+                raise self._damaged(place, error) from None
+            for frame in frames:
+                wave = _samples_of(frame)
+                if wave.shape[1] != self.channels or frame.sample_rate != self.rate:
+                    what = f"{wave.shape[1]} channels at {frame.sample_rate} Hz"
+                    raise SampleUndecodable(f"has {what} at {place / self.rate:.1f} s, and begins with others")
+                at = self._place_of(frame.pts, following, grid)
+                yield at, wave
+                following = at + len(wave)
+
+    def _packets(self) -> "Iterator[av.Packet[AudioStream]]":
+        """The packets from here on, and an empty one. Raises ``SampleUndecodable``."""
+        place = 0
+        packets = self._container.demux(self._sound)
+        while True:
+            try:
+                packet = next(packets, None)
+            except av.FFmpegError as error:
+                raise self._damaged(place, error) from None
+            if packet is None:
+                return
+            if packet.pts is not None:
+                place = round(packet.pts * self._unit) - self._origin
+            yield packet
+
+    def _damaged(self, place: int, error: av.FFmpegError) -> SampleUndecodable:
+        self._stream.check()
+        return SampleUndecodable(f"is damaged at {max(0, place) / self.rate:.1f} s: {_reason(error)}")
+
+    def _place_of(self, time: int | None, following: int | None, grid: tuple[int, int] | None) -> int:
+        """The number of the first sample of a frame."""
+        if time is None:
+            return following or 0
+        place = round(time * self._unit) - self._origin
+        if grid is None:
+            return place
+        if following is not None:
+            return following if abs(place - following) <= _JITTER * self.rate else place
+        first, each = grid
+        return 0 if place < first / 2 else first + round((place - first) / each) * each
+
+    @cached_property
+    def _grid(self) -> tuple[int, int]:
+        """The samples of the first frame, and of each further one but the last."""
+        self._seek(0)
+        sizes: list[int] = []
+        for packet in self._packets():
+            try:
+                sizes += [frame.samples for frame in packet.decode()]
+            except av.FFmpegError as error:
+                raise self._damaged(0, error) from None
+            if len(sizes) > 1:
+                break
+        first, each = (*sizes, 1, 1)[:2]
+        return first, each
+
+    def _end(self) -> int:
+        """The samples up to the last one, which is found by decoding the end."""
+        length_s = Fraction(self._container.duration or 0, av.time_base)
+        first = max(0, int((length_s - _TAIL_S) * self.rate))
+        found = 0
+        for begin, wave in self._pieces(first, first):
+            found = begin + len(wave)
+        return found
+
+    def _counted(self) -> int:
+        """The samples of all packets, none of which is decoded."""
+        self._seek(0)
+        return round(sum((packet.duration or 0) for packet in self._packets()) * self._unit)
+
+
+def _samples_of(frame: av.AudioFrame) -> Wave:
+    """The samples of a frame, [samples, channels], from -1 to 1."""
+    stored = frame.to_ndarray()
+    wave = stored.T if frame.format.is_planar else stored.reshape(-1, len(frame.layout.channels))
+    if wave.dtype.kind == "f":
+        return wave.astype(np.float32, copy=False)
+    middle, scale = (128.0, 128.0) if wave.dtype.kind == "u" else (0.0, 2.0 ** (8 * wave.dtype.itemsize - 1))
+    return ((wave.astype(np.float64) - middle) / scale).astype(np.float32)
+
+
+def _reason(error: av.FFmpegError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _open_nothing(url: str, *_others: object) -> NoReturn:
+    """Refuse: no content of a file leads to another file."""
+    raise PermissionError(f"a sound may not open {url!r}")

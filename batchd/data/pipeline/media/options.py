@@ -1,0 +1,131 @@
+"""The steps that decode media, as plain data. Daemon, workers, CLI; standard library only."""
+
+from typing import Annotated, Literal
+
+from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
+from batchd.data.samples.checks import Example, Range
+from batchd.data.samples.columns import check_field_names
+from batchd_wire.record import options
+
+RATE_MIN_HZ, RATE_MAX_HZ = 1_000, 768_000
+"""Of the files that are decoded, too."""
+CHANNELS_MAX = 64
+SECONDS_MAX = 86_400.0
+SEGMENT_SAMPLES_MAX = 1 << 30
+"""Numbers of one sample, all channels together."""
+PLACES = ("random", "middle", "uniform")
+Seconds = Annotated[float, Range(0.0, SECONDS_MAX)]
+
+
+@options
+class DecodeAudio(FieldStep):
+    """Turn the bytes of a sound file into numbers, at one rate and of so many channels.
+
+    Of a long file, only the segment is read that ``seconds`` and ``start`` ask for: its samples are
+    those of the whole file, wherever the segment starts. WAV, FLAC and AIFF; MP3, Ogg, Opus, AAC,
+    M4A, and the sound of MP4, MOV and Matroska. Always the first step on its field.
+    """
+
+    op: Literal["decode_audio"] = "decode_audio"
+    field: str = "audio"
+    """Name of the field that the step changes."""
+    rate: Annotated[int, Range(RATE_MIN_HZ, RATE_MAX_HZ), Example(16000)]
+    """Samples per second afterwards, in Hz. A file of another rate is resampled: by a filter in
+    float64 that keeps what is below 0.91 of half of the lower rate."""
+    channels: Annotated[int, Range(1, CHANNELS_MAX)] = 1
+    """Channels afterwards. 1 makes the mean of all that a file has, in float64, and a field
+    [samples]; more make [samples, channels]: a file has to have as many, or one, which is repeated.
+    """
+    seconds: Annotated[Seconds | None, Example(10.0)] = None
+    """Length of the segment, in seconds: ``seconds * rate`` samples, to the nearest. When not set,
+    the whole file, so samples differ in length."""
+    start: Seconds | str = "random"
+    """Where the segment begins: "random" draws any place where it fits, "middle" (or "uniform")
+    leaves as much in front as behind, a number is seconds from the start of the file, and the name
+    of a field has these seconds."""
+    short: Literal["pad", "bad"] = "pad"
+    """The treatment of a file that ends before the segment does: "pad" puts zeros behind it, and
+    ``FIELD_length`` has how many samples are of the file; "bad" makes it a bad sample, and there is
+    no such field."""
+    max_seconds: Seconds = 600.0
+    """Without ``seconds``: length, in seconds, above which a file is a bad sample."""
+    max_bytes: Annotated[int, Range(1, FILE_BYTES_MAX)] = 64 * 1024 * 1024
+    """Length, in bytes, above which a file in a record or on a server is a bad sample, where it is
+    read whole. Files of this machine are read in parts, however long they are."""
+    dtype: Literal["float32", "int16"] = "float32"
+    """Type of the numbers: "float32" from -1 to 1, "int16" these times 32768, to the nearest."""
+    formats: tuple[Literal["wav", "flac", "aiff", "mp3", "ogg", "aac", "mp4", "matroska"], ...] = ()
+    """The formats that a file may have, such as ["flac", "wav"]; empty for all. Where all of them
+    are of "wav", "flac" and "aiff", bytes are the same with every version of the libraries;
+    otherwise the versions of PyAV and soundfile, which bring FFmpeg and libsndfile, are in the
+    stream's fingerprint."""
+
+    def __post_init__(self) -> None:
+        if self.seconds is None:
+            if self.start != "random":
+                raise ValueError("start is of a segment: say its length too, as in seconds = 10")
+            if self.short != "pad":
+                raise ValueError("short is of a segment: say its length too, as in seconds = 10")
+        elif self.samples < 1:
+            raise ValueError(f"seconds = {self.seconds} are no sample at {self.rate} Hz")
+        if self.start_field is not None:
+            check_field_names(self.start_field)
+        if self.samples_max * self.channels > SEGMENT_SAMPLES_MAX:
+            raise ValueError(
+                f"{self.samples_max} samples of {self.channels} channels are more than {SEGMENT_SAMPLES_MAX}"
+            )
+
+    @property
+    def samples(self) -> int:
+        """The samples of a segment; 0 for whole files."""
+        return 0 if self.seconds is None else round(self.seconds * self.rate)
+
+    @property
+    def samples_max(self) -> int:
+        """The most samples that are made of a file."""
+        return self.samples or int(self.max_seconds * self.rate)
+
+    @property
+    def start_field(self) -> str | None:
+        """The field that has the start of the segment; None if none does."""
+        return self.start if isinstance(self.start, str) and self.start not in PLACES else None
+
+    @property
+    def length_field(self) -> str | None:
+        """The field that it makes of how many samples are of the file; None if it makes none."""
+        return f"{self.field}_length" if self.samples and self.short == "pad" else None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the start is drawn."""
+        return self.seconds is not None and self.start == "random"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its bytes are the same with every version of the libraries."""
+        return bool(self.formats) and EXACT_FORMATS.issuperset(self.formats)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The distributions that decode such files."""
+        by_sndfile = not self.formats or (EXACT_FORMATS | {"ogg"}).intersection(self.formats)
+        return (*(("soundfile",) if by_sndfile else ()), *(() if self.is_exact else ("av",)))
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """PyAV brings FFmpeg along, and soundfile libsndfile."""
+        return () if self.is_exact else ("av", "soundfile")
+
+    @property
+    def touches(self) -> frozenset[str]:
+        """The field, that of its start, and that of its length."""
+        return frozenset(filter(None, (self.field, self.start_field, self.length_field)))
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """The field, and that of its length."""
+        return frozenset(filter(None, (self.field, self.length_field)))
+
+
+EXACT_FORMATS = frozenset({"wav", "flac", "aiff"})
+"""Formats that store samples, so every version of a library reads the same ones."""

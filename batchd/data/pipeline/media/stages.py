@@ -1,0 +1,108 @@
+"""The stages of the steps that decode media. Worker process.
+
+Where a segment begins is decided in samples of the new rate, of which sample 0 is sample 0 of the
+file; the samples of the file around them are read and resampled (``sound.resample``). So a sample
+has the same value in every segment that it is in.
+"""
+
+from math import isfinite
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.data.pipeline.effects import Columns
+from batchd.data.pipeline.media.options import PLACES, DecodeAudio
+from batchd.data.pipeline.media.sound_files import Sound, open_sound
+from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.sound.resample import RATIO_MAX, length_at, needed, resample
+from batchd.data.pipeline.stages import Row, Stage, make_stage
+from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.values import MediaFile, Value, array_of
+
+_INT16_SCALE: Final = 32768.0
+
+
+@make_stage.register
+def _decode_audio(step: DecodeAudio, before: Columns, _after: Columns) -> Stage:
+    def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
+        share = random.random() if step.is_random else 0.0
+        value = values[step.field]
+        assert isinstance(value, memoryview | MediaFile), "the bytes of a file"
+        wanted = 0.0
+        if step.start_field is not None:
+            wanted = float(array_of(before[step.start_field], values[step.start_field]))
+        elif not isinstance(step.start, str):
+            wanted = step.start
+        with open_sound(value, step.formats) as sound:
+            wave, start = _segment(step, sound, wanted, share)
+        if step.is_random and random.draws is not None:
+            random.draws.append({"start_s": start / step.rate})
+        if step.length_field is not None:
+            values[step.length_field] = np.int32(len(wave))
+        values[step.field] = _stored(step, wave)
+
+    return run
+
+
+def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> tuple[NDArray[np.float32], int]:
+    """The samples of the file in a segment, [samples, channels], and the number of its first one.
+
+    ``wanted_s``: where it begins, if the step says so. ``share``: of the room that is left.
+    """
+    if sound.channels != step.channels and 1 not in (sound.channels, step.channels):
+        raise SampleUndecodable(
+            f"has {sound.channels} channels, and channels = {step.channels}; one channel is made of any number"
+        )
+    if max(sound.rate, step.rate) > RATIO_MAX * min(sound.rate, step.rate):
+        raise SampleUndecodable(f"has {sound.rate} Hz, more than {RATIO_MAX} times or less than that of {step.rate} Hz")
+    if not step.samples:
+        return _whole(step, sound), 0
+    frames = sound.frames
+    length = length_at(frames, sound.rate, step.rate)
+    room = max(0, length - step.samples)
+    if step.is_random:
+        start = int((room + 1) * share)
+    elif step.start in PLACES:
+        start = room // 2
+    else:
+        if not isfinite(wanted_s) or wanted_s < 0:
+            raise SampleUndecodable(f"begins at {wanted_s:g} s, as {step.start!r} says, which is no place in a file")
+        start = round(min(wanted_s, 1e9) * step.rate)
+        if start >= length:
+            raise SampleUndecodable(f"lasts {frames / sound.rate:.3f} s, and its segment begins at {wanted_s:g} s")
+    count = min(step.samples, length - start)
+    if count < step.samples and step.short == "bad":
+        raise SampleUndecodable(
+            f"ends {(step.samples - count) / step.rate:.3f} s before its segment of {step.seconds:g} s does"
+        )
+    return _read(step, sound, start, count), start
+
+
+def _whole(step: DecodeAudio, sound: Sound) -> NDArray[np.float32]:
+    frames = sound.frames
+    if frames > step.max_seconds * sound.rate:
+        raise SampleUndecodable(f"lasts {frames / sound.rate:.3f} s, more than max_seconds = {step.max_seconds:g}")
+    if not frames:
+        raise SampleUndecodable("has no sample in it")
+    return _read(step, sound, 0, length_at(frames, sound.rate, step.rate))
+
+
+def _read(step: DecodeAudio, sound: Sound, start: int, count: int) -> NDArray[np.float32]:
+    first, end = needed(sound.rate, step.rate, start, count)
+    first = max(0, first)
+    wave = sound.read(first, min(end, sound.frames) - first, is_mono=step.channels == 1)
+    made = resample(wave, sound.rate, step.rate, first, start, count)
+    return np.repeat(made, step.channels, axis=1) if made.shape[1] < step.channels else made
+
+
+def _stored(step: DecodeAudio, wave: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int16]:
+    """The samples in the type of the field, with zeros behind those of a short file."""
+    shape = (step.samples or len(wave), *wave.shape[1:])
+    made: NDArray[np.float32] | NDArray[np.int16] = np.zeros(shape, step.dtype)
+    if step.dtype == "int16":
+        whole = np.rint(wave.astype(np.float64) * _INT16_SCALE)
+        made[: len(wave)] = np.clip(whole, -_INT16_SCALE, _INT16_SCALE - 1)
+    else:
+        made[: len(wave)] = wave
+    return made[:, 0] if step.channels == 1 else made

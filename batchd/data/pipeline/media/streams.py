@@ -1,0 +1,129 @@
+"""The bytes of a sound file as libraries read them, and its samples. Worker process.
+
+Invariant: what a header announces takes no memory, and no library sees an error of the storage.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.values import MediaFile
+
+Wave = NDArray[np.float32]
+"""Samples, [samples, channels], from -1 to 1."""
+
+SAMPLES_OF_A_BYTE: Final = 8192
+"""More than any format can store: the longest silence that FLAC has takes 1/5,461 byte for each."""
+_BLOCK_BYTES: Final = 128 << 10
+_BLOCKS_MAX: Final = 8
+
+SHOWN = {
+    "wav": "WAV",
+    "flac": "FLAC",
+    "aiff": "AIFF",
+    "mp3": "MP3",
+    "ogg": "Ogg",
+    "aac": "AAC",
+    "mp4": "MP4",
+    "matroska": "Matroska",
+}
+
+
+class ByteStream:
+    """The bytes of a file as an open file, for libraries. Belongs to one thread.
+
+    An error is kept in ``error``, as it may not pass through a library.
+    """
+
+    def __init__(self, value: memoryview | MediaFile) -> None:
+        self.error: SampleUnreadable | None = None
+        self._data = value if isinstance(value, memoryview) else None
+        self._file = value if isinstance(value, MediaFile) else None
+        self.size = value.size if isinstance(value, MediaFile) else value.nbytes
+        self._blocks: dict[int, memoryview] = {}
+        self._place = 0
+
+    def bytes_at(self, start: int, count: int) -> bytes:
+        """Some bytes, fewer at the end of the file."""
+        count = min(count, self.size - start)
+        if count <= 0 or start < 0:
+            return b""
+        if self._data is not None:
+            return bytes(self._data[start : start + count])
+        return b"".join(self._parts(start, count))
+
+    def read(self, count: int = -1) -> bytes:
+        """The next bytes; none at the end, and from an error on."""
+        found = self.bytes_at(self._place, self.size if count < 0 else count)
+        self._place += len(found)
+        return found
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go anywhere, as ``lseek``."""
+        self._place = offset + (0, self._place, self.size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """The number of the next byte."""
+        return self._place
+
+    def write(self, _data: bytes) -> int:
+        """Libraries ask whether it is there; nothing is written."""
+        return 0
+
+    def check(self) -> None:
+        """Raise the error of a read, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def _parts(self, start: int, count: int) -> Iterator[memoryview]:
+        while count > 0:
+            number, first = divmod(start, _BLOCK_BYTES)
+            part = self._block(number)[first : first + count]
+            if not part:
+                return
+            yield part
+            start, count = start + len(part), count - len(part)
+
+    def _block(self, number: int) -> memoryview:
+        block = self._blocks.pop(number, None)
+        if block is None:
+            assert self._file is not None, "it is read in parts"
+            try:
+                block = memoryview(self._file.read(number * _BLOCK_BYTES, _BLOCK_BYTES))
+            except SampleUnreadable as error:
+                self.error = self.error or error
+                return memoryview(b"")
+            if len(self._blocks) >= _BLOCKS_MAX:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[number] = block
+        return block
+
+
+def tag_bytes(stream: ByteStream) -> int:
+    """The length of the tag (ID3) that a file begins with; 0 without one."""
+    head = stream.bytes_at(0, 10)
+    if not head.startswith(b"ID3") or len(head) < 10:  # noqa: PLR2004  bytes of its header
+        return 0
+    return 10 + sum((byte & 0x7F) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
+
+
+def announced(samples: int, stream: ByteStream) -> int:
+    """The samples that a header announces. Raises ``SampleUndecodable`` if no file has so many."""
+    if not 0 <= samples <= SAMPLES_OF_A_BYTE * stream.size:
+        raise SampleUndecodable(f"announces {samples} samples, which its {stream.size} bytes cannot hold")
+    return samples
+
+
+def mixed(wave: NDArray[np.float64] | Wave) -> Wave:
+    """The mean of all channels, [samples, 1]: the sum in their order, in float64, rounded once."""
+    if wave.shape[1] == 1:
+        return wave.astype(np.float32, copy=False)
+    total = wave[:, 0].astype(np.float64)
+    for channel in range(1, wave.shape[1]):
+        total += wave[:, channel]
+    total /= wave.shape[1]
+    return total.astype(np.float32)[:, np.newaxis]
