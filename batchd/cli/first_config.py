@@ -16,10 +16,12 @@ Invariant: the comments state every fact on which the configuration relies.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import chain, count
+from math import ceil
 from time import monotonic
 
 import numpy as np
@@ -27,9 +29,10 @@ import numpy as np
 from batchd.cli.text import escaped, wrapped
 from batchd.config.schema import toml_value
 from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.pipeline.media.sound_files import open_sound
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
-from batchd.data.samples.values import Value
+from batchd.data.samples.values import MediaFile, Value
 from batchd.data.sources.interface import kind_of, open_reader
 from batchd.data.sources.options import SourceOptions, source_to_plain
 from batchd.data.sources.recognise import FoundSource, endings_text
@@ -58,6 +61,9 @@ CLASSES_SHOWN, FIELDS_SHOWN = 5, 12
 LINE_CHARACTERS = 78
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _PIXEL_DIMENSIONS = 3
+SEGMENT_S = 10
+"""The longest segment of a sound that is proposed, in seconds."""
+_FILES = {"encoded": "image file", "video": "video file", "audio": "sound file"}
 _CHANNELS = (1, 3)
 
 
@@ -77,12 +83,25 @@ class ImageFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundFacts:
+    """Facts from the headers of a few sound files of one field.
+
+    ``rate``: the usual one, in Hz. ``seconds``: of the shortest and the longest.
+    """
+
+    looked_at: int
+    rate: int
+    seconds: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts about a source.
 
     ``classes``: the number of samples by class name, None if the index does not have it.
-    ``images``: by field. ``longest``: by field whose length varies, the largest shape among the
-    samples that were read; of texts, in bytes. ``unreadable``: why the first bad samples are bad.
+    ``images``, ``sounds``: by field. ``longest``: by field whose length varies, the largest shape
+    among the samples that were read; of texts, in bytes. ``unreadable``: the reasons of some bad
+    ones.
     ``read`` samples were read, and ``bad`` of them are bad. ``of_boxes``: the fields that had a row
     for each box in all of them. ``notes``: of the scan. ``box_form``: see ``SourceOptions``.
     """
@@ -98,9 +117,10 @@ class Facts:
     of_boxes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     box_form: Mapping[str, object] = field(default_factory=dict)
+    sounds: Mapping[str, SoundFacts] = field(default_factory=dict)
 
 
-def look_at(
+def look_at(  # noqa: C901  a branch for each kind of column
     source: SourceOptions, index: SourceIndex, storage: Storage, clock: Callable[[], float] = monotonic
 ) -> Facts:
     """Read a few samples, evenly spread, and then all others as far as time allows.
@@ -117,13 +137,14 @@ def look_at(
     ]
     unreadable: list[str] = []
     images: dict[str, list[tuple[str, int, int]]] = {}
+    sounds: dict[str, list[tuple[int, float]]] = {}
     read = bad = 0
     least = min(LOOKED_AT, len(index))
     few = [number * len(index) // least for number in range(least)]
     end_s = clock() + LOOK_S
     has_images, varies = (
-        any(column.kind == "encoded" for column in columns),
-        any(column.kind != "encoded" and not column.is_fixed for column in columns),
+        any(column.is_file for column in columns),
+        any(not column.is_file and not column.is_fixed for column in columns),
     )
     reads_more = not source.reads_urls and (varies or not has_images)
     with closing(open_reader(source, index, RECORD_BYTES_MAX, storage)) as reader:
@@ -136,9 +157,9 @@ def look_at(
                 for column in columns:
                     value = found[column.name]
                     if column.kind == "encoded":
-                        assert isinstance(value, memoryview), "the bytes of a file"
-                        header = probe_image(value)
-                        images.setdefault(column.name, []).append((header.format, header.width, header.height))
+                        images.setdefault(column.name, []).append(_header(value))
+                    elif column.kind == "audio":
+                        sounds.setdefault(column.name, []).append(_lasting(value))
                     elif column.kind in ("text", "array") and not column.is_fixed:
                         longest[column.name] = _larger(longest.get(column.name), value)
                 if BOXES in found:
@@ -154,7 +175,7 @@ def look_at(
         )
     facts = {name: _image_facts(headers) for name, headers in images.items()}
     looked = _classes(index), facts, longest, tuple(unreadable), read, bad, tuple(of_boxes), index.notes
-    return Facts(len(index), columns, *looked, source.box_form)
+    return Facts(len(index), columns, *looked, source.box_form, {name: _sound_facts(of) for name, of in sounds.items()})
 
 
 def _others(few: Sequence[int], samples: int) -> Iterator[int]:
@@ -167,6 +188,24 @@ def _larger(before: tuple[int, ...] | None, value: Value) -> tuple[int, ...]:
     """The largest lengths so far; of a text, in bytes."""
     shape = (len(value.encode()),) if isinstance(value, str) else np.asarray(value).shape
     return shape if before is None else tuple(map(max, before, shape))
+
+
+def _header(value: Value) -> tuple[str, int, int]:
+    assert isinstance(value, memoryview), "the bytes of a file"
+    header = probe_image(value)
+    return header.format, header.width, header.height
+
+
+def _lasting(value: Value) -> tuple[int, float]:
+    """The rate of a sound file, in Hz, and its seconds."""
+    assert isinstance(value, memoryview | MediaFile), "the bytes of a file"
+    with open_sound(value) as sound:
+        return sound.rate, sound.frames / sound.rate
+
+
+def _sound_facts(lasting: Sequence[tuple[int, float]]) -> SoundFacts:
+    rates, seconds = zip(*lasting, strict=True)
+    return SoundFacts(len(lasting), Counter(rates).most_common(1)[0][0], (min(seconds), max(seconds)))
 
 
 def _image_facts(headers: Sequence[tuple[str, int, int]]) -> ImageFacts:
@@ -261,6 +300,11 @@ def steps_for(facts: Facts, *, is_augmented: bool = True) -> list[dict[str, obje
             steps += _cropped(name, side, is_augmented=is_augmented)
         else:
             steps.append(_step("resize", name, size=[side, side]))
+    for name, sound in facts.sounds.items():
+        seconds = min(SEGMENT_S, max(1, ceil(sound.seconds[1])))
+        start = {} if is_augmented else {"start": 0.0}
+        field = {} if name == "audio" else {"field": name}
+        steps.append({"op": "decode_audio", **field, "rate": sound.rate, "seconds": float(seconds), **start})
     for column in facts.columns:
         if column.name == TOKENS and column.dtype != "int64":
             steps.append({"op": "cast", "field": column.name, "dtype": "int64"})
@@ -328,15 +372,16 @@ def _pair(key: str, value: object) -> str:
 
 def comments_on(found: FoundSource, facts: Facts) -> list[str]:
     """Comments for the file: facts about the data, and the files that are left out."""
-    shown = [
-        f"{column.name} ({'image file' if column.kind == 'encoded' else column.text})"
-        for column in facts.columns[:FIELDS_SHOWN]
-    ]
+    shown = [f"{column.name} ({_FILES.get(column.kind, column.text)})" for column in facts.columns[:FIELDS_SHOWN]]
     more = ["…"] if len(facts.columns) > FIELDS_SHOWN else []
     lines = [f"{counted(facts.samples, 'sample')}: {', '.join(shown + more)}"]
     if facts.classes:
         lines.append(f"{_classes_text(facts.classes)}")
     lines += [_images_text(name, images) for name, images in facts.images.items()]
+    lines += [
+        f"{name}: {sound.rate:,} Hz, {sound.seconds[0]:.1f} to {sound.seconds[1]:.1f} s, in {sound.looked_at:,} of them"
+        for name, sound in facts.sounds.items()
+    ]
     for name, shape in facts.longest.items():
         unit = " bytes" if len(shape) == 1 and _is_text(facts, name) else ""
         larger = "" if facts.read == facts.samples else "; what is larger than its room is a bad sample"

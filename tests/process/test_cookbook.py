@@ -15,6 +15,7 @@ from batchd.config.load import read_config
 from support.images import encode, jpeg, photo
 from support.parquet_files import write_parquet
 from support.shards import photo_shards, write_shard
+from support.sounds import stored, sweep
 from support.texts import save, word_level
 from support.videos import write_video
 
@@ -47,6 +48,9 @@ FIELDS = {
     "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
     "tokens": {"tokens": (1025,)},
     "table": {"age": (), "income": (), "label": ()},
+    "segments": {"audio": (1001, 80), "audio_length": (), "label": ()},
+    "recognition": {"tokens": (512,), "audio_length": ()},
+    "keywords": {"audio": (101, 40), "audio_length": (), "label": ()},
     "video": {"image": (8, 112, 112, 3), "label": ()},
     "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
     "kinetics-val": {"image": (10, 16, 224, 224, 3), "label": ()},
@@ -142,16 +146,30 @@ def data(tmp_path_factory) -> Path:
         (root / folder).mkdir()
     (root / "texts" / "train-0.jsonl").write_text(line * SAMPLES)
     np.arange(1024 * SAMPLES + 1, dtype=np.uint16).tofile(root / "openwebtext" / "train.bin")
-    _write_videos(root)
+    _write_media(root)
     (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "my-code.md").read_text(), re.MULTILINE | re.DOTALL)
     (root / "code" / "digits.py").write_text(program)
     return root
 
 
-def _write_videos(root: Path) -> None:
+def _write_media(root: Path) -> None:
+    """A video, and sounds with their texts, which the lines of the page put together."""
     write_video(root / "videos" / "cats" / "a.mp4", frames=40)
     for part in ("train", "val"):
         (root / f"kinetics_{part}.csv").write_text("videos/cats/a.mp4 3\n" * SAMPLES)
+    speech = root / "LibriSpeech" / "train-clean" / "84" / "121"
+    speech.mkdir(parents=True)
+    for number in range(SAMPLES):
+        sound = stored("FLAC", "PCM_16", sweep(16_000, 1 + number / 4, 1), 16_000)
+        (speech / f"84-121-{number:04}.flac").write_bytes(sound)
+        word = root / "speech_commands" / ("yes", "no")[number % 2] / f"{number}.wav"
+        word.parent.mkdir(parents=True, exist_ok=True)
+        word.write_bytes(stored("WAV", "PCM_16", sweep(16_000, 0.9, 1), 16_000))
+    words = [f"84-121-{number:04} the red cat" for number in range(SAMPLES)]
+    (speech / "84-121.trans.txt").write_text("\n".join(words))
+    (section,) = re.findall(r"^## Speech.*?\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)
+    (lines,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    exec(compile(placed(lines, root), "cookbook.md", "exec"), {})
 
 
 def placed(text: str, data: Path) -> str:
@@ -171,7 +189,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 36
+    assert len(RECIPES) == 39
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
@@ -188,7 +206,7 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
     streams["kinetics-val"] |= {"batch_size": 1, "memory": "64MiB"}
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
-    daemon = start_daemon(streams, python_path=python_path, memory="904MiB")
+    daemon = start_daemon(streams, python_path=python_path, memory="1GiB")
 
     with batchd_client.connect(daemon.address) as connection:
         with batchd_client.push("camera", daemon.address) as producer:

@@ -514,7 +514,7 @@ def test_what_cannot_be_served_is_said(data: Path) -> None:
     (data / "a.xyz").write_text("x")
     text = refused(data)
     assert "has no files that batchd recognises, but 1 .xyz (a.xyz)\n" in text
-    assert "  folder: .bmp .gif .jpeg .jpg .png .webp\n" in text
+    assert "  folder: .bmp .gif .jpeg .jpg .png .webp .aac .aif .aiff .flac .m4a .mp3 .oga .ogg .opus .wav\n" in text
 
     (data / "c.jpg").write_text("no image")
     assert "none of 1 sample can be used, for example" in refused(data)

@@ -13,7 +13,6 @@ import batchd_client
 from batchd.embedded import serve
 from support.commands import batchd
 from support.parquet_files import write_parquet
-from support.shards import write_shard
 from support.videos import write_video
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,21 +49,28 @@ def write_sound(path: Path, codec: str, seconds: float) -> Path:
     return path
 
 
-def test_the_lines_for_sound_serve_files_of_every_form(tmp_path: Path) -> None:
+def test_a_folder_of_sounds_of_every_form_is_recognised_and_served(tmp_path: Path) -> None:
     """Two seconds of each: what is longer is cut, and zeros are behind what is shorter."""
     write_sound(tmp_path / "sounds" / "bird" / "0.wav", "pcm_s16le", 3)
     write_sound(tmp_path / "sounds" / "bird" / "1.flac", "flac", 1)
     write_sound(tmp_path / "sounds" / "frog" / "2.mp3", "mp3", 1)
-    write_sound(tmp_path / "sounds" / "frog" / "3.mp4", "aac", 1)
-    (tmp_path / "sounds.py").write_text(lines_of("Sound", "python"))
-    config = lines_of("Sound", "toml", tmp_path).replace("batch_size = 64", "batch_size = 4\nshuffle = false")
+    write_sound(tmp_path / "sounds" / "frog" / "3.m4a", "aac", 1)
+    config = batchd("init", tmp_path / "sounds", "-n").stdout
+    assert f"audio: {RATE:,} Hz, 1.0 to 3.0 s" in config
+    for old, new in (
+        ("batch_size = 4", "batch_size = 4\nshuffle = false"),
+        ("seconds = 3.0", "seconds = 2, start = 0.0"),
+    ):
+        assert old in config
+        config = config.replace(old, new)
     (tmp_path / "batchd.toml").write_text(config)
 
     with serve(tmp_path / "batchd.toml") as address, batchd_client.connect(address) as daemon:
         batch = next(iter(daemon.stream("sounds")))
-        sounds, labels = np.array(batch["sound"]), batch["label"].tolist()
+        sounds, lengths, labels = np.array(batch["audio"]), batch["audio_length"].tolist(), batch["label"].tolist()
 
     assert labels == [0, 0, 1, 1]
+    assert lengths[:2] == [2 * RATE, RATE]
     assert sounds.shape == (4, 2 * RATE)
     for sound in sounds:
         spectrum = np.abs(np.fft.rfft(sound[:RATE]))
@@ -75,7 +81,7 @@ def test_the_lines_for_sound_serve_files_of_every_form(tmp_path: Path) -> None:
 
 # --- batchd init ----------------------------------------------------------------------------------
 
-SOUND = 'no source reads sound yet; docs/when-not.md ("Sound") has lines that serve it'
+SOUND = 'frames without their sound, which a field of type "audio" and the step "decode_audio" read'
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of texts and images") has lines for them'
 
@@ -83,10 +89,6 @@ LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of text
 @pytest.mark.parametrize(
     ("write", "told"),
     [
-        (lambda folder: (folder / "a.wav").write_bytes(b"RIFF"), SOUND),
-        (lambda folder: (folder / "a.flac").write_bytes(b"fLaC"), SOUND),
-        (lambda folder: (folder / "a.mp3").write_bytes(b"ID3"), SOUND),
-        (lambda folder: write_shard(folder / "a.tar", [("0.flac", b"fLaC"), ("1.flac", b"fLaC")]), SOUND),
         (lambda folder: (folder / "a.jsonl").write_text(json.dumps({"messages": CHAT})), CHATS),
         (lambda folder: write_parquet(folder / "a.parquet", {"images": [[b"\xff\xd8\xff"]] * 2}), LISTS),
     ],
@@ -107,17 +109,12 @@ def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told:
 @pytest.mark.parametrize(
     ("write", "told"),
     [
-        (lambda folder: write_video(folder / "a.mp4", 4), f"frames without their sound: {SOUND}"),
+        (lambda folder: write_video(folder / "a.mp4", 4), SOUND),
         (lambda folder: (folder / "b.jsonl").write_text(json.dumps({"id": 1, "messages": CHAT})), f"{CHATS}: messages"),
         (
             lambda folder: write_parquet(folder / "b.parquet", {"images": [[b"\xff\xd8\xff"]], "id": [1]}),
             f"{LISTS}: images",
         ),
-        (
-            lambda folder: write_parquet(folder / "b.parquet", {"audio": [{"bytes": b"fLaC", "path": ""}], "id": [1]}),
-            f"{SOUND}: audio",
-        ),
-        (lambda folder: write_shard(folder / "b.tar", [("0.mp3", b"ID3"), ("0.cls", b"1")]), f"{SOUND}: .mp3"),
     ],
 )
 def test_what_is_left_out_of_a_stream_comes_with_the_page(tmp_path: Path, write, told: str) -> None:

@@ -77,6 +77,7 @@ WITHOUT_NUMBERS = frozenset(
         "tokenize",
         "chat",
         "pick",
+        "interleave",
         "lowercase",
         "remove_stopwords",
         "lookup",

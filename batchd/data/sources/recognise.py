@@ -78,16 +78,9 @@ _NUMBERS_JOINED = {*_IN_FLOAT32, "int32", "uint32", "int64", "float64"}
 _LAST_DIGITS = re.compile(r"[0-9]+$")
 
 
-SOUND_ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".wma")
 _SOUND_STARTS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"FORM")
 
 
-def not_yet(what: str, section: str) -> str:
-    """What to say of data that no source reads yet; the page has lines that serve it."""
-    return f'no source reads {what} yet; docs/when-not.md ("{section}") has lines that serve it'
-
-
-SOUND = not_yet("sound", "Sound")
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 TEXT_LISTS = 'lists of texts, which are of type "text[<=8]": docs/sources.md ("Types")'
 IMAGE_LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of texts and images") has lines for them'
@@ -124,8 +117,6 @@ class FoundSource(NamedTuple):
     def _reason(self, ending: str) -> str:
         if ending in type(self.recognised.source).endings:
             return OTHER_PART
-        if ending in SOUND_ENDINGS:
-            return SOUND
         is_known = any(ending in kind.endings for kind in SOURCE_KINDS.values())
         return "which a stream of its own can read" if is_known else "which no source reads"
 
@@ -186,8 +177,6 @@ def readable_endings() -> list[str]:
 
 def _unknown(path: Path, files: FoundFiles) -> SourceInvalid:
     """The error for a place without any file that a kind reads."""
-    if sound := [name for name in files.names if ending_of(name) in SOUND_ENDINGS]:
-        return SourceInvalid(f"{path} has {endings_text(sound)}: {SOUND}")
     lines = [f"{path} has no files that batchd recognises, but {endings_text(files.names)}"]
     packed = sorted({ending for ending in map(ending_of, files.names) if ending in PACKED})
     if packed and files.patterns == (path.name,):

@@ -17,8 +17,8 @@ Wave = NDArray[np.float32]
 
 SAMPLES_OF_A_BYTE: Final = 8192
 """More than any format can store: the longest silence that FLAC has takes 1/5,461 byte for each."""
-_BLOCK_BYTES: Final = 128 << 10
-_BLOCKS_MAX: Final = 8
+_BLOCK_BYTES: Final = 64 << 10
+_BLOCKS_MAX: Final = 16
 
 SHOWN = {
     "wav": "WAV",
@@ -60,6 +60,20 @@ class ByteStream:
         found = self.bytes_at(self._place, self.size if count < 0 else count)
         self._place += len(found)
         return found
+
+    def readinto(self, buffer: memoryview) -> int:
+        """The next bytes, into memory; how many these are."""
+        room, done = memoryview(buffer), 0
+        while done < len(room) and 0 <= self._place < self.size:
+            number, first = divmod(self._place, _BLOCK_BYTES)
+            around = self._block(number)[first:] if self._data is None else self._data[self._place :]
+            part = around[: len(room) - done]
+            if not part:
+                break
+            room[done : done + len(part)] = part
+            done += len(part)
+            self._place += len(part)
+        return done
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Go anywhere, as ``lseek``."""

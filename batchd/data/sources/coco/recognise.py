@@ -11,7 +11,7 @@ from batchd.data.sources import recognise
 from batchd.data.sources.coco.document import Document
 from batchd.data.sources.coco.options import CocoSource
 from batchd.data.sources.csv.recognise import root_of_images
-from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.files.options import IMAGE_ENDINGS
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import Survey
@@ -45,7 +45,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     images = [
         one
         for one, ending in zip(files.names, files.endings, strict=True)
-        if ending in FolderSource.endings and (before == b"./" or one.startswith(before))
+        if ending in IMAGE_ENDINGS and (before == b"./" or one.startswith(before))
     ]
     if not has_boxes:
         raise SourceInvalid(f'{path}: its annotations have no "bbox"; batchd reads boxes, masks and keypoints of COCO')

@@ -21,7 +21,7 @@ from batchd.data.sources import recognise
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.csv.scan import QuotesMisplaced, RecordFinder
 from batchd.data.sources.csv.values import IMAGE, cell_reader, split_record
-from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.files.options import IMAGE_ENDINGS
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.storage.index import readable
 from batchd.data.storage.survey import Survey
@@ -69,9 +69,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     )
     fields = recognise.named_fields(chosen.types, label, chosen.joined)
     fields.fields.pop(IMAGE if image is not None else "", None)
-    images = (
-        [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image is not None else []
-    )
+    images = [name for name in files.names if recognise.ending_of(name) in IMAGE_ENDINGS] if image is not None else []
     is_one = len(names) == 1
     source = CsvSource(
         path=path if is_one else None,
@@ -192,7 +190,7 @@ def _split(records: Iterable[bytes], delimiter: str, quoting: str) -> Iterator[l
 
 
 def _is_image(records: Sequence[Sequence[str]], number: int) -> bool:
-    return all(recognise.ending_of(os.fsencode(record[number])) in FolderSource.endings for record in records)
+    return all(recognise.ending_of(os.fsencode(record[number])) in IMAGE_ENDINGS for record in records)
 
 
 def root_of_images(files: FoundFiles, path: Path, value: str, survey: Survey) -> Path | None:

@@ -8,6 +8,7 @@ from batchd.data.samples.columns import MediaWord
 from batchd.data.sources.options import PatternOptions, SourceOptions, check_path_bytes
 from batchd_wire.record import options
 
+IMAGE_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 VIDEO_ENDINGS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 SOUND_ENDINGS = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".wav")
 
@@ -16,7 +17,7 @@ SOUND_ENDINGS = (".aac", ".aif", ".aiff", ".flac", ".m4a", ".mp3", ".oga", ".ogg
 class FolderSource(SourceOptions):
     """A folder of images or videos: one sub-folder for each class, or flat without classes."""
 
-    endings: ClassVar[tuple[str, ...]] = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+    endings: ClassVar[tuple[str, ...]] = (*IMAGE_ENDINGS, *SOUND_ENDINGS)
 
     type: Literal["folder"] = "folder"
     """Kind of source."""
@@ -45,7 +46,7 @@ class FolderSource(SourceOptions):
     @property
     def file_endings(self) -> tuple[str, ...]:
         """The endings of the files that it takes."""
-        return {"image": self.endings, "video": VIDEO_ENDINGS, "audio": SOUND_ENDINGS}[self.media]
+        return {"image": IMAGE_ENDINGS, "video": VIDEO_ENDINGS, "audio": SOUND_ENDINGS}[self.media]
 
     def __post_init__(self) -> None:
         self.settle_paths()

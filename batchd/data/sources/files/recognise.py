@@ -1,4 +1,4 @@
-"""Recognise folders of images, and lists of them. CLI.
+"""Recognise folders of images or sounds, and lists of images. CLI.
 
 cat/1.jpg  dog/2.jpg                   a folder with classes
 1.jpg  2.jpg                           a flat folder
@@ -10,8 +10,9 @@ labels.txt: "cat/1.jpg 0"              a list, if its first file exists
 import os
 from itertools import islice
 
+from batchd.data.samples.columns import MediaWord
 from batchd.data.sources import recognise
-from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
+from batchd.data.sources.files.options import IMAGE_ENDINGS, SOUND_ENDINGS, FolderSource, GlobSource, ListSource
 from batchd.data.sources.files.scan import lines_of, read_line
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.storage.index import readable
@@ -21,10 +22,24 @@ from batchd.errors import SourceInvalid
 from batchd_wire.wording import counted
 
 
-def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
-    names = recognise.of_kind(files, FolderSource)
+def _recognise_files(files: FoundFiles, _survey: Survey) -> Recognised:
+    """Images or sounds, whichever are more."""
+    usable = [pair for pair in zip(files.names, files.endings, strict=True) if pair[0] not in files.unusable]
+    images, sounds = (
+        [name for name, ending in usable if ending in endings] for endings in (IMAGE_ENDINGS, SOUND_ENDINGS)
+    )
+    if len(images) >= len(sounds):
+        made, fewer, what = _of_media(files, images, "image"), sounds, "sounds"
+    else:
+        made, fewer, what = _of_media(files, sounds, "audio"), images, "images"
+    others = dict.fromkeys(fewer, f"{what}, which a stream of its own can read")
+    return made._replace(left_out={**others, **made.left_out})
+
+
+def _of_media(files: FoundFiles, names: list[bytes], media: MediaWord) -> Recognised:
     if files.patterns:
-        return Recognised(GlobSource(root=files.root, patterns=recognise.patterns_of(files, names)), names)
+        source = GlobSource(root=files.root, patterns=recognise.patterns_of(files, names), media=media)
+        return Recognised(source, names)
     part, others = recognise.training_folder(names, files.part)
     root, before = (files.root / os.fsdecode(part), part + b"/") if part else (files.root, b"")
     left_out = dict.fromkeys(names, recognise.OTHER_PART)
@@ -34,15 +49,16 @@ def _recognise_images(files: FoundFiles, _survey: Survey) -> Recognised:
     folders = {name[len(before) :].partition(b"/")[0] for name in files.folders if name.startswith(before)}
     classes = {name[len(before) :].partition(b"/")[0] for name in deep}
     if (deep and not flat and folders == classes) or (flat and not folders):
-        return Recognised(FolderSource(path=root), names, (), left_out, others)
+        return Recognised(FolderSource(path=root, media=media), names, (), left_out, others)
     endings = sorted({readable(name.rpartition(b".")[2]) for name in names})
     end = endings[0] if len(endings) == 1 else f"{{{','.join(endings)}}}"
     if len(deep) >= len(flat):
         left_out |= dict.fromkeys(flat, "outside of the class folders")
-        source = GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder")
+        source = GlobSource(root=root, patterns=(f"*/**/*.{end}",), classes="folder", media=media)
         return Recognised(source, deep, (), left_out, others)
-    left_out |= dict.fromkeys(deep, "in folders beside more images without one")
-    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",)), flat, (), left_out, others)
+    what = "images" if media == "image" else "sounds"
+    left_out |= dict.fromkeys(deep, f"in folders beside more {what} without one")
+    return Recognised(GlobSource(root=root, patterns=(f"*.{end}",), media=media), flat, (), left_out, others)
 
 
 def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
@@ -54,7 +70,7 @@ def _recognise_list(files: FoundFiles, survey: Survey) -> Recognised:
     path = files.root / os.fsdecode(lists[0])
     lines = [line for _number, line in islice(lines_of(path, survey), recognise.LOOKED_AT)]
     is_outside = any(may_lead_out(read_line(line, allow_outside_root=True)[0]) for line in lines)
-    images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings]
+    images = [name for name in files.names if recognise.ending_of(name) in IMAGE_ENDINGS]
     return Recognised(ListSource(path=path, allow_outside_root=is_outside), [*lists, *images])
 
 
@@ -70,4 +86,4 @@ def _is_list(files: FoundFiles, name: bytes, survey: Survey) -> bool:
     return not survey.storage.at(image).file_problems(image, "the image")
 
 
-RECOGNISE = {FolderSource: _recognise_images, ListSource: _recognise_list}
+RECOGNISE = {FolderSource: _recognise_files, ListSource: _recognise_list}

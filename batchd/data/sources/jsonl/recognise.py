@@ -13,7 +13,7 @@ from pathlib import Path
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.sources import recognise
 from batchd.data.sources.csv.recognise import root_of_images
-from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.files.options import IMAGE_ENDINGS, SOUND_ENDINGS
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.jsonl.scan import LineFinder
@@ -25,6 +25,8 @@ _LINE_BYTES_MAX = 16 << 20
 LINES_MAX = 10_000
 """Lines that the types come from."""
 _DEPTH_MAX = 8
+_FILES = {"image": IMAGE_ENDINGS, "audio": SOUND_ENDINGS}
+"""The types of texts that are paths of such files."""
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
@@ -35,11 +37,12 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     types = found.types
     image_root = None
     for name in [name for name, text in types.items() if text == "text"]:
-        first, *others = map(str, values[name])
-        if all(recognise.ending_of(os.fsencode(value)) in FolderSource.endings for value in (first, *others)):
-            root = root_of_images(files, path, first, survey)
-            if root is not None and image_root in (None, root):
-                types[name], image_root = "image", root
+        paths = list(map(str, values[name]))
+        endings = {recognise.ending_of(os.fsencode(value)) for value in paths}
+        media = next((word for word, those in _FILES.items() if endings.issubset(those)), None)
+        root = None if media is None else root_of_images(files, path, paths[0], survey)
+        if media is not None and root is not None and image_root in (None, root):
+            types[name], image_root = media, root
     if not types:
         what = "no key has a text, a number or a list of numbers in each of its first lines"
         has_chats = any(map(recognise.is_chat, values.values()))
@@ -48,7 +51,8 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         name: [one for one in values[name] if isinstance(one, int)] for name, text in types.items() if text == "int64"
     }
     exact = {name for name, those in whole.items() if max(map(abs, those)) <= recognise.FLOAT32_WHOLE}
-    images = [name for name in files.names if recognise.ending_of(name) in FolderSource.endings] if image_root else []
+    named = {ending for word, those in _FILES.items() if word in types.values() for ending in those}
+    images = [name for name in files.names if recognise.ending_of(name) in named]
     root = None if image_root == path.parent else image_root
     found = found._replace(exact=exact)
     recognised = recognise.recognise_records(JsonlSource, files, found, "key", image_root=root)

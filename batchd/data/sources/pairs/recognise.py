@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from batchd.data.sources import recognise
-from batchd.data.sources.files.options import FolderSource
+from batchd.data.sources.files.options import IMAGE_ENDINGS
 from batchd.data.sources.interface import FoundFiles, Recognised
 from batchd.data.sources.pairs.options import VOC_CLASSES, VocSource, YoloSource, check_pattern, labels_of
 from batchd.data.storage.index import readable
@@ -67,7 +67,7 @@ def _voc(files: FoundFiles, survey: Survey) -> Recognised:
 
 def _images(files: FoundFiles) -> list[bytes]:
     endings = zip(files.names, files.endings, strict=True)
-    return [name for name, ending in endings if ending in FolderSource.endings and name not in files.unusable]
+    return [name for name, ending in endings if ending in IMAGE_ENDINGS and name not in files.unusable]
 
 
 def _pattern(files: FoundFiles, names: Sequence[bytes]) -> str:

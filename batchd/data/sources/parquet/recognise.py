@@ -108,14 +108,12 @@ def _type(file: TableFile, field: pa.Field) -> str | None:
         number = "int64" if number in _WHOLE - {"int8", "uint8", "uint64"} else number
         wanted.append(f"{number}[{getattr(kind, 'list_size', '?')}]")
     if row_groups.is_image(kind) and any(map(recognise.is_sound, _first_files(file, field.name))):
-        return None
+        return "audio"
     return next((text for text in wanted if _reads(text, kind)), None)
 
 
 def _why_none(file: TableFile, field: pa.Field) -> str:
     kind = field.type
-    if row_groups.is_image(kind):
-        return recognise.SOUND
     if row_groups.is_list(kind):
         inner = kind.value_type
         if row_groups.is_image(inner) or row_groups.is_bytes(inner):

@@ -3,9 +3,11 @@
 import os
 
 from batchd.data.sources.interface import FoundFiles, Recognised
-from batchd.data.sources.recognise import SOUND, of_kind, patterns_of, training_folder
+from batchd.data.sources.recognise import of_kind, patterns_of, training_folder
 from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.survey import Survey
+
+SOUND = 'frames without their sound, which a field of type "audio" and the step "decode_audio" read'
 
 
 def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
@@ -21,7 +23,7 @@ def _recognise(files: FoundFiles, _survey: Survey) -> Recognised:
         classes="folder" if has_classes else "none",
     )
     clips = "each sample is one frame; frames = 16 makes clips of 16, and stride = 4 takes every fourth frame"
-    return Recognised(source, names, (clips, f"frames without their sound: {SOUND}"), others=others)
+    return Recognised(source, names, (clips, SOUND), others=others)
 
 
 RECOGNISE = {VideoSource: _recognise}

@@ -32,7 +32,7 @@ from batchd.data.samples.columns import Column, Default, check_declared, check_d
 from batchd.data.sources.options import ShardOptions, check_path_bytes, names_in
 from batchd_wire.record import options
 
-IMAGE, LABEL = "image", "label"
+IMAGE, AUDIO, LABEL = "image", "audio", "label"
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp", "gif", "bmp")
 MEDIA_ENDINGS = {
     "video": ("mp4", "mkv", "webm", "mov", "avi"),

@@ -30,9 +30,7 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     types = recognise.choose_fields({name: text for name, (text, _member) in found.items()}, reasons).types
     found = {name: found[name] for name in types}
     if not types:
-        is_sound = recognise.SOUND in reasons.values()
-        what = "the first samples have no member in common that batchd reads"
-        raise SourceInvalid(f"{path}: {recognise.SOUND if is_sound else what}")
+        raise SourceInvalid(f"{path}: the first samples have no member in common that batchd reads")
     usual = {name: options.usual_member(parse_column(name, text)).text for name, text in types.items()}
     members = {name: member for name, (_text, member) in found.items() if member != usual[name]}
     source = options.WebDatasetSource(root=files.root, shards=shards, fields=types, names=members)
@@ -57,18 +55,16 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
         if len(members) < len(samples):
             reasons[f".{ending}"] = f"absent from {len(samples) - len(members)} of the first {len(samples)} samples"
             continue
+        if ending.rpartition(".")[2] in options.MEDIA_ENDINGS["audio"]:
+            name = ending.rpartition(".")[0] or options.AUDIO
+            found[name] = "audio", ending
+            continue
         is_small = all(member.size <= LABEL_BYTES_MAX for member in members)
         fields = _fields(ending, members, stream, reasons) if is_small or ending.endswith(options.IMAGE_ENDINGS) else {}
         if not fields and not any(key.startswith(f".{ending}:") for key in reasons):
-            reasons[f".{ending}"] = _why_none(ending, is_small=is_small)
+            reasons[f".{ending}"] = "no type of field reads it" if is_small else f"longer than {LABEL_BYTES_MAX} bytes"
         found |= fields
     return found, reasons
-
-
-def _why_none(ending: str, *, is_small: bool) -> str:
-    if ending.endswith(recognise.SOUND_ENDINGS) or f".{ending}" in recognise.SOUND_ENDINGS:
-        return recognise.SOUND
-    return "no type of field reads it" if is_small else f"longer than {LABEL_BYTES_MAX} bytes"
 
 
 def _fields(
