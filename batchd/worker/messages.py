@@ -70,7 +70,7 @@ class Ready(Message):
     decoders: str
 
 
-@message(40)
+@message(33)
 class Enclose(Message):
     """Give up all but this, for good: comes before the first stream, if at all. See ``Access``."""
 
