@@ -109,8 +109,8 @@ def _not_theirs(whole: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[P
             text = f"{step.function!r} is no function of the stream in the file: it is for the operator to add"
             yield _problem(path_text((*key, "function")), text)
         for limit in LIMITS:
-            theirs = [getattr(other, limit) for other in before.values() if hasattr(other, limit)]
-            if theirs and getattr(step, limit, 0) > max(theirs):
+            theirs = [value for other in before.values() if (value := getattr(other, limit, None)) is not None]
+            if theirs and (getattr(step, limit, None) or 0) > max(theirs):
                 yield _problem(path_text((*key, limit)), f"may be {max(theirs)} at most, as in the file")
         for name, side in _sides(step):
             if side > side_max:
