@@ -16,7 +16,7 @@ from batchd_wire.record import options
 VIEWS_MAX = 64
 """Of one field."""
 FIELDS_MAX = 16
-VIEW_STEPS_MAX = 64
+VIEW_STEPS_MAX = 128
 IMAGE = "image"
 """The name of the image inside a view."""
 _ALONE = "a view has its image alone"
