@@ -57,6 +57,7 @@ from batchd.data.pipeline.image.options import (
     To,
 )
 from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
@@ -183,7 +184,7 @@ NUMBERS: Mapping[str, Sequence[StepOptions]] = {
 
 def write_inputs(path: Path) -> None:
     """Write the inputs of all steps, as an .npz file."""
-    from support import images  # noqa: PLC0415  what encodes is the business of one process
+    from support import images, sounds  # noqa: PLC0415  what encodes is the business of one process
     from support.videos import write_video  # noqa: PLC0415  as well
 
     random = np.random.default_rng(3)
@@ -217,6 +218,9 @@ def write_inputs(path: Path) -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         arrays["video"] = np.fromfile(write_video(Path(folder) / "a.mp4", 30), np.uint8)
+    wave = random.uniform(-1, 1, (4096, 2))
+    for kind in ("FLAC", "WAV"):
+        arrays[f"sound {kind}"] = np.frombuffer(sounds.stored(kind, "PCM_24", wave, 11_025), np.uint8)
     np.savez(path, **arrays, **{f"file {name}": np.frombuffer(data, np.uint8) for name, data in files.items()})
 
 
@@ -228,6 +232,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
         *_moved(inputs),
         *_followed(inputs),
         *_joined(inputs),
+        *_heard(inputs),
         *_others(inputs),
     ]:
         made[name] = _sum(columns, steps, values, SAMPLES)
@@ -239,7 +244,7 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    others = {"decode", "decode_video", "follow", "box_form", "views", "mosaic", "mixup", "copy_paste"}
+    others = {"decode", "decode_video", "decode_audio", "follow", "box_form", "views", "mosaic", "mixup", "copy_paste"}
     return {step.op for steps in groups for step in steps} | others
 
 
@@ -337,6 +342,13 @@ def _joined(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
     paste = [Follow(boxes="boxes", masks="masks"), CopyPaste(paste="mirrored", max_overlap=1.0), *rooms]
     columns = [*columns[:2], Column("masks", shape=masks.shape)]
     yield "copy_paste", columns, paste, {"image": values["image"], "boxes": values["boxes"], "masks": masks}
+
+
+def _heard(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
+    for key in (key for key in inputs if key.startswith("sound ")):
+        for rate in (8_000, 11_025, 16_000):
+            step = DecodeAudio(rate=rate, seconds=0.2, formats=("flac", "wav"))
+            yield f"{key} at {rate}", [Column("audio", "audio")], [step], {"audio": memoryview(inputs[key].tobytes())}
 
 
 class _Same:
