@@ -66,7 +66,7 @@ def stream_of(**keys):
         ({"bucket": {**BUCKET, "bounds": [3], "count": 4}}, "name count, the number of buckets, or their bounds"),
         ({"bucket": {**BUCKET, "bounds": [3, 3]}}, r"bounds = \[3.0, 3.0\] must ascend"),
         ({"bucket": {**BUCKET, "bounds": [0, 3]}}, "greater than 0"),
-        ({"bucket": {**BUCKET, "by": "class"}}, "'length', 'aspect', 'pixels', 'bytes' or 'value'"),
+        ({"bucket": {**BUCKET, "by": "class"}}, "'length', 'aspect', 'pixels', 'bytes', 'value' or 'seconds'"),
         ({"bucket": {**BUCKET, "by": "aspect", "budget": 8}}, 'a budget needs sizes that add up: by = "length"'),
         ({"bucket": {**BUCKET, "budget": 0}}, "greater than or equal to 1"),
         (
@@ -98,7 +98,7 @@ def stream_of(**keys):
             {"pipeline": [{"op": "resize", "shorter_sides": [8, 16], "max_longer_side": 12}]},
             "max_longer_side is less than shorter_side",
         ),
-        ({"pipeline": [{"op": "resize", "multiple_of": 8, **SIZES}]}, "multiple_of is for shorter_side or longer_side"),
+        ({"pipeline": [{"op": "resize", "multiple_of": 8, **SIZES}]}, "multiple_of is for one side or max_pixels"),
         (
             {"pipeline": [DRAWN, {"op": "resize", "field": "b", "shorter_sides": [8, 9, 10]}]},
             '"letterbox" draws one of 2 sizes, and another step one of others; a batch draws once: give both the same',

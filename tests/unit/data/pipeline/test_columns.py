@@ -90,7 +90,7 @@ def test_text_that_is_no_column_is_refused(name, text, message):
         ("unit8 [28,28]", "uint8[28,28]"),
         ("img", "image"),
         ("txt", "text"),
-        ("image[3]", "image"),
+        ("image[3]", "image[<=3]"),
         ("int", None),
         ("float", None),
         ("int64[3", None),
