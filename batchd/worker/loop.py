@@ -18,6 +18,7 @@ counts as bad. Invariant: an order is answered with exactly one ``ChunksFilled``
 ends. The worker waits only for its channel and its files.
 """
 
+import gc
 import mmap
 import os
 import select
@@ -125,6 +126,7 @@ class WorkerLoop:
                     self._slots.pop(slot, None)
             case orders.ForgetStream(), []:
                 self._streams.pop(message.stream).close()
+                gc.collect()  # parts of a stream know one another, and keep its index and its cache open
             case orders.Quarantine(), []:
                 (self._task or self._streams[message.stream]).quarantined.update(message.samples)
             case _:
