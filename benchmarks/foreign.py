@@ -2,8 +2,9 @@
 
     busy time of all CPUs - CPU time of a process with all its descendants = other programs'
 
-A descendant that ended without being waited for counts as another program; so does the kernel's own
-work. The kernel counts in hundredths of a second, so a window of some seconds is needed.
+A descendant that ended without being waited for still counts as ours: it stays as a zombie of the
+measuring process, see ``common.adopt_orphans``. The kernel's own work counts as another program's.
+The kernel counts in hundredths of a second, so a window of some seconds is needed.
 
 ``quiet`` repeats a measurement beside other programs. The sides of ``make bench-peers`` and ``make
 bench-pool-peers`` are measured with it, and all of ``make bench`` but what README.md names.
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from peers.common import cpu_s, tree
+from peers.common import adopt_orphans, cpu_s, tree
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class Foreign:
     """Counts from its beginning on, for the tree of processes of ``root``."""
 
     def __init__(self, root: int) -> None:
+        adopt_orphans()
         self._root = root
         self._begun = self._read()
 

@@ -68,7 +68,7 @@ def play(batches: Batches, serve: Serve | None = None) -> None:
     """Be a side until standard input ends."""
     answers = _answers_alone()
     options = told()
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)  # a peer's background processes stay ours
+    adopt_orphans()  # a peer's background processes stay ours
     is_trainer = bool(options.address)
     with nullcontext(options.address) if is_trainer or serve is None else serve(options) as address:
         options = options._replace(address=address)
@@ -218,6 +218,14 @@ def tree(root: int) -> list[int]:
 def cpu_s(pid: int) -> float:
     """CPU seconds of a process and of its children that have ended; 0 where there is none."""
     return sum(map(int, (_stat(pid) or ["0"] * 15)[11:15])) / _TICKS_S
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parents end: ``tree`` finds them, also when ended.
+
+    They stay as zombies, with their CPU time, until this process ends: nobody waits for them.
+    """
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def pss_bytes(pid: int) -> int:

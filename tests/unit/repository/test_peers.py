@@ -3,6 +3,7 @@
 The tests cover ratios by round, the order of the tables, and the targets.
 """
 
+import ctypes
 import importlib
 import os
 import subprocess
@@ -26,6 +27,7 @@ def peers(monkeypatch):
         sys.modules.pop(name, None)
 
 
+PR_SET_CHILD_SUBREAPER = 36
 PID_OF_NO_PROCESS = 1 << 30
 
 
@@ -217,15 +219,30 @@ def test_a_figure_beside_a_peer_that_is_not_installed_is_named(peers, capsys, tm
     assert "rows-to-third: not measured, as not installed here: third" in capsys.readouterr().out
 
 
-def test_what_a_child_computes_is_ours_and_what_others_do_is_not(peers):
-    """For a tree without processes, all CPU time of the machine is that of other programs."""
+@pytest.fixture
+def adopting():
+    """Undo what ``Foreign`` does to the process that measures."""
+    yield
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.mark.usefixtures("adopting")
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_descendants_compute_is_ours_and_what_others_do_is_not(peers, waits):
+    """Waited for or not. For a tree without processes, all CPU time is that of other programs."""
     burn = "import time\nwhile time.process_time() < 0.3: pass"
+    script = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {burn!r}], stdout=2); print(child.pid)"
     ours, theirs = peers.foreign.Foreign(os.getpid()), peers.foreign.Foreign(PID_OF_NO_PROCESS)
-    subprocess.run([sys.executable, "-c", burn], check=True)
+    waiting = "; child.wait()" if waits else ""
+    orphan = int(subprocess.run([sys.executable, "-c", script + waiting], check=True, stdout=subprocess.PIPE).stdout)
+    if not waits:
+        os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)  # it ends, and stays as a zombie
 
     assert ours.beside().own_s >= 0.25
     assert theirs.beside().own_s == 0.0
     assert theirs.beside().others > 0
+    if not waits:
+        os.waitpid(orphan, 0)
 
 
 def test_a_tree_has_the_children_of_children(peers):
