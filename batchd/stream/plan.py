@@ -265,7 +265,7 @@ def check_bucket(name: str, config: StreamConfig, columns: Sequence[Column]) -> 
         raise SourceInvalid(f"{key}: {field!r} is {kind} {where}: only numbers [?, …] differ in length")
     if bucket.by == "value" and (column.kind != "array" or column.shape != ()):
         raise SourceInvalid(f'{key}: {field!r} is {kind} {where}: by = "value" needs one number')
-    random = drawing_step(steps, field)
+    random = drawing_step(steps, field, by_value=bucket.by == "value")
     if is_after and random is not None:
         raise SourceInvalid(
             f'{key}: {field!r} must have the same {bucket.by} in all epochs, and "{random}" draws random numbers for it'

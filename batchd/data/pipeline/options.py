@@ -68,6 +68,16 @@ class StepOptions:
         return False
 
     @property
+    def draws_shape(self) -> bool:
+        """Whether a sample can get another shape each time, and not other values alone."""
+        return self.is_random and not self.keeps_length
+
+    @property
+    def fixes_shape(self) -> bool:
+        """Whether each value of its field has one shape then, whatever it had."""
+        return False
+
+    @property
     def inner_steps(self) -> Mapping[KeyPath, "StepOptions"]:
         """The steps that are options of this one, by their keys."""
         return {}

@@ -12,7 +12,17 @@ from dataclasses import replace
 from typing import Any
 
 from batchd.data.pipeline import effects
-from batchd.data.pipeline.image.options import BoxForm, ChanceStep, CropToBucket, Decode, Follow, SizedStep
+from batchd.data.pipeline.call.options import Call
+from batchd.data.pipeline.fields.options import Pick
+from batchd.data.pipeline.image.options import (
+    BoxForm,
+    ChanceStep,
+    CropToBucket,
+    Decode,
+    Follow,
+    ImageStep,
+    SizedStep,
+)
 from batchd.data.pipeline.join.options import SAMPLES_MAX, JoinStep, samples_joined
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
@@ -211,9 +221,24 @@ class StepCheck:
 def _check_lengths(pack: Pack, steps: Sequence[StepOptions]) -> None:
     """Raise ``StepInvalid`` if a sample may have another length in each epoch."""
     if (op := drawing_step(steps, pack.field)) is not None:
+        drawing = next(step for step in reversed(steps) if step.op == op)
         raise effects.StepInvalid(
-            f'"pack" needs samples of the same length in all epochs, and "{op}" draws random numbers for {pack.field!r}'
+            f'"pack" plans the rows of all epochs by one length of each sample, and "{op}" draws another length of '
+            f"{pack.field!r} each time; {_other_way(drawing)}"
         )
+
+
+def _other_way(drawing: StepOptions) -> str:
+    """How a step draws no shape, for people."""
+    if isinstance(drawing, SizedStep):
+        return "give it one size for all batches"
+    if isinstance(drawing, ImageStep):
+        return 'a "resize" with size behind it gives all images one shape'
+    if isinstance(drawing, Pick):
+        return 'which = "first" takes the same one each time'
+    if isinstance(drawing, Call):
+        return "random = false promises the same each time, and so do outputs that have one shape"
+    return "leave it out"
 
 
 def _check_stored(follow: Follow, steps: Sequence[StepOptions]) -> None:
@@ -244,26 +269,40 @@ def _check_joined(step: StepOptions, steps: Sequence[StepOptions]) -> None:
         )
 
 
-def drawing_step(steps: Iterable[StepOptions], field: str) -> str | None:
-    """The name of the step that makes a field differ between epochs; None if none does.
+def drawing_step(steps: Iterable[StepOptions], field: str, *, by_value: bool = False) -> str | None:
+    """The name of the step that makes the shape of a field differ between epochs; None for none.
 
-    What reads a field that differs makes fields that differ. A function reads all fields, but its
-    promise (``random = false``) covers what other steps have drawn. What cuts boxes off at random,
-    or makes them smaller than their ``min_area``, makes the rows differ that follow their image.
+    What reads a field that differs makes fields that differ, unless it gives them one shape. A
+    function reads all fields, but its promise (``random = false``) covers what other steps have
+    drawn. What cuts boxes off at random, or makes them smaller than their ``min_area``, makes the
+    rows differ that follow their image, and so does what joins samples.
+
+    ``by_value``: the numbers count, and not the shape alone.
     """
     drawn: dict[str, str] = {}
     followed: dict[str, frozenset[str]] = {}
+    joined: dict[str, frozenset[str]] = {}
+    is_called = False
     for step in steps:
-        if isinstance(step, Follow) and step.drops_rows:
-            followed[step.field] = frozenset(Following(step.followers).of_objects)
-        elif step.is_random and (isinstance(step, SizedStep) or (isinstance(step, ChanceStep) and step.loses_edges)):
-            drawn |= dict.fromkeys(followed.get(step.field, ()), step.op)
-        read = {name for name, op in drawn.items() if op == "call"} if step.touches is None else step.touches
-        is_drawn = step.is_random and not step.keeps_length
-        op = step.op if is_drawn else next((drawn[name] for name in sorted(read & drawn.keys())), None)
-        if op is not None and step.changes is None:
+        if isinstance(step, Follow):
+            joined[step.field] = frozenset(name for _role, name in step.followers)
+            followed[step.field] = frozenset(Following(step.followers).of_objects if step.drops_rows else ())
+        elif step.is_random and isinstance(step, ChanceStep | SizedStep):
+            has_edges = isinstance(step, SizedStep) or step.loses_edges
+            rows = joined if isinstance(step, JoinStep) else followed if has_edges else {}
+            drawn |= dict.fromkeys(rows.get(step.field, ()), step.op)
+        if step.touches is None:
+            is_called = is_called or step.is_random
+            op = step.op if is_called else None
+        elif step.is_random if by_value else step.draws_shape:
+            op = step.op
+        else:
+            op = next((drawn[name] for name in sorted(step.touches & drawn.keys())), None)
+        if step.fixes_shape and not by_value:
+            drawn = {name: op for name, op in drawn.items() if name not in (step.changes or ())}
+        elif op is not None and step.changes is None:
             return op
-        if op is not None:
+        elif op is not None:
             drawn |= dict.fromkeys(step.changes or (), op)
     return drawn.get(field)
 

@@ -226,6 +226,11 @@ class Affine(WarpStep):
         return self.size is not None
 
     @property
+    def fixes_shape(self) -> bool:
+        """True if it makes another size."""
+        return self.size is not None
+
+    @property
     def varies(self) -> bool:
         """True if there is any choice."""
         ranges = (self.degrees, self.scale, self.shear_x, self.shear_y)
@@ -390,3 +395,9 @@ class Choose(ChanceStep):
     def varies(self) -> bool:
         """True if there is a choice, or chance in one of them."""
         return len(self.of) > 1 or any(step.is_random for step in self.of)
+
+    @property
+    def draws_shape(self) -> bool:
+        """True if one of the steps may leave the image in another size than without it."""
+        is_certain = self.probability == 1 and len(self.of) == 1
+        return any(step.draws_shape or (not is_certain and not step.keeps_pixels) for step in self.steps)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from batchd.data.functions.find import parse_function
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.samples.checks import Checks, Example
-from batchd.data.samples.columns import check_types
+from batchd.data.samples.columns import check_types, parse_column
 from batchd_wire.record import options
 
 
@@ -45,6 +45,12 @@ class Call(StepOptions):
     def is_random(self) -> bool:
         """A function may be random, unless the user promises that it is not."""
         return self.random
+
+    @property
+    def fixes_shape(self) -> bool:
+        """True if it changes its outputs alone, which have one shape."""
+        outputs = [parse_column(name, text) for name, text in self.outputs.items()]
+        return bool(outputs) and all(output.is_fixed for output in outputs)
 
     @property
     def changes(self) -> frozenset[str] | None:

@@ -42,6 +42,11 @@ class ImageStep(FieldStep):
         """Whether a step on pixels can change their number, which is otherwise known before."""
         return False
 
+    @property
+    def draws_shape(self) -> bool:
+        """Chance decides pixels alone, unless a step says otherwise."""
+        return False
+
 
 @options
 class ChanceStep(ImageStep):
@@ -97,6 +102,16 @@ class SizedStep(ImageStep):
         """True if a batch draws a size."""
         return bool(self.drawn)
 
+    @property
+    def draws_shape(self) -> bool:
+        """True if a batch draws a size."""
+        return bool(self.drawn)
+
+    @property
+    def fixes_shape(self) -> bool:
+        """True for one size, not for a side."""
+        return self.size is not None
+
 
 @options
 class CropStep(ChanceStep):
@@ -106,6 +121,16 @@ class CropStep(ChanceStep):
     loses_edges: ClassVar[bool] = True
     size: Annotated[Size, Example([224, 224])]
     """Height and width afterwards, in pixels."""
+
+    @property
+    def draws_shape(self) -> bool:
+        """True if it leaves some images as they are."""
+        return 0 < self.probability < 1
+
+    @property
+    def fixes_shape(self) -> bool:
+        """True if it crops all."""
+        return self.probability == 1
 
 
 @options
@@ -412,6 +437,11 @@ class Pad(ImageStep):
         if (self.size is None) == (self.border is None):
             raise ValueError("pad needs either size = [height, width] or border = [above, below, left, right]")
 
+    @property
+    def fixes_shape(self) -> bool:
+        """True for one size, not for a border."""
+        return self.size is not None
+
 
 @options
 class Letterbox(SizedStep):
@@ -477,6 +507,12 @@ class Rotate(ChanceStep):
     def varies(self) -> bool:
         """True if there is a choice of turns."""
         return len(set(self.quarter_turns or self.degrees or ())) > 1
+
+    @property
+    def draws_shape(self) -> bool:
+        """True if height and width are swapped at times."""
+        swaps = {turns % 2 for turns in self.quarter_turns or ()}
+        return swaps == {0, 1} or (swaps == {1} and 0 < self.probability < 1)
 
 
 MASK_NUMBER_MAX = (1 << 24) - 1

@@ -101,6 +101,11 @@ class DecodeAudio(FieldStep):
         return self.seconds is not None and self.start == "random"
 
     @property
+    def draws_shape(self) -> bool:
+        """A segment has as many samples wherever it begins."""
+        return False
+
+    @property
     def is_exact(self) -> bool:
         """Whether its bytes are the same with every version of the libraries."""
         return bool(self.formats) and EXACT_FORMATS.issuperset(self.formats)

@@ -101,6 +101,11 @@ class DecodeVideo(FieldStep):
         return self.start == "random"
 
     @property
+    def draws_shape(self) -> bool:
+        """A clip has as many frames wherever it begins."""
+        return False
+
+    @property
     def touches(self) -> frozenset[str]:
         """The field, those that it makes, and that of the starts."""
         return frozenset(filter(None, (self.field, self.into, self.times, self.start_field)))

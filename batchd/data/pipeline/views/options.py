@@ -102,6 +102,11 @@ class Views(FieldStep):
         return any(step.is_random for step in self.inner_steps.values())
 
     @property
+    def draws_shape(self) -> bool:
+        """True if a step of any view does."""
+        return any(step.draws_shape for step in self.inner_steps.values())
+
+    @property
     def is_cacheable(self) -> bool:
         """True if all steps of all views are."""
         return all(step.is_cacheable for step in self.inner_steps.values())

@@ -8,7 +8,15 @@ import pytest
 
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.decode import Decoder
-from batchd.data.pipeline.image.options import Decode, RandomResizedCrop, Resize
+from batchd.data.pipeline.image.options import (
+    CenterCrop,
+    ColorJitter,
+    Decode,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.sample_fields import sample_fields
 from batchd.data.pipeline.shapes.options import Interleave, Pack, Ragged
@@ -193,6 +201,36 @@ def test_lengths_are_measured_by_the_headers_of_images(column: Column, monkeypat
 
 
 @pytest.mark.parametrize(
+    "steps",
+    [
+        [
+            RandomFlip(field="images"),
+            ColorJitter(field="images", brightness=0.4),
+            Rotate(field="images", degrees=(-9, 9)),
+        ],
+        [RandomResizedCrop(field="images", size=(8, 12))],
+        [RandomResizedCrop(field="images", size=(9, 9), probability=0.5), Resize(field="images", size=(8, 8))],
+        [Rotate(field="images", quarter_turns=(0, 1, 2, 3)), CenterCrop(field="images", size=(6, 6))],
+    ],
+)
+def test_samples_with_augmented_images_are_packed(steps: list[StepOptions]) -> None:
+    """Where chance decides no shape: a sample has as many tokens in every epoch."""
+    run = [Decode(field="images"), *steps, STEP]
+    files = [memoryview(encode(photo(20, 30), ".png")), memoryview(encode(photo(13, 9), ".jpg"))]
+    values = {"tokens": np.array([1, PLACE, PLACE], np.int32), "mask": np.ones(3, np.int32), "images": files}
+
+    made = [Pipeline([TOKENS, MASK, FILES], run, 0, has_rows=False).make(values, epoch, 0, 0) for epoch in range(8)]
+
+    columns = [TOKENS, MASK, FILES]
+    measured = Pipeline(columns, run, 0, has_rows=False, measures=True).make(values, 5, 0, 0)
+
+    assert check_steps(columns, [*run, PACK]) == []
+    assert len(measured["tokens"]) == len(made[0]["tokens"])
+    assert len({len(one["tokens"]) for one in made}) == len({one["images"].shape for one in made}) == 1
+    assert len({one["images"].tobytes() for one in made}) > 1
+
+
+@pytest.mark.parametrize(
     ("steps", "problem"),
     [
         ([Interleave(image_token=1, size=2, images="pictures")], "\"interleave\" needs 'pictures'"),
@@ -207,8 +245,12 @@ def test_lengths_are_measured_by_the_headers_of_images(column: Column, monkeypat
             'has too_long = "split", which would cut the patches',
         ),
         (
-            [Decode(field="images"), RandomResizedCrop(field="images", size=(4, 4)), STEP, PACK],
-            "\"random_resized_crop\" draws random numbers for 'tokens'",
+            [Decode(field="images"), RandomResizedCrop(field="images", size=(4, 4), probability=0.5), STEP, PACK],
+            '"random_resized_crop" draws another length of \'tokens\' each time; a "resize" with size',
+        ),
+        (
+            [Decode(field="images"), Resize(field="images", sizes=((4, 4), (8, 8))), STEP, PACK],
+            "\"resize\" draws another length of 'tokens' each time; give it one size for all batches",
         ),
         (
             [Decode(field="images"), STEP, Pack(field="images", length=16, too_long="drop")],

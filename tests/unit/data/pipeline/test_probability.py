@@ -22,6 +22,7 @@ from batchd.data.pipeline.augment.options import (
     TrivialAugment,
 )
 from batchd.data.pipeline.effects import StepInvalid, effect
+from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import (
     CenterCrop,
     ChanceStep,
@@ -117,6 +118,19 @@ def test_a_probability_of_one_is_in_no_fingerprint(kind, options):
 
     assert "probability" not in always
     assert sometimes == {**always, "probability": 0.5}
+
+
+@pytest.mark.parametrize("chance", [0.5, 1.0])
+@pytest.mark.parametrize(("kind", "options"), STEPS)
+def test_a_step_says_whether_chance_decides_the_shape(kind, options, chance):
+    """Rows of ``pack`` and buckets are planned by shapes before any number is drawn."""
+    step = kind(**options, probability=chance)
+    pipeline = Pipeline([Column("image", "encoded")], [Decode(), step], 0, has_rows=False)
+    files = [memoryview(encode(np.resize(IMAGE, (height, width, 3)), ".png")) for height, width in ((24, 30), (16, 22))]
+    shapes = [{pipeline.make({"image": file}, epoch, 0, 0)["image"].shape for epoch in range(40)} for file in files]
+
+    assert step.draws_shape == (max(map(len, shapes)) > 1)
+    assert step.fixes_shape == (len(set.union(*shapes)) == 1)
 
 
 @pytest.mark.parametrize(
