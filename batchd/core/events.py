@@ -51,7 +51,7 @@ class StreamSpec:
     shares_caches: bool = False
     """Whether worker hosts fill the rows whose samples their caches have; see ``shares``."""
     groups_neighbours: bool = False
-    """Whether an order has rows whose samples are near each other in storage, for few requests."""
+    """Whether an order has rows whose samples are near each other: few requests, shared decodes."""
     own_source: bool = False
     """Whether its source is the user's own code."""
     report_memory: int = 0

@@ -286,7 +286,10 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         if isinstance(source, PushSource)
         else None,
         groups_neighbours=epochs.order is not None
-        and any(part.reads_urls or part.shares_decoding for _key, part in sources_in(source)),
+        and (
+            any(part.reads_urls or part.shares_decoding for _key, part in sources_in(source))
+            or any(step.shares_decoding for step in plan.pipeline.steps)
+        ),
         own_source=plan.runs_own_code,
         report_memory=config.report_memory,
         source="" if source.is_live else source_digest(index),

@@ -23,8 +23,8 @@ UNUSED_TURNS = 16
 """Times the open blocks: the orders after which a block that was begun counts as passed, because
 other workers have made the rest of it."""
 
-Request = Callable[[Sequence[int]], Requested]
-"""Begins to read samples into the room of blocks."""
+Request = Callable[[int, Sequence[int]], Requested]
+"""Begins to read samples of an epoch into the room of blocks."""
 
 
 class _OwnBlock:
@@ -101,7 +101,7 @@ class BlocksAhead:
             return False
         while block is None and self._is_fit:
             samples = self._order.block_at(epoch, rank)
-            block = _OwnBlock(self._request(samples), len(samples) * self._rows_each)
+            block = _OwnBlock(self._request(epoch, samples), len(samples) * self._rows_each)
             if not block.requested.is_whole:
                 block.requested.forget()
                 self._is_fit = block.requested.is_fit

@@ -24,7 +24,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,7 +66,7 @@ from batchd.worker.stopwatch import RunQueue, Stopwatch
 from batchd_wire.channel import ChannelClosed, receive_message, send_message
 from batchd_wire.codec import Message
 from batchd_wire.fields import layout_from_wire
-from batchd_wire.position import Position
+from batchd_wire.position import COPY_BIT, Position
 from batchd_wire.slot import RowChecksums
 from batchd_wire.views import slot_arrays
 
@@ -256,6 +256,8 @@ class WorkerStream:
         """Why no sample can be made: rows get zeros."""
         self._expected: dict[int, PlannedOrder] = {}
         """Orders that wait behind others, by the number of their first chunk."""
+        self._joined: dict[int, PlannedOrder] = {}
+        """Orders that are filled with the one before them, by the number of their last chunk."""
         self._made: list[RowReport] | None = [] if message.tells_rows else None
         """Rows that were made and are not reported yet; None if no one asks how."""
         try:
@@ -279,7 +281,7 @@ class WorkerStream:
             self._maker.join(shared, message.siblings)
             self._sibling = self._maker.sibling
         if isinstance(self._plan.order, BlockOrder):
-            self._blocks = BlocksAhead(self._plan.order, self._maker.request_block, self._plan.repeats)
+            self._blocks = BlocksAhead(self._plan.order, self._request_block, self._plan.repeats)
             self._opened.callback(self._blocks.close)
         context = StreamContext(
             message=message,
@@ -338,7 +340,9 @@ class WorkerStream:
             joined = deque() if heard is None or message.is_packed or order.asks_servers else heard
             yield from self._fill_and_report(rest, slots, listen, joined)
         finally:
-            order.forget()
+            for one in (order, *self._joined.values()):
+                one.forget()
+            self._joined.clear()
 
     def _fill_and_report(
         self, rest: deque[ChunkRows], slots: Slots, listen: Callable[[], None], heard: Heard
@@ -358,8 +362,7 @@ class WorkerStream:
             except StorageAway as error:
                 away, bad, hopeless = str(error), [], ""
                 self._note.clear()
-            if self._blocks is not None:
-                self._blocks.made(chunk.epoch, chunk.samples)
+            self._forget_made(chunk)
             if away:
                 if filled:
                     yield orders.ChunksFilled(filled, self._stopwatch.work(), [], "")
@@ -380,6 +383,13 @@ class WorkerStream:
                 yield orders.ChunksFilled(filled, work, bad, shortened(hopeless, orders.HOPELESS_BYTES_MAX))
                 filled = []
                 self._stopwatch.begin()
+
+    def _forget_made(self, chunk: ChunkRows) -> None:
+        """Let go of what was requested for a chunk."""
+        if self._blocks is not None:
+            self._blocks.made(chunk.epoch, chunk.samples)
+        if chunk.order in self._joined:
+            self._joined.pop(chunk.order).forget()
 
     def _fill_ahead(self, chunks: Iterable[ChunkRows]) -> int:
         """Fill rows of the first chunks together, if that is faster; return how many chunks."""
@@ -417,8 +427,8 @@ class WorkerStream:
             if order.asks_servers:
                 self._expected[first] = order
                 return
-            order.forget()
             heard.popleft()
+            self._joined[order.chunks[-1][0].order] = order
             rest.extend(self._in_slot(*one, slots) for one in order.chunks)
 
     def _in_slot(self, chunk: orders.Chunk, rows: Rows, samples: NDArray[np.int64], slots: Slots) -> ChunkRows:
@@ -462,17 +472,28 @@ class WorkerStream:
         """Request the samples of an order: by the blocks that are this worker's, else by rows."""
         blocks: list[Requested] = []
         wanted: list[int] = []
+        shared: list[tuple[int, int]] = []
         for chunk, _rows, contents in chunks:
             samples = contents if contents.ndim == 1 else contents[:, 1]  # of documents
             if self._blocks is not None:
                 found, samples = self._blocks.begin(chunk.epoch, samples, chunk.share)
                 blocks += found
-            wanted += [sample for sample in samples.tolist() if sample not in self.quarantined]
+            good = [sample for sample in samples.tolist() if sample not in self.quarantined]
+            wanted += good
             draw_epoch = self._plan.draw_epoch(Position(chunk.epoch, chunk.step))
+            shared += [(draw_epoch, sample) for sample in good]
             wanted += [other for sample in contents.flat for other in self._maker.others(draw_epoch, int(sample))]
         epochs = {self._plan.draw_epoch(Position(chunk.epoch, chunk.step)) for chunk, _rows, _samples in chunks}
         announced = self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
+        self._maker.share(shared, announced.requested)
         return announced._replace(blocks=tuple(blocks))
+
+    def _request_block(self, epoch: int, samples: Sequence[int]) -> Requested:
+        """Request a block for several orders."""
+        requested = self._maker.request_block(samples)
+        copies = (copy << COPY_BIT | epoch for copy in range(self._plan.repeats))
+        self._maker.share(((copy, sample) for copy in copies for sample in samples), requested)
+        return requested
 
 
 def _strategy(context: StreamContext) -> Strategy:

@@ -13,7 +13,7 @@ Invariant: a problem of one sample is a reason, and the next sample can be made;
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter_ns
@@ -154,7 +154,6 @@ class SampleMaker:
             try:
                 self._reader = self._source = open_reader(source, index, recipe.record_bytes_max, storage)
                 where_it_fails.callback(self._reader.close)
-                reads_ahead = isinstance(self._reader, ReadsAhead)
                 self.mailbox = self._reader if isinstance(self._reader, PushReader) else None
                 if self.mailbox is not None:
                     self.mailbox.attach(*others)
@@ -183,7 +182,10 @@ class SampleMaker:
                     self._rows_reader = None
                 places_files = self._cached is not None and self._cached.places is not None
                 self._files_stage = self._pipeline.of_files if places_files and not cut else None
-                self.reads_ahead = reads_ahead and (self._rows_reader is None or self._cached is not None)
+                self._shares = self._pipeline.announces and not cut and self._cached is None and not source.is_live
+                self.reads_ahead = self._shares or (
+                    isinstance(self._source, ReadsAhead) and (self._rows_reader is None or self._cached is not None)
+                )
                 """True if ``announce`` saves time: rows are local, but a cache may lack some."""
                 self.columns = self._pipeline.columns
                 changed = changed_file(recipe.files)
@@ -250,6 +252,25 @@ class SampleMaker:
         requested = self._storage.begin_reading_block()
         read_ahead(self._reader, samples)
         return requested
+
+    def share(self, wanted: Iterable[tuple[int, int]], requested: Requested) -> None:
+        """Announce samples, each with its epoch, that are decoded together where they can be.
+
+        Until ``requested`` is forgotten.
+        """
+        told: list[tuple[int, int]] = []
+        for epoch, sample in wanted if self._shares else ():
+            with suppress(*BAD):  # which the sample says when it is made
+                self._storage.begin_sample()
+                if not self._pipeline.announce(self._source.read(sample), epoch, sample):
+                    self._shares = False
+                    break
+                told.append((epoch, sample))
+        requested.at_end(partial(self._forget, told))
+
+    def _forget(self, told: Iterable[tuple[int, int]]) -> None:
+        for epoch, sample in told:
+            self._pipeline.forget(epoch, sample)
 
     def begin_announced(self, announced: Announced, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for announced samples, which are made next. ``meanwhile`` is called now and then.

@@ -21,6 +21,10 @@ def videos(tmp_path_factory):
     ):
         write_video(folder / name, FRAMES, coding, first=number * FRAMES)
     (folder / "kinetics.csv").write_text("cats/a.mp4 1\ncats/b.webm 2\ndogs/c.mkv 3\n" * 4)
+    segments = [f"dogs/c.mkv {number * 7 % 10 / 10}\n" for number in range(10)]
+    (folder / "segments.csv").write_text(
+        "".join([*segments, *(one.replace("dogs/c.mkv", "cats/a.mp4") for one in segments)])
+    )
     return folder
 
 
@@ -50,6 +54,19 @@ def streams_over(videos):
             },
             "batch_size": 3,
             "pipeline": [{"op": "decode_video", "frames": 4, "fps": 8, "clips": 2}, crop, {"op": "random_flip"}],
+        },
+        "segments": {
+            "source": {
+                "type": "csv",
+                "path": str(videos / "segments.csv"),
+                "delimiter": " ",
+                "header": False,
+                "fields": {"video": "video", "at": "float64"},
+            },
+            "batch_size": 4,
+            "shuffle": {"blocks": 2, "block_samples": 5},
+            "repeats": 2,
+            "pipeline": [{"op": "decode_video", "frames": 8, "fps": 25, "start": "at"}, crop],
         },
         "whole": {"source": source, "batch_size": 8, "pipeline": [{"op": "pad_batch", "max_shape": [48, 64, 3]}]},
     }

@@ -46,13 +46,17 @@ VideoFile: TypeAlias = int | MediaFile
 """The descriptor of an open file, or a file that is read in parts."""
 
 
-class _PlainFile:
+class PlainFile:
     """A file for FFmpeg. A damaged one may seek outside of it, where there are no bytes."""
 
     def __init__(self, file: VideoFile) -> None:
+        self._place = 0
+        self.read_from(file)
+
+    def read_from(self, file: VideoFile) -> None:
+        """Go on with this one, which has the same bytes."""
         self._read = partial(_pread, file) if isinstance(file, int) else file.read
         self.size = os.fstat(file).st_size if isinstance(file, int) else file.size
-        self._place = 0
 
     def read(self, count: int) -> bytes:
         """The next bytes, or none."""
@@ -76,14 +80,13 @@ def _pread(descriptor: int, start: int, count: int) -> bytes:
     return os.pread(descriptor, count, start)
 
 
-def open_video(file: VideoFile) -> tuple[InputContainer, VideoStream]:
+def open_video(file: PlainFile) -> tuple[InputContainer, VideoStream]:
     """The container, which the caller closes, and its first video. Raises ``VideoUnreadable``."""
-    plain = _PlainFile(file)
-    if plain.size == 0:
+    if file.size == 0:
         raise VideoUnreadable("is empty")
     try:
         container = av.open(
-            plain,
+            file,
             "r",
             container_options=_LIMITS,
             metadata_errors="replace",

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from batchd.data.media import SAMPLE_BYTES_MAX
 from batchd.data.media.containers import (
     NO_KEY,
+    PlainFile,
     VideoFile,
     VideoPacket,
     VideoUnreadable,
@@ -37,6 +38,7 @@ from batchd.data.media.containers import (
     reason_of,
 )
 from batchd.data.samples.errors import SampleUnreadable, check_bytes
+from batchd.data.samples.values import MediaFile
 from batchd.data.storage.paths import blaming_the_sample
 from batchd_wire.views import Array
 
@@ -146,6 +148,16 @@ class VideoFrames:
             where_it_fails.pop_all()
         return frame
 
+    def is_further(self, number: int) -> bool:
+        """True if a frame is further on in the group that was decoded last."""
+        key, time = int(self.frames.keys[number]), int(self.frames.times[self.frames.order[number]])
+        return key == self._key != NO_KEY and time > self._shown
+
+    def read_from(self, file: MediaFile) -> None:
+        """Go on with the same file as it is open now."""
+        self._file = file
+        self._plain.read_from(file)
+
     def close(self) -> None:
         """Give back the file and the decoder."""
         self._group = iter(())
@@ -185,7 +197,8 @@ class VideoFrames:
         self._close_container()
         self._is_spoilt = True
         try:
-            self._container, self._stream = open_video(self._file)
+            self._plain = PlainFile(self._file)
+            self._container, self._stream = open_video(self._plain)
         except VideoUnreadable as error:
             raise SampleUnreadable(f"the file {error}; {CHANGED}") from None
         self._decoder: Any = self._stream.codec_context

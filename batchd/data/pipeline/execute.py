@@ -48,6 +48,7 @@ from batchd.data.pipeline.stages import (
     make_rows_stage,
     make_stage,
 )
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.video.stages import VideoStage
 from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
@@ -119,6 +120,11 @@ class Pipeline:
         self._stages = [(stage, part) for stage, _on_rows, part in stages]
         self.joins = _joins(steps, columns, self._stages)
         """The stages that join other samples to one."""
+        self._videos = [] if self.joins else list(_announced(steps, self._stages))
+        """The stages that are told which clips samples want that are made later."""
+        for video in self._videos:
+            video.share = len(self._videos)
+        self._ahead = SampleRandom(seed)
         self._others = others
         self._decoding = next(
             (stage for stage, _part in self._stages if isinstance(stage, ImageStage | ViewsStage)), None
@@ -218,6 +224,26 @@ class Pipeline:
             stage(made, self._random, row)
             self._timings.lap(part)
         return made
+
+    def announce(self, values: Mapping[str, Value], epoch: int, sample: int) -> bool:
+        """Take note of what a sample needs that is made later; paired with ``forget``.
+
+        So that what several of them decode is decoded once. False if this is of no use.
+        """
+        self._ahead.start(epoch, sample, 0)
+        told = [stage.announce(values, self._ahead) for stage in self._videos]  # each draws its numbers
+        return any(told)
+
+    def forget(self, epoch: int, sample: int) -> None:
+        """A sample was made, or will not be."""
+        self._ahead.start(epoch, sample, 0)
+        for stage in self._videos:
+            stage.forget(self._ahead.place)
+
+    @property
+    def announces(self) -> bool:
+        """True if ``announce`` may be of use."""
+        return bool(self._videos)
 
     def _run(
         self,
@@ -458,6 +484,20 @@ def _joins(
         stage.needed = kept[::-1]
         joins.append(stage)
     return joins
+
+
+def _announced(steps: Sequence[StepOptions], stages: Sequence[tuple[Stage | JoinStage, int]]) -> Iterator[VideoStage]:
+    """The stages of videos whose clips are known before the steps in front of them are done."""
+    before: list[StepOptions] = []
+    for run, (stage, _part) in zip(_runs(steps), stages, strict=True):
+        if isinstance(stage, VideoStage):
+            needs = {stage.step.field, stage.step.start_field}
+            draws_first = all(isinstance(step, DecodeVideo) for step in before)
+            if all(step.changes is not None and needs.isdisjoint(step.changes) for step in before) and (
+                draws_first or not stage.step.is_random
+            ):
+                yield stage
+        before += run
 
 
 def _own(values: dict[str, Value], joined: AbstractSet[str]) -> None:

@@ -52,6 +52,9 @@ class StepOptions:
     keeps_length: ClassVar[bool] = False
     """Whether the first dimension of its field stays as long as it is."""
 
+    shares_decoding: ClassVar[bool] = False
+    """Whether neighbours in the source may have something in common that is decoded once."""
+
     @property
     def keeps_pixels(self) -> bool:
         """Whether no image in its field gets more pixels."""

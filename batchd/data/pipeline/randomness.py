@@ -83,6 +83,11 @@ class SampleRandom:
         counter[3] = sample
         self._bits.state = self._state
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """What the numbers are those of: the epoch with its copy, the sample and the attempt."""
+        return int(self._counter[2]), self.sample, self._attempt
+
     def start_view(self, view: int) -> None:
         """Go to the numbers of a view of the sample; ``view`` is a ``view_number``."""
         self._counter[1] = view << _ATTEMPT_BITS | self._attempt

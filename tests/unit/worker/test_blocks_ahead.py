@@ -22,7 +22,7 @@ class Requests:
         """The first sample of each block, in turn."""
         self.last = Requested(self.room)
 
-    def __call__(self, samples) -> Requested:
+    def __call__(self, _epoch, samples) -> Requested:
         self.last = Requested(self.room)
         if self.last.take(BLOCK_BYTES):
             self.begun.append(samples[0])
@@ -139,7 +139,7 @@ def test_samples_that_cannot_be_requested_by_blocks_are_tried_once(order):
     """Files of unknown size gain nothing by being requested together."""
     tries = []
 
-    def refuse(samples) -> Requested:
+    def refuse(_epoch, samples) -> Requested:
         tries.append(samples)
         requested = Requested(RequestBudget(1 << 30, is_sized=True))
         assert not requested.take(None)

@@ -1,6 +1,6 @@
 """The step that decodes videos, as plain data. Daemon, workers and CLI; standard library only."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
 from batchd.data.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, FieldStep
@@ -20,6 +20,8 @@ class DecodeVideo(FieldStep):
     clip, with numbers drawn once. ``fps`` or ``stride`` is the distance of the frames; without both
     they are spread over all of the video.
     """
+
+    shares_decoding: ClassVar[bool] = True
 
     op: Literal["decode_video"] = "decode_video"
     field: str = "video"

@@ -4,16 +4,19 @@
         -> colours, upright -> the steps on images behind it, or an array of all frames
 
 Frames go on as they are decoded, so a clip takes the memory of one frame and of what the steps
-behind leave of the others. Frames of several clips are decoded in one pass over the file, and kept
-until their clips are made, where ``KEPT_BYTES_MAX`` is enough for them.
+behind leave of the others. Clips of one group of pictures, of this sample and of others that a
+worker will make, are decoded in one pass: see ``data.media.shared``.
 
 Invariant: a frame is decoded from the same packets, whatever else was decoded before it, by one
 thread. Damaged packets make a bad sample of the clips that need them, which names their second.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -28,38 +31,67 @@ from batchd.data.samples.values import Clips, MediaFile, Value
 from batchd_wire.views import Array
 
 if TYPE_CHECKING:
-    from batchd.data.media.frames import FileFrames, Pixels, VideoFrames
+    from av import VideoFrame
 
-KEPT_BYTES_MAX = 32 << 20
-"""Decoded frames of one sample that are kept for a later clip."""
+    from batchd.data.media.frames import FileFrames, Pixels, VideoFrames
+    from batchd.data.media.shared import SharedFrames, Wants
+
+OPEN_MAX = 4
+"""Files that stay open, each with the memory of a decoder."""
 KNOWN_BYTES_MAX = 8 << 20
 """The packets of files, 20 bytes each, that are kept for other samples of these files."""
-_BYTES_PER_PIXEL = 1.5
 _HDR = {16: "PQ", 18: "HLG"}
 """Curves of brighter pictures, which 8 bits and the curve of a screen cannot show, by FFmpeg's
 numbers."""
 
 
+Place: TypeAlias = tuple[int, int, int]
+"""A sample that will be made: ``SampleRandom.place``."""
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """A sample that will be made. ``places``: where its clips are. ``times``: how often it is told.
+
+    ``wants``: the frames that it wants; None: its file was not opened since it was told.
+    """
+
+    file: Hashable
+    places: list[float]
+    times: int = 1
+    wants: "Wants | None" = None
+
+
 class VideoStage:
     """Decodes the clips of one video after the other.
 
-    ``is_streaming``: the next stage takes the frames while they are decoded.
+    ``is_streaming``: the next stage takes the frames while they are decoded. ``share``: so many
+    stages of a pipeline divide the room for frames that samples share.
     """
 
     def __init__(self, step: DecodeVideo) -> None:
-        self._step = step
+        self.step = step
+        self.share = 1
         self.into = step.into
         self.is_streaming = False
         self.lap: Callable[[], None] = lambda: None
         """Counts the time until now for this step."""
         self._pixels: Pixels | None = None
-        self._video: VideoFrames | None = None
-        self._known: dict[object, FileFrames] = {}
+        self._open: dict[Hashable, VideoFrames] = {}
+        """By the names of their files; those used lately last."""
+        self._known: dict[Hashable, FileFrames] = {}
         """The packets of files that were read lately, the last ones last."""
+        self._ahead: dict[Place, _Ahead] = {}
+        self._places_in: dict[Hashable, set[Place]] = {}
+        """Those of ``_ahead``, by their files."""
+        self._current: tuple[Hashable, Wants] = None, ()
+        """What the sample that is made wants, and of which file."""
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
         """Replace the file by its clips. Raises ``SampleUndecodable``."""
-        step, video = self._step, self._opened(values.pop(self._step.field))
+        step = self.step
+        self._end_current()
+        name, video = self._opened(values.pop(step.field))
         known = video.frames
         ticks, unit = known.times[known.order], Fraction(*known.unit)
         clips = frames_of_clips(step, ticks, unit, self._places(values, random))
@@ -68,39 +100,123 @@ class VideoStage:
             random.draws.append({"starts": starts})
         if step.times:
             values[step.times] = (ticks[np.stack(clips)] * float(unit)).reshape(step.lengths)
-        made = Clips(step.lengths, self._frames(video, clips))
+        self._begin_current(name, known, clips, random.place)
+        made = Clips(step.lengths, self._frames(name, video, clips))
         values[step.into] = made if self.is_streaming else made.array()
 
-    def _opened(self, value: Value) -> "VideoFrames":
-        """The video, until the next call. Raises ``SampleUndecodable``."""
+    @cached_property
+    def shared(self) -> "SharedFrames[VideoFrame]":
+        """The frames that samples share."""
+        from batchd.data.media import shared  # noqa: PLC0415  needs an extra
+
+        room = shared.SHARED_BYTES_MAX // self.share
+        return shared.SharedFrames(lambda frame: frame, _bytes_of, room)
+
+    def announce(self, values: Mapping[str, Value], random: SampleRandom) -> bool:
+        """Take note of the clips of a sample that will be made; paired with ``forget``.
+
+        False if files are in memory: then no two samples have one in common.
+        """
+        value = values[self.step.field]
+        if not isinstance(value, MediaFile) or value.name is None:
+            return False
+        place = random.place
+        if place in self._ahead:
+            self._ahead[place].times += 1
+            return True
+        try:
+            places = self._places(values, random)
+        except SampleUndecodable:
+            return True  # a bad sample, which says so when it is made
+        self._ahead[place] = _Ahead(value.name, places)
+        self._places_in.setdefault(value.name, set()).add(place)
+        return True
+
+    def forget(self, place: Place) -> None:
+        """A sample was made, or will not be."""
+        ahead = self._ahead.get(place)
+        if ahead is not None:
+            ahead.times -= 1
+            if not ahead.times:
+                self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        ahead = self._ahead.pop(place)
+        self._places_in[ahead.file].discard(place)
+        if not self._places_in[ahead.file]:
+            del self._places_in[ahead.file]
+        if ahead.wants:
+            self.shared.discard(ahead.file, ahead.wants)
+
+    def _begin_current(self, file: Hashable, known: "FileFrames", clips: Sequence[Array], place: Place) -> None:
+        """Take note of what this sample wants, and others of the same file."""
+        from batchd.data.media.shared import wants_of  # noqa: PLC0415  needs an extra
+
+        for other in self._places_in.get(file, ()):
+            ahead = self._ahead[other]
+            if ahead.wants is None:
+                try:
+                    others = frames_of_clips(self.step, known.times[known.order], Fraction(*known.unit), ahead.places)
+                except SampleUndecodable:
+                    others = []
+                ahead.wants = wants_of(known, _each(others))
+                self.shared.add(file, ahead.wants)
+        self._current = file, wants_of(known, _each(clips))
+        self.shared.add(*self._current)
+        if place in self._ahead:
+            self._drop(place)
+
+    def _end_current(self) -> None:
+        if self._current[1]:
+            self.shared.discard(*self._current)
+        self._current = None, ()
+
+    def _opened(self, value: Value) -> tuple[Hashable, "VideoFrames"]:
+        """The video, and the name of its file. Raises ``SampleUndecodable``."""
         from batchd.data.media.frames import PixelOptions, Pixels, VideoFrames  # noqa: PLC0415  needs an extra
 
-        if self._video is not None:
-            self._video.close()
-            self._video = None
         if self._pixels is None:
-            self._pixels = Pixels(PixelOptions(1, self._step.color, self._step.rotation))
+            self._pixels = Pixels(PixelOptions(1, self.step.color, self.step.rotation))
         assert isinstance(value, MediaFile | memoryview), "a video"
         file = value if isinstance(value, MediaFile) else MediaFile.of(value)
+        self._close(None)
+        video = self._open.pop(file.name, None)
         known = self._known.pop(file.name, None)
-        try:
-            self._video = VideoFrames(file, known, self._step.max_pixels, self._step.max_bytes)
-        except SampleUnreadable as error:
-            raise SampleUndecodable(f"a video that {error}") from None
+        if video is not None:
+            video.read_from(file)
+        else:
+            try:
+                video = VideoFrames(file, known, self.step.max_pixels, self.step.max_bytes)
+            except SampleUnreadable as error:
+                raise SampleUndecodable(f"a video that {error}") from None
+        self._open[file.name] = video
         if file.name is not None:
-            self._known[file.name] = self._video.frames
+            self._known[file.name] = video.frames
+        self._close_some()
+        codec = video.codec
+        if self.step.codecs and codec not in self.step.codecs:
+            raise SampleUndecodable(
+                f"a video that is coded as {codec}, which is none of codecs = {[*self.step.codecs]}"
+            )
+        return file.name, video
+
+    def _close_some(self) -> None:
+        """Forget the packets of files that were used longest ago, and close such files."""
         while sum(frames.nbytes for frames in self._known.values()) > KNOWN_BYTES_MAX:
             del self._known[next(iter(self._known))]
-        codec = self._video.codec
-        if self._step.codecs and codec not in self._step.codecs:
-            raise SampleUndecodable(
-                f"a video that is coded as {codec}, which is none of codecs = {[*self._step.codecs]}"
-            )
-        return self._video
+        while len(self._open) > OPEN_MAX or (
+            len(self._open) > 1 and sum(video.frames.nbytes for video in self._open.values()) > KNOWN_BYTES_MAX
+        ):
+            self._close(next(iter(self._open)))
 
-    def _places(self, values: dict[str, Value], random: SampleRandom) -> list[float]:
+    def _close(self, name: Hashable) -> None:
+        video = self._open.pop(name, None)
+        if video is not None:
+            video.close()
+
+    def _places(self, values: Mapping[str, Value], random: SampleRandom) -> list[float]:
         """Where each clip is: see ``frames_of_clips``."""
-        step = self._step
+        step = self.step
         if step.is_random:
             return [random.random() for _clip in range(step.clips)]
         if step.start == "uniform":
@@ -113,23 +229,21 @@ class VideoStage:
             raise SampleUndecodable(f"a clip would start at {places} s")
         return places
 
-    def _frames(self, video: "VideoFrames", clips: Sequence[Array]) -> Iterator[Image]:
+    def _frames(self, file: Hashable, video: "VideoFrames", clips: Sequence[Array]) -> Iterator[Image]:
         """The pixels of each clip's frames. Raises ``SampleUndecodable``."""
         assert self._pixels is not None, "a video is open"
-        numbers = sorted({number for clip in clips for number in clip.tolist()})
-        kept: dict[int, Any] = {}
+        numbers = list(chain.from_iterable(clip.tolist() for clip in clips))
+        last, pixels = -1, np.empty((0, 0, 0), np.uint8)
         try:
-            if len(clips) > 1 and len(numbers) * video.frame_pixels * _BYTES_PER_PIXEL <= KEPT_BYTES_MAX:
-                kept = {number: video.frame(number) for number in numbers}
-            for clip in clips:
-                last, pixels = -1, np.empty((0, 0, 0), np.uint8)
-                for number in clip.tolist():
-                    if number != last:
-                        frame = kept.get(number) or video.frame(number)
-                        self._check_curve(frame)
-                        last, pixels = number, self._pixels.of(frame)
-                    self.lap()
-                    yield pixels
+            for place, number in enumerate(numbers):
+                if number != last:
+                    frame = self.shared.frame(file, lambda: video, number)
+                    self._check_curve(frame)
+                    last, pixels = number, self._pixels.of(frame)
+                if place + 1 == len(numbers):
+                    self.shared.finish()
+                self.lap()
+                yield pixels
         except SampleUnreadable as error:
             raise SampleUndecodable(str(error)) from None
 
@@ -140,6 +254,15 @@ class VideoStage:
             raise SampleUndecodable(
                 f"is HDR ({curve}), which 8 bits cannot show: convert it, as by the filters zscale and tonemap of ffmpeg"
             )
+
+
+def _bytes_of(frame: "VideoFrame") -> int:
+    return sum(plane.buffer_size for plane in frame.planes)
+
+
+def _each(clips: Sequence[Array]) -> Iterator[int]:
+    """The frames of all clips; one that a clip shows several times is there once."""
+    return chain.from_iterable(np.unique(clip).tolist() for clip in clips)
 
 
 @make_stage.register

@@ -6,10 +6,9 @@ memory of a decoder.
 
 import os
 import stat
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchd.data.media import SAMPLE_BYTES_MAX
 from batchd.data.media.frames import CHANGED, FileFrames, PixelOptions, Pixels, VideoFrames
+from batchd.data.media.shared import SHARED_BYTES_MAX, SharedFrames, Wants, wants_of
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.files.reader import padded_text
@@ -40,8 +40,6 @@ def open_file(path: bytes, bound: bytes | None) -> int:
 
 
 OPEN_MAX = 4
-SHARED_BYTES_MAX = 64 << 20
-"""Pixels of frames that one worker keeps for samples which it will read, of one stream."""
 NAMES, SAMPLES, FRAMES, PACKETS = range(4)
 """Rows of the array ``files`` of the index."""
 
@@ -94,65 +92,12 @@ class VideoIndex:
         return slice(*self._files[row, file : file + 2].tolist())
 
 
-class SharedFrames:
-    """The frames of groups of pictures that samples have in common, each decoded in one pass.
-
-        announced   samples --> the frames of each group that they want
-        first read  key frame -> ... -> the last frame that is wanted of the group: all are kept
-        later       taken; dropped when no announced sample wants them
-
-    Frames that have no room are decoded again by the samples that want them.
-    """
-
-    def __init__(self) -> None:
-        self._wanted: dict[tuple[int, int], Counter[int]] = {}
-        """How many announced samples want a frame, by the file and the key frame of its group."""
-        self._kept: dict[tuple[int, int], NDArray[np.uint8]] = {}
-        """By the file, and the number of the frame in it."""
-        self._left_bytes = SHARED_BYTES_MAX
-
-    def add(self, file: int, frames: FileFrames, numbers: Iterable[int]) -> None:
-        """A sample that will be read wants these frames."""
-        for number in numbers:
-            self._wanted.setdefault((file, int(frames.keys[number])), Counter())[number] += 1
-
-    def discard(self, file: int, frames: FileFrames, numbers: Iterable[int]) -> None:
-        """The sample was read, or will not be."""
-        for number in numbers:
-            group = file, int(frames.keys[number])
-            wanted = self._wanted[group]
-            wanted[number] -= 1
-            if not wanted[number]:
-                del wanted[number]
-                if (pixels := self._kept.pop((file, number), None)) is not None:
-                    self._left_bytes += pixels.nbytes
-            if not wanted:
-                del self._wanted[group]
-
-    def find(self, file: int, number: int) -> NDArray[np.uint8] | None:
-        """A frame that is kept."""
-        return self._kept.get((file, number))
-
-    def keep(self, file: int, number: int, pixels: NDArray[np.uint8]) -> bool:
-        """Keep a frame; returns whether there was room."""
-        if pixels.nbytes > self._left_bytes:
-            return False
-        self._kept[file, number] = pixels
-        self._left_bytes -= pixels.nbytes
-        return True
-
-    def others(self, file: int, key: int) -> list[int]:
-        """The frames of a group that are wanted and not kept, ascending."""
-        return sorted(number for number in self._wanted.get((file, key), ()) if (file, number) not in self._kept)
-
-
 class VideoReader:
     """Reads any sample; see ``interface.Reader``."""
 
     def __init__(self, source: VideoSource, index: SourceIndex, max_bytes: int, storage: Storage) -> None:
         self._source = source
         self._storage = storage
-        self._shared = SharedFrames()
         self._announced: Counter[int] = Counter()
         """How often samples were announced, and not read since."""
         self._index = VideoIndex(source, index)
@@ -161,6 +106,7 @@ class VideoReader:
         self._pixels = Pixels(
             PixelOptions(source.frames, source.color, source.rotation, source.size, source.interpolation)
         )
+        self._shared = SharedFrames(self._pixels.of, lambda pixels: pixels.nbytes, SHARED_BYTES_MAX)
         self._open: dict[int, VideoFrames] = {}
         """By the numbers of their files; those used lately last."""
         self._kept: dict[tuple[int, int], NDArray[np.uint8]] = {}
@@ -169,24 +115,34 @@ class VideoReader:
     def prefetch(self, samples: Sequence[int]) -> None:
         """See ``interface.ReadsAhead``: what they have in common is decoded once."""
         for sample in samples:
-            self._announced[sample] += 1
-            file, frames = self._index.find(sample)
-            self._shared.add(file, self._index.frames(file), frames)
+            self._announce(sample)
         self._storage.requested.at_end(partial(self._forget, list(samples)))
+
+    def _announce(self, sample: int) -> None:
+        self._announced[sample] += 1
+        self._shared.add(*self._wants(sample))
 
     def _forget(self, samples: Iterable[int]) -> None:
         """Drop what samples want that were announced and not read."""
         for sample in samples:
             if self._announced[sample] > 0:
                 self._announced[sample] -= 1
-                file, frames = self._index.find(sample)
-                self._shared.discard(file, self._index.frames(file), frames)
+                self._shared.discard(*self._wants(sample))
+
+    def _wants(self, sample: int) -> tuple[int, Wants]:
+        file, frames = self._index.find(sample)
+        return file, wants_of(self._index.frames(file), frames)
 
     def read(self, sample: int) -> Mapping[str, Value]:
         """See ``interface.Reader``."""
         file, frames = self._index.find(sample)
-        image = self._frame(file, frames[0]) if self._source.frames == 1 else self._clip(file, frames)
-        self._forget([sample])
+        if not self._announced[sample]:
+            self._announce(sample)
+        try:
+            image = self._frame(file, frames[0]) if self._source.frames == 1 else self._clip(file, frames)
+            self._shared.finish()
+        finally:
+            self._forget([sample])
         return {"image": image, **self.known(sample)}
 
     def known(self, sample: int) -> Mapping[str, Value]:
@@ -230,23 +186,7 @@ class VideoReader:
 
     def _frame(self, file: int, frame: int) -> NDArray[np.uint8]:
         """A frame; those of its group that announced samples want are decoded in the same pass."""
-        known = self._shared.find(file, frame)
-        if known is not None:
-            return known
-        video = self._video(file)
-        others = self._shared.others(file, int(video.frames.keys[frame]))
-        self._decode(video, file, others[: bisect_left(others, frame)])
-        made = self._pixels.of(video.frame(frame))
-        if frame in others and self._shared.keep(file, frame, made):
-            self._decode(video, file, others[bisect_right(others, frame) :])
-        return made
-
-    def _decode(self, video: VideoFrames, file: int, frames: Iterable[int]) -> None:
-        """Keep frames while there is room; the samples that want a damaged one will say so."""
-        with suppress(SampleUnreadable):
-            for frame in frames:
-                if not self._shared.keep(file, frame, self._pixels.of(video.frame(frame))):
-                    return
+        return self._shared.frame(file, partial(self._video, file), frame)
 
     def _video(self, file: int) -> VideoFrames:
         """An open file; the least recently used one is closed if there are too many."""

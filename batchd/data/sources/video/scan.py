@@ -36,7 +36,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.media.containers import VideoUnreadable, open_video
+from batchd.data.media.containers import PlainFile, VideoUnreadable, open_video
 from batchd.data.media.frames import in_order, read_packets
 from batchd.data.samples.columns import Column
 from batchd.data.sources.arrays.index import fingerprint
@@ -98,7 +98,7 @@ class _GrowingIndex:
     def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
         """Add the frames of one file, all with ``label``."""
         try:
-            container, stream = open_video(file.fileno())
+            container, stream = open_video(PlainFile(file.fileno()))
         except VideoUnreadable as error:
             raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
         with container:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from batchd.data.media import frames as media_frames
+from batchd.data.media import shared
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.execute import Pipeline
@@ -148,21 +149,132 @@ def test_starts_are_drawn_by_position_and_noted(videos) -> None:
     assert numbers(first) != numbers(made(videos / "h264.mp4", step, sample=1)["image"])
 
 
-@pytest.mark.parametrize(("room", "reads"), [(1 << 20, 1), (0, 3)])
+def media(file: Path, name: object) -> MediaFile:
+    content = file.read_bytes()
+    return MediaFile(len(content), lambda at, n: content[at : at + n], name)
+
+
+@pytest.mark.parametrize(("room", "reads"), [(1 << 20, 2), (0, 6)])
 def test_the_packets_of_a_file_are_read_once_while_they_have_room(videos, monkeypatch, room, reads) -> None:
     """Other clips of the same file find its frames without it."""
     found = []
     frames_of = media_frames.frames_of
     monkeypatch.setattr(media_frames, "frames_of", lambda *given: (found.append(given), frames_of(*given))[1])
     monkeypatch.setattr(stages, "KNOWN_BYTES_MAX", room)
-    content = (videos / "h264.mp4").read_bytes()
-    pipeline = Pipeline([VIDEO], [DecodeVideo(frames=2, stride=3)], 7, has_rows=False)
-    for sample in range(3):
-        video = MediaFile(len(content), lambda at, n: content[at : at + n], "a name")
+    monkeypatch.setattr(stages, "OPEN_MAX", 1)
+    step = DecodeVideo(frames=2, stride=3)
+    pipeline = Pipeline([VIDEO], [step], 7, has_rows=False)
+    for sample in range(6):
+        video = media(videos / "h264.mp4", sample % 2)
         image = pipeline.make({"video": video}, 0, sample, 0)["image"]
-        expected = made(content, DecodeVideo(frames=2, stride=3), sample=sample)["image"]
+        expected = made((videos / "h264.mp4").read_bytes(), step, sample=sample)["image"]
         np.testing.assert_array_equal(image, expected)
-    assert len(found) == reads + 3  # those of bytes are read each time
+    assert len(found) == reads + 6  # those of bytes are read each time
+
+
+SEGMENTS = [1.9, 0.1, 0.7, 3.1, 1.0, 0.1, 2.6, 0.5]
+"""Where clips of 16 frames begin, in seconds of a file with a key frame each 1.2 s."""
+
+
+def fed_packets(monkeypatch) -> list[int]:
+    """The packets that decoders get from now on."""
+    fed: list[int] = []
+    packets = media_frames.VideoFrames._packets
+
+    def counted(self, first, last):
+        for number, packet in packets(self, first, last):
+            fed.append(number)
+            yield number, packet
+
+    monkeypatch.setattr(media_frames.VideoFrames, "_packets", counted)
+    return fed
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "open_groups.mp4", "uneven.mkv"])
+@pytest.mark.parametrize("frames_kept", [1000, 20, 0])
+def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, frames_kept) -> None:
+    """They have the bytes that they have alone; with less room, frames are decoded again."""
+    step = DecodeVideo(frames=16, stride=1, start="at")
+    file = videos / name
+    alone = [made(file, step, at=at)["image"] for at in SEGMENTS]
+    monkeypatch.setattr(shared, "SHARED_BYTES_MAX", frames_kept * WIDTH * HEIGHT * 3 // 2)
+    fed = fed_packets(monkeypatch)
+    pipeline = Pipeline([VIDEO, Column("at", dtype="float64")], [step], 7, has_rows=False)
+    values = [{"video": media(file, "a name"), "at": at} for at in SEGMENTS]
+    assert all(pipeline.announce(one, 0, sample) for sample, one in enumerate(values))
+    for sample, one in enumerate(values):
+        np.testing.assert_array_equal(pipeline.make(one, 0, sample, 0)["image"], alone[sample])
+    stage = pipeline._videos[0]
+    assert stage._ahead == stage._places_in == {}
+    once = len(set(fed)) * (2 if name == "open_groups.mp4" else 1)  # open groups need the one before
+    assert (len(fed) <= once) == (frames_kept == 1000)
+    stage._end_current()
+    assert (stage.shared.kept, stage.shared.wanted, stage.shared.kept_bytes) == ({}, {}, 0)
+
+
+def test_clips_of_one_sample_are_decoded_in_one_pass(videos, monkeypatch) -> None:
+    """In whatever order they are, also of a file in memory."""
+    step = DecodeVideo(frames=8, stride=1, clips=4, start="at")
+    at = np.array([0.8, 0.1, 0.3, 0.7])
+    fed = fed_packets(monkeypatch)
+    clips = made((videos / "h264.mp4").read_bytes(), step, at=at)["image"]
+    assert [numbers(clip)[0] for clip in clips] == [20, 2, 7, 17]
+    assert len(fed) == len(set(fed)) == 30
+
+
+def test_samples_that_are_not_made_are_forgotten(videos) -> None:
+    """Their frames take no memory when what they were ordered with has passed."""
+    step = DecodeVideo(frames=8, stride=1, start="random")
+    pipeline = Pipeline([VIDEO], [step], 7, has_rows=False)
+    values = {"video": media(videos / "h264.mp4", "a name")}
+    for sample in (0, 1, 1, 2, 3):
+        pipeline.announce(values, 5, sample)
+    pipeline.make(values, 5, 0, 0)
+    stage = pipeline._videos[0]
+    for sample in (1, 2, 3):
+        pipeline.forget(5, sample)
+    assert [place[1] for place in stage._ahead] == [1]  # it was announced twice
+    pipeline.forget(5, 1)
+    stage._end_current()
+    assert stage._ahead == stage._places_in == stage.shared.kept == stage.shared.wanted == {}
+
+
+def test_damage_behind_a_clip_is_the_matter_of_those_that_need_it(videos, tmp_path) -> None:
+    """A pass over the group ends there, in whatever order samples come."""
+    with av.open(str(videos / "h264.mp4")) as container:
+        place = [one for one in container.demux(video=0) if one.size][20].pos
+    content = bytearray((videos / "h264.mp4").read_bytes())
+    content[place + 8 : place + 12] = b"\xff\x00\xff\x00"
+    (tmp_path / "damaged.mp4").write_bytes(content)
+    step = DecodeVideo(frames=4, stride=1, start="at")
+    at = [0.1, 0.8, 0.3, 0.9, 0.2]
+    for order in ([0, 1, 2, 3, 4], [3, 4, 1, 2, 0]):
+        pipeline = Pipeline([VIDEO, Column("at", dtype="float64")], [step], 7, has_rows=False)
+        values = [{"video": media(tmp_path / "damaged.mp4", "a name"), "at": one} for one in at]
+        for sample in order:
+            pipeline.announce(values[sample], 0, sample)
+        bad = []
+        for sample in order:
+            try:
+                pipeline.make(values[sample], 0, sample, 0)
+            except SampleUndecodable:
+                bad.append(sample)
+        assert sorted(bad) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([DecodeVideo(frames=2, stride=1)], ["image"]),
+        ([DecodeVideo(frames=2, stride=1), DecodeVideo(field="other", into="b", frames=2, stride=1)], ["image", "b"]),
+        ([RandomFlip(field="x"), DecodeVideo(frames=2, stride=1)], []),
+        ([RandomFlip(field="x"), DecodeVideo(frames=2, stride=1, start=1.0)], ["image"]),
+    ],
+)
+def test_clips_are_known_ahead_where_no_step_draws_or_changes_before(steps, expected) -> None:
+    """Else a sample would be decoded for frames that it does not want."""
+    columns = [VIDEO, parse_column("other", "video"), Column("x", shape=(4, 4, 3))]
+    assert [stage.into for stage in Pipeline(columns, steps, 7, has_rows=False)._videos] == expected
 
 
 def test_starts_come_from_a_field(videos) -> None:

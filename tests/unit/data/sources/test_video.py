@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.data.media import frames as media_frames
-from batchd.data.media.containers import READ_BYTES, open_video, packets_of
+from batchd.data.media.containers import READ_BYTES, PlainFile, open_video, packets_of
 from batchd.data.media.frames import Pixels, VideoFrames
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
@@ -147,8 +147,8 @@ def test_announced_samples_share_one_pass_over_their_group(videos, monkeypatch, 
         for sample in order:
             np.testing.assert_array_equal(reader.read(sample)["image"], alone[sample])
         assert (len(fed) == FRAMES) == (room == 1 << 20)
-        assert reader._shared._kept == {}
-        assert reader._shared._left_bytes == room
+        assert reader._shared.kept == {}
+        assert reader._shared.kept_bytes == 0
 
 
 def test_samples_that_are_not_read_are_forgotten(videos) -> None:
@@ -160,9 +160,9 @@ def test_samples_that_are_not_read_are_forgotten(videos) -> None:
         requested = storage.begin_reading_block()
         reader.prefetch(range(8))
         reader.read(2)
-        assert len(reader._shared._kept) == 16
+        assert len(reader._shared.kept) == 16
         requested.forget()
-        assert (reader._shared._kept, reader._shared._wanted) == ({}, {})
+        assert (reader._shared.kept, reader._shared.wanted) == ({}, {})
 
 
 @pytest.mark.parametrize("order", [[20, 5, 70, 10], [70, 5, 10, 20]])
@@ -514,7 +514,7 @@ def test_a_transport_stream_is_refused(tmp_path) -> None:
 def test_a_scan_runs_no_decoder(videos) -> None:
     """Only MPEG-4 data has the frame size, and FFmpeg would decode a frame to know it."""
     with (videos / "mpeg4.mp4").open("rb") as file:
-        container, stream = open_video(file.fileno())
+        container, stream = open_video(PlainFile(file.fileno()))
         with container:
             assert len(list(packets_of(container, stream))) == FRAMES
             assert (stream.codec_context.width, stream.codec_context.is_open) == (0, False)
