@@ -96,6 +96,8 @@ cache_dir = "{0}"
 [streams.sft]
 source = {{ type = "jsonl", root = "{0}", shards = ["chats.jsonl"], fields = {{ messages = "json" }} }}
 batch_size = 8
+cache = "decoded"
+cache_memory = "1GiB"
 pipeline = [
     {{ op = "chat", tokenizer = "{0}/tokenizer.json", template = "chatml", max_length = {1} }},
     {{ op = "pack", field = "tokens", length = {1} }},

@@ -278,7 +278,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         descriptor = index.to_memfd()
         try:
             with OrderRunner(work.workers, work.sample_timeout_s) as workers:
-                workers.serve((order, descriptor))
+                workers.serve((order, [descriptor]))
                 _Run(work, shard_folder, shards, workers, progress).run()
         finally:
             os.close(descriptor)

@@ -698,9 +698,10 @@ class StreamConfig(_Branch):
     values, such as the bytes of an image file, so that slow storage is read once, and the points of
     its JPEGs. None of these changes a byte of a batch. "decoded" does: it keeps the result of the
     steps before the first random one, as pixels of 8 bits, or as tokens;
-    `batchd check --explain` names these steps. Streams with the same source and the same
-    cache_memory share one cache (of "decoded", if these steps are the same). Later changes on the
-    storage take effect when the daemon is restarted, or a reload finds another source; with
+    `batchd check --explain` names these steps. In memory, it keeps tokens from the moment when the
+    daemon makes them to measure samples for rows or buckets. Streams with the same source and the
+    same cache_memory share one cache (of "decoded", if these steps are the same). Later changes on
+    the storage take effect when the daemon is restarted, or a reload finds another source; with
     cache_dir, when the file of the cache is removed. Points are not used for a file that has
     changed."""
 

@@ -274,7 +274,7 @@ def _open_streams(
     index_cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
     for number, name in enumerate(config.streams, 1):
         found = partial(progress, name)
-        streams[number] = open_stream(number, name, config, rings[name], storage, index_cache, found)
+        streams[number] = open_stream(number, name, config, rings[name], storage, index_cache, found, keeps=True)
         try:
             streams[number].provide_cache(list(streams.values()))
             streams[number].provide_journal(())

@@ -149,6 +149,16 @@ class CacheMemory(SharedCache):
         """Bytes of memory that it uses now."""
         return os.fstat(self.descriptors[0]).st_blocks * BLOCK_BYTES
 
+    def may_serve(self, spec: CacheSpec) -> bool:
+        """Become the cache of ``spec``, and say so, if only its key is another.
+
+        For one that was filled when the key was not known: that has the plan of the rows.
+        """
+        if self.spec._replace(key=spec.key) != spec:
+            return False
+        self.spec = spec
+        return True
+
     def allow(self, more_bytes: int) -> int:
         """Let it grow by ``more_bytes``, within its budget; return how many of these it may use."""
         used_bytes = self.used_bytes

@@ -33,13 +33,16 @@ from batchd.core.rows import runs_of
 from batchd.data.pipeline.sample_fields import bucket_crop_of, columns_after
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import named_by_content
+from batchd.data.pipeline.text.options import TextStep
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import IndexExtension
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, readable
 from batchd.data.storage.survey import ReportProgress
 from batchd.errors import SourceInvalid
+from batchd.runtime.available import available_bytes
 from batchd.runtime.children import PIPE, STDOUT, start_linked
+from batchd.stream.cache_memory import CacheMemory, CacheSpec, allow_caches, cache_spec
 from batchd.stream.plan import StreamPlan
 from batchd.worker import messages as orders
 from batchd.worker.messages import ASPECT_UNIT
@@ -66,13 +69,59 @@ class Size(NamedTuple):
 class MeasureOptions(NamedTuple):
     """How all samples are measured: by so many ``workers``, each sample in so many seconds.
 
-    ``progress`` is called with the number of samples that have been measured.
+    ``progress`` is called with the number of samples that have been measured. ``kept``: keeps what
+    is made, where ``lengths`` of samples are measured.
     """
 
     workers: int
     sample_timeout_s: float
     storage: Storage
     progress: ReportProgress
+    kept: "KeptSamples | None" = None
+
+
+class KeptSamples:
+    """The cache in memory that the measuring of a stream fills: the first epoch finds it.
+
+    ``rings_bytes``: memory that is free, and promised to rings.
+    """
+
+    def __init__(self, rings_bytes: int) -> None:
+        self.cache: CacheMemory | None = None
+        self._rings_bytes = rings_bytes
+
+    def open(self, plan: StreamPlan, index: SourceIndex) -> CacheMemory | None:
+        """The cache of a stream; None if what is measured is not what it keeps."""
+        spec = cache_spec(plan, index) if keeps_measured(plan) else None
+        if self.cache is None and spec is not None:
+            self.cache = CacheMemory(spec)
+        return self.cache
+
+    def allow(self) -> None:
+        """Let it fill, as the daemon does when it serves."""
+        if self.cache is not None:
+            with suppress(OSError):
+                allow_caches([self.cache], available_bytes() - self._rings_bytes)
+
+    def take(self, spec: CacheSpec) -> CacheMemory | None:
+        """The cache, which is the caller's then; None if there is none for ``spec``."""
+        if self.cache is None or not self.cache.may_serve(spec):
+            return None
+        cache, self.cache = self.cache, None
+        return cache
+
+    def close(self) -> None:
+        """Close the cache, if there is one."""
+        if self.cache is not None:
+            self.cache.close()
+            self.cache = None
+
+
+def keeps_measured(plan: StreamPlan) -> bool:
+    """True if a cache in memory keeps tokens that measuring makes, and no decoded file."""
+    config, kept = plan.config, plan.pipeline.steps[: plan.pipeline.cut]
+    is_decoded = config.cache_kind == "decoded" and config.cache_dir is None
+    return is_decoded and bool(kept) and all(isinstance(step, TextStep) for step in kept)
 
 
 def lengths_in_index(plan: StreamPlan, index: SourceIndex, field: str) -> NDArray[np.int64] | None:
@@ -107,14 +156,18 @@ class _Measuring:
         samples: Sequence[int],
         epoch: int = 0,
     ) -> None:
-        recipe, storage = plan.recipe()._replace(cut=0), pass_.storage
+        recipe, storage = plan.recipe(), pass_.storage
+        self._kept = pass_.kept.open(plan, index) if size.by == "length" and pass_.kept is not None else None
+        if self._kept is None:
+            recipe = recipe._replace(cut=0)
         if size.by:
             last = {step.op for step in plan.pipeline.steps if isinstance(step, LAST_STEPS)}
             is_after = size.by in orders.AFTER_STEPS or size.by == "steps"
             made = [step for step in recipe.steps if step["op"] not in last] if is_after else []
             recipe = recipe._replace(steps=made)
         limits = storage.limits.to_wire()
-        self._message = orders.MeasureStream(recipe, limits, storage.as_of_ns, size.field, size.by, epoch)
+        cache = "off" if self._kept is None else self._kept.spec.kind
+        self._message = orders.MeasureStream(recipe, limits, storage.as_of_ns, size.field, size.by, epoch, cache)
         self._index = index
         self._pass = pass_
         self._samples = samples
@@ -144,7 +197,10 @@ class _Measuring:
             os.set_blocking(self._output, False)
             limits = self._pass.workers, self._pass.sample_timeout_s
             self._workers = opened.enter_context(OrderRunner(*limits, launched, DeathLimits(1, 1)))
-            self._workers.serve((self._message, descriptor))
+            if self._pass.kept is not None:
+                self._pass.kept.allow()
+            cache = [] if self._kept is None else self._kept.descriptors
+            self._workers.serve((self._message, [descriptor, *cache]))
             try:
                 self._workers.run(ordered, self._heard, self._tick)
             except WorkersEnd as how:
@@ -174,6 +230,8 @@ class _Measuring:
         done = self._done + sum(work.samples_done for work in self._workers.works)
         self._told = max(self._told, done)  # an order that has killed a worker begins again
         self._pass.progress(self._told)
+        if self._pass.kept is not None:
+            self._pass.kept.allow()
 
     @property
     def _last_line(self) -> str:

@@ -44,7 +44,7 @@ from batchd.runtime.slots import MailboxMemory
 from batchd.stream.cache_file import CacheOnDisk, CacheUnusable
 from batchd.stream.cache_memory import CacheMemory, CacheSpec, cache_spec
 from batchd.stream.fingerprints import FINGERPRINT_DIGITS, content_from, fingerprint, parts_of, sketch_of
-from batchd.stream.grouping import MeasureOptions, grouping_of
+from batchd.stream.grouping import KeptSamples, MeasureOptions, grouping_of
 from batchd.stream.journal import Journal, JournalSpec, journal_spec
 from batchd.stream.plan import StreamPlan, bucket_rate, epoch_plan, plan_stream, planned_index
 from batchd.stream.rings import RingSize, bucket_layout, kept_ahead, window_of
@@ -120,6 +120,8 @@ class ServedStream:
     """The process that serves the stream provides it: see ``provide_cache``."""
     journal: Journal | None = None
     """Of a push stream; the process that serves it provides it: see ``provide_journal``."""
+    kept: KeptSamples | None = None
+    """What was kept when the samples were measured, until ``provide_cache``."""
     quarantined: list[int] = field(default_factory=list)
     digests: EpochDigests | None = None
     spec: StreamSpec = field(init=False)
@@ -190,10 +192,13 @@ class ServedStream:
             return
         present = [other.cache for other in others if other.cache is not None]
         same = (cache for cache in present if (cache.spec.key, cache.spec.folder) == (spec.key, spec.folder))
+        filled = None if self.kept is None else self.kept.take(spec)
         try:
-            cache = next(same, None) or (CacheOnDisk(spec) if spec.folder else CacheMemory(spec))
+            cache = next(same, None) or filled or (CacheOnDisk(spec) if spec.folder else CacheMemory(spec))
         except CacheUnusable as error:
             raise CacheUnusable(f"streams.{self.name}.cache_dir: {error.strerror or error}") from None
+        if filled is not None and filled is not cache:
+            filled.close()
         cache.join()
         self.cache = cache
         if isinstance(cache, CacheOnDisk):
@@ -217,6 +222,8 @@ class ServedStream:
     def close(self) -> None:
         """Close index, mailbox, cache and journal. Workers and producers keep theirs."""
         os.close(self.index_descriptor)
+        if self.kept is not None:
+            self.kept.close()
         if self.journal is not None:
             self.journal.close()
         if self.cache is not None:
@@ -233,21 +240,31 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     storage: Storage,
     index_cache: IndexCache,
     found: Callable[[int], None],
+    *,
+    keeps: bool = False,
 ) -> ServedStream:
     """Scan the source and derive the rest. Raises ``SourceInvalid``, naming the stream.
 
-    ``found`` is called now and then with the number of samples found so far.
+    ``found`` is called now and then with the number of samples found so far. ``keeps``: the process
+    serves the stream, so what is made of samples to measure them is kept for its cache.
     """
     config, python_path = whole.streams[name], whole.daemon.python_path or ()
     plan = plan_stream(name, config, ring.columns, python_path)
-    try:
-        pass_ = MeasureOptions(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found)
-        index = scan_source(config.source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
-    except SourceInvalid as error:
-        raise SourceInvalid(f"streams.{name}.source: {error}") from None
-    for note in index.notes:
-        _log.warning("note on a source", stream=name, note=note)
-    return stream_of(number, plan, whole, ring, storage, index)
+    kept = KeptSamples(whole.daemon.memory) if keeps else None
+    with ExitStack() as where_it_fails:
+        if kept is not None:
+            where_it_fails.callback(kept.close)
+        try:
+            pass_ = MeasureOptions(whole.daemon.worker_count(), whole.daemon.sample_timeout_s, storage, found, kept)
+            index = scan_source(config.source, found, index_cache, storage, python_path, grouping_of(plan, pass_))
+        except SourceInvalid as error:
+            raise SourceInvalid(f"streams.{name}.source: {error}") from None
+        for note in index.notes:
+            _log.warning("note on a source", stream=name, note=note)
+        served = stream_of(number, plan, whole, ring, storage, index)
+        where_it_fails.pop_all()
+    served.kept = kept
+    return served
 
 
 def stream_of(  # noqa: PLR0913, PLR0917  as above

@@ -138,10 +138,10 @@ class WorkerLoop:
                 enclose(Access(message.read, message.ports, message.any_port, message.write))
             case orders.UseStorage(), []:
                 self._storage.limits = StorageLimits.from_wire(message.storage)
-            case orders.PrepareStream() | orders.MeasureStream(), [index]:
+            case orders.PrepareStream() | orders.MeasureStream(), [index, *cache]:
                 from batchd.worker.tasks import task_of  # noqa: PLC0415  few workers have one
 
-                self._task = task_of(message, index, self._note, self._storage)
+                self._task = task_of(message, [index, *cache], self._note, self._storage)
                 os.close(index)
             case orders.WriteShard() | orders.MeasureSamples(), []:
                 assert self._task is not None, "it came before its orders"

@@ -16,7 +16,7 @@ They travel over private socket pairs:
        |                 end of file, either way: the other side is gone
 
     batchd prepare, or who measures samples       worker
-       |  -- PrepareStream, MeasureStream (+ fd: the source's index)
+       |  -- PrepareStream, MeasureStream (+ fds: the source's index, a cache)
        |  -- WriteShard, MeasureSamples ------------->  |   one at a time
        |  <-----------------------------------------  |   SampleBad: for each bad sample
        |  <-----------------------------------------  |   ShardWritten, SamplesMeasured
@@ -298,7 +298,8 @@ class MeasureStream(Message):
 
     ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``by``: as ``config.tree.Bucket`` has it;
     "aspect", "value" and "seconds" times ``ASPECT_UNIT``. Without it, samples are made as rows of a
-    batch: 1 for a good one; with "steps" after each step. ``epoch``: that of random numbers.
+    batch: 1 for a good one; with "steps" after each step. ``epoch``: that of random numbers. With a
+    ``cache``, whose descriptors follow that of the index, it keeps what is made.
     """
 
     recipe: SampleRecipe
@@ -307,6 +308,7 @@ class MeasureStream(Message):
     field: str
     by: str
     epoch: int = 0
+    cache: str = "off"
 
 
 @message(115)

@@ -132,10 +132,10 @@ class OrderRunner:
         for group in (self._living, self._idle, self._busy, self._events):
             group.clear()
 
-    def serve(self, *messages: tuple[Message, int]) -> None:
+    def serve(self, *messages: tuple[Message, Sequence[int]]) -> None:
         """What each worker gets before its first order; the descriptors stay the caller's."""
         self._served = messages
-        for message, _descriptor in messages:
+        for message, _descriptors in messages:
             if isinstance(message, OPENING):
                 self._processes.enclose(message.recipe.needed)
 
@@ -174,8 +174,8 @@ class OrderRunner:
         number = next(self._numbers)
         self._living.add(number)
         self._processes.start(number)
-        for message, descriptor in self._served:
-            self._processes.send(number, message, descriptor)
+        for message, descriptors in self._served:
+            self._processes.send(number, message, *descriptors)
         self._processes.send_quarantined(number, STREAM, list(self.killers))
 
     def _give(self, worker: int, order: OrderToRun) -> None:

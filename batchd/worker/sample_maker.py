@@ -288,7 +288,9 @@ class SampleMaker:
 
     def make(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
         """Values of a sample, without a row. Raises ``BAD``, and as ``make_row`` does."""
-        return self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
+        made = self._pipeline.make(self._read(epoch, sample, attempt), epoch, sample, attempt)
+        self._keep()
+        return made
 
     def lengths(self, samples: Sequence[int], field: str) -> NDArray[np.int64]:
         """The elements of a field in each sample, int64 ``[samples]``, 0 if it has to be made."""

@@ -64,10 +64,17 @@ class SizeInvalid(Exception):  # noqa: N818  names what is wrong
 
 
 class SampleTask(ABC):
-    """What a worker does with the samples of its only stream. The descriptor stays the caller's."""
+    """What a worker does with the samples of its only stream.
+
+    ``descriptors``: the index, which stays the caller's, and a cache, which it has until its end.
+    """
 
     def __init__(
-        self, message: orders.PrepareStream | orders.MeasureStream, index: int, note: NoteMemory, storage: Storage
+        self,
+        message: orders.PrepareStream | orders.MeasureStream,
+        descriptors: Sequence[int],
+        note: NoteMemory,
+        storage: Storage,
     ) -> None:
         storage.limits = StorageLimits.from_wire(message.storage)
         storage.as_of_ns = message.as_of_ns
@@ -75,16 +82,19 @@ class SampleTask(ABC):
         self._note = note
         self._recipe = recipe = orders.SampleRecipe(*message.recipe)
         self._steps = [step_from_plain(step) for step in recipe.steps]
-        found = SourceIndex.from_descriptor(index)
+        found = SourceIndex.from_descriptor(descriptors[0])
+        self._cache = descriptors[1:]
         self._open = partial(SampleMaker, index=found, stopwatch=Stopwatch(), storage=storage)
 
     measures = False
     """Whether only lengths count, so that headers of images may do."""
+    cache = "off"
+    """The kind of the cache."""
 
     @cached_property
     def _maker(self) -> SampleMaker:
         """Raises ``RecipeUnusable``."""
-        return self._open(self._recipe, has_rows=False, measures=self.measures)
+        return self._open(self._recipe, has_rows=False, measures=self.measures, cache=self.cache, others=self._cache)
 
     @abstractmethod
     def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
@@ -110,8 +120,10 @@ class SampleTask(ABC):
 class ShardWriter(SampleTask):
     """Reads, processes, encodes and writes one shard after the other."""
 
-    def __init__(self, message: orders.PrepareStream, index: int, note: NoteMemory, storage: Storage) -> None:
-        super().__init__(message, index, note, storage)
+    def __init__(
+        self, message: orders.PrepareStream, descriptors: Sequence[int], note: NoteMemory, storage: Storage
+    ) -> None:
+        super().__init__(message, descriptors, note, storage)
         self._folder = Path(message.folder)
         self._image_format, self._quality = message.image_format, message.quality
 
@@ -171,8 +183,11 @@ def _add_members(tar: tarfile.TarFile, sample: int, members: Iterator[tuple[str,
 class SampleMeasurer(SampleTask):
     """Finds the size of each sample, or whether it can be made."""
 
-    def __init__(self, message: orders.MeasureStream, index: int, note: NoteMemory, storage: Storage) -> None:
-        super().__init__(message, index, note, storage)
+    def __init__(
+        self, message: orders.MeasureStream, descriptors: Sequence[int], note: NoteMemory, storage: Storage
+    ) -> None:
+        super().__init__(message, descriptors, note, storage)
+        self.cache = message.cache
         self._field, self._by, self._epoch = message.field, message.by, message.epoch
         self.measures = message.by == "length"
         self._patches = _patches_of(self._steps, message.field)
@@ -306,9 +321,9 @@ def _size(column: Column, value: Value, by: str) -> int:
 
 
 def task_of(
-    message: orders.PrepareStream | orders.MeasureStream, index: int, note: NoteMemory, storage: Storage
+    message: orders.PrepareStream | orders.MeasureStream, descriptors: Sequence[int], note: NoteMemory, storage: Storage
 ) -> SampleTask:
-    """The task of a worker that gets this message, with a descriptor that stays the caller's."""
+    """The task of a worker that gets this message, with its descriptors: see ``SampleTask``."""
     if isinstance(message, orders.PrepareStream):
-        return ShardWriter(message, index, note, storage)
-    return SampleMeasurer(message, index, note, storage)
+        return ShardWriter(message, descriptors, note, storage)
+    return SampleMeasurer(message, descriptors, note, storage)

@@ -1,6 +1,7 @@
 """Streams whose rows hold several documents, with real daemons, workers and trainers."""
 
 import io
+import json
 import os
 import signal
 import textwrap
@@ -569,3 +570,28 @@ def test_losses_of_packed_rows_are_kept_and_not_blamed(start_packed):
     said = batchd("blame", "texts", address=daemon.address, status=1).stderr
     assert 'has several samples in a row ("pack")' in said
     assert "`batchd replay` shows the documents of a batch" in said
+
+
+def test_tokens_that_measuring_made_are_what_the_first_epoch_gets(start_daemon, tmp_path):
+    """Their cache is full when the daemon is ready, but for bad samples; batches are the same."""
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "chats.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(golden["tokenizer"]))
+    good = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "one two"}]}
+    chats = [good] * 20 + [{"messages": []}] + [good] * 20
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    chat = {"op": "chat", "tokenizer": str(tmp_path / "tokenizer.json"), "template": "chatml", "max_length": 64}
+    source = {"type": "jsonl", "root": str(tmp_path), "shards": ["chats.jsonl"], "fields": {"messages": "json"}}
+    stream = {"source": source, "batch_size": 2, "pipeline": [chat, {"op": "pack", "field": "tokens", "length": 64}]}
+    kept = {**stream, "cache": "decoded", "cache_memory": "16MiB"}
+
+    daemon = start_daemon({"plain": stream, "kept": kept, "again": kept}, workers=2)
+
+    assert daemon.stream_status("kept")["cache"]["held_samples"] == 40
+    assert daemon.stream_status("kept")["cache"]["streams"] == 2
+    found = {}
+    for name in ("plain", "kept", "again"):
+        with batchd_client.connect(daemon.address) as connection, connection.stream(name, epochs=1) as batches:
+            found[name] = [digest_of(batch.items()) for batch in batches]
+    assert found["plain"] == found["kept"] == found["again"]
+    work = daemon.stream_status("kept")["work"]
+    assert (work["cache_hits"], work["cache_misses"]) == (40, 0)

@@ -274,7 +274,7 @@ class Replayer:
         os.posix_fallocate(slot, 0, slot_bytes)
         self._page = memoryview(mmap.mmap(slot, slot_bytes))
         message = replace(self._opened.message, cache="off", tells_rows=True, waits_for_storage=False)
-        self._workers.serve((message, self._opened.index_descriptor), (UseSlot(SLOT, slot_bytes), slot))
+        self._workers.serve((message, [self._opened.index_descriptor]), (UseSlot(SLOT, slot_bytes), [slot]))
         self._is_packed = bool(message.pack)
         self._random = [step for step in map(step_from_plain, message.recipe.steps) if step.is_random]
 
