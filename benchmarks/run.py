@@ -38,6 +38,7 @@ BENCHMARKS = (
     "crops",
     "recipes",
     "structure",
+    "media",
     "index",
     "torch_loader",
     "batches",

@@ -56,6 +56,11 @@ ENVIRONMENTS = {
     "structure": Environment(
         (TORCH, NUMPY, CV2, "pillow==13.0.0", "albumentations==2.0.8", "pycocotools==2.0.11"), ("torchvision==0.28.0",)
     ),
+    "media": Environment(
+        # later wheels of torchcodec are for CUDA
+        (TORCH, NUMPY, "torchcodec==0.12.0", "soundfile==0.14.0", "lhotse==1.33.0", "urllib3==2.8.0"),
+        ("torchaudio==2.11.1",),
+    ),
     "chats": Environment(
         (NUMPY, "transformers==5.24.0", "datasets==5.2.0", "tokenizers==0.23.3", "jinja2==3.1.6", "pyarrow==26.0.1")
     ),

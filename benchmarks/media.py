@@ -1,0 +1,300 @@
+"""Benchmark: sound and videos, beside torchcodec, torchaudio and Lhotse.
+
+    clips       frames/s of clips of 16 frames of videos with a key frame every 250 frames, scaled
+                to 112 x 112, by two workers: shuffled, in blocks, and in order, beside torchcodec
+                in the workers of a DataLoader; for one trainer, and for four that want the same
+    sound       CPU of log-mel spectrograms of segments of ten seconds of a FLAC of one hour, at
+                16 kHz and resampled from 44.1 kHz, beside torchaudio and Lhotse in such workers
+    values      log-mel values that depend on the processor's instructions, of 10**6; how far they
+                are from float64 by numpy, and from torchaudio
+    memory      memory of a worker without its slots: clips, and segments of a FLAC of ten hours
+                beside those of six minutes; a header that announces 10**9 samples
+
+Sides take turns; each is a process for its turn, peers in their environment of
+peers/environments.py. Sound and videos are made with ffmpeg's encoders.
+"""
+
+import json
+import statistics
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import environments
+import media_side
+import numpy as np
+import playing
+import soundfile
+from harness import Bench, Figure, endless, private_bytes, served, spread
+from numpy.typing import NDArray
+from sides import Side
+from tables import Measurement
+
+import batchd_client
+from batchd.data.pipeline import _sound
+from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.media.sound_files import open_sound
+from batchd.data.pipeline.sound import resample
+from batchd.data.pipeline.sound.options import LogMel
+from batchd.data.samples.columns import Column
+from batchd.data.samples.errors import SampleUndecodable
+
+PEERS, SCRIPT, LOG = "media", "media_side.py", environments.BUILD / "logs" / "media.log"
+VIDEOS, FRAMES, KEY_FRAME, VIDEO_SIZE = 4, 1500, 250, "320x240"
+HOUR_S, FILE_RATES = 3600, (16_000, 44_100)
+CLIP_BATCH, SEGMENT_BATCH, TRAINERS = 16, 32, 4
+SOUND_PEERS = "torchaudio", "lhotse"
+VALUES = 1_000_000
+MEMORY_BATCHES, MEMORY_TARGET_MIB, FLAT_MIB = 60, 60.0, 2.0
+MIB = 1 << 20
+DAEMON = """
+[daemon]
+workers = 1
+memory = "64MiB"
+[streams.media]
+batch_size = 4
+cache = "off"
+"""
+
+
+def run(bench: Bench) -> None:
+    """All parts, those without peers first."""
+    data = bench.scratch / "media"
+    for rate in FILE_RATES:
+        _write_sound(data / str(rate), HOUR_S, rate)
+    _write_videos(data / "clips")
+    _kernels(bench, data)
+    _memory(bench, data)
+    if environments.make([PEERS]):
+        print("media beside torchcodec, torchaudio and Lhotse: not measured")
+        return
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _torchaudio_values(bench, data)
+        _sound_beside_peers(bench, data)
+        _clips(bench, data)
+    except playing.SideFailed as error:
+        print(f"media: a side failed: {error}, see {LOG}")
+
+
+# --- what is measured -----------------------------------------------------------------------------
+
+
+def _write_sound(folder: Path, seconds: int, rate: int) -> None:
+    """Write tones, beats and noise into "hour.flac", and where its segments begin."""
+    folder.mkdir(parents=True)
+    tones = f"0.1*sin(2*PI*(180+60*sin(t/3))*t)+0.05*sin(2*PI*1200*t)*lt(mod(t\\,0.6)\\,0.3):s={rate}:d={seconds}"
+    noise = f"anoisesrc=r={rate}:d={seconds}:c=pink:a=0.05:s=1"
+    joined = ["-f", "lavfi", "-i", f"aevalsrc={tones}", "-f", "lavfi", "-i", noise, "-filter_complex", "amix"]
+    _ffmpeg(*joined, "-ar", str(rate), "-ac", "1", "-sample_fmt", "s16", "-c:a", "flac", folder / "hour.flac")
+    _write_segments(folder, seconds)
+
+
+def _write_segments(folder: Path, seconds: int) -> None:
+    """One segment after the other, of a file that lasts so long."""
+    starts = (0.5 + media_side.SECONDS * number for number in range(seconds // media_side.SECONDS - 1))
+    lines = (json.dumps({"audio": "hour.flac", "start": start}) for start in starts)
+    (folder / "segments.jsonl").write_text("\n".join(lines))
+
+
+def _write_videos(folder: Path) -> None:
+    """H.264 of moving pictures with grain."""
+    folder.mkdir()
+    for number in range(VIDEOS):
+        shown = f"mandelbrot=size={VIDEO_SIZE}:rate=30:start_x={-0.7 - 0.02 * number}:maxiter=200"
+        shown = f"{shown},noise=alls=6:allf=t:all_seed={number}"
+        coder = ["-c:v", "libx264", "-preset", "fast", "-g", str(KEY_FRAME), "-keyint_min", str(KEY_FRAME)]
+        coder += ["-sc_threshold", "0", "-pix_fmt", "yuv420p"]
+        _ffmpeg("-f", "lavfi", "-i", shown, "-frames:v", str(FRAMES), *coder, folder / f"{number}.mp4")
+
+
+def _ffmpeg(*words: str | Path) -> None:
+    subprocess.run(["ffmpeg", "-v", "error", "-y", *words], check=True)
+
+
+# --- clips ----------------------------------------------------------------------------------------
+
+
+def _clips(bench: Bench, data: Path) -> None:
+    """Frames/s, of one trainer and of four."""
+    sides = {
+        name: Side(name, name, _environment(name), SCRIPT, name)
+        for name in ("clips", "blocks", "in order", "torchcodec")
+    }
+    sides |= {
+        f"{name}-{TRAINERS}": side._replace(trainers=TRAINERS)
+        for name, side in sides.items()
+        if name in ("clips", "torchcodec")
+    }
+    rounds = _turns(bench, sides, data, CLIP_BATCH)
+    for figure, ours, theirs, target in (
+        ("media-clips-blocks", "blocks", "torchcodec", 4),
+        ("media-clips-blocks-in-order", "blocks", "in order", 0.6),
+        ("media-clips-shuffled", "clips", "torchcodec", 1.2),
+        ("media-clips-four-trainers", f"clips-{TRAINERS}", f"torchcodec-{TRAINERS}", 3.5),
+    ):
+        ratios = [one[ours].rate / one[theirs].rate for one in rounds]
+        cpu = [_cpu_s(one[theirs]) / _cpu_s(one[ours]) for one in rounds]
+        print(f"{figure}: frames/s {spread(ratios)}; CPU of {theirs} / {ours} {spread(cpu)}")
+        bench.report(Figure(figure, statistics.median(ratios), ">=", target))
+
+
+def _environment(name: str) -> str:
+    return environments.OURS if name in media_side.OURS else PEERS
+
+
+def _turns(bench: Bench, sides: Mapping[str, Side], data: Path, batch: int) -> list[dict[str, Measurement]]:
+    """Each side, one after the other, in each round."""
+    stage = playing.Stage(bench.scratch, 3.0, 8.0, batch)
+    return [
+        {name: playing.measure(side, data, LOG, stage) for name, side in sides.items()} for _ in range(bench.rounds)
+    ]
+
+
+def _cpu_s(found: Measurement) -> float:
+    """For each sample."""
+    return found.cpu_s / found.images
+
+
+# --- log-mel --------------------------------------------------------------------------------------
+
+
+def _sound_beside_peers(bench: Bench, data: Path) -> None:
+    """Hours of sound for an hour of CPU, of each whole side."""
+    names = ("sound", *SOUND_PEERS)
+    sides = {name: Side(name, name, _environment(name), SCRIPT, name) for name in names}
+    for rate in FILE_RATES:
+        rounds = _turns(bench, sides, data / str(rate), SEGMENT_BATCH)
+        hours = {name: [media_side.SECONDS / _cpu_s(one[name]) for one in rounds] for name in names}
+        print(
+            f"hours of sound of {rate} Hz for an hour of CPU:", {name: spread(each, 0) for name, each in hours.items()}
+        )
+        for peer in SOUND_PEERS:
+            ratios = [_cpu_s(one[peer]) / _cpu_s(one["sound"]) for one in rounds]
+            print(f"log-mel of {rate} Hz, CPU of {peer} / ours: {spread(ratios)}")
+            bench.report(Figure(f"media-log-mel-{rate}-{peer}", statistics.median(ratios), ">=", 1.3))
+
+
+def _segments(folder: Path) -> Iterator[NDArray[np.float32]]:
+    """The samples of each segment, of one channel."""
+    with soundfile.SoundFile(folder / "hour.flac") as file:
+        for start in media_side.starts(folder):
+            file.seek(round(start * file.samplerate))
+            yield file.read(media_side.SECONDS * file.samplerate, "float32")
+
+
+def _levels(folder: Path, count: int) -> NDArray[np.float32]:
+    """Our log-mel spectrograms of the first segments."""
+    step = LogMel(n_fft=media_side.N_FFT, hop=media_side.HOP, bands=media_side.BANDS, floor=media_side.FLOOR)
+    pipeline = Pipeline([Column("audio", "array", "float32", (None,))], (step,), 0, has_rows=False)
+    waves = zip(_segments(folder), range(count), strict=False)
+    return np.stack([np.asarray(pipeline.make({"audio": wave}, 0, number, 0)["audio"]) for wave, number in waves])
+
+
+def _kernels(bench: Bench, data: Path) -> None:
+    """Values that AVX2, plain C and numpy make otherwise."""
+    folder = data / str(media_side.RATE)
+    count = -(-VALUES // ((media_side.RATE * media_side.SECONDS // media_side.HOP + 1) * media_side.BANDS))
+    vectors = _levels(folder, count)
+    _sound.use_avx2(False)
+    plain = _levels(folder, count)
+    _sound.use_avx2(True)
+    resample.IS_BUILT = False
+    by_numpy = _levels(folder, count)
+    resample.IS_BUILT = True
+    differing = sum(int((vectors.view(np.uint32) != other.view(np.uint32)).sum()) for other in (plain, by_numpy))
+    print(f"log-mel by AVX2, plain C and numpy: {vectors.size} values")
+    bench.report(Figure("media-log-mel-kernels-differing", differing, "<=", 0, 0))
+    exact = np.stack([_exact(wave) for wave, _number in zip(_segments(folder), range(count), strict=False)])
+    bench.report(Figure("media-log-mel-from-float64", float(np.abs(vectors - exact).max()), "<=", 1e-6, 8))
+
+
+def _exact(wave: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The same by numpy's FFT and a whole matrix of triangles, in float64."""
+    length, hop, bands = media_side.N_FFT, media_side.HOP, media_side.BANDS
+    padded = np.pad(wave.astype(np.float64), length // 2, "reflect")
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, length)[::hop] * window
+    frequencies = np.arange(length // 2 + 1) * media_side.RATE / length
+    mels = np.linspace(0, 2595 * np.log10(1 + media_side.RATE / 2 / 700), bands + 2)
+    corners = 700 * (10 ** (mels / 2595) - 1)
+    left, middle, right = (corners[place : bands + place, np.newaxis] for place in range(3))
+    triangles = np.clip(
+        np.minimum((frequencies - left) / (middle - left), (right - frequencies) / (right - middle)), 0, None
+    )
+    powers = np.abs(np.fft.rfft(frames)) ** 2
+    return np.log(np.maximum(powers @ triangles.T, media_side.FLOOR))
+
+
+def _torchaudio_values(bench: Bench, data: Path) -> None:
+    """How far torchaudio's are from ours, in the logarithm."""
+    folder = data / str(media_side.RATE)
+    words = [*environments.command(PEERS), str(playing.HERE / SCRIPT), "--data", str(folder), "--variant", "levels"]
+    subprocess.run(words, check=True)
+    theirs = np.load(folder / "levels.npy")
+    differences = np.abs(theirs - _levels(folder, len(theirs)))
+    far = 1e6 * float((differences > 5e-4).mean())
+    print(f"log-mel, torchaudio from ours: {differences.max():.1e}; {far:.0f} of 10**6 values by more than 5e-4")
+    bench.report(Figure("media-log-mel-from-torchaudio", float(np.quantile(differences, 0.999)), "<=", 5e-4, 6))
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def _memory(bench: Bench, data: Path) -> None:
+    """Of one worker, and of a header that lies."""
+    short, long = data / "short", data / "long"
+    for folder, seconds in ((short, 360), (long, 36_000)):
+        folder.mkdir()
+        _ffmpeg("-f", "lavfi", "-i", f"sine=220:4:{media_side.RATE}:{seconds}", "-c:a", "flac", folder / "hour.flac")
+        _write_segments(folder, seconds)
+    sound = {"rate": media_side.RATE, "seconds": media_side.SECONDS, "n_fft": media_side.N_FFT}
+    sound |= {"hop": media_side.HOP, "bands": media_side.BANDS}
+    clips = {"frames": media_side.FRAMES, "size": media_side.SIZE, "shuffle": "true"}
+    found = {
+        name: _worker_mib(bench, stream)
+        for name, stream in (
+            ("sound", media_side.SOUND.format(data=short, **sound)),
+            ("ten hours", media_side.SOUND.format(data=long, **sound)),
+            ("clips", media_side.CLIPS.format(data=data, **clips)),
+        )
+    }
+    print("MiB of a worker without slots:", {name: round(mib, 1) for name, mib in found.items()})
+    bench.report(Figure("media-worker-mib", max(found.values()), "<=", MEMORY_TARGET_MIB, 1))
+    bench.report(Figure("media-ten-hours-more-mib", found["ten hours"] - found["sound"], "<=", FLAT_MIB, 1))
+    bench.report(Figure("media-lying-headers-refused", _refused(short / "hour.flac"), ">=", 1, 0))
+
+
+def _worker_mib(bench: Bench, stream: str) -> float:
+    """Memory of a worker that has made some batches, without the slots."""
+    file = bench.scratch / "batchd.toml"
+    file.write_text(DAEMON + stream)
+    with _worker_of(file) as worker:
+        return private_bytes(worker) / MIB
+
+
+@contextmanager
+def _worker_of(file: Path) -> Iterator[int]:
+    """The worker of a daemon that has made some batches."""
+    with served(file) as address, batchd_client.connect(address) as daemon:
+        batches = endless(daemon.stream("media"))
+        for _number in range(MEMORY_BATCHES):
+            with next(batches):
+                pass
+        [worker] = daemon.status()["workers"]
+        yield worker["pid"]
+
+
+def _refused(file: Path) -> int:
+    """Whether a FLAC that announces 10**9 samples is refused: 1, or 0."""
+    data = bytearray(file.read_bytes()[: 64 << 10])
+    data[21] = data[21] & 0xF0 | 0  # the four high bits of the 36 that count samples
+    data[22:26] = (10**9).to_bytes(4, "big")
+    try:
+        with open_sound(memoryview(bytes(data))) as sound:
+            sound.read(10**9 - 10, 10, is_mono=True)
+    except SampleUndecodable as error:
+        print(f"a header that announces 10**9 samples: {error}")
+        return 1
+    return 0
