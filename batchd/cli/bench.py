@@ -141,7 +141,7 @@ def _one_of(config: Config, stream: str | None) -> str:
 def _looked_at(config: Config, name: str, storage: Storage) -> tuple[BenchResult, SourceIndex]:
     """Scan the source, and look for access points in a few samples. Raises ``BatchdError``."""
     stream = config.streams[name]
-    storage.limits = config.daemon.storage_limits()
+    storage.limits, storage.encloses = config.daemon.storage_limits(), config.daemon.encloses
     cache = IndexCache(config.daemon.cache_dir or default_cache_dir())
     index = scan_source(stream.source, lambda _found: None, cache, storage, config.daemon.python_path or ())
     result = BenchResult(name, stream, len(index), available_cpus())

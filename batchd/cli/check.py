@@ -129,10 +129,10 @@ def _check(config_file: Path, overrides: dict[str, str], *, explain: bool) -> No
 def _explain(config: Config, rings: dict[str, RingSize], storage: Storage) -> None:
     from batchd.cli.decoding_plans import explained  # noqa: PLC0415  it loads OpenCV, which the check itself needs not
 
-    storage.limits = config.daemon.storage_limits()
+    storage.limits, storage.encloses = config.daemon.storage_limits(), config.daemon.encloses
     for name, stream in config.streams.items():
         terminal.say("")
-        plan = plan_stream(name, stream, rings[name].columns, config.daemon.python_path or ())
+        plan = plan_stream(name, stream, rings[name].columns, config.daemon)
         for line in explained(plan, config.daemon, storage):
             terminal.say(escaped(line))
 

@@ -77,15 +77,13 @@ def command(
     config = load_config(config_file, overrides)
     if stream not in config.streams:
         raise SourceInvalid(f"{config_file} has no stream {stream!r}; {suggestion(stream, list(config.streams))}")
-    stream_config, storage = config.streams[stream], Storage(config.daemon.storage_limits())
+    storage = Storage(config.daemon.storage_limits(), encloses=config.daemon.encloses)
     work = PrepareJob(
         name=stream,
-        config=stream_config,
+        config=config.streams[stream],
+        daemon=config.daemon,
         cache=IndexCache(config.daemon.cache_dir or default_cache_dir()),
-        workers=config.daemon.worker_count(),
-        sample_timeout_s=config.daemon.sample_timeout_s,
         storage=storage,
-        python_path=config.daemon.python_path or (),
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

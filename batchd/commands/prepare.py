@@ -22,7 +22,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, TypeAlias
 
 from batchd.config.schema import toml_value
-from batchd.config.tree import StreamConfig
+from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.sample_fields import columns_after
 from batchd.data.pipeline.shapes.options import LAST_STEPS
@@ -229,12 +229,9 @@ class PrepareJob:
 
     name: str
     config: StreamConfig
+    daemon: DaemonConfig
     cache: IndexCache
-    workers: int
-    sample_timeout_s: float
     storage: Storage
-    python_path: Sequence[Path] = ()
-    """Folders of the user's modules, searched first."""
 
 
 def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
@@ -251,8 +248,8 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
             [Problem(path_text(("streams", work.name, "pipeline")), ProblemKind.STEP_MISFIT, str(problem))]
         ) from None
     alone = work.config.model_copy(update={"pipeline": steps, "cache": "off", "cache_short_side": None})
-    plan = plan_stream(work.name, alone, columns, work.python_path)
-    index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.python_path)
+    plan = plan_stream(work.name, alone, columns, work.daemon)
+    index = scan_source(alone.source, lambda _found: None, work.cache, work.storage, work.daemon.python_path or ())
     recipe, folder = plan.recipe(), str(output.folder.absolute())
     if plan.access is not None:
         recipe = recipe._replace(access=[plan.access.joined(NOTHING._replace(write=[folder]))])
@@ -277,7 +274,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     with ShardFolder(output.folder, about) as shard_folder:
         descriptor = index.to_memfd()
         try:
-            with OrderRunner(work.workers, work.sample_timeout_s) as workers:
+            with OrderRunner(work.daemon.worker_count(), work.daemon.sample_timeout_s) as workers:
                 workers.serve((order, [descriptor]))
                 _Run(work, shard_folder, shards, workers, progress).run()
         finally:
@@ -297,7 +294,7 @@ def _check_source(work: PrepareJob) -> None:
             f'samples of type "{source.type}" cannot be read twice, so what was interrupted could not go on with them'
         )
         raise ConfigInvalid([Problem(f"streams.{work.name}.source", ProblemKind.NOT_TO_PREPARE, text)])
-    problems = code_problems([((), source)], dict(enumerate(work.config.pipeline)), work.python_path)
+    problems = code_problems([((), source)], dict(enumerate(work.config.pipeline)), work.daemon.python_path or ())
     if problems:
         where = ("streams", work.name)
         raise ConfigInvalid(

@@ -303,10 +303,11 @@ class DaemonConfig(_Branch):
     take 1/derive_max of it, or what it sets as its memory. When not set, a quarter of memory."""
 
     sandbox: Literal["auto", "on", "off"] = "auto"
-    """Whether workers give up all but reading what their streams name, before they read any of it:
-    other files, writing, other servers, other processes. "auto": where the kernel can (Linux with
-    Landlock), unless a stream has functions of your own and no read; "on": the daemon does not
-    start otherwise; "off": they may do what the daemon's user may."""
+    """Whether workers and scans of binary files give up all but reading what their streams name,
+    before they read any of it: other files, writing, other servers, other processes. "auto": where
+    the kernel can (Linux with Landlock), unless a stream has functions of your own and no read;
+    "on": the daemon does not start otherwise; "off": they may do what the daemon's user may, also
+    those of commands and of worker hosts."""
 
     writable_slots: bool = False
     """Whether trainers on this host that ask for it, as the PyTorch loader does for a GPU, may map
@@ -323,6 +324,11 @@ class DaemonConfig(_Branch):
                 text = f"need the ports {port} to {port + self.pool_gateways - 1}, and the last one is {PORT_MAX}"
                 raise OptionsInvalid([(("pool_gateways",), f"{self.pool_gateways} gateways {text}")])
         return self
+
+    @property
+    def encloses(self) -> bool:
+        """Whether processes that read data give up all else, where they can."""
+        return self.sandbox != "off"
 
     def storage_limits(self) -> StorageLimits:
         """Timeouts and retries of requests to servers of files."""

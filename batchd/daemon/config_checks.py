@@ -376,7 +376,7 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
     name: str, config: Config, ring: RingSize, storage: Storage, trial: Trial, *, is_running: bool = True
 ) -> tuple[list[Problem], list[str]]:
     """Problems of a stream, and the parts of it that were not checked."""
-    stream, python_path = config.streams[name], config.daemon.python_path or ()
+    stream = config.streams[name]
     steps = with_inner({(place,): step for place, step in enumerate(stream.pipeline)}).values()
     functions = [f"what {step.function} makes of it" for step in steps if isinstance(step, Call)]
     problems = [
@@ -391,7 +391,7 @@ def _stream(  # noqa: PLR0913  each is one thing that is checked, or with which
         check_bucket(name, stream, ring.columns)
         check_drawn(name, stream, ring.columns)
         kind = ProblemKind.UNUSABLE_SOURCE
-        plan = plan_stream(name, stream, ring.columns, python_path)
+        plan = plan_stream(name, stream, ring.columns, config.daemon)
         if plan.pack is None and stream.buckets is None:  # else all sizes decide
             kind = ProblemKind.NO_BATCH
             epoch_plan(plan, planned_index(plan, whole))

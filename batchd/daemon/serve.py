@@ -127,7 +127,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
     is_embedded = options.lifeline is not None
     with ExitStack() as stack:
         hangups = stack.enter_context(_remembered_hangups())
-        storage = stack.enter_context(Storage(daemon.storage_limits()))
+        storage = stack.enter_context(Storage(daemon.storage_limits(), encloses=daemon.encloses))
         allow_descriptors()
         queue, poller = Queue(), Poller()
         stack.callback(poller.close)
@@ -235,8 +235,8 @@ def _remembered_hangups() -> Iterator[list[int]]:
 
 def _enclose(processes: LocalWorkers, config: Config) -> None:
     """Have workers give up what no stream needs. Raises ``ConfigInvalid`` if they cannot."""
-    processes.is_sandbox_wanted = config.daemon.sandbox != "off"
-    problems = sandbox_problems(config) if processes.is_sandbox_wanted else []
+    processes.is_sandbox_wanted = config.daemon.encloses
+    problems = sandbox_problems(config) if config.daemon.encloses else []
     if problems and config.daemon.sandbox == "on":
         raise ConfigInvalid(problems)
     for problem in problems:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from batchd.config.draft import StreamDraft
 from batchd.config.schema import problem_at
-from batchd.config.tree import BlockShuffle, StreamConfig, Weights
+from batchd.config.tree import BlockShuffle, DaemonConfig, StreamConfig, Weights
 from batchd.core.draws import POINT_BITS, SINGLE_MAX, bounds_of
 from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
 from batchd.core.erasing import RowErasing, erase_fields
@@ -97,7 +97,7 @@ class StreamPlan:
 
     ``columns``: of the source. ``digests``: SHA-256 of each file that a step reads. ``code``: the
     user's modules. ``runs_own_code``: the source, or a part of it, is the user's own code.
-    ``access``: what workers have to reach.
+    ``access``: what workers have to reach; None if nobody knows, or if they shall not be enclosed.
     """
 
     name: str
@@ -141,10 +141,9 @@ class StreamPlan:
         )
 
 
-def plan_stream(
-    name: str, config: StreamConfig, columns: tuple[Column, ...], python_path: Sequence[Path]
-) -> StreamPlan:
+def plan_stream(name: str, config: StreamConfig, columns: tuple[Column, ...], daemon: DaemonConfig) -> StreamPlan:
     """Plan a stream, whose steps fit the ``columns``. Raises ``SourceInvalid``, naming the key."""
+    python_path = daemon.python_path or ()
     pipeline = plan_pipeline(config.pipeline, config.cache_kind, config.cache_short_side)
     check_bucket(name, config, columns)
     check_drawn(name, config, columns)
@@ -157,7 +156,7 @@ def plan_stream(
         digests = digests_of(pipeline.steps)
     except StepFileInvalid as error:
         raise SourceInvalid(f"streams.{name}.pipeline: {error}") from None
-    access = access_of(config, python_path)
+    access = access_of(config, python_path) if daemon.encloses else None
     return StreamPlan(name, config, columns, pipeline, digests, code, runs_own_code(config.source), access)
 
 

@@ -62,8 +62,8 @@ _log = structlog.get_logger()
 REMOTE_BYTES_MAX = 1 << 30
 REMOTE_WINDOW_MIN = 2
 """Cap of a remote trainer's read-ahead, in bytes; never below two batches."""
-REPLAYED_KEYS = {"python_path", "worker_address", "pool_accept"}
-"""The keys of [daemon] that have a say in what a stream's samples are."""
+REPLAYED_KEYS = {"python_path", "worker_address", "pool_accept", "sandbox"}
+"""The keys of [daemon] that have a say in what a stream's samples are, or in who may make them."""
 TEXT_CHARACTERS_MAX = 200
 DESCRIBED_CHARACTERS_MAX = 1_000
 """Of a description: one text, and all fields or all steps. A status has those of every stream."""
@@ -249,7 +249,7 @@ def open_stream(  # noqa: PLR0913, PLR0917  each is one thing that a stream is m
     serves the stream, so what is made of samples to measure them is kept for its cache.
     """
     config, python_path = whole.streams[name], whole.daemon.python_path or ()
-    plan = plan_stream(name, config, ring.columns, python_path)
+    plan = plan_stream(name, config, ring.columns, whole.daemon)
     kept = KeptSamples(whole.daemon.memory) if keeps else None
     with ExitStack() as where_it_fails:
         if kept is not None:

@@ -17,7 +17,7 @@ import batchd_client
 from batchd.commands.history.batches import Replayer
 from batchd.commands.history.seen import Leg, SampleLookup
 from batchd.config.load import load_config
-from batchd.config.tree import StreamConfig
+from batchd.config.tree import DaemonConfig, StreamConfig
 from batchd.core.packs import Packs
 from batchd.data.pipeline.call.options import Call
 from batchd.data.pipeline.fields.options import Cast, Rename
@@ -154,7 +154,7 @@ def test_lengths_that_an_index_has_are_not_measured_and_make_the_same_rows(tmp_p
     config = load(
         tmp_path, f"[streams.texts]\nsource = {source}\nbatch_size = 2\nmax_bad_fraction = 1\npipeline = {steps}"
     ).streams["texts"]
-    plan = plan_stream("texts", config, kind_of(config.source).columns(config.source, Storage()), ())
+    plan = plan_stream("texts", config, kind_of(config.source).columns(config.source, Storage()), DaemonConfig())
     plan = replace(plan, pipeline=replace(plan.pipeline, record_bytes_max=40))
     index = scan(config.source)
     extension = grouping_of(plan, MeasureOptions(2, 30.0, Storage(), lambda _found: None))
@@ -206,7 +206,7 @@ def test_the_offsets_of_lists_give_the_lengths_that_samples_have(tmp_path, kind,
 def measured_in(source):
     """The lengths that workers find, and an example of a bad sample."""
     config = StreamConfig(source=source, batch_size=2, pipeline=(Pack(field="tokens", length=32),))
-    plan = plan_stream("texts", config, kind_of(source).columns(source, Storage()), ())
+    plan = plan_stream("texts", config, kind_of(source).columns(source, Storage()), DaemonConfig())
     pass_ = MeasureOptions(2, 30.0, Storage(), lambda _found: None)
     lengths, example = measured(plan, Size("tokens", "length"), scan(source), pass_)
     return lengths.tolist(), example
@@ -272,7 +272,7 @@ def test_steps_that_may_change_a_length_have_it_measured(tmp_path):
 
     def known(*steps, field="tokens"):
         config = StreamConfig(source=source, batch_size=1, pipeline=(*steps, Pack(field=field, length=8)))
-        found = lengths_in_index(plan_stream("texts", config, columns, ()), scan(source), field)
+        found = lengths_in_index(plan_stream("texts", config, columns, DaemonConfig()), scan(source), field)
         return found if found is None else found.tolist()
 
     assert known() == known(cast) == [2, 1]

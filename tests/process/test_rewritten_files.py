@@ -80,7 +80,7 @@ def test_a_rewritten_file_is_a_bad_sample(start_daemon, folder, is_rewritten):
 
 def prepared(config, folder):
     """Return why ``batchd prepare`` leaves out samples."""
-    job = PrepareJob("folder", config.streams["folder"], IndexCache(folder / "cache"), 1, 60, Storage())
+    job = PrepareJob("folder", config.streams["folder"], config.daemon, IndexCache(folder / "cache"), Storage())
     made = prepare(job, Output(folder / "out", PHOTOS, "png", 90), lambda _all, _done, _bad: None)
     return [one.reason for one in made.left_out]
 

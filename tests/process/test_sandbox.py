@@ -1,14 +1,22 @@
-"""A worker that is taken over: an attacker's code runs in it, as a function of a stream."""
+"""A process that is taken over: hostile code runs in a worker, as a function, or in a scan."""
 
 import json
 import os
 import socket
+from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
 
 import batchd_client
+from batchd.data.sources.arrays.options import NpySource
+from batchd.data.sources.scan import isolated_scan
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
+from batchd.errors import SourceInvalid
 from batchd.runtime.sandbox import version
+from support.source_files import nothing
 
 pytestmark = pytest.mark.skipif(not version(), reason="this kernel does not let a process enclose itself")
 
@@ -94,6 +102,18 @@ ATTACKS = """
         return {"done": np.uint8(2)}
 """
 REFUSED, DONE = 1, 2
+SCAN = """
+    import json, sys
+    from attack import attempt
+    from batchd.data.sources.scan import answer
+    from batchd.errors import SourceInvalid
+
+    def scan(source, survey):
+        raise SourceInvalid(json.dumps([int(attempt({"n": number}, None)["done"]) for number in range(64)]))
+
+    if __name__ == "__main__":
+        sys.exit(answer(scan))
+"""
 PLAIN = 26
 """The attacks that any process of the daemon's user can carry out."""
 
@@ -138,12 +158,29 @@ def attacked(start_daemon, target, code, **daemon_keys):
     }
     daemon = start_daemon({"numbers": stream}, python_path=[str(code)], workers=1, **daemon_keys)
     lifeline = next(str(path) for path in daemon.runtime_dir.iterdir() if path.is_socket())
-    known = {**target, "daemon": daemon.pid, "config": str(daemon.config), "lifeline": lifeline}
-    (code / "targets.json").write_text(json.dumps(known))
+    tell(code, {**target, "daemon": daemon.pid, "config": str(daemon.config), "lifeline": lifeline})
     with batchd_client.connect(daemon.address) as connection, connection.stream("numbers", epochs=1) as batches:
         (done,) = [batch["done"].tolist() for batch in batches]
         assert not connection.bad("numbers").samples
     return dict(enumerate(one for one in done if one))
+
+
+def attacked_by_a_scan(target, code, config, *, encloses):
+    """As ``attacked``, of the process that scans a source; this one is its daemon."""
+    (code / "hostile_scan.py").write_text(dedent(SCAN))
+    source = NpySource(path=Path(target["photo"].replace("photo", "numbers.npy")))
+    with socket.socket(socket.AF_UNIX) as lifeline:
+        lifeline.bind(str(code / "lifeline"))
+        lifeline.listen()
+        tell(code, {**target, "daemon": os.getpid(), "config": str(config), "lifeline": str(code / "lifeline")})
+        with pytest.raises(SourceInvalid) as caught, Storage(encloses=encloses) as storage:
+            isolated_scan("hostile_scan", source, Survey(nothing, storage=storage))
+    return dict(enumerate(one for one in json.loads(str(caught.value)) if one))
+
+
+def tell(code, targets):
+    """Tell the attacker where things are."""
+    (code / "targets.json").write_text(json.dumps(targets))
 
 
 def test_an_attacker_in_a_worker_reaches_nothing(start_daemon, target, code):
@@ -159,3 +196,17 @@ def test_without_the_sandbox_all_plain_attacks_succeed(start_daemon, target, cod
     done = attacked(start_daemon, target, code, sandbox="off")
 
     assert [number for number in range(PLAIN) if done[number] != DONE] == []
+
+
+@pytest.mark.parametrize(("encloses", "outcome"), [(True, REFUSED), (False, DONE)])
+def test_an_attacker_in_a_scan_reaches_nothing_and_all_without_the_sandbox(
+    target, code, tmp_path, monkeypatch, encloses, outcome
+):
+    """A damaged file that takes over pyarrow gets no further than one that takes over a worker."""
+    monkeypatch.setenv("PYTHONPATH", str(code))
+    (tmp_path / "batchd.toml").touch()
+
+    done = attacked_by_a_scan(target, code, tmp_path / "batchd.toml", encloses=encloses)
+
+    assert len(done) > PLAIN
+    assert [number for number in range(len(done) if encloses else PLAIN) if done[number] != outcome] == []

@@ -34,10 +34,11 @@ class Expected:
     """The batches of one stream of a configuration file, computed without a daemon."""
 
     def __init__(self, config_file: Path, stream: str = "photos", python_path: Sequence[Path] = ()) -> None:
-        config = load_config(config_file, {}, {}).streams[stream]
+        whole = load_config(config_file, {}, {})
+        config, daemon = whole.streams[stream], whole.daemon.model_copy(update={"python_path": tuple(python_path)})
         self._config = config
         self._columns = kind_of(config.source).columns(config.source, Storage())
-        plan, grouping = plan_stream(stream, config, self._columns, python_path), None
+        plan, grouping = plan_stream(stream, config, self._columns, daemon), None
         if config.buckets is not None:
             grouping = grouping_of(plan, MeasureOptions(1, 30.0, Storage(), lambda _found: None))
         index = scan_source(config.source, lambda _found: None, IndexCache(None), Storage(), python_path, grouping)

@@ -98,9 +98,10 @@ class WorkerStreams:
             f"[streams.rows]\nbatch_size = {samples}\non_error = '{on_error}'\nsource = {source}\npipeline = [{steps}]\n"
             f"cache = '{cache}'\n{keys}\n"
         )
-        config = load_config(self._folder / "batchd.toml", {}, {}).streams["rows"]
+        whole = load_config(self._folder / "batchd.toml", {}, {})
+        config = whole.streams["rows"]
         columns = kind_of(config.source).columns(config.source, Storage())
-        plan = plan_stream("rows", config, columns, ())
+        plan = plan_stream("rows", config, columns, whole.daemon)
         fields = (*sample_fields(columns, plan.pipeline.steps, config.on_error), CHECKSUM)
         index = scan(config.source)
         message = ServeStream(

@@ -219,7 +219,7 @@ def open_alone(config: Config, name: str) -> ServedStream:
     """
     check_stream(config, name)
     stream = config.streams[name]
-    storage = Storage(config.daemon.storage_limits())
+    storage = Storage(config.daemon.storage_limits(), encloses=config.daemon.encloses)
     findings = look_at_stream(name, whole_draft(stream), config.daemon.python_path or (), storage, thoroughly=False)
     if findings.columns is None or findings.problems:
         raise ConfigInvalid(findings.problems)

@@ -194,7 +194,7 @@ class SampleLookup:
         self._opened = open_alone(config, stream)
         self._source = config.streams[stream].source
         self._substitutes = config.streams[stream].on_error == "substitute"
-        self._storage = Storage(config.daemon.storage_limits())
+        self._storage = Storage(config.daemon.storage_limits(), encloses=config.daemon.encloses)
         self._storage.as_of_ns = self._opened.message.as_of_ns
         with closing(self._opened):
             self.index = SourceIndex.from_descriptor(self._opened.index_descriptor)

@@ -110,9 +110,7 @@ def derive(asked: DeriveRequest, index: SourceIndex) -> ServedStream:
             ring = plan_rings(config, storage)[name]
             ring = replace(ring, slots_max=min(ring.slots_max, DERIVED_SLOTS_MAX))
             storage.limits = daemon.storage_limits()
-            old, new = (
-                plan_stream(name, one.streams[name], ring.columns, daemon.python_path or ()) for one in (former, config)
-            )
+            old, new = (plan_stream(name, one.streams[name], ring.columns, daemon) for one in (former, config))
             _check(old, new, asked.modules, storage)
             served = stream_of(0, new, config, ring, storage, _of_source(index))
         except SourceInvalid as error:

@@ -1,7 +1,8 @@
 """Make the index of a source, in a process of its own where damaged files can end it. Daemon.
 
     isolated_scan --- JSON, stdin -------------->   python -m MODULE DESCRIPTOR   answer
-                      the source, StorageLimits
+                      the source, StorageLimits,
+                      what it may reach
                   <-- lines of JSON, stdout ---     ["found", n], ["saw", …], ["done", n], …
                   <-- text, stderr ------------     a library's last words, or a traceback
                   <========== memfd ===========     the index, of n bytes
@@ -40,6 +41,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, NamedTuple
 
+from batchd.data.sources.access import access_of_source
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.options import SourceOptions, source_from_plain, source_to_plain
 from batchd.data.storage.access import Storage
@@ -51,6 +53,7 @@ from batchd.errors import SourceInvalid
 from batchd.runtime import children, failpoints
 from batchd.runtime.available import available_bytes, numbers_in
 from batchd.runtime.children import PIPE, Child, describe
+from batchd.runtime.sandbox import Access, enclose, version
 from batchd.runtime.sizes import round_bytes
 from batchd_wire.wording import counted
 
@@ -152,7 +155,8 @@ def isolated_scan(
 
     ``silence_max_s``: the longest time between two lines; None is no limit.
     """
-    given = json.dumps([source_to_plain(source), survey.storage.limits]).encode()
+    access = access_of_source(source) if survey.storage.encloses and version() else None
+    given = json.dumps([source_to_plain(source), survey.storage.limits, access]).encode()
     with ExitStack() as until_scanned:
         memory = os.memfd_create("batchd-scan", os.MFD_CLOEXEC)
         until_scanned.callback(os.close, memory)
@@ -176,8 +180,10 @@ def answer(scan: Callable[[Any, Survey], SourceIndex]) -> int:
     children.die_with_parent()
     say("found", 0)
     failpoints.passing("scan.isolated")
-    plain, limits = json.load(sys.stdin)
+    plain, limits, access = json.load(sys.stdin)
     source = source_from_plain(plain)
+    if access is not None:
+        enclose(Access(*access))
     allowed = ScanMemory()
     allowed.bound()
     with Storage(StorageLimits(*limits)) as storage:

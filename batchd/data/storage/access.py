@@ -55,10 +55,12 @@ class Storage:
     """Files here and objects of servers, for one process. Belongs to one thread.
 
     ``limits`` may be replaced at any time; requests that begin later keep to the new ones.
+    ``encloses``: whether another process that scans a source gives up all else, where it can.
     """
 
-    def __init__(self, limits: values.StorageLimits = values.USUAL_LIMITS) -> None:
+    def __init__(self, limits: values.StorageLimits = values.USUAL_LIMITS, *, encloses: bool = True) -> None:
         self.limits = limits
+        self.encloses = encloses
         self.local = LocalFiles()
         self.remote = RemoteFiles(self)
         self.as_of_ns = 0

@@ -17,6 +17,7 @@ import pytest
 
 from batchd.cli.main import main
 from batchd.config.load import load_config
+from batchd.config.tree import DaemonConfig
 from batchd.daemon import config_checks
 from batchd.daemon.serve import ServeOptions, serve
 from batchd.data.sources import source_checks
@@ -275,7 +276,7 @@ def test_the_file_of_a_cache_that_cannot_be_used_is_found(both: Both, spoil: str
     config = load_config(both.folder / "batchd.toml")
     stream = config.streams["a"]
     index = scan_source(stream.source, lambda _found: None, IndexCache(None), Storage())
-    spec = cache_memory.cache_spec(plan_stream("a", stream, (), ()), index)
+    spec = cache_memory.cache_spec(plan_stream("a", stream, (), DaemonConfig()), index)
     assert spec is not None
     if spoil == "link":
         cache_path(spec).symlink_to(both.folder / "x.npy")

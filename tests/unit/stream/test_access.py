@@ -7,6 +7,7 @@ import pytest
 from batchd.config.load import load_config
 from batchd.runtime.sandbox import NOTHING, Access, joined
 from batchd.stream.access import access_of
+from batchd.stream.plan import plan_stream
 from support.settings import write_settings
 
 CODE = Path("/srv/code")
@@ -79,6 +80,18 @@ def test_a_stores_ports_are_open(access, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "proxy:3128")
     assert access(source=url).ports == [80, 443, 3128, 9000]
     assert access(source=OWN, read=[], network=True).any_port
+
+
+def test_sandbox_off_goes_with_the_recipe_to_all_who_make_samples(tmp_path):
+    """So workers of commands, replays and worker hosts are enclosed where the daemon's are."""
+
+    def recipe(**daemon):
+        stream = {"batch_size": 1, "source": FOLDER}
+        config = load_config(write_settings(tmp_path / "batchd.toml", {"one": stream}, daemon))
+        return plan_stream("one", config.streams["one"], (), config.daemon).recipe()
+
+    assert recipe().needed == NOTHING._replace(read=["/data/photos"])
+    assert recipe(sandbox="off").needed is None
 
 
 def test_two_streams_together_need_what_either_needs():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from batchd.config.load import load_config
+from batchd.config.tree import DaemonConfig
 from batchd.data.pipeline.image import jpeg_box
 from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.jpeg_box import found_points
@@ -78,7 +79,7 @@ def make(server, storage, tmp_path):
             f"[streams.a]\nsource = {source}\nbatch_size = 3\npipeline = {pipeline}\ncache = '{kind}'\n"
         )
         config = load_config(tmp_path / "batchd.toml", {}, {}).streams["a"]
-        plan = plan_stream("a", config, kind_of(config.source).columns(config.source, storage), ())
+        plan = plan_stream("a", config, kind_of(config.source).columns(config.source, storage), DaemonConfig())
         index = scan_source(config.source, nothing, IndexCache(None), storage)
         others = list(memory.descriptors) if kind == "points" else []
         watch = Stopwatch()
