@@ -153,7 +153,7 @@ def _decoders() -> Iterator[tuple[str, Callable[[bytes], object]]]:
     from batchd.data.pipeline.image import jpeg_box  # noqa: PLC0415  only the child decodes
     from batchd.data.pipeline.image.geometry import Cut  # noqa: PLC0415
     from batchd.data.pipeline.image.opencv import Scratch, cv2  # noqa: PLC0415
-    from batchd.data.pipeline.image.probe import ImageHeader  # noqa: PLC0415
+    from batchd.data.samples.image_header import ImageHeader  # noqa: PLC0415
 
     if jpeg_box.IS_BUILT:
         boxes, header = jpeg_box.BoxDecoder("rgb", Scratch()), ImageHeader("JPEG", HEIGHT, WIDTH, 1, 3)

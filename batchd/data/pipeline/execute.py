@@ -31,7 +31,6 @@ from batchd.data.pipeline.image.geometry import SKIPPED, Cut, planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.opencv import Scratch
 from batchd.data.pipeline.image.options import Decode, ImageStep
-from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.stages import ClipsStage, ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
@@ -55,6 +54,7 @@ from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.image_header import ImageHeader
 from batchd.data.samples.kept_files import FileHead, KeptFiles, KnownFile
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array

@@ -19,7 +19,6 @@ from batchd.errors import KeyPath
 CONTENT_VERSION = 4
 """Grows when the same steps, or the same plan, begin to give other bytes."""
 SIDE_PIXELS_MAX = 16_384
-PIXELS_MAX = 1 << 30
 FILE_BYTES_MAX = 1 << 32
 
 Interpolation: TypeAlias = Literal["auto", "nearest", "linear", "area", "cubic", "lanczos"]

@@ -16,14 +16,15 @@ damaged record, or one of another file, does no harm. A file without points has 
 length.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.image_header import ImageHeader
 from batchd.data.samples.shared_boxes import Sibling
 
 POINTS_VERSION = 2
@@ -50,7 +51,7 @@ class FileHead(NamedTuple):
     front of its image data.
     """
 
-    header: tuple[Any, ...]
+    header: ImageHeader
     file_bytes: int
     data: memoryview | bytes
 
@@ -67,7 +68,7 @@ class AccessPoints:
         """Records from the cache, or from beside the file."""
         self.found: dict[str, bytes] = {}
         """Records that decoding this sample has made."""
-        self.headers: dict[str, tuple[Any, ...]] = {}
+        self.headers: dict[str, ImageHeader] = {}
         """The headers of these files that the extension reads by itself."""
         self.heads: dict[str, FileHead] = {}
         """The heads of these files, if ``wants_heads``."""
@@ -101,7 +102,7 @@ class DecodedFile(NamedTuple):
     reads the file from its source.
     """
 
-    header: tuple[Any, ...]
+    header: ImageHeader
     file_bytes: int
     pixels: Mapping[int, NDArray[np.uint8]]
     reread: Callable[[], memoryview]
@@ -123,7 +124,7 @@ class FilePart(NamedTuple):
     nothing was read. ``read_bytes``: how many bytes of it were read now.
     """
 
-    header: tuple[Any, ...]
+    header: ImageHeader
     data: memoryview
     read_bytes: int
 
@@ -136,7 +137,7 @@ class KnownFile(NamedTuple):
     """
 
     place: tuple[int, bytes, int, int, int]
-    header: Sequence[Any]
+    header: ImageHeader
     points: memoryview | bytes | None
 
 

@@ -15,10 +15,12 @@ that crop alone gives, bit for bit. So siblings decide about time, and never abo
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from batchd.data.samples.image_header import ImageHeader
 
 KEPT_BYTES_MAX = 32 << 20
 """Of all boxes that a worker keeps."""
@@ -33,7 +35,7 @@ Box: TypeAlias = tuple[int, int, int, int]
 """Top, left, height and width, in pixels at the scale of the box."""
 ScaledBox: TypeAlias = tuple[int, Box]
 """1/scale, and the box."""
-PlanBoxes: TypeAlias = Callable[[Any, int, int], Sequence[ScaledBox]]
+PlanBoxes: TypeAlias = Callable[[ImageHeader, int, int], Sequence[ScaledBox]]
 """The boxes that a stream decodes of a file with this header in an epoch, for a sample."""
 Pixels: TypeAlias = NDArray[np.uint8]
 _Key: TypeAlias = tuple[str, int, int]
@@ -147,13 +149,13 @@ class Sibling:
         self.has_found |= found is not None
         return found
 
-    def others(self, header: Any, factor: int) -> list[Box]:
+    def others(self, header: ImageHeader, factor: int) -> list[Box]:
         """What siblings that come here soon will decode of this file at 1/``factor``."""
         if self._planned is None:
             self._planned = list(self._plan_others(header))
         return [box for _sibling, (scale, box) in self._planned if scale == factor]
 
-    def _plan_others(self, header: Any) -> Iterator[tuple["Sibling", ScaledBox]]:
+    def _plan_others(self, header: ImageHeader) -> Iterator[tuple["Sibling", ScaledBox]]:
         assert self._key is not None, "it has begun a row"
         assert self.place is not None, "it has begun a row"
         _order, epoch, sample = self._key

@@ -24,7 +24,7 @@ from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.image.options import ImageStep
 from batchd.data.pipeline.image.recolor import Change, Colors, Recolor, recolor_for
 from batchd.data.pipeline.image.resample import make_moves
-from batchd.data.pipeline.options import PIXELS_MAX
+from batchd.data.samples.image_header import PIXELS_MAX
 
 Shape: TypeAlias = tuple[int, ...]
 Space: TypeAlias = Mapping[str, Callable[[float, Shape], float]]

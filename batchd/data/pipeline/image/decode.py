@@ -44,9 +44,10 @@ from batchd.data.pipeline.image.geometry import Cut, Move, box_around, kept_size
 from batchd.data.pipeline.image.jpeg_box import EIGHTHS, BoxDecoder, FileMade, FileTask, decoding_ns
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, decode_file
 from batchd.data.pipeline.image.options import Decode
-from batchd.data.pipeline.image.probe import ImageHeader, probe_image
+from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.resample import Scaling, cut_out
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.image_header import ImageHeader
 from batchd.data.samples.kept_files import DecodedFile, FilePart, KeptFiles, KnownFile
 from batchd.data.samples.shared_boxes import Sibling
 
@@ -221,13 +222,12 @@ class Decoder:
         sibling.keep(len(data), factor, around, pixels)
         return cut_out(pixels, box.within(around))
 
-    def file_task(
-        self, file: KnownFile, header: ImageHeader, factor: int, box: Cut, scaling: Scaling
-    ) -> FileTask | None:
+    def file_task(self, file: KnownFile, factor: int, box: Cut, scaling: Scaling) -> FileTask | None:
         """Plan one file for ``make_rows``; None: ``decode`` decodes it, or says what is wrong.
 
         Raises ``SampleUndecodable``.
         """
+        header = file.header
         pixels = header.height * header.width
         if not self.decodes_boxes(header) or pixels > min(self._step.max_pixels, header.pixels_max):
             return None
@@ -260,7 +260,7 @@ class Decoder:
             images = {scale: self._lasting(data, header, scale, size) for scale, size in sizes.items()}
         except SampleUndecodable:
             return None
-        made = DecodedFile(tuple(header), len(data), images, lambda: data)
+        made = DecodedFile(header, len(data), images, lambda: data)
         self._decoded.found[field] = made
         return made
 

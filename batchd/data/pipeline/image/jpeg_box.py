@@ -20,9 +20,10 @@ import numpy as np
 from batchd.data.pipeline.image import resample
 from batchd.data.pipeline.image.geometry import Cut
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
-from batchd.data.pipeline.image.probe import ImageHeader, probe_image
+from batchd.data.pipeline.image.probe import probe_image
 from batchd.data.pipeline.image.resample import Scaling
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.image_header import ImageHeader
 from batchd.data.samples.kept_files import AccessPoints, FileHead, FilePart, PartUnfit, has_points, without_points
 from batchd.data.storage import rows
 
@@ -170,10 +171,10 @@ class BoxDecoder:
         """Have a cache keep the record of a file, its header, and its head."""
         points.found[self._field] = record
         if header == _jpeg.probe(data):
-            points.headers[self._field] = tuple(header)
+            points.headers[self._field] = header
         if points.wants_heads and has_points(record):
             head_bytes = header.scan + _MARKER_BYTES + int.from_bytes(data[header.scan + _MARKER_BYTES :][:2], "big")
-            points.heads[self._field] = FileHead(tuple(header), len(data), bytes(data[:head_bytes]))
+            points.heads[self._field] = FileHead(header, len(data), bytes(data[:head_bytes]))
 
     def make_rows(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:
         """Read, decode and resample files into their rows; ``file`` is the memory for one of them.
@@ -212,8 +213,8 @@ def part_of(head: FileHead, points: memoryview | bytes, factor: int, box: Cut) -
 
     None: all of the file.
     """
-    header = ImageHeader(*head.header)
-    return _jpeg.part(head.data, EIGHTHS // factor, (header.height, header.width), box, points)
+    size = head.header.height, head.header.width
+    return _jpeg.part(head.data, EIGHTHS // factor, size, box, points)
 
 
 def in_one_scan(data: memoryview, header: ImageHeader) -> bytes | None:

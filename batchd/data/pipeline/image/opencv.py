@@ -20,7 +20,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from batchd.data.pipeline.options import PIXELS_MAX
+from batchd.data.samples.image_header import PIXELS_MAX
 
 os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(PIXELS_MAX)
 # what is wrong with a sample is said once, as its reason

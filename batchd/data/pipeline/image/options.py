@@ -11,16 +11,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from batchd.data.pipeline.options import (
-    FILE_BYTES_MAX,
-    PIXELS_MAX,
-    SIDE_PIXELS_MAX,
-    FieldStep,
-    Interpolation,
-    Side,
-    Size,
-)
+from batchd.data.pipeline.options import FILE_BYTES_MAX, SIDE_PIXELS_MAX, FieldStep, Interpolation, Side, Size
 from batchd.data.samples.checks import Example, Range
+from batchd.data.samples.image_header import PIXELS_MAX
 from batchd_wire.record import options
 
 

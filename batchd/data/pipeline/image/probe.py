@@ -44,9 +44,9 @@ from batchd.data.pipeline.image.containers import (
     scan_markers,
     webp_chunks,
 )
-from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.samples.columns import MAGIC_BYTES, image_format
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.image_header import PIXELS_MAX, ImageHeader
 
 JPEG_FILL_BYTES_MAX = 4_096
 """Bytes between segments that belong to nothing; libjpeg skips them, and so do we."""
@@ -74,24 +74,6 @@ _HELD_BYTES, _GIF_HELD_BYTES, _WEBP_HELD_BYTES, _WEBP_ANIMATION_HELD_BYTES = 3, 
 """For each pixel, measured: what OpenCV holds beside the image; of PNG and BMP a second one."""
 _WHOLE_BYTE_BITS = 8
 _GIF_FRAME, _GIF_TRAILER = 0x2C, 0x3B
-
-
-class ImageHeader(NamedTuple):
-    """``height`` and ``width`` are as stored, in pixels, before ``orientation`` (1 to 8)."""
-
-    format: str
-    """JPEG, PNG, APNG (an animated PNG), WebP, BMP or GIF."""
-    height: int
-    width: int
-    orientation: int
-    channels: int
-    """Components of a JPEG: 1 grey, 3 colour, 4 CMYK or YCCK; 1 for a grey PNG, 0 for others."""
-    pixels_max: int = PIXELS_MAX
-    """How many pixels are believed of a file of so many bytes."""
-    held_bytes: int = 0
-    """Memory that a decoder takes beside the image that it makes."""
-    scan: int = 0
-    """The offset of the first start of scan of a JPEG."""
 
 
 def probe_image(data: memoryview) -> ImageHeader:

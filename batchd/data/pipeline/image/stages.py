@@ -64,15 +64,14 @@ from batchd.data.pipeline.image.options import (
     SubtractMean,
     To,
 )
-from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.recolor import recolor_for
 from batchd.data.pipeline.image.resample import cut_out, make_moves, plan_scaling
 from batchd.data.pipeline.join.options import JoinStep
-from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.stages import Row, RowsStage, Timings
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.image_header import PIXELS_MAX, ImageHeader
 from batchd.data.samples.kept_files import DecodedFile, FileHead, FilePart, KeptFiles, KnownFile
 from batchd.data.samples.values import Clips, Value
 from batchd.runtime import failpoints
@@ -298,10 +297,9 @@ class ImageStage:
         Only if ``makes_files``.
         """
         assert self._decoder is not None, "it makes files"
-        header = ImageHeader(*file.header)
-        decoding, turn = (plan := self.planned(header, random, row)).decoding, plan.geometry.turn
+        decoding, turn = (plan := self.planned(file.header, random, row)).decoding, plan.geometry.turn
         scaling = plan_scaling(decoding, turn, self._channels, self._scratch, row[self.field])
-        return self._decoder.file_task(file, header, decoding.factor, decoding.box, scaling) if scaling else None
+        return self._decoder.file_task(file, decoding.factor, decoding.box, scaling) if scaling else None
 
     def make_files(self, tasks: list[FileTask], file: memoryview, note: memoryview) -> list[FileMade]:
         """Make rows by one call of the extension, and say what became of each."""
@@ -350,11 +348,10 @@ class ImageStage:
                 raise SampleUndecodable(f"an image without pixels: {value.shape[1]} x {value.shape[0]}")
             return ImageHeader("pixels", value.shape[0], value.shape[1], 1, 0)
         if isinstance(value, DecodedFile):
-            return ImageHeader(*value.header)
+            return value.header
         if isinstance(value, FilePart):
-            header = ImageHeader(*value.header)
-            self._decoder.check_limits(value.data, header)  # limits differ by stream
-            return header
+            self._decoder.check_limits(value.data, value.header)  # limits differ by stream
+            return value.header
         assert isinstance(value, memoryview), "the bytes of a file, as there is a decode step"
         header = probe_file(value)
         self._decoder.check_limits(value, header)

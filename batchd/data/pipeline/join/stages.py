@@ -23,9 +23,9 @@ from batchd.data.pipeline.image.followers import Followers
 from batchd.data.pipeline.image.geometry import UPRIGHT, Geometry
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.join import options
-from batchd.data.pipeline.options import PIXELS_MAX
 from batchd.data.pipeline.stages import JoinStage, make_stage
 from batchd.data.samples.columns import Column
+from batchd.data.samples.image_header import PIXELS_MAX
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
 

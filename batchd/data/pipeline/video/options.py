@@ -3,9 +3,10 @@
 from typing import Annotated, ClassVar, Literal
 
 from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
-from batchd.data.pipeline.options import FILE_BYTES_MAX, PIXELS_MAX, FieldStep
+from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.columns import check_field_names
+from batchd.data.samples.image_header import PIXELS_MAX
 from batchd_wire.record import options
 
 CLIPS_MAX = 255

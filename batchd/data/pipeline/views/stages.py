@@ -22,7 +22,6 @@ import numpy as np
 from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.geometry import HALF, Cut, Resampling, box_around
 from batchd.data.pipeline.image.jpeg_box import decoding_ns, part_of
-from batchd.data.pipeline.image.probe import ImageHeader
 from batchd.data.pipeline.image.resample import cut_out
 from batchd.data.pipeline.image.stages import ImagePlan, ImageStage
 from batchd.data.pipeline.randomness import Mark, SampleRandom, view_number
@@ -30,6 +29,7 @@ from batchd.data.pipeline.stages import Row, Stage, Timings
 from batchd.data.pipeline.views.options import IMAGE
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
+from batchd.data.samples.image_header import ImageHeader
 from batchd.data.samples.kept_files import DecodedFile, FileHead, FilePart
 from batchd.data.samples.values import Value, array_of
 from batchd_wire.views import Array
@@ -151,7 +151,7 @@ class ViewsStage:
 
     def boxes(self, header: ImageHeader, random: SampleRandom) -> list[tuple[int, Cut]]:
         """1/scale and box of what a call would decode of a file. Raises ``SampleUndecodable``."""
-        planned = self._plan(FilePart(tuple(header), memoryview(b""), 0), random)
+        planned = self._plan(FilePart(header, memoryview(b""), 0), random)
         return [(one.plan.decoding.factor, one.plan.decoding.box) for one in planned]
 
     def part(

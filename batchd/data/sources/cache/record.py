@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUnreadable
+from batchd.data.samples.image_header import ImageHeader
 from batchd.data.samples.kept_files import DecodedFile, FileHead
 from batchd.data.samples.values import MediaFile, Value, array_of
 from batchd_wire.views import Array
@@ -113,22 +114,20 @@ def with_heads(record: Record, heads: Mapping[str, FileHead]) -> Record:
     )
 
 
-def with_headers(record: Record, headers: Mapping[str, tuple[object, ...]]) -> Record:
+def with_headers(record: Record, headers: Mapping[str, ImageHeader]) -> Record:
     """The record with these headers of its files."""
     facts = facts_of(record.facts) + [(name, _HEADER, header) for name, header in headers.items()]
     return Record(msgpack.packb(facts, unicode_errors="surrogatepass"), record.values)
 
 
-def header_and_points(
-    facts: memoryview, parts: memoryview, field: str
-) -> tuple[list[object] | None, memoryview | None]:
+def header_and_points(facts: memoryview, parts: memoryview, field: str) -> tuple[ImageHeader | None, memoryview | None]:
     """The header of a field's file, None if the record has none, and its access points."""
-    header: list[object] | None = None
+    header: ImageHeader | None = None
     points: memoryview | None = None
     start = 0
     for name, kind, *rest in facts_of(facts):
         if kind == _HEADER and name == field:
-            (header,) = rest
+            header = ImageHeader(*rest[0])
         elif kind in WITH_VALUES:
             if kind == _POINTS and name == field:
                 points = parts[start : start + rest[-1]]
@@ -143,7 +142,7 @@ def heads_of(facts: memoryview, parts: memoryview) -> dict[str, FileHead]:
     for name, kind, *rest in facts_of(facts):
         if kind == _HEAD:
             header, file_bytes, size = rest
-            heads[name] = FileHead(tuple(header), file_bytes, parts[start : start + size])
+            heads[name] = FileHead(ImageHeader(*header), file_bytes, parts[start : start + size])
         start += rest[-1] if kind in WITH_VALUES else 0
     return heads
 
@@ -175,7 +174,7 @@ def unpack(
             for factor, shape in shapes:
                 pixels[factor] = np.ndarray(shape, np.uint8, parts, start)
                 start += pixels[factor].size
-            values[name] = DecodedFile(tuple(header), file_bytes, pixels, partial(file, name))
+            values[name] = DecodedFile(ImageHeader(*header), file_bytes, pixels, partial(file, name))
         elif kind == _HEAD:
             start += rest[-1]
         elif kind == _HEADER:

@@ -374,7 +374,7 @@ def test_only_the_part_is_read(subsampling):
     points = jpeg_box.found_points(memoryview(data), header)
     draw = np.random.default_rng(5)
     scan_end = header.scan + 2 + int.from_bytes(data[header.scan + 2 :][:2], "big")
-    head = FileHead(tuple(header), len(data), data[:scan_end])
+    head = FileHead(header, len(data), data[:scan_end])
     parts = 0
     for factor in (1, 2, 4, 8) * 10:
         height, width = -(-400 // factor), -(-330 // factor)
