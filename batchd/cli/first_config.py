@@ -6,6 +6,7 @@ sample and from a few samples:
     one image file         decode, random_resized_crop, random_flip; without augmentation resize
                            and center_crop
     several image files    decode and resize each: random crops would not match
+    lists of images        the same, and ragged, with room for as many as the list has at most
     frames of a video      random_resized_crop, random_flip
     text                   text_bytes, with room for the longest text; a longer one is bad
     arrays, lengths vary   pad_batch, with room for the largest array; a larger one is bad
@@ -158,6 +159,10 @@ def look_at(  # noqa: C901  a branch for each kind of column
                     value = found[column.name]
                     if column.kind == "encoded":
                         images.setdefault(column.name, []).append(_header(value))
+                    elif column.kind == "images":
+                        assert isinstance(value, list), "a list of files"
+                        images.setdefault(column.name, []).extend(map(_header, value))
+                        longest[column.name] = _larger(longest.get(column.name), value)
                     elif column.kind == "audio":
                         sounds.setdefault(column.name, []).append(_lasting(value))
                     elif column.kind in ("text", "array") and not column.is_fixed:
@@ -185,12 +190,15 @@ def _others(few: Sequence[int], samples: int) -> Iterator[int]:
 
 
 def _larger(before: tuple[int, ...] | None, value: Value) -> tuple[int, ...]:
-    """The largest lengths so far; of a text, in bytes."""
-    shape = (len(value.encode()),) if isinstance(value, str) else np.asarray(value).shape
+    """The largest lengths so far; of a text, in bytes, and of a list, in values."""
+    if isinstance(value, str | list):
+        shape: tuple[int, ...] = (len(value.encode() if isinstance(value, str) else value),)
+    else:
+        shape = np.asarray(value).shape
     return shape if before is None else tuple(map(max, before, shape))
 
 
-def _header(value: Value) -> tuple[str, int, int]:
+def _header(value: object) -> tuple[str, int, int]:
     assert isinstance(value, memoryview), "the bytes of a file"
     header = probe_image(value)
     return header.format, header.width, header.height
@@ -300,11 +308,8 @@ def steps_for(facts: Facts, *, is_augmented: bool = True) -> list[dict[str, obje
             steps += _cropped(name, side, is_augmented=is_augmented)
         else:
             steps.append(_step("resize", name, size=[side, side]))
-    for name, sound in facts.sounds.items():
-        seconds = min(SEGMENT_S, max(1, ceil(sound.seconds[1])))
-        start = {} if is_augmented else {"start": 0.0}
-        field = {} if name == "audio" else {"field": name}
-        steps.append({"op": "decode_audio", **field, "rate": sound.rate, "seconds": float(seconds), **start})
+    steps += _steps_for_lists(facts)
+    steps += _steps_for_sounds(facts, is_augmented=is_augmented)
     for column in facts.columns:
         if column.name == TOKENS and column.dtype != "int64":
             steps.append({"op": "cast", "field": column.name, "dtype": "int64"})
@@ -314,6 +319,25 @@ def steps_for(facts: Facts, *, is_augmented: bool = True) -> list[dict[str, obje
         elif column.kind == "array" and not column.is_fixed:
             steps += _steps_for_array(column, facts.longest.get(column.name), is_augmented=is_augmented)
     return steps
+
+
+def _steps_for_lists(facts: Facts) -> Iterator[dict[str, object]]:
+    for column in facts.columns:
+        if column.kind == "images":
+            side = min(
+                [SIDE_PIXELS, *(facts.images[name].shorter_side for name in facts.images if name == column.name)]
+            )
+            yield _step("decode", column.name)
+            yield _step("resize", column.name, size=[side, side])
+            yield _step("ragged", column.name, max_shape=[column.most, side, side, 3])
+
+
+def _steps_for_sounds(facts: Facts, *, is_augmented: bool) -> Iterator[dict[str, object]]:
+    for name, sound in facts.sounds.items():
+        seconds = min(SEGMENT_S, max(1, ceil(sound.seconds[1])))
+        start = {} if is_augmented else {"start": 0.0}
+        field = {} if name == "audio" else {"field": name}
+        yield {"op": "decode_audio", **field, "rate": sound.rate, "seconds": float(seconds), **start}
 
 
 def name_of_boxes(facts: Facts) -> str | None:

@@ -39,7 +39,7 @@ from batchd.data.samples.checks import Checks, Example, OptionsInvalid
 from batchd.data.samples.kinds import IS_WHOLE, OneOf
 from batchd.data.samples.location import check_local
 from batchd.data.sources.composed.options import MixSource, sources_in
-from batchd.data.sources.options import SOURCE_KINDS, SourceOptions
+from batchd.data.sources.options import SOURCE_KINDS, DeclaredOptions, SourceOptions
 from batchd.data.sources.push.options import PushSource
 from batchd.data.storage.values import StorageLimits
 from batchd.runtime.addresses import HTTP_DEFAULT, PORT_MAX, host_name, parse_http, parse_tcp
@@ -957,12 +957,21 @@ class StreamConfig(_Branch):
         if self.source.is_live:
             return "off", f'samples of type "{self.source.type}" come once, so there is nothing to keep of them'
         has_budget = self.cache_bytes is not None
+        declared = [one for _key, one in sources_in(self.source) if isinstance(one, DeclaredOptions)]
+        lists = {column.name for one in declared for column in one.columns if column.kind == "images"}
         if has_budget and any(source.reads_urls for _key, source in sources_in(self.source)):
             return "encoded", "the source is on a server, and there is a budget"
-        files = decoded_files(self.pipeline)
+        files, cropped = (
+            found.keys() - lists for found in (decoded_files(self.pipeline), cropped_files(self.pipeline))
+        )
         if has_budget and files and self.cache_dir is None:
             return "pixels", "images are decoded from files, and there is cache_memory"
-        if not cropped_files(self.pipeline):
+        if not cropped and lists:
+            return (
+                "off",
+                f"the images of {min(lists)!r} are a list, and access points and pixels are kept of single ones",
+            )
+        if not cropped:
             return "off", "no crop follows decode directly" if files else "no image is decoded from a file"
         if not has_crop_decoder():
             return "off", "the extension that decodes crops of JPEGs is not built"

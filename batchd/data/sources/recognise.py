@@ -83,7 +83,6 @@ _SOUND_STARTS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"FORM")
 
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
 TEXT_LISTS = 'lists of texts, which are of type "text[<=8]": docs/sources.md ("Types")'
-IMAGE_LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of texts and images") has lines for them'
 
 
 def is_sound(start: bytes) -> bool:
@@ -425,6 +424,15 @@ def _type_of_bytes(values: Sequence[bytes]) -> str:
         pass
     is_image = all(image_format(value[:MAGIC_BYTES]) is not None for value in values)
     return "image" if is_image else "uint8[?]"
+
+
+LIST_ROOM = 8
+"""Images for which a list has room at least."""
+
+
+def image_list(longest: int) -> str:
+    """The type of lists of images of which one has so many: room for the next power of two."""
+    return f"image[<={max(LIST_ROOM, 1 << (longest - 1).bit_length())}]"
 
 
 def why_no_type(values: Sequence[object], count: int) -> str:

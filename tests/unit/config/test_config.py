@@ -726,6 +726,16 @@ TOKENS = """
 source = { type = "npy", path = "/data/x.npy", field = "x" }
 batch_size = 8
 """
+LISTS = """
+[streams.photos]
+source = { type = "jsonl", root = "/data", shards = ["a.jsonl"], fields = { image = "image[<=8]" } }
+batch_size = 8
+pipeline = [
+    { op = "decode" },
+    { op = "random_resized_crop", size = [8, 8] },
+    { op = "ragged", field = "image", max_shape = [8, 8, 8, 3] },
+]
+"""
 
 
 @pytest.mark.parametrize(
@@ -741,6 +751,8 @@ batch_size = 8
         (TOKENS.replace("/data", "s3://bucket"), 'cache_memory = "8GiB"', "encoded"),
         (TOKENS.replace("/data", "s3://bucket"), 'cache_dir = "/ssd"\ncache_size = "8GiB"', "encoded"),
         (TOKENS.replace("/data", "s3://bucket"), "", "off"),
+        (LISTS, 'cache_memory = "8GiB"', "off"),
+        (LISTS, "", "off"),
     ],
 )
 def test_the_cache_follows_from_the_budget_the_steps_and_the_place(

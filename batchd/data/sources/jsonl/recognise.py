@@ -2,11 +2,11 @@
 
 The types come from the first lines of the first file. Keys in objects are paths of keys. A key
 becomes an image if its texts end like images and the first file exists: beside the lines, or in a
-folder below the place.
+folder below the place; lists of such texts become a list of images.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -36,13 +36,19 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
     found = recognise.common_fields(values, len(lines))
     types = found.types
     image_root = None
-    for name in [name for name, text in types.items() if text == "text"]:
-        paths = list(map(str, values[name]))
+    lists = {name: _lists_of_texts(values[name]) for name, why in found.reasons.items() if why == recognise.TEXT_LISTS}
+    for name in [*(name for name, text in types.items() if text == "text"), *lists]:
+        paths = [one for those in lists[name] for one in those] if name in lists else list(map(str, values[name]))
         endings = {recognise.ending_of(os.fsencode(value)) for value in paths}
         media = next((word for word, those in _FILES.items() if endings.issubset(those)), None)
         root = None if media is None else root_of_images(files, path, paths[0], survey)
-        if media is not None and root is not None and image_root in (None, root):
+        if media is None or root is None or image_root not in (None, root):
+            continue
+        if name not in lists:
             types[name], image_root = media, root
+        elif media == "image":
+            types[name], image_root = recognise.image_list(max(map(len, lists[name]))), root
+            del found.reasons[name]
     if not types:
         what = "no key has a text, a number or a list of numbers in each of its first lines"
         has_chats = any(map(recognise.is_chat, values.values()))
@@ -51,12 +57,17 @@ def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
         name: [one for one in values[name] if isinstance(one, int)] for name, text in types.items() if text == "int64"
     }
     exact = {name for name, those in whole.items() if max(map(abs, those)) <= recognise.FLOAT32_WHOLE}
-    named = {ending for word, those in _FILES.items() if word in types.values() for ending in those}
+    words = {text.partition("[")[0] for text in types.values()}
+    named = {ending for word, those in _FILES.items() if word in words for ending in those}
     images = [name for name in files.names if recognise.ending_of(name) in named]
     root = None if image_root == path.parent else image_root
     found = found._replace(exact=exact)
     recognised = recognise.recognise_records(JsonlSource, files, found, "key", image_root=root)
     return recognised._replace(names=[*recognised.names, *images])
+
+
+def _lists_of_texts(values: Iterable[object]) -> list[list[str]]:
+    return [[str(text) for text in value] for value in values if isinstance(value, list)]
 
 
 def _objects(path: Path, survey: Survey) -> list[Mapping[str, object]]:

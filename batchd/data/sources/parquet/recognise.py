@@ -107,17 +107,23 @@ def _type(file: TableFile, field: pa.Field) -> str | None:
         number = str(row_groups.dtype_of(kind.value_type))
         number = "int64" if number in _WHOLE - {"int8", "uint8", "uint64"} else number
         wanted.append(f"{number}[{getattr(kind, 'list_size', '?')}]")
+    elif row_groups.is_list(kind) and (row_groups.is_image(kind.value_type) or row_groups.is_bytes(kind.value_type)):
+        lists = [value for value in _first_values(file, field.name) if isinstance(value, list)]
+        if row_groups.is_image(kind.value_type) or _are_images([value for values in lists for value in values]):
+            wanted.append(recognise.image_list(max(map(len, lists), default=1)))
     if row_groups.is_image(kind) and any(map(recognise.is_sound, _first_files(file, field.name))):
         return "audio"
     return next((text for text in wanted if _reads(text, kind)), None)
+
+
+def _are_images(values: Sequence[object]) -> bool:
+    return recognise.type_of(values) == "image"
 
 
 def _why_none(file: TableFile, field: pa.Field) -> str:
     kind = field.type
     if row_groups.is_list(kind):
         inner = kind.value_type
-        if row_groups.is_image(inner) or row_groups.is_bytes(inner):
-            return recognise.IMAGE_LISTS
         values = [value for value in _first_values(file, field.name) if value is not None]
         if pa.types.is_struct(inner) and recognise.is_chat(values):
             return recognise.CHATS

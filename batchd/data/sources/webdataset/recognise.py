@@ -1,11 +1,13 @@
 """Recognise shards in tar format, by the members of the first samples. CLI.
 
-A field is declared if all of the first samples have its member: an image, a number or text in
-``cls``, a text in ``txt``, an array in ``npy``, the numbers and texts in ``json``.
+A field is declared if all of the first samples have its member: an image, a list of images in
+numbered members, a number or text in ``cls``, a text in ``txt``, an array in ``npy``, the numbers
+and texts in ``json``.
 """
 
 import io
 import json
+import re
 from itertools import islice
 from typing import BinaryIO
 
@@ -17,6 +19,9 @@ from batchd.data.sources.webdataset import options
 from batchd.data.sources.webdataset.scan import LABEL_BYTES_MAX, TarMember, TarSample, content_of, samples_in
 from batchd.data.storage.survey import Survey
 from batchd.errors import SourceInvalid
+
+_NUMBERED = re.compile(rf"(?P<name>(?:.*\.)?)(?P<number>0|[1-9][0-9]{{0,3}})\.(?:{'|'.join(options.IMAGE_ENDINGS)})")
+"""The member of an image of a list."""
 
 
 def _recognise(files: FoundFiles, survey: Survey) -> Recognised:
@@ -48,8 +53,14 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
     endings = dict.fromkeys(ending.lower() for sample in samples for ending in sample.members)
     if all(sample.find(options.IMAGE_ENDINGS) for sample in samples):
         found["image"] = "image", ";".join(options.IMAGE_ENDINGS)
+    lists, numbered = _image_lists(samples)
+    found |= lists
     for ending in endings:
-        if (ending in options.IMAGE_ENDINGS and "image" in found) or ending.endswith(f".{options.POINTS_ENDING}"):
+        if (
+            ending in numbered
+            or (ending in options.IMAGE_ENDINGS and "image" in found)
+            or ending.endswith(f".{options.POINTS_ENDING}")
+        ):
             continue
         members = [member for _number, member in filter(None, (sample.find([ending]) for sample in samples))]
         if len(members) < len(samples):
@@ -65,6 +76,34 @@ def _members(samples: list[TarSample], stream: BinaryIO) -> tuple[dict[str, tupl
             reasons[f".{ending}"] = "no type of field reads it" if is_small else f"longer than {LABEL_BYTES_MAX} bytes"
         found |= fields
     return found, reasons
+
+
+def _image_lists(samples: list[TarSample]) -> tuple[dict[str, tuple[str, str]], set[str]]:
+    """The fields whose images are numbered members, NAME.0.jpg and so on, and their endings.
+
+    Each of the first samples has at least one, and one has several.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    numbered: set[str] = set()
+    names: dict[str, list[dict[str, int]]] = {}
+    for sample in samples:
+        mine: dict[str, dict[str, int]] = {}
+        for ending in map(str.lower, sample.members):
+            if match := _NUMBERED.fullmatch(ending):
+                mine.setdefault(match["name"], {})[ending] = int(match["number"])
+        for name, members in mine.items():
+            names.setdefault(name, []).append(members)
+    for name, of_samples in names.items():
+        if len(of_samples) == len(samples) and max(map(len, of_samples)) > 1:
+            column = parse_column("images", recognise.image_list(1 + max(max(one.values()) for one in of_samples)))
+            room = f"{name}{{0..{column.most - 1}}}"
+            endings = sorted({ending.rpartition(".")[2] for one in of_samples for ending in one})
+            found[recognise.field_name(name.rstrip(".") or "images")] = (
+                column.text,
+                ";".join(f"{room}.{ending}" for ending in endings),
+            )
+            numbered |= {ending for one in of_samples for ending in one}
+    return found, numbered
 
 
 def _fields(

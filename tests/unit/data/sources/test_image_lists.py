@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,24 @@ import msgpack
 import pyarrow as pa
 import pytest
 
+from batchd.cli.first_config import look_at, steps_for
 from batchd.data.samples.values import Value
 from batchd.data.sources.cache.record import pack, unpack
 from batchd.data.sources.jsonl.options import JsonlSource
 from batchd.data.sources.lmdb.options import LmdbSource
-from batchd.data.sources.options import SourceOptions
+from batchd.data.sources.options import DeclaredOptions, SourceOptions
 from batchd.data.sources.parquet.options import ParquetSource
+from batchd.data.sources.recognise import recognise
 from batchd.data.sources.tfrecord.options import TFRecordSource
 from batchd.data.sources.webdataset.options import WebDatasetSource
+from batchd.data.storage.access import Storage
+from batchd.data.storage.survey import Survey
 from support.images import jpeg, photo
 from support.lmdb_files import write_lmdb
 from support.parquet_files import IMAGE, write_parquet
-from support.samples import opened, read_samples, reason
+from support.samples import opened, read_samples, reason, scan
 from support.shards import write_shard
+from support.source_files import nothing
 from support.tfrecords import example, write_records
 
 FILES = [jpeg(photo(height, 24)) for height in (16, 24, 32)]
@@ -94,6 +100,49 @@ def test_lists_of_images_are_the_same_from_every_source(source_of, tmp_path: Pat
         record = pack(values)
         kept: Any = unpack(memoryview(record.facts), memoryview(b"".join(record.values)))[0]
         assert listed(kept) == listed(values)
+
+
+def lines_of(root: Path) -> None:
+    write_files(root)
+    (root / "a.jsonl").write_text("\n".join(json.dumps({"images": names}) for names in (NAMES, NAMES[:1])))
+
+
+def table_of(root: Path) -> None:
+    rows = [[{"bytes": file, "path": None} for file in files] for files in (FILES, FILES[:1])]
+    write_parquet(root / "a.parquet", {"images": pa.array(rows, pa.list_(IMAGE))})
+
+
+def bytes_of(root: Path) -> None:
+    write_parquet(root / "a.parquet", {"images": [FILES, FILES[:1]]})
+
+
+def shard_of(root: Path) -> None:
+    write_shard(
+        root / "a.tar", [*((f"1.{place}.jpg", file) for place, file in enumerate(FILES)), ("2.0.jpg", FILES[0])]
+    )
+
+
+def longer_shard_of(root: Path) -> None:
+    write_shard(root / "a.tar", [(f"1.images.{place}.jpg", FILES[1]) for place in range(9)])
+
+
+@pytest.mark.parametrize(
+    ("write", "room"), [(lines_of, 8), (table_of, 8), (bytes_of, 8), (shard_of, 8), (longer_shard_of, 16)]
+)
+def test_init_finds_lists_of_images(write: Callable[[Path], None], room: int, tmp_path: Path) -> None:
+    """With steps that give them a place in a batch, and room for longer lists."""
+    write(tmp_path)
+
+    source = recognise(tmp_path, Survey(nothing)).recognised.source
+    steps = steps_for(look_at(source, scan(source), Storage()))
+
+    assert isinstance(source, DeclaredOptions)
+    assert source.fields == {"images": f"image[<={room}]"}
+    assert steps == [
+        {"op": "decode", "field": "images"},
+        {"op": "resize", "field": "images", "size": [24, 24]},
+        {"op": "ragged", "field": "images", "max_shape": [room, 24, 24, 3]},
+    ]
 
 
 def test_a_path_alone_is_a_list_of_it(tmp_path: Path) -> None:
