@@ -21,7 +21,7 @@ from batchd.config.tree import BlockShuffle, DaemonConfig
 from batchd.core.blocks import BlockOrder
 from batchd.core.buckets import MILLION, BucketOrder, BucketSizes
 from batchd.core.mixtures import Mixture
-from batchd.core.packs import Cuts, Packs, packed_in
+from batchd.core.packs import Cuts, Packs, PartPacks, packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.load import expect
 from batchd.data.pipeline.call.options import Call
@@ -350,13 +350,23 @@ def _slot(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> str:
 
 def _packed(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]:
     """How the rows of a packed stream are filled."""
-    pack, packs = plan.pack, packed_in(index.arrays)
-    assert pack is not None, "it is packed"
+    packs = packed_in(index.arrays)
     assert packs is not None, "the index has them"
+    if isinstance(packs, PartPacks):
+        for number, of_part in enumerate(packs.packs):
+            yield from _packed_rows(plan, of_part, epochs, f"{plan.name}, sources[{number}]")
+    else:
+        yield from _packed_rows(plan, packs, epochs, plan.name)
+
+
+def _packed_rows(plan: StreamPlan, packs: Packs | Cuts, epochs: Plan, name: str) -> Iterator[str]:
+    """As ``_packed``, of one part of a mix, or of all."""
+    pack = plan.pack
+    assert pack is not None, "it is packed"
     if isinstance(packs, Cuts):
         documents, _costs = packs.documents_and_costs()
         yield (
-            f"{plan.name}: {packs.elements:,} elements of {pack.field!r} as one sequence, cut into {counted(len(packs), 'row')} "
+            f"{name}: {packs.elements:,} elements of {pack.field!r} as one sequence, cut into {counted(len(packs), 'row')} "
             f"of {pack.length:,} ({counted(epochs.steps, 'batch')} an epoch), with {documents.min():,} to "
             f"{documents.max():,} documents in each; no room is empty but in the last row"
         )
@@ -365,12 +375,12 @@ def _packed(plan: StreamPlan, index: SourceIndex, epochs: Plan) -> Iterator[str]
     padded = 1 - packs.elements / (packs.parts * pack.length)
     least, most = packs.documents_of_a_pack
     yield (
-        f"{plan.name}: {packs.elements:,} elements of {pack.field!r}, {counted(packs.parts, 'document')}, in "
+        f"{name}: {packs.elements:,} elements of {pack.field!r}, {counted(packs.parts, 'document')}, in "
         f"{counted(len(packs), 'row')} of {pack.length:,} ({counted(epochs.steps, 'batch')} an epoch), "
         f"{least:,} to {most:,} in each and some {packs.parts * epochs.batch_size // len(packs):,} in a batch"
     )
     yield (
-        f"{plan.name}: {empty:.2%} of the room is empty; with one document in each row it would be {padded:.1%}, and "
+        f"{name}: {empty:.2%} of the room is empty; with one document in each row it would be {padded:.1%}, and "
         f"{packs.parts / len(packs):.1f} times as many rows"
     )
 
@@ -391,7 +401,8 @@ def _shuffled(plan: StreamPlan, order: BlockOrder, samples: int) -> str:
 
 def _mixed(name: str, epochs: Plan, mixture: Mixture) -> Iterator[str]:
     """The shares of a mix from each moment on, and how long a pass of each source takes."""
-    yield f"{name}: an epoch has {counted(epochs.samples, 'sample')}, and each source goes on where it was"
+    noun = "sample" if epochs.documents is None else "row"
+    yield f"{name}: an epoch has {counted(epochs.samples, noun)}, and each source goes on where it was"
     rows = [("from", "share of each source", "epochs for a pass of each source")]
     for first in mixture.changes:
         (epoch, row), shares = divmod(first, epochs.samples), mixture.share_at(first)

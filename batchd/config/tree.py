@@ -824,10 +824,13 @@ class StreamConfig(_Branch):
             checks.say(f"a mix whose weights change {text}; leave weights of the stream out", "weights")
         if isinstance(self.shuffle, BlockShuffle):
             checks.say(f"a mix whose weights change {text}; use shuffle = true", "shuffle")
-        if self._grouping:
+        advice = "give the mix fixed weights, and each stage of the training a stream of its own"
+        if self.bucket is not None or bucket_crop_of(self.pipeline) is not None:
             text = f"{text}, and {self._grouping} orders samples by their sizes"
-            advice = "give the mix fixed weights, and each stage of the training a stream of its own"
             checks.say(f"a mix whose weights change {text}; {advice}", "source", "weights")
+        elif self.balance is not None and pack_of(self.pipeline) is not None:
+            text = f"{text}, and balance orders rows by their cost; leave balance out, or {advice}"
+            checks.say(f"a mix whose weights change {text}", "balance")
 
     def _check_pack(self, checks: Checks) -> None:
         """Refuse to pack samples that are not there yet, and to mask documents of a row."""

@@ -87,7 +87,7 @@ class Mixture:
         self._sizes = np.asarray(sizes, np.int64)
         self._firsts = np.cumsum([0, *sizes])[:-1]
         self._segments = segments
-        self._rows = rows
+        self._rows = self.rows = rows
         self._seed = seed
         self._shuffle = shuffle
         self._stretches = list(self._make_stretches())
@@ -106,19 +106,29 @@ class Mixture:
 
     def samples_at(self, epoch: int, places: Numbers) -> Numbers:
         """See ``EpochOrder``."""
+        return self._samples_of(*self._ordinals(epoch, places))
+
+    def passes_at(self, epoch: int, places: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the part, its pass, and the place in that pass, in the part's own order.
+
+        Three times int64 of the shape of ``places``. Each pass has each place of its part once.
+        """
+        parts, ordinals = self._ordinals(epoch, places)
+        return parts, *np.divmod(ordinals, self._sizes[parts])
+
+    def _ordinals(self, epoch: int, places: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the part at each place, and how many of its samples came before."""
         rows = epoch * self._rows + places
-        samples = np.empty(rows.shape, np.int64)
+        parts, ordinals = np.empty(rows.shape, np.int64), np.empty(rows.shape, np.int64)
         numbers = np.searchsorted(self._stretch_firsts, rows, "right") - 1
         for number in np.unique(numbers).tolist():
             stretch, chosen = self._stretches[number], numbers == number
             blocks, within = np.divmod(rows[chosen] - stretch.first, stretch.block)
             draws = self._drawn(number, blocks, within)
-            parts = np.searchsorted(stretch.starts, draws, "right") - 1
-            counts = np.diff(stretch.starts)[parts]
-            samples[chosen] = self._samples_of(
-                parts, stretch.before[parts] + blocks * counts + draws - stretch.starts[parts]
-            )
-        return samples
+            parts[chosen] = own = np.searchsorted(stretch.starts, draws, "right") - 1
+            counts = np.diff(stretch.starts)[own]
+            ordinals[chosen] = stretch.before[own] + blocks * counts + draws - stretch.starts[own]
+        return parts, ordinals
 
     def share_at(self, row: int) -> list[float]:
         """Return the part of the rows that each part has from row ``row`` of the run on."""

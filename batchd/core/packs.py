@@ -26,14 +26,15 @@ Invariant: an epoch has every part of the table exactly once, and no pack is lon
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.core.plan import EpochOrder, Permutation, Table, Tables, mixed_all
+from batchd.core.mixtures import Mixture
+from batchd.core.plan import EpochOrder, Permutation, Table, Tables, mixed, mixed_all
 
 STRIDE = 1024
 CUTS_PREFIX = "cuts."
@@ -218,8 +219,10 @@ class PackLimits(NamedTuple):
     patches: int = 0
 
 
-def packed_in(arrays: Tables) -> "Packs | Cuts | None":
+def packed_in(arrays: Tables) -> "Packs | Cuts | PartPacks | None":
     """The rows of several samples in the arrays of an index; None if its stream is not packed."""
+    if PARTS_FIRSTS in arrays:
+        return PartPacks.from_arrays(arrays)
     packs = Packs.from_arrays(arrays)
     return Cuts.from_arrays(arrays) if packs is None else packs
 
@@ -479,3 +482,107 @@ def template(costs: Sequence[int], limits: PackLimits, patches: Sequence[int] = 
                 insort(rooms, left)
             with_room.setdefault(left, []).append(pack)
     return packs
+
+
+PARTS_FIRSTS = "parts.firsts"
+
+
+class PartPacks:
+    """The packs of a mix whose shares change: those of each part, which share no row.
+
+        row of the run  --Mixture-->  part, pass, place  --Packs | Cuts-->  documents
+
+    So the shares are those of rows, and a part goes on where it was: each pass has all of its
+    documents once, and is shuffled as an epoch of the part alone.
+
+    ``packs``: of each part. ``firsts``: the first sample of each, and the number of all, int64
+    ``[parts + 1]``.
+    """
+
+    def __init__(self, packs: Sequence[Packs | Cuts], firsts: Numbers) -> None:
+        self.packs, self._firsts = tuple(packs), firsts
+        self.elements = sum(one.elements for one in packs)
+        """Of all documents together."""
+
+    @classmethod
+    def from_arrays(cls, arrays: Tables) -> Self:
+        """The packs in the arrays of an index."""
+        firsts: Numbers = arrays[PARTS_FIRSTS]
+        parts = []
+        for number in range(len(firsts) - 1):
+            prefix = _part_prefix(number)
+            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            packs = packed_in(own)
+            assert isinstance(packs, Packs | Cuts), "each part has some"
+            parts.append(packs)
+        return cls(parts, firsts)
+
+    def to_arrays(self) -> dict[str, Table]:
+        """The packs as arrays of an index, for ``from_arrays``."""
+        own = {
+            f"{_part_prefix(number)}{name}": array
+            for number, packs in enumerate(self.packs)
+            for name, array in packs.to_arrays().items()
+        }
+        return {PARTS_FIRSTS: self._firsts, **own}
+
+    def __len__(self) -> int:
+        """The packs of a pass of each part."""
+        return sum(map(len, self.packs))
+
+    def contents(self, epoch: int, rows: Numbers, seed: int, *, shuffle: bool, order: EpochOrder | None) -> Numbers:
+        """Return the parts of documents in some ``rows``, as ``Packs`` or ``Cuts`` of them do."""
+        assert isinstance(order, Mixture), "it says whose row it is"
+        found = []
+        for part, number, chosen, places in _passes(order, epoch, rows):
+            own = self.packs[part].contents(number, places, part_seed(seed, part), shuffle=shuffle)
+            own[:, 0] = chosen[own[:, 0]]
+            own[:, 1] += self._firsts[part]
+            found.append(own)
+        parts = np.concatenate(found)
+        return parts[np.argsort(parts[:, 0], kind="stable")]
+
+    def places(
+        self, epochs: Numbers, samples: Numbers, seed: int, *, shuffle: bool, order: EpochOrder | None
+    ) -> Numbers:
+        """Return the rows that have parts of ``samples``, as ``Packs``; looks at whole epochs."""
+        assert isinstance(order, Mixture), "as above"
+        epochs, found = np.broadcast_to(epochs, samples.shape), [np.zeros((0, 3), np.int64)]
+        for epoch in np.unique(epochs).tolist():
+            for part, number, rows, places in _passes(order, epoch, np.arange(order.rows)):
+                low, high = self._firsts[part : part + 2]
+                mine = np.flatnonzero((epochs == epoch) & (samples >= low) & (samples < high))
+                of_part = part_seed(seed, part)
+                own = self.packs[part].places(np.full(len(mine), number), samples[mine] - low, of_part, shuffle=shuffle)
+                by_place = np.argsort(places)
+                at = np.minimum(np.searchsorted(places[by_place], own[:, 1]), len(places) - 1)
+                is_there = places[by_place[at]] == own[:, 1]
+                found.append(np.stack([mine[own[:, 0]], rows[by_place[at]], own[:, 2]], axis=1)[is_there])
+        parts = np.concatenate(found)
+        return parts[np.lexsort((parts[:, 1], parts[:, 0]))]
+
+    def parts_of(self, samples: Numbers, seed: int) -> Numbers:
+        """Return the parts of each sample in a pass: int64 ``[samples]``."""
+        counts = np.zeros(len(samples), np.int64)
+        part_of = np.searchsorted(self._firsts, samples, "right") - 1
+        for part in np.unique(part_of).tolist():
+            mine = part_of == part
+            counts[mine] = self.packs[part].parts_of(samples[mine] - self._firsts[part], part_seed(seed, part))
+        return counts
+
+
+def part_seed(seed: int, part: int) -> int:
+    """The seed of the packs of a part."""
+    return mixed((seed, part, _PACKS))
+
+
+def _part_prefix(number: int) -> str:
+    return f"parts.{number}."
+
+
+def _passes(order: Mixture, epoch: int, rows: Numbers) -> Iterator[tuple[int, int, Numbers, Numbers]]:
+    """Rows by their part and its pass: both, which of ``rows``, and the places in the pass."""
+    parts, passes, places = order.passes_at(epoch, rows)
+    for part, number in np.unique(np.stack([parts, passes], axis=1), axis=0).tolist():
+        chosen = np.flatnonzero((parts == part) & (passes == number))
+        yield part, number, chosen, places[chosen]

@@ -19,6 +19,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -28,12 +29,13 @@ from numpy.typing import NDArray
 
 from batchd.config.tree import Bucket, StreamConfig
 from batchd.core.buckets import OverBudget, buckets_of, crop_buckets
-from batchd.core.packs import Cuts, PackLimits, Packs
+from batchd.core.packs import Cuts, PackLimits, Packs, PartPacks, part_seed
 from batchd.core.rows import runs_of
 from batchd.data.pipeline.sample_fields import bucket_crop_of, columns_after
 from batchd.data.pipeline.shapes.options import LAST_STEPS, Pack
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import TextStep
+from batchd.data.sources.composed.options import MixSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.scan import IndexExtension
 from batchd.data.storage.access import Storage
@@ -330,23 +332,39 @@ def _packed(plan: StreamPlan, pack: Pack, pass_: MeasureOptions, index: SourceIn
         _log.warning("samples in no row", stream=plan.name, bad_or_empty=empty, too_long=dropped, example=example)
     _check_bad(plan, pack.field, empty, len(lengths), example)
     config = plan.config
-    try:
-        packs: Packs | Cuts
-        if pack.method == "best-fit":
-            limits = PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long, pack.patches or 0)
-            packs = Packs.plan(lengths, limits, patches)
-            costs = packs.attention(lengths, pack.length)
-        else:
-            packs = Cuts.plan(lengths, pack.length, config.seed, shuffle=config.is_shuffled)
-            documents, costs = packs.documents_and_costs()
-            if (most := int(documents.max())) > pack.documents_max:
-                raise SourceInvalid(f'a row has up to {most} documents: set documents = {most} in "pack", or more')
-    except ValueError as error:
-        raise SourceInvalid(f"{error}: no batch can be packed") from None
-    arrays = packs.to_arrays()
+    if isinstance(config.source, MixSource) and config.source.changes:
+        firsts = np.cumsum([0, *(samples for samples, _facts in index.facts["parts"])])
+        packs = []
+        for part, (low, high) in enumerate(pairwise(firsts.tolist())):
+            try:
+                own = None if patches is None else patches[low:high]
+                packs.append(_rows(pack, lengths[low:high], own, part_seed(config.seed, part), config)[0])
+            except SourceInvalid as error:
+                raise SourceInvalid(f"sources[{part}]: {error}") from None
+        return _with(index, PartPacks(packs, firsts).to_arrays())
+    rows, costs = _rows(pack, lengths, patches, config.seed, config)
+    arrays = rows.to_arrays()
     if config.balance is not None:
         arrays |= buckets_of(costs, BALANCE_BUCKETS, config.batch_size, config.balance)
     return _with(index, arrays)
+
+
+def _rows(
+    pack: Pack, lengths: NDArray[np.int64], patches: NDArray[np.int64] | None, seed: int, config: StreamConfig
+) -> tuple[Packs | Cuts, NDArray[np.int64]]:
+    """Plan the rows of documents with these lengths, and their costs. Raises ``SourceInvalid``."""
+    try:
+        if pack.method == "best-fit":
+            limits = PackLimits(pack.length, pack.documents_max, pack.window, pack.too_long, pack.patches or 0)
+            packs = Packs.plan(lengths, limits, patches)
+            return packs, packs.attention(lengths, pack.length)
+        cuts = Cuts.plan(lengths, pack.length, seed, shuffle=config.is_shuffled)
+    except ValueError as error:
+        raise SourceInvalid(f"{error}: no batch can be packed") from None
+    documents, costs = cuts.documents_and_costs()
+    if (most := int(documents.max())) > pack.documents_max:
+        raise SourceInvalid(f'a row has up to {most} documents: set documents = {most} in "pack", or more')
+    return cuts, costs
 
 
 def _bucketed(plan: StreamPlan, bucket: Bucket, pass_: MeasureOptions, index: SourceIndex) -> SourceIndex:

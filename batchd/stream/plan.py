@@ -34,7 +34,7 @@ from batchd.core.epochs import BOUNDS, FACT, STARTS, WEIGHTS, planned
 from batchd.core.erasing import RowErasing, erase_fields
 from batchd.core.mixing import MIX_FIELDS, RowMixing
 from batchd.core.mixtures import Segment
-from batchd.core.packs import packed_in
+from batchd.core.packs import PartPacks, packed_in
 from batchd.core.plan import Plan
 from batchd.data.functions.find import CallArguments, ModuleNotFound, find_module, function_problems, parse_function
 from batchd.data.pipeline.cache_split import PipelinePlan, plan_pipeline
@@ -388,8 +388,11 @@ def planned_index(plan: StreamPlan, index: SourceIndex) -> SourceIndex:
         facts["open_blocks"] = config.shuffle.blocks
         arrays[STARTS] = _blocks_of(f"streams.{plan.name}.shuffle", config.shuffle, config.source, index)
     if isinstance(config.source, MixSource) and config.source.changes:
+        packs = packed_in(index.arrays)
         sizes = [samples for samples, _facts in index.facts["parts"]]
-        facts["rows"] = rows = config.source.samples or len(index)
+        if isinstance(packs, PartPacks):
+            sizes = list(map(len, packs.packs))
+        facts["rows"] = rows = config.source.samples or sum(sizes)
         try:
             order = config.seed, config.is_shuffled
             segments = segments_of(
@@ -436,7 +439,7 @@ def epoch_plan(plan: StreamPlan, index: SourceIndex) -> Plan:
     """
     config = plan.config
     packs = packed_in(index.arrays)
-    samples = index.facts.get(FACT, {}).get("rows", len(index)) if packs is None else len(packs)
+    samples = index.facts.get(FACT, {}).get("rows", len(index if packs is None else packs))
     if isinstance(config.source, PushSource):
         samples = config.batch_size * LIVE_STEPS
     documents = None if packs is None else len(index)

@@ -7,6 +7,7 @@ import signal
 import textwrap
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -557,6 +558,41 @@ def test_the_rows_of_a_document_are_those_in_which_trainers_got_it(start_packed,
     made = batchd("seen", "texts", "--index", "5", "--config", daemon.config, "--epochs", "1", "--rows").stdout
     assert "    elements " in made
     assert made.count("  epoch 0, step ") == sum(place[:2] == (5, 0) for place in got) > 0
+
+
+@pytest.mark.parametrize("method", ["best-fit", "concat-split"])
+def test_a_mix_whose_weights_change_is_packed_by_its_parts(start_daemon, code, method):
+    """A row has documents of one part, rows have the shares, and are found by their samples."""
+    (code / "texts.py").write_text(textwrap.dedent(MODULE))
+    stream = packed({"method": method, "documents": 64})
+    weights = {"0": [1, 0], "2": [1, 3]}
+    stream["source"] = {
+        "type": "mix",
+        "sources": [stream["source"]] * 2,
+        "weights": weights,
+        "samples": 24,
+        "source_field": "part",
+    }
+    daemon = start_daemon({"texts": stream}, python_path=[str(code)])
+    parts, got = [], set()
+    with batchd_client.connect(daemon.address) as client, client.stream("texts") as read:
+        for batch in chain(read, read):
+            for row, (index, lengths) in enumerate(zip(batch["index"], batch["lengths"], strict=True)):
+                (part,) = set(batch["part"][row][index >= 0].tolist())
+                parts.append(part)
+                for sample, end, length in zip(index, np.cumsum(lengths), lengths, strict=True):
+                    if sample >= 0:
+                        text = batch["tokens"][row, end - length : end] - 1000 * (sample - part * DOCUMENTS)
+                        assert np.array_equal(text, text[0] + np.arange(length))
+                        got.add((int(sample), batch.epoch, batch.step, row, int(text[0])))
+
+    seen = SampleLookup(load_config(daemon.config), "texts").seen(
+        np.arange(2 * DOCUMENTS), Position(2, 0), [Leg(Position(0, 0), 1)]
+    )
+
+    assert parts[:8] == [0] * 8
+    assert 0 < parts[8:].count(0) < parts[8:].count(1)
+    assert {(*one[:4], one.element) for one in seen.places()} == got
 
 
 @pytest.mark.thorough

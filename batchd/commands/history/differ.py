@@ -20,7 +20,7 @@ from batchd.commands.history.batches import check_fingerprint
 from batchd.commands.history.cards import RunCard, version_differences
 from batchd.commands.history.seen import SampleLookup
 from batchd.config.tree import BlockShuffle, StreamConfig
-from batchd.core.packs import Cuts, Packs
+from batchd.core.packs import Cuts, Packs, PartPacks
 from batchd.core.plan import Plan
 from batchd.data.pipeline.cache_split import plan_pipeline
 from batchd.data.pipeline.sample_fields import bucket_crop_of, pack_of
@@ -60,7 +60,7 @@ class RowOrder(NamedTuple):
     """Which samples are in which row. ``packs``: of a packed stream, if they are known."""
 
     plan: Plan
-    packs: Packs | Cuts | None = None
+    packs: Packs | Cuts | PartPacks | None = None
 
     @classmethod
     def scan(cls, card: RunCard) -> "RowOrder":

@@ -329,7 +329,7 @@ class SampleLookup:
     @property
     def _is_each_there(self) -> bool:
         """Whether each epoch has all samples, or all of their parts, and each at one place."""
-        return self.packs is not None or self.plan.has_each_once
+        return self.plan.has_each_once
 
     def _parts_of(self, samples: Numbers) -> Numbers:
         """The rows that the plan of an epoch has of each sample: int64 ``[samples]``."""

@@ -74,8 +74,9 @@ class MixSource(SourceOptions):
     is never used. It counts only while weights do not change."""
 
     samples: int | None = None
-    """Samples in an epoch whose weights change; when not set, as many as all sources have together.
-    Epochs follow each other: each source goes on where it was, pass after pass."""
+    """Samples in an epoch whose weights change, with "pack" its rows; when not set, as many as all
+    sources have together. Epochs follow each other: each source goes on where it was, pass after
+    pass."""
 
     source_field: str = ""
     """Name of a field that says which source a sample is from: int64, counted from 0. "" leaves it
