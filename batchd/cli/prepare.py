@@ -4,6 +4,7 @@ Runs in the user's shell without a daemon: a process for each CPU writes shards 
 """
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from batchd.cli import terminal
 from batchd.cli.log_lines import set_up_logs
 from batchd.cli.options import DEFAULT_CONFIG_FILE, ConfigFile, Overrides, argument, as_command, completions, option
-from batchd.commands.prepare import Output, Prepared, PrepareJob, prepare, source_table
+from batchd.commands.prepare import SHORT_GROUPS, Output, Prepared, PrepareJob, prepare, source_table
 from batchd.config.load import load_config, read_config
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index_cache import IndexCache
@@ -62,6 +63,13 @@ def command(
         option("How pixels are encoded. Images that the pipeline does not decode stay as they are.", "--format"),
     ] = "jpg",
     quality: Annotated[int, option("Of jpg and webp.", limits=(1, 100))] = 90,
+    short_groups: Annotated[
+        int,
+        option(
+            "Encode videos so that each group of pictures has at most this many frames, such as 8; 0 leaves them.",
+            limits=(0, 1000),
+        ),
+    ] = 0,
 ) -> None:
     """Run the pipeline of STREAM once over all its samples, and write the results as shards in DIR.
 
@@ -72,6 +80,11 @@ def command(
 
     Images that the pipeline does not decode keep their pixels: --set streams.STREAM.pipeline=[]
     writes the source's own files. JPEGs get access points, so crops of them decode in less time.
+
+    --short-groups is for clips at random places of videos, which are decoded from the key frame
+    before. A video with short groups stays as it is, or gets an index of its key frames without
+    being decoded; others become H.264 (x264, CRF 18), with their sound, times and tags. DIR/
+    short_groups.tsv says what was done to each, its sizes, and the loss: the PSNR of the luma.
     """
     set_up_logs("warning")
     config = load_config(config_file, overrides)
@@ -94,7 +107,7 @@ def command(
             def show(samples: int, done: int, bad: int) -> None:
                 bar.update(task, total=samples, completed=done, bad=f"{bad} bad" if bad else "")
 
-            prepared = prepare(work, Output(folder, shard_samples, image_format, quality), show)
+            prepared = prepare(work, Output(folder, shard_samples, image_format, quality, short_groups), show)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the same command continues where it stopped") from None
     _summarise(folder, stream, prepared)
@@ -106,9 +119,22 @@ def _summarise(folder: Path, stream: str, prepared: Prepared) -> None:
     good = prepared.samples - bad
     made = f"{counted(good, 'sample')} in {counted(count, 'shard')} of {round_bytes(prepared.shard_bytes)}"
     terminal.say(made + (f"; {counted(bad, 'bad one')} left out, see {folder / 'bad.tsv'}" if bad else ""))
+    if prepared.videos:
+        terminal.say(_videos_text(prepared.videos))
     if prepared.empty:
         terminal.say(f"no sample is good in {', '.join(prepared.empty)}: remove what holds none")
     if prepared.columns and len(prepared.empty) < count:
         shards = f"{stream}-{{000000..{count - 1:06}}}.tar"
         terminal.say("serve them:")
         terminal.emit(f"  source = {source_table(folder.absolute(), shards, prepared.columns)}")
+
+
+def _videos_text(videos: list[dict[str, object]]) -> str:
+    """What was done to videos, and the loss."""
+    done = Counter(str(facts["done"]) for facts in videos)
+    before, after = (sum(int(str(facts[name])) for facts in videos) for name in ("bytes_before", "bytes"))
+    losses = [float(str(facts["psnr"])) for facts in videos if "psnr" in facts]
+    worst = min((float(str(facts["psnr_worst_frame"])) for facts in videos if "psnr" in facts), default=0)
+    loss = f", PSNR {min(losses):.1f} to {max(losses):.1f} dB (worst frame {worst:.1f})" if losses else ""
+    each = ", ".join(f"{count} {name}" for name, count in sorted(done.items()))
+    return f"videos: {each}{loss}; {round_bytes(before)} before, {round_bytes(after)} now; see {SHORT_GROUPS}"

@@ -8,6 +8,7 @@
     *.unfinished         left by a killed process; removed
     sizes.tsv            name and bytes of each finished shard, written before it is renamed
     bad.tsv              shard, sample, path and reason of each sample that is in no shard
+    short_groups.tsv     what was done to each video, if they get short groups of pictures
 
 A sample that killed two workers counts as bad. Bad samples are left out. The command fails above
 the stream's ``max_bad_fraction``, and at the first bad sample with ``on_error = "fail"``.
@@ -21,11 +22,13 @@ again has no second writer.
 import fcntl
 import json
 import os
+import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from json import dumps
 from pathlib import Path
 from typing import NamedTuple, Self, TypeAlias
@@ -46,8 +49,9 @@ from batchd.data.storage.index_cache import IndexCache
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError, ConfigInvalid, Problem, ProblemKind, path_text
 from batchd.runtime.sandbox import NOTHING
+from batchd.runtime.suggestions import pip_command
 from batchd.stream.plan import code_problems, plan_stream
-from batchd.worker.members import is_image, is_image_list, main_image
+from batchd.worker.members import GROUPS_ENDING, is_image, is_image_list, main_image
 from batchd.worker.messages import PrepareStream, SampleBad, ShardWritten, WriteShard
 from batchd.worker.order_runner import OrderProgress, OrderRunner, OrderToRun, WorkersEnd
 from batchd_wire.wording import counted
@@ -55,6 +59,9 @@ from batchd_wire.wording import counted
 ABOUT = "prepare.json"
 SIZES = "sizes.tsv"
 BAD = "bad.tsv"
+SHORT_GROUPS = "short_groups.tsv"
+ENCODING_TIMES = 60
+"""Encoding a video may take so many times the stream's ``sample_timeout_s``."""
 UNFINISHED = ".unfinished"
 DIGESTS = {
     "source": "the source's files have changed, or its options",
@@ -198,12 +205,16 @@ SEEN_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Pixels in ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100)."""
+    """Pixels in ``image_format`` (jpg, png, webp) with ``quality`` (1 to 100).
+
+    ``short_groups``: see ``worker.messages.PrepareStream``.
+    """
 
     folder: Path
     shard_samples: int
     image_format: str
     quality: int
+    short_groups: int = 0
 
 
 Progress: TypeAlias = Callable[[int, int, int], None]
@@ -221,6 +232,8 @@ class Prepared:
     empty: list[str]
     """Shards without a good sample."""
     columns: dict[str, Column]
+    videos: list[dict[str, object]]
+    """What was done to each video that got short groups: ``media.short_groups.Regrouped.facts``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +256,8 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
     try:
         made = dict(columns_after(columns, steps))
         _check_lists(made)
+        if output.short_groups:
+            _check_videos(made)
     except StepInvalid as problem:
         raise ConfigInvalid(
             [Problem(path_text(("streams", work.name, "pipeline")), ProblemKind.STEP_MISFIT, str(problem))]
@@ -260,6 +275,7 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         folder,
         output.image_format,
         output.quality,
+        output.short_groups,
     )
     shards = _shards(work.name, len(index), output)
     named = [named_by_content(step, plan.digests) for step in steps]
@@ -269,12 +285,13 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         "source": index.digest,
         "samples": len(index),
         "steps": sha256(made_of.encode()).hexdigest(),
-        **{name: value for name, value in asdict(output).items() if name != "folder"},
+        **{name: value for name, value in asdict(output).items() if name != "folder" and value},
     }
     with ShardFolder(output.folder, about) as shard_folder:
         descriptor = index.to_memfd()
         try:
-            with OrderRunner(work.daemon.worker_count(), work.daemon.sample_timeout_s) as workers:
+            timeout_s = work.daemon.sample_timeout_s * (ENCODING_TIMES if output.short_groups else 1)
+            with OrderRunner(work.daemon.worker_count(), timeout_s) as workers:
                 workers.serve((order, [descriptor]))
                 _Run(work, shard_folder, shards, workers, progress).run()
         finally:
@@ -283,7 +300,27 @@ def prepare(work: PrepareJob, output: Output, progress: Progress) -> Prepared:
         size = sum((output.folder / name).stat().st_size for name in names)
         bad = Counter(one.shard for one in shard_folder.left_out)
         empty = [shard.name for shard in shards if bad[shard.name] == shard.count]
-        return Prepared(len(index), names, size, shard_folder.left_out, empty, made)
+        videos = list(_videos(output.folder, names)) if output.short_groups else []
+        return Prepared(len(index), names, size, shard_folder.left_out, empty, made, [facts for _name, facts in videos])
+
+
+def _videos(folder: Path, shards: Iterable[str]) -> Iterator[tuple[str, dict[str, object]]]:
+    """What was done to each video, as its shard says; writes the report."""
+    found = []
+    for shard in shards:
+        with tarfile.open(folder / shard) as tar:
+            for member in tar:
+                if member.name.endswith(GROUPS_ENDING):
+                    content = tar.extractfile(member)
+                    assert content is not None, "a file"
+                    found.append((f"{shard}\t{member.name.removesuffix(GROUPS_ENDING)}", json.load(content)))
+    titles = ["done", "longest_group", "bytes_before", "bytes", "psnr", "psnr_worst_frame"]
+    rows = [
+        ["shard", "video", *titles],
+        *([name, *(str(facts.get(title, "")) for title in titles)] for name, facts in found),
+    ]
+    _write(folder / SHORT_GROUPS, "".join("\t".join(row) + "\n" for row in rows))
+    yield from found
 
 
 def _check_source(work: PrepareJob) -> None:
@@ -383,6 +420,19 @@ def source_table(root: Path, shards: str, columns: Mapping[str, Column]) -> str:
     if names:
         table["names"] = names
     return toml_value(table)
+
+
+def _check_videos(columns: Mapping[str, Column]) -> None:
+    """Raise ``StepInvalid`` if there is no video to get short groups, or nothing to make them."""
+    if not any(column.kind == "video" for column in columns.values()):
+        raise StepInvalid(
+            "short groups are for fields that are video files after the pipeline: leave the steps out (--set "
+            '\'streams.STREAM.pipeline=[]\'), and say what fields are: fields = { video = "video" }, or media = "video"'
+        )
+    try:
+        version("av")
+    except PackageNotFoundError:
+        raise StepInvalid(f"short groups need av, which is not installed: {pip_command('batchd[video]')}") from None
 
 
 def _check_lists(columns: Mapping[str, Column]) -> None:

@@ -5,6 +5,7 @@
     label, one whole number        .cls                    other numbers, all together     .json
     text                           NAME.txt                other arrays                    NAME.npy
     images of a list               NAME.0.jpg, NAME.1.jpg, ...
+    a video with short groups      NAME.bin, and what was done: NAME.groups.json
 
 The image called "image", or else the first one, has its ending alone, others their name in front. A
 ``webdataset`` source looks for fields of these names and types there. A progressive JPEG becomes a
@@ -15,6 +16,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +26,15 @@ from batchd.data.pipeline.image.jpeg_box import found_points, in_one_scan
 from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.probe import probe_image
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.samples.columns import LISTS, Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.kept_files import has_points
 from batchd.data.samples.values import MediaFile, Value
 from batchd.data.sources.webdataset import options as webdataset
+
+if TYPE_CHECKING:
+    from batchd.data.media.short_groups import Regrouped
 
 try:
     import simplejpeg
@@ -40,6 +46,8 @@ _IMAGE_DIMENSIONS = 3
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "APNG": "png", "WebP": "webp", "BMP": "bmp", "GIF": "gif"}
 LOSSLESS = 100
 """The quality that is lossless, if the format can be."""
+GROUPS_ENDING = ".groups.json"
+_LIMITS = DecodeVideo(frames=1)
 _WEBP_LOSSLESS = 101
 """OpenCV's value for a lossless WebP: 100 is not quite lossless."""
 
@@ -47,16 +55,21 @@ _WEBP_LOSSLESS = 101
 class MemberEncoder:
     """Encodes samples. ``image_format``: jpg, png or webp; ``quality``: 1 to 100, for jpg and webp.
 
-    ``is_bgr``: pixels are BGR.
+    ``is_bgr``: pixels are BGR. ``short_groups``: of videos, see ``PrepareStream``.
     """
 
-    def __init__(self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], image_format: str, quality: int, *, is_bgr: bool, short_groups: int = 0
+    ) -> None:
         self._columns = columns
         self._format = image_format
         self._quality = quality
         self._is_bgr = is_bgr
         self._limits = Decoder(Decode(), Scratch())
         self._main_image = main_image(columns)
+        self._short_groups = short_groups
+        self._regrouped: tuple[object, Regrouped | None] = None, None
+        """Name of the last video, and what was made of it: the next sample may be of the same."""
 
     def members(self, values: Mapping[str, Value]) -> Iterator[tuple[str, bytes]]:
         """Ending and content of each member. Raises ``SampleUndecodable`` for unfit pixels."""
@@ -70,8 +83,7 @@ class MemberEncoder:
             elif column.kind == "text":
                 yield f"{name}.{webdataset.TEXT_ENDING}", str(value).encode()
             elif column.kind == "bytes" or column.is_file:
-                whole = value.whole() if isinstance(value, MediaFile) else value
-                yield f"{name}.{webdataset.BYTES_ENDING}", bytes(whole)  # type: ignore[arg-type]  # a memoryview
+                yield from self._file(column, value)
             elif column.kind != "array":
                 yield f"{name}.{webdataset.JSON_ENDING}", json.dumps(value).encode()
             elif column.shape:
@@ -82,6 +94,23 @@ class MemberEncoder:
                 numbers[name] = np.asarray(value, column.dtype).item()
         if numbers:
             yield webdataset.JSON_ENDING, json.dumps(numbers).encode()
+
+    def _file(self, column: Column, value: Value) -> Iterator[tuple[str, bytes]]:
+        """A file as it is, or a video with short groups, and what was done to it."""
+        assert isinstance(value, MediaFile | memoryview | bytes), "bytes, or a file"
+        ending = f"{column.name}.{webdataset.BYTES_ENDING}"
+        if column.kind != "video" or not self._short_groups:
+            yield ending, bytes(value.whole() if isinstance(value, MediaFile) else value)
+            return
+        from batchd.data.media.short_groups import with_short_groups  # noqa: PLC0415  needs an extra
+
+        file = value if isinstance(value, MediaFile) else MediaFile.of(memoryview(value))
+        name, made = self._regrouped
+        if made is None or name is None or name != file.name:
+            made = with_short_groups(file, self._short_groups, _LIMITS.max_pixels, _LIMITS.max_bytes)
+            self._regrouped = file.name, made
+        yield ending, made.content
+        yield f"{column.name}{GROUPS_ENDING}", json.dumps(made.facts()).encode()
 
     def _images(self, name: str, column: Column, images: Iterable[Value]) -> Iterator[tuple[str, bytes]]:
         """Each image, and its access points; ``name`` is in front of the ending."""

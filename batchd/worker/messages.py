@@ -254,7 +254,8 @@ class PrepareStream(Message):
     """A stream whose samples are written into shards. Travels with the source's index, read-only.
 
     ``storage`` and ``as_of_ns`` as in ``ServeStream``. ``folder``: where the shards are written.
-    Pixels are encoded as ``image_format`` with ``quality``.
+    Pixels are encoded as ``image_format`` with ``quality``. ``short_groups``: frames of the longest
+    group of pictures of videos; 0 leaves them as they are.
     """
 
     recipe: SampleRecipe
@@ -263,6 +264,7 @@ class PrepareStream(Message):
     folder: str
     image_format: str
     quality: int
+    short_groups: int = 0
 
 
 @message(45)

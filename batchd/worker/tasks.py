@@ -126,11 +126,14 @@ class ShardWriter(SampleTask):
         super().__init__(message, descriptors, note, storage)
         self._folder = Path(message.folder)
         self._image_format, self._quality = message.image_format, message.quality
+        self._short_groups = message.short_groups
 
     @cached_property
     def _encoder(self) -> MemberEncoder:
         is_bgr = any(isinstance(step, Decode) and step.color == "bgr" for step in self._steps)
-        return MemberEncoder(self._maker.columns, self._image_format, self._quality, is_bgr=is_bgr)
+        return MemberEncoder(
+            self._maker.columns, self._image_format, self._quality, is_bgr=is_bgr, short_groups=self._short_groups
+        )
 
     def carry_out(self, order: orders.WriteShard | orders.MeasureSamples) -> Iterator[Message]:
         """Write a shard."""

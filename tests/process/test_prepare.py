@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import tomllib
 
 import msgpack
 import numpy as np
@@ -16,6 +17,7 @@ from support.lmdb_files import write_lmdb
 from support.preparing import SHORTER, bad_samples, config_in, digests, finish, prepare, proposed, start
 from support.seen import see
 from support.settings import folder_stream, write_settings
+from support.videos import Coding, number_in, write_video
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -312,3 +314,49 @@ def test_every_field_of_a_source_comes_back_whole(start_daemon, photos, tmp_path
         assert batchd_client.text(other["caption"])[:2] == ["", "grüße 1"]
         assert other["score"].tolist() == [record["score"] for record in records]
         del one, other
+
+
+@pytest.fixture
+def clips(tmp_path):
+    """Configure segments of two videos, the long one of one group; each video is in two samples."""
+    for name, gop in (("long.mp4", 60), ("short.mp4", 6)):
+        write_video(tmp_path / "videos" / name, 60, Coding(gop=gop))
+    rows = [f"videos/{name}.mp4,{at}\n" for name in ("long", "short") for at in (0.4, 1.6)]
+    (tmp_path / "clips.csv").write_text("video,at\n" + "".join(rows))
+    source = {"type": "csv", "path": str(tmp_path / "clips.csv"), "fields": {"video": "video", "at": "float64"}}
+    decode = {"op": "decode_video", "frames": 4, "fps": 25, "start": "at"}
+    stream = {
+        "source": source,
+        "batch_size": 2,
+        "shuffle": False,
+        "pipeline": [decode, {"op": "resize", "size": [48, 64]}],
+    }
+    return write_settings(tmp_path / "batchd.toml", {"photos": stream}, {"workers": 2})
+
+
+def test_videos_get_short_groups_and_their_loss_is_told(clips, start_daemon, tmp_path):
+    """The shards serve the same clips, nearly; what a killed command had finished is kept."""
+    options = ("--short-groups", "8", "--set", "streams.photos.pipeline=[]", "--shard-samples", "2")
+    start(clips, "prepare.shard.written=kill", tmp_path / "ledger", options).communicate(timeout=60)
+    summary = prepare(clips, *options, shard_samples=2).stdout
+    assert "videos: 2 kept, 2 re-encoded, PSNR" in summary
+    titles, *rows = [line.split("\t") for line in (tmp_path / "out" / "short_groups.tsv").read_text().splitlines()]
+    facts = [dict(zip(titles, row, strict=True)) for row in rows]
+    assert [one["done"] for one in facts] == ["re-encoded"] * 2 + ["kept"] * 2
+    assert [one["longest_group"] for one in facts] == ["60", "60", "6", "6"]
+    assert all(float(one["psnr"]) > 40 for one in facts[:2])
+
+    stream = tomllib.loads(clips.read_text())["streams"]["photos"]
+    daemon = start_daemon({"old": stream, "new": {**stream, "source": proposed(summary)}})
+    with batchd_client.connect(daemon.address) as connection:
+        old, new = ([batch["image"].copy() for batch in connection.stream(name, epochs=1)] for name in ("old", "new"))
+    for before, after in zip(old, new, strict=True):
+        assert [number_in(frame) for frame in before.reshape(-1, *before.shape[2:])] == [
+            number_in(frame) for frame in after.reshape(-1, *after.shape[2:])
+        ]
+
+
+def test_short_groups_are_for_videos(config):
+    """Fields that are pixels have none."""
+    said = prepare(config(), "--short-groups", "8", status=ExitCode.USAGE).stderr
+    assert "short groups are for fields that are video files after the pipeline" in said
