@@ -199,9 +199,16 @@ def _decoding(  # noqa: PLR0917  each is one thing that is known of the stream
         yield f"{name}: with cache_memory each image is decoded once, and batches stay the same; {need}"
     yield from _whole_images(name, whole, decode)
     if joins := [step for step in whole if isinstance(step, JoinStep)]:
+        if all(step.near for step in joins if step.others):
+            text = "others in its row of nearby batches", "once in an epoch while workers keep it"
+        else:
+            text = (
+                f"others of all {len(index):,}",
+                "as often in an epoch; a cache keeps what the steps in front make of it",
+            )
         yield (
-            f"{name}: a row is made of up to {samples_joined(joins)} samples, itself and others of all {len(index):,} "
-            f"({_named(joins)}), so each is read as often in an epoch; a cache keeps what the steps in front make of it"
+            f"{name}: a row is made of up to {samples_joined(joins)} samples, itself and {text[0]} ({_named(joins)}), "
+            f"so each is read {text[1]}"
         )
     yield f"{name}: the first {counted(len(samples), 'sample')} of epoch 0"
     columns = terminal.columns()

@@ -784,6 +784,9 @@ class StreamConfig(_Branch):
             if isinstance(step, JoinStep) and self.source.is_live:
                 text = f'samples of type "{self.source.type}" come once, each to one row, so no other can join it'
                 checks.say(f'"{step.op}" cannot be done: {text}', "pipeline", place)
+            if isinstance(step, JoinStep) and step.near is not None and self.buckets is not None:
+                text = f"{self._grouping} gives batches rows by size, so a row has no others before it; leave near out"
+                checks.say(text, "pipeline", place, "near")
         with checks.at("digest"):
             if self.digest and self.source.is_live:
                 raise ValueError(f'samples of type "{self.source.type}" have no epochs, so there is nothing to digest')

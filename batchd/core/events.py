@@ -67,6 +67,8 @@ class StreamSpec:
     siblings: str = ""
     """Digest of its samples, their order and their "decode": streams with the same one decode each
     sample once, as far as they come to it together; "" if it does not decode files first."""
+    joins_near: bool = False
+    """Whether samples join those of their row in other batches, so each row is for one worker."""
 
     def bucket_of(self, position: Position) -> int:
         """Return the number of the layout of a batch."""

@@ -542,6 +542,21 @@ class Plan:
             return pick % self.source_samples
         return int(self._samples_at(epoch, np.asarray([pick % self.samples]))[0])
 
+    def neighbours(self, epoch: int, sample: int, batches: int) -> list[int]:
+        """Return the other samples in the row that a sample has, of its batch and those before it.
+
+        Of ``batches`` in all, and of the first ones of the epoch where there are no more before.
+        They are in the order of their batches. None for a sample that the epoch does not have.
+        """
+        places = self._occurrences(epoch, sample)
+        if not len(places):
+            return []
+        step, row = divmod(int(places[0]), self.batch_size)
+        steps = min(batches, -(-(self.samples - row) // self.batch_size))
+        window = np.arange(steps) + max(0, step + 1 - steps)
+        found: list[int] = self._samples_at(epoch, window[window != step] * self.batch_size + row).tolist()
+        return found
+
     def substitute(self, epoch: int, sample: int, attempt: int) -> int:
         """Return the substitute of a bad sample at try ``attempt``, from 1: always the same.
 

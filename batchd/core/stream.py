@@ -73,6 +73,7 @@ class Stream:
         self.blocks = plan.order if may_divide and isinstance(plan.order, BlockOrder) else None
         """The blocks, if each is for one local worker to read; None if rows are not divided."""
         self.may_have_siblings = bool(spec.siblings) and self.blocks is None and not spec.shares_caches
+        self._joins_near = spec.joins_near and self.blocks is None and not spec.shares_caches
         self.has_siblings = False
         """Whether trainers read another stream of its order, too, so each row is for one worker."""
         self.shares: Shares | None = None
@@ -219,7 +220,7 @@ class Stream:
     @property
     def is_divided(self) -> bool:
         """True if each row is for one of the local workers."""
-        return self.blocks is not None or self.has_siblings
+        return self.blocks is not None or self.has_siblings or self._joins_near
 
     def divide_among(self, slot: Slot, workers: int) -> None:
         """Divide the pending rows of a slot among the places of local workers.
@@ -235,8 +236,20 @@ class Stream:
             return
         assert slot.position is not None, f"slot {slot.number} has no position"
         for row in rows:
-            parts.setdefault(self.sibling_place(slot.position, row, workers), []).append(row)
+            parts.setdefault(self._place_of(slot.position, row, workers), []).append(row)
         ring.divide(slot, [Part(ascending(tuple(owned)), 1 + place) for place, owned in parts.items()])
+
+    def _place_of(self, position: Position, row: int, workers: int) -> int:
+        """The place of the worker for a row.
+
+        Where samples join those of their row in batches before, it is the same in all of these. If
+        workers are more than rows, each has a row of every second batch, or of every third, ...
+        """
+        if not self._joins_near:
+            return self.sibling_place(position, row, workers)
+        batch_size, step = self.spec.plan.batch_size, position.step // self.spec.plan.repeats
+        batches = -(-workers // batch_size)
+        return (step % batches * batch_size + row) * workers // (batches * batch_size)
 
     def sibling_place(self, position: Position, row: int, workers: int) -> int:
         """The place of the worker for a row, in all streams of one order."""

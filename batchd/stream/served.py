@@ -314,6 +314,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         has_buckets=bool(ring.layout.buckets),
         storage_away_s=config.storage_away_s,
         siblings=siblings_of(plan, content, epochs, index),
+        joins_near=any(isinstance(step, JoinStep) and step.near for step in plan.pipeline.steps),
     )
     wanted_cache = cache_spec(plan, index)  # raises before there are descriptors
     if config.unused_by_cache:

@@ -484,7 +484,7 @@ class WorkerStream:
             shared += [(draw_epoch, sample) for sample in good]
             wanted += [other for sample in contents.flat for other in self._maker.others(draw_epoch, int(sample))]
         epochs = {self._plan.draw_epoch(Position(chunk.epoch, chunk.step)) for chunk, _rows, _samples in chunks}
-        announced = self._maker.announce(wanted, min(epochs) if len(epochs) == 1 else None)
+        announced = self._maker.announce(self._maker.to_read(wanted), min(epochs) if len(epochs) == 1 else None)
         self._maker.share(shared, announced.requested)
         return announced._replace(blocks=tuple(blocks))
 

@@ -26,7 +26,7 @@ from batchd.core.plan import Plan
 from batchd.data.functions.load import FunctionUnusable, expect
 from batchd.data.pipeline.cache_split import decoded_files
 from batchd.data.pipeline.effects import StepInvalid
-from batchd.data.pipeline.execute import Pipeline
+from batchd.data.pipeline.execute import Pipeline, steps_before_joins
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.options import Decode
 from batchd.data.pipeline.image.stages import ImagePlan
@@ -56,7 +56,7 @@ from batchd.data.storage.ahead import Requested
 from batchd.data.storage.index import SourceIndex
 from batchd.runtime import failpoints
 from batchd.worker.messages import PATH_BYTES_MAX, SampleRecipe
-from batchd.worker.others import Others
+from batchd.worker.others import NearSamples, Others
 from batchd.worker.process import NoteMemory
 from batchd.worker.stopwatch import Stopwatch
 from batchd_wire.wording import KEEP_PART
@@ -103,6 +103,14 @@ class SampleMaker:
     ``columns``: after all steps, by name. ``is_live``: reading a number again gives another sample.
     """
 
+    _cached: CachedReader | None = None
+    _first: Pipeline | None = None
+    """Makes what is kept by a cache of decoded samples, with and without one, or by ``_near``."""
+    _near: NearSamples | None = None
+    """Samples that are about to join others."""
+    _is_read = False
+    """Whether the last sample was read, and so may be one for the cache."""
+
     def __init__(  # noqa: PLR0913  each is one thing that samples are made with
         self,
         recipe: SampleRecipe,
@@ -142,11 +150,10 @@ class SampleMaker:
             self._check_storage,
             self.shown_name,
         )
-        self._cached: CachedReader | None = None
-        self._first: Pipeline | None = None
-        """Makes what a cache of decoded samples keeps, with and without such a cache."""
         self._ahead = Announced(storage.requested, {})
-        timings, cut = stopwatch.timings, recipe.cut
+        timings, before_joins = stopwatch.timings, 0 if plan is None else steps_before_joins(steps)
+        self._near = NearSamples() if before_joins else None
+        self._keeps_made, cut = recipe.cut > 0 and cache != "off", recipe.cut or before_joins
         kept_files = self._kept_files = KeptFiles(
             [name for name, _longest in recipe.cropped], decoded_files(steps) if cache == "pixels" else ()
         )
@@ -164,7 +171,14 @@ class SampleMaker:
                     self._reader = self._cached
                     self._keeping = timings.part(KEEP_PART)
                 if cut:
-                    self._first = Pipeline(columns, steps[:cut], recipe.seed, has_rows=False, timings=timings)
+                    self._first = Pipeline(
+                        columns,
+                        steps[:cut],
+                        recipe.seed,
+                        has_rows=False,
+                        timings=timings,
+                        kept=None if recipe.cut else kept_files,
+                    )
                     columns = list(self._first.columns.values())
                 self._pipeline = Pipeline(
                     columns,
@@ -243,7 +257,12 @@ class SampleMaker:
         """The samples that join one, if none is bad."""
         if not self._pipeline.joins:
             return []
-        return [next(self.joining.others_of(epoch, pick)) for pick in self._pipeline.picks(epoch, sample)]
+        others_of = self.joining.others_of
+        return [next(others_of(epoch, sample, pick, near)) for pick, near in self._pipeline.picks(epoch, sample)]
+
+    def to_read(self, samples: Sequence[int]) -> list[int]:
+        """Those of the samples that are not kept here."""
+        return list(samples) if self._near is None else [one for one in dict.fromkeys(samples) if one not in self._near]
 
     def request_block(self, samples: Sequence[int]) -> Requested:
         """Request whole samples for several orders. Paired with ``Requested.forget``."""
@@ -366,7 +385,7 @@ class SampleMaker:
         return None
 
     def _keep(self) -> None:
-        if self._cached is not None and self.joining.is_good:
+        if self._cached is not None and self.joining.is_good and self._is_read:
             self._cached.keep()
             self._stopwatch.timings.lap(self._keeping)
 
@@ -463,15 +482,26 @@ class SampleMaker:
         return self._read_made(epoch, sample, attempt)
 
     def _read_made(self, epoch: int, sample: int, attempt: int = 0) -> Mapping[str, Value]:
+        found = None if self._near is None else self._near.find(sample)
+        self._is_read = found is None
+        self.joining.stays = found is not None
+        if found is not None:
+            return found
         self._storage.begin_sample()
         values = self._reader.read(sample)
         keeps_samples = self._cached is not None and self._cached.keeps_samples
         self._stopwatch.is_read(values, from_cache=self._cached.is_hit if self._cached and keeps_samples else None)
         failpoints.passing("worker.sample.read", sample)
-        if self._first is not None and (self._cached is None or not self._cached.is_hit):
+        is_made = self._keeps_made and self._cached is not None and self._cached.is_hit
+        if self._first is not None and not is_made:
             values = self._first.make(values, epoch, sample, attempt)
-            if self._cached is not None:
+            if self._keeps_made and self._cached is not None:
                 self._cached.offer(values)
+            if self._near is not None:
+                values = self._near.keep(sample, values)
+                self.joining.stays = True
+        elif is_made:
+            self.joining.stays = self._cached is not None and self._cached.values_stay
         return values
 
 

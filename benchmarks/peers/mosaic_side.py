@@ -2,7 +2,9 @@
 
 ``--data`` has "images", "coco.json" and "labels", which have the same boxes. Each has two workers,
 takes samples in random order, and does what ultralytics does by default: mosaic, affine, colours,
-flip. Both read files in every epoch, or with "-cached" keep images in memory, at 640 pixels.
+flip. With "-cached" both keep all images in memory, at 640 pixels, and draw any of them. Else both
+read files, and draw from what they have read last: ultralytics from the images that its worker has
+decoded last, eight batches, and batchd from the same row of eight batches.
 """
 
 import os
@@ -26,7 +28,7 @@ pipeline = [
     {{ op = "decode" }},
     {{ op = "follow", boxes = "boxes", labels = ["classes"], min_visible = 0.1 }},
     {{ op = "resize", longer_side = 640 }},
-    {{ op = "mosaic", size = [640, 640] }},
+    {{ op = "mosaic", size = [640, 640]{near} }},
     {{ op = "affine", scale = [0.5, 1.5], translate = [0.05, 0.05], fill = [114], size = [640, 640] }},
     {{ op = "color_jitter", brightness = 0.4, saturation = 0.7, hue = 0.015 }},
     {{ op = "random_flip" }},
@@ -42,12 +44,13 @@ def by_batchd(options: common.Options) -> Iterator[Any]:
     import batchd  # noqa: PLC0415  this variant alone has it
     import batchd_client  # noqa: PLC0415
 
-    cache = "off"
+    cache, near = "off", ", near = 8"
     if options.variant.endswith("cached"):
-        cache = 'decoded"\ncache_memory = "512MiB'
+        cache, near = 'decoded"\ncache_memory = "512MiB', ""
     with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
         file = Path(scratch) / "batchd.toml"
-        file.write_text(OURS.format(workers=options.workers, data=options.data, batch=options.batch, cache=cache))
+        options_of = {"workers": options.workers, "data": options.data, "batch": options.batch}
+        file.write_text(OURS.format(**options_of, cache=cache, near=near))
         with batchd.serve(file) as address, batchd_client.connect(address) as daemon:
             stream = daemon.stream("mosaic")
             while True:

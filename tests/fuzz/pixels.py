@@ -13,7 +13,7 @@ import numpy as np
 
 PACKAGE = "batchd.data.pipeline"
 NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
-NAMES += ("shift_hue", "warp")
+NAMES += ("shift_hue", "warp", "warp_parts")
 SOUND_NAMES = ("combine", "logarithms", "resample", "spectra")
 REFUSED = (ValueError, BufferError, OverflowError)
 
@@ -84,6 +84,11 @@ class Arguments:
         by_x, *others = (int(number) for number in self.random.integers(-reach, reach, 3))
         return of_shift if self.chance(0.5) else by_x, *others
 
+    def upright(self, origin):
+        """Return factors without that of y, nearly always, that find pixels now and then."""
+        by_x, by_y, by_one = origin
+        return by_x, by_y if self.chance(0.05) else 0, self.number(20) << 32 if self.chance(0.7) else by_one
+
     def corners(self):
         """Return corners, anywhere, and some that are no numbers."""
         reach = float(self.random.choice([50, 1000, 1e30]))
@@ -128,6 +133,17 @@ class Arguments:
             "scale": lambda: (image, other, flag, self.chance(0.5), self.chance(0.5)),
             "sharpen": lambda: (image, self.like(image), self.number(10 << 14)),
             "shift_hue": lambda: (image, self.number(6 << 16), flag),
+            "warp_parts": lambda: (
+                tuple((self.image(), self.number(40) - 20, self.number(40) - 20) for _ in range(self.number(4) % 70))
+                if self.chance(0.1)
+                else ((image, self.number(40) - 20, self.number(40) - 20),),
+                (self.number(60), self.number(60)),
+                self.fill(),
+                other,
+                self.upright(self.origin(1 << 31)),
+                (0 if self.chance(0.9) else 7, *self.origin(0)[1:]),
+                self.fill(),
+            ),
             "warp": lambda: (image, other, self.origin(1 << 32), self.origin(0), flag, self.fill()),
         }[name]()
 

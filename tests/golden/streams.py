@@ -682,6 +682,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "mixup", "probability": 0.8},
         *({**step, "max_shape": [32, *step["max_shape"][1:]]} for step in joined[-4:]),
     ]
+    near = [{**step, "near": 3} if step["op"] == "mosaic" else step for step in joined]
     return {
         **{name: {"source": _images(folder), "pipeline": steps} for name, steps in image.items()},
         **{name: {"source": sounds, "pipeline": steps} for name, steps in sound.items()},
@@ -690,6 +691,7 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         "followed": {"source": _annotated(folder), "pipeline": followed},
         "objects": {"source": _objects(folder), "pipeline": objects},
         "joined": {"source": _objects(folder), "pipeline": joined},
+        "joined-near": {"source": _objects(folder), "pipeline": near, "batch_size": 2},
         "pasted": {"source": _objects(folder), "pipeline": pasted},
         "ids": {"source": _annotated(folder), "pipeline": ids},
         "policies": {"source": _annotated(folder), "pipeline": policies},

@@ -362,7 +362,7 @@ def _check_none_idles(world: World) -> None:
                     continue
                 found = {part.share for part in fill.pending}
                 idle = [one for one in remote if found and (shares is None or _should_fill(one, shares, found))]
-                takes_any = stream.blocks is None and not stream.has_siblings
+                takes_any = not stream.is_divided
                 is_idle = stream.has_siblings and [one for one in local if not one.orders]
                 own = is_idle or [one for one in local if takes_any or one.place + 1 in found or 0 in found]
                 if idle or (own and fill.pending) or (local and fill.doubted):

@@ -357,7 +357,7 @@ class _Same:
     def __init__(self, values: dict[str, Value]) -> None:
         self._values = values
 
-    def others_of(self, _epoch: int, _pick: int) -> Iterator[int]:
+    def others_of(self, _epoch: int, _whose: int, _pick: int, _near: int | None) -> Iterator[int]:
         yield 0
 
     def read_other(self, _epoch: int, _sample: int) -> Mapping[str, Value]:
@@ -365,6 +365,9 @@ class _Same:
 
     def other_is_bad(self, _sample: int, error: SampleUndecodable | SampleUnreadable) -> None:
         raise error
+
+    def values_stay(self) -> bool:
+        return False
 
     def others_end(self) -> None:
         pass

@@ -68,7 +68,7 @@ class WorkerStreams:
         message = replace(message, waits_for_storage=waits_for_storage, repeats=repeats, siblings=siblings)
         others: list[int] = self._last_cache if shares_cache else []
         if cache != "off" and not shares_cache:
-            spec = CacheSpec(cache, "5e" * 32, samples, CACHE_BYTES, cache_dir)
+            spec = CacheSpec(cache, "5e" * 32, message.samples, CACHE_BYTES, cache_dir)
             kept: CacheMemory | CacheOnDisk = CacheOnDisk(spec) if cache_dir else CacheMemory(spec)
             others = list(self._stack.enter_context(closing(kept)).descriptors)
             if isinstance(kept, CacheMemory):

@@ -692,6 +692,7 @@ static PyMethodDef METHODS[] = {
     {"shift_hue", shift_hue, METH_VARARGS, shift_hue_doc},
     {"use_avx2", use_avx2, METH_O, use_avx2_doc},
     {"warp", warp, METH_VARARGS, warp_doc},
+    {"warp_parts", warp_parts, METH_VARARGS, warp_parts_doc},
     {NULL, NULL, 0, NULL},
 };
 

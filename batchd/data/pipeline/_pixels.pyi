@@ -33,6 +33,16 @@ def scale(
 def sharpen(source: NDArray[Any], target: NDArray[Any], factor: int, /) -> None: ...
 def shift_hue(pixels: NDArray[Any], shift: int, is_bgr: bool, /) -> None: ...
 def use_avx2(is_used: bool, /) -> bool: ...
+def warp_parts(
+    parts: tuple[tuple[NDArray[Any], int, int], ...],
+    size: tuple[int, int],
+    ground: bytes,
+    target: NDArray[Any],
+    across: _Place,
+    down: _Place,
+    fill: bytes,
+    /,
+) -> bool: ...
 def warp(
     source: NDArray[Any], target: NDArray[Any], across: _Place, down: _Place, is_linear: bool, fill: bytes, /
 ) -> None: ...

@@ -38,6 +38,8 @@ PyObject *saturate(PyObject *self, PyObject *arguments);
 PyObject *sharpen(PyObject *self, PyObject *arguments);
 PyObject *remap(PyObject *self, PyObject *arguments);
 PyObject *warp(PyObject *self, PyObject *arguments);
-extern const char count_levels_doc[], fill_polygon_doc[], fill_runs_doc[], saturate_doc[], sharpen_doc[], remap_doc[], warp_doc[];
+PyObject *warp_parts(PyObject *self, PyObject *arguments);
+extern const char count_levels_doc[], fill_polygon_doc[], fill_runs_doc[], saturate_doc[], sharpen_doc[], remap_doc[], warp_doc[],
+    warp_parts_doc[];
 
 #endif

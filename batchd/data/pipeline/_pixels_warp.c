@@ -3,6 +3,7 @@
  *     warp    each new pixel is that at its centre's source, in steps of 1/2^32 of a pixel; rows
  *             that are only shifted, many at once
  *     remap   the same, with a place for each new pixel, in 1/2^11 of a pixel
+ *     warp_parts  as warp, of a canvas that has several images in it, and is never made itself
  *
  * `image/resample.py` and `augment/warp.py` say which places; the former does the same without this
  * extension, in more time.
@@ -222,7 +223,166 @@ ALWAYS_INLINE void remap_rows(const struct image *from, const struct image *into
     }
 }
 
+/* --- warp_parts --- */
+
+enum { PARTS_MAX = 64 };
+
+/* The images in a canvas of `size`, which has `ground` elsewhere. A row is made when a pixel of it is needed, in `rows`: two of them,
+ * of the columns `first` to `end`. */
+struct canvas {
+    struct image images[PARTS_MAX], size;
+    Py_ssize_t tops[PARTS_MAX], lefts[PARTS_MAX], count, first, end;
+    int64_t made[2];
+    uint8_t *rows[3], ground[CHANNELS_MAX]; /* the last row is one without an image */
+};
+
+static const uint8_t *canvas_row(struct canvas *canvas, int64_t y, Py_ssize_t channels)
+{
+    uint8_t *row = canvas->rows[y & 1];
+    if (canvas->made[y & 1] == y) return row;
+    canvas->made[y & 1] = y;
+    memcpy(row, canvas->rows[2], (size_t)((canvas->end - canvas->first) * channels));
+    for (Py_ssize_t i = 0; i < canvas->count; i++) {
+        const struct image *image = &canvas->images[i];
+        const int64_t line = y - canvas->tops[i];
+        if (line < 0 || line >= image->height) continue;
+        const Py_ssize_t left = canvas->lefts[i], right = left + image->width;
+        const Py_ssize_t begin = left > canvas->first ? left : canvas->first, end = right < canvas->end ? right : canvas->end;
+        if (begin < end)
+            memcpy(row + (begin - canvas->first) * channels, image->pixels + line * image->stride + (begin - left) * channels,
+                   (size_t)((end - begin) * channels));
+    }
+    return row;
+}
+
+static const uint8_t *canvas_pixel(const struct canvas *canvas, const struct warp *warp, int64_t x, int64_t y)
+{
+    if (x < 0 || x >= canvas->size.width || y < 0 || y >= canvas->size.height) return warp->fill;
+    for (Py_ssize_t i = canvas->count; i-- > 0;) { /* the last one is on top */
+        const struct image *image = &canvas->images[i];
+        const int64_t column = x - canvas->lefts[i], line = y - canvas->tops[i];
+        if (column >= 0 && column < image->width && line >= 0 && line < image->height)
+            return image->pixels + line * image->stride + column * image->channels;
+    }
+    return canvas->ground;
+}
+
+/* The edges of the canvas, and what is outside. */
+static void canvas_between(const struct canvas *canvas, const struct warp *warp, int64_t x, int64_t y, uint8_t *into,
+                           Py_ssize_t channels)
+{
+    const int64_t left = x >> PLACE_BITS, top = y >> PLACE_BITS;
+    if (left < -1 || left >= canvas->size.width || top < -1 || top >= canvas->size.height) {
+        for (Py_ssize_t channel = 0; channel < channels; channel++) into[channel] = warp->fill[channel];
+        return;
+    }
+    const uint8_t *upper_left = canvas_pixel(canvas, warp, left, top), *upper_right = canvas_pixel(canvas, warp, left + 1, top);
+    const uint8_t *lower_left = canvas_pixel(canvas, warp, left, top + 1), *lower_right = canvas_pixel(canvas, warp, left + 1, top + 1);
+    for (Py_ssize_t channel = 0; channel < channels; channel++)
+        into[channel] = blended(upper_left[channel], upper_right[channel], lower_left[channel], lower_right[channel], fraction(x),
+                                fraction(y));
+}
+
+/* Only of a warp that neither turns nor slants. Returns 0 where memory is short, or a place wraps. */
+static int warp_canvas(struct canvas *canvas, const struct image *into, const struct warp *warp)
+{
+    struct columns columns = {0};
+    const Py_ssize_t channels = into->channels;
+    if (!plan_columns(&canvas->size, into, warp, &columns)) return 0;
+    canvas->first = columns.left, canvas->end = columns.right;
+    const Py_ssize_t length = (canvas->end - canvas->first) * channels;
+    canvas->rows[0] = malloc((size_t)(3 * length));
+    if (canvas->rows[0] == NULL) {
+        free(columns.places);
+        return 0;
+    }
+    canvas->rows[1] = canvas->rows[0] + length, canvas->rows[2] = canvas->rows[1] + length;
+    for (Py_ssize_t i = 0; i < length; i++) canvas->rows[2][i] = canvas->ground[i % channels];
+    canvas->made[0] = canvas->made[1] = -1;
+    for (Py_ssize_t row = 0; row < into->height; row++) {
+        const int64_t y = place(warp->down[1], row, warp->down[2]), top = y >> PLACE_BITS;
+        int64_t x = warp->across[2];
+        uint8_t *made = into->pixels + row * into->stride;
+        Py_ssize_t first = 0, end = 0;
+        if (top >= 0 && top < canvas->size.height - 1) {
+            const uint8_t *upper = canvas_row(canvas, top, channels), *under = canvas_row(canvas, top + 1, channels);
+            first = columns.first, end = columns.end;
+            blend_rows(upper, under, columns.blended, (columns.right - columns.left) * channels, fraction(y));
+            blend_columns(columns.blended, columns.places, columns.parts, made + first * channels, (end - first) * channels,
+                          (int32_t)channels);
+        }
+        for (Py_ssize_t column = 0; column < into->width; column++, x = place(warp->across[0], 1, x)) {
+            if (column == first && first < end) { /* these are made */
+                x = place(warp->across[0], end - first, x);
+                column = end;
+                if (end == into->width) break;
+            }
+            canvas_between(canvas, warp, x, y, made + column * channels, channels);
+        }
+    }
+    free(canvas->rows[0]);
+    free(columns.places);
+    return 1;
+}
+
 /* --- what Python sees --- */
+
+const char warp_parts_doc[] =
+"warp_parts(parts, size, ground, target, across, down, fill) -> bool\n\n"
+"As ``warp`` between four pixels, of a canvas of ``size`` (height, width) with ``ground`` where none of ``parts`` is: (image, top,\n"
+"left) each, later ones on top. False, and nothing is said of ``target``, for a warp that turns or slants, and where memory is short.";
+
+static int take_parts(PyObject *parts, struct canvas *canvas, Py_ssize_t channels)
+{
+    const Py_ssize_t count = PyTuple_Size(parts);
+    if (count < 0) return 0;
+    if (count > PARTS_MAX) return PyErr_SetString(PyExc_ValueError, "more images than a canvas may have"), 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *pixels;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(parts, i), "Onn:warp_parts", &pixels, &canvas->tops[i], &canvas->lefts[i])) return 0;
+        canvas->count = i + 1;
+        if (!take_image(pixels, 0, &canvas->images[i])) return 0;
+        if (canvas->images[i].channels != channels || canvas->tops[i] < -INT32_MAX || canvas->tops[i] > INT32_MAX
+            || canvas->lefts[i] < -INT32_MAX || canvas->lefts[i] > INT32_MAX)
+            return PyErr_SetString(PyExc_ValueError, "a part of other channels, or too far away"), 0;
+    }
+    return 1;
+}
+
+PyObject *warp_parts(PyObject *self, PyObject *arguments)
+{
+    struct image into;
+    struct warp warp;
+    struct canvas *canvas = calloc(1, sizeof *canvas);
+    PyObject *parts, *target, *made = NULL;
+    const char *ground, *fill;
+    Py_ssize_t height, width, ground_length, fill_length;
+    long long across[3], down[3];
+    (void)self;
+    memset(&into, 0, sizeof into);
+    if (canvas == NULL) return PyErr_NoMemory();
+    if (PyArg_ParseTuple(arguments, "O(nn)y#O(LLL)(LLL)y#:warp_parts", &parts, &height, &width, &ground, &ground_length, &target,
+                         &across[0], &across[1], &across[2], &down[0], &down[1], &down[2], &fill, &fill_length)
+        && take_image(target, PyBUF_WRITABLE, &into) && take_parts(parts, canvas, into.channels)) {
+        if (fill_length != CHANNELS_MAX || ground_length != CHANNELS_MAX || height < 1 || width < 1 || height > INT32_MAX
+            || width > INT32_MAX / CHANNELS_MAX)
+            PyErr_SetString(PyExc_ValueError, "a canvas without pixels or with too many, or a fill that is not four bytes");
+        else {
+            int is_made = 0;
+            for (int i = 0; i < 3; i++) warp.across[i] = across[i], warp.down[i] = down[i];
+            memcpy(warp.fill, fill, CHANNELS_MAX), memcpy(canvas->ground, ground, CHANNELS_MAX);
+            canvas->size.height = height, canvas->size.width = width, canvas->size.channels = into.channels;
+            Py_BEGIN_ALLOW_THREADS
+            if (down[0] == 0 && across[1] == 0 && across[0] > 0) is_made = warp_canvas(canvas, &into, &warp);
+            Py_END_ALLOW_THREADS
+            made = PyBool_FromLong(is_made);
+        }
+    }
+    for (Py_ssize_t i = 0; i < canvas->count; i++) release_image(&canvas->images[i]);
+    release_image(&into);
+    free(canvas);
+    return made;
+}
 
 const char warp_doc[] =
 "warp(source, target, across, down, is_linear, fill)\n\n"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Protocol
 
@@ -70,14 +71,20 @@ _PICKS = 1 << 53
 class OtherSamples(Protocol):
     """Gives a pipeline the samples that join one."""
 
-    def others_of(self, epoch: int, pick: int) -> Iterator[int]:
-        """Say which sample a drawn ``pick`` is, and then those that stand in for it."""
+    def others_of(self, epoch: int, whose: int, pick: int, near: int | None) -> Iterator[int]:
+        """Say which sample a drawn ``pick`` is, and then those that stand in for it.
+
+        ``whose``: the sample that it joins. ``near``: see ``JoinStep``.
+        """
 
     def read_other(self, epoch: int, sample: int) -> Mapping[str, Value]:
         """Return what ``make`` takes. Raises ``SampleUndecodable`` and ``SampleUnreadable``."""
 
     def other_is_bad(self, sample: int, error: SampleUndecodable | SampleUnreadable) -> None:
         """Take note of a bad one."""
+
+    def values_stay(self) -> bool:
+        """Whether the values that were read last stay while others are read."""
 
     def others_end(self) -> None:
         """Go on with the sample that they join."""
@@ -126,6 +133,11 @@ class Pipeline:
             video.share = len(self._videos)
         self._ahead = SampleRandom(seed)
         self._others = others
+        for (stage, _part), (behind, _its) in pairwise(self._stages):
+            if isinstance(stage, JoinStage):
+                stage.passes_canvas = isinstance(behind, ImageStage) and behind.takes_canvas(stage.step.field)
+                if others is not None and not stage.needed:
+                    stage.values_stay = others.values_stay
         self._decoding = next(
             (stage for stage, _part in self._stages if isinstance(stage, ImageStage | ViewsStage)), None
         )
@@ -273,7 +285,7 @@ class Pipeline:
         try:
             acts, picks, numbers = self._drawn(stage, epoch, way)
             if acts:
-                _own(made, stage.joined)
+                own(made, stage.joined)
                 drew = stage.join(made, self._others_of(stage, picks, row, epoch, way, joined), numbers)
                 self._others.others_end()
                 drew = {"with": [[sample, self._others.shown_name(sample)] for sample in joined], **drew}
@@ -302,8 +314,9 @@ class Pipeline:
         """Make one sample after the other, but for ``picks`` without a good one."""
         assert self._others is not None, "it has been told of them"
         sized = {name: row[name] for name in stage.joined & row.keys()}  # nothing is written there
+        whose, near = self._random.sample, stage.step.near
         for place, pick in enumerate(picks):
-            for attempt, sample in enumerate(self._others.others_of(epoch, pick)):
+            for attempt, sample in enumerate(self._others.others_of(epoch, whose, pick, near)):
                 try:
                     made = dict(self._others.read_other(epoch, sample))
                     self._random.start_view(view_number(f"{way}/{place}", attempt))
@@ -315,15 +328,15 @@ class Pipeline:
                 yield made
                 break
 
-    def picks(self, epoch: int, sample: int) -> list[int]:
-        """The picks of all that joins a sample, to be read ahead."""
+    def picks(self, epoch: int, sample: int) -> list[tuple[int, int | None]]:
+        """The picks of all that joins a sample, to be read ahead, each with its ``near``."""
         self._random.start(epoch, sample, 0)
-        found: list[int] = []
+        found: list[tuple[int, int | None]] = []
         ways: list[tuple[Sequence[tuple[Stage | JoinStage, int]], str]] = [(self._stages, "")]
         for stages, way in ways:
             for stage in (stage for stage, _part in stages if isinstance(stage, JoinStage)):
                 _acts, picks, _numbers = self._drawn(stage, epoch, f"{way}/{stage.name}")
-                found += picks
+                found += [(pick, stage.step.near) for pick in picks]
                 ways += [(stage.needed, f"{way}/{stage.name}/{place}") for place in range(len(picks))]
         return found
 
@@ -461,6 +474,21 @@ def _each_stage(
     return EachStage(field, each, made, ops, in_place=in_place), on_image.last_part
 
 
+def steps_before_joins(steps: Sequence[StepOptions]) -> int:
+    """Count the steps that make the same of a sample for all that it joins near it; 0 if none do.
+
+    They are whole stages, so what they make alone is what they make with those behind them.
+    """
+    count = 0
+    for run in _runs(steps):
+        if any(isinstance(step, JoinStep) for step in run):
+            return count if any(isinstance(step, JoinStep) and step.near for step in steps) else 0
+        if any(step.is_random or not step.is_cacheable for step in run):
+            return 0
+        count += len(run)
+    return 0
+
+
 def _joins(
     steps: Sequence[StepOptions], columns: Sequence[Column], stages: Sequence[tuple[Stage | JoinStage, int]]
 ) -> list[JoinStage]:
@@ -500,7 +528,7 @@ def _announced(steps: Sequence[StepOptions], stages: Sequence[tuple[Stage | Join
         before += run
 
 
-def _own(values: dict[str, Value], joined: AbstractSet[str]) -> None:
+def own(values: dict[str, Value], joined: AbstractSet[str] = frozenset()) -> None:
     """Copy the values that are gone when another sample is read, but for those that it joins."""
     for name in values.keys() - joined:
         value = values[name]

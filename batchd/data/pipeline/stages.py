@@ -35,7 +35,8 @@ class JoinStage(ABC):
 
     ``numbers``: how many it draws. ``name``: of the step among those of its kind. ``joined``: the
     image and what follows it. ``needed``: the stages before it that make these, with their parts of
-    the timings.
+    the timings. ``passes_canvas``: the stage behind it takes an image in parts. ``values_stay``:
+    whether the values that were made last stay until the row is made.
     """
 
     def __init__(self, step: "JoinStep", numbers: int) -> None:
@@ -44,6 +45,8 @@ class JoinStage(ABC):
         self.name = ""
         self.joined = frozenset[str]()
         self.needed: Sequence[tuple[Stage | JoinStage, int]] = ()
+        self.passes_canvas = False
+        self.values_stay: Callable[[], bool] = lambda: False
 
     @abstractmethod
     def join(

@@ -72,10 +72,45 @@ class Clips:
         return np.stack(frames).reshape(*self.lengths, *frames[0].shape)
 
 
+class Canvas:
+    """An image between two steps that has parts of others: uint8 ``[height, width, channels]``.
+
+    ``parts``: pixels with their top and left, which may be outside; later ones are on top. They
+    stay until the row is made. ``ground``: the colour elsewhere. ``room``: memory of a shape.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], ground: tuple[int, ...], room: Callable[[tuple[int, ...]], Array]
+    ) -> None:
+        self.shape, self.ground, self._room = shape, ground, room
+        self.parts: list[tuple[Array, int, int]] = []
+
+    def whole(self) -> Array:
+        """All pixels."""
+        made = self._room(self.shape)
+        made[:] = self.ground
+        for pixels, top, left in self.parts:
+            (rows, columns), seen = self.seen(pixels.shape, top, left)
+            made[rows, columns] = pixels[seen]
+        return made
+
+    def seen(self, shape: tuple[int, ...], top: int, left: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+        """Where an image of a shape is on the canvas, and which part of the image that is."""
+        (rows, of_rows), (columns, of_columns) = map(_overlap, (top, left), shape, self.shape)
+        return (rows, columns), (of_rows, of_columns)
+
+
+def _overlap(begin: int, length: int, room: int) -> tuple[slice, slice]:
+    """Where a part from ``begin`` on is in something of a length, and which of it that is."""
+    first, end = min(max(begin, 0), room), max(min(begin + length, room), 0)
+    return slice(first, max(first, end)), slice(first - begin, max(first, end) - begin)
+
+
 Value: TypeAlias = (
     memoryview
     | MediaFile
     | Clips
+    | Canvas
     | DecodedFile
     | FilePart
     | str

@@ -34,6 +34,7 @@ specs = st.fixed_dictionaries(
         "groups_neighbours": st.booleans(),
         "open_blocks": st.sampled_from([None, None, 1, 3]),
         "siblings": st.sampled_from(["", "", "one", "one", "other"]),
+        "joins_near": st.booleans(),
         "drop_last": st.booleans(),
         "budget": st.sampled_from([None, None, 6]),
         "repeats": st.sampled_from([1, 1, 2]),

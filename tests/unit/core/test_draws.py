@@ -1,5 +1,6 @@
 """Samples drawn by weight: in their share, for ever the same, and with all places known."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
 
@@ -152,3 +153,16 @@ def test_a_substitute_is_one_that_is_drawn():
 
     assert {plan.substitute(epoch, 1, attempt) for epoch in range(9) for attempt in range(1, 9)} == {1, 3}
     assert plan.source_samples == 5
+
+
+def test_neighbours_of_a_drawn_sample_are_those_of_its_first_row():
+    """One that the epoch does not draw has none."""
+    weights = np.arange(1, 8, dtype=np.float64)
+    plan = replace(plan_of(even(weights, 12, 3), 12, 3), batch_size=5)
+    for sample in range(plan.source_samples):
+        places = plan.occurrences(0, sample)
+        found = plan.neighbours(0, sample, 2)
+        assert len(found) == (1 if len(places) else 0)
+        if found:
+            other = places[0] + plan.batch_size * (-1 if places[0] >= plan.batch_size else 1)
+            assert found == plan.indices(Position(0, other // plan.batch_size), other % plan.batch_size, 1).tolist()

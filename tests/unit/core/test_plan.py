@@ -134,3 +134,18 @@ def test_the_sizes_of_batches_stay_what_they_are():
     """Saved states depend on them."""
     plan = Plan(1000, 8, 42, shuffle=True, drop_last=False, sizes=11)
     assert [plan.size_of(Position(3, step)) for step in range(12)] == [10, 7, 9, 2, 4, 5, 5, 0, 5, 5, 7, 1]
+
+
+@pytest.mark.parametrize(("repeats", "shuffle"), [(1, False), (1, True), (3, True)])
+def test_neighbours_are_in_the_same_row_of_the_batches_before(repeats, shuffle):
+    """At the beginning of an epoch also of the first ones; never the sample itself."""
+    plan = Plan(23, 4, 5, shuffle, drop_last=False, repeats=repeats)
+    rows = [plan.indices(Position(2, step * repeats), 0, 4).tolist() for step in range(5)]
+    rows.append(plan.indices(Position(2, 5 * repeats), 0, 3).tolist())
+    for step, samples in enumerate(rows):
+        for row, sample in enumerate(samples):
+            window = range(max(0, step - 2), max(3, step + 1))
+            assert plan.neighbours(2, sample, 3) == [rows[one][row] for one in window if one != step]
+            all_steps = [one[row] for number, one in enumerate(rows) if number != step and row < len(one)]
+            assert plan.neighbours(2, sample, 100) == all_steps
+    assert Plan(4, 4, 5, shuffle, drop_last=False).neighbours(2, 0, 3) == []

@@ -1,4 +1,4 @@
-"""Streams of one order: the rows of a sample go to one worker, so that it decodes once for all."""
+"""Rows for one worker each: of streams of one order, and of samples that join those near them."""
 
 import pytest
 
@@ -82,3 +82,17 @@ def test_the_last_trainer_of_an_order_has_the_rows_of_all_workers():
     world.end(2)
     world.do(ev.Ticked())
     assert {share for _place, share in places_of(world, world.fill_all()).values()} == {(0, 0)}
+
+
+@pytest.mark.parametrize(("workers", "batch_size"), [(2, 64), (3, 8), (5, 2)])
+def test_a_row_of_samples_that_join_near_ones_is_for_one_worker(workers, batch_size):
+    """In each batch, or in every second or third one if workers are more than rows."""
+    near = {"joins_near": True, "siblings": "", "batch_size": batch_size, "samples": 6 * batch_size, "window": 6}
+    world, actions = world_of(near, workers=workers)
+    places = places_of(world, actions + world.fill_all())
+
+    turns = -(-workers // batch_size)
+    assert len(places) == 6 * batch_size
+    assert {place for place, _share in places.values()} == set(range(workers))
+    for (_stream, step, row), (place, _share) in places.items():
+        assert place == (step % turns * batch_size + row) * workers // (turns * batch_size)

@@ -1,5 +1,6 @@
 """Rows that several samples of a source join, as a worker makes them."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from batchd.worker.messages import Chunk, FillChunks
+from batchd.worker.others import NearSamples
 from support.images import write_photos
 from support.worker_streams import WorkerStreams, fill, worker_streams
 
@@ -67,6 +69,52 @@ def test_copies_of_a_sample_are_joined_by_others(streams, folder):
 
     assert np.array_equal(first["index"], second["index"])
     assert not np.array_equal(first["image"], second["image"])
+
+
+NEAR = STEPS.replace("size = [24, 24] }", "size = [24, 24], near = 3 }")
+BATCH = 2
+
+
+@pytest.mark.parametrize("cache", ["off", "encoded", "decoded", "pixels"])
+def test_near_samples_are_those_of_the_row_and_decoded_once(streams, folder, monkeypatch, cache):
+    """A row has the same bytes, whatever the worker still keeps of the rows before it."""
+    plain = streams.start(source(folder), NEAR, "fail", cache, samples=BATCH)
+    read, decoded = list[int](), Counter[int]()
+    take, make = plain._maker._reader.read, plain._maker._first.make
+    monkeypatch.setattr(plain._maker._reader, "read", lambda sample: (read.append(sample), take(sample))[1])
+    monkeypatch.setattr(plain._maker._first, "make", lambda *args: (decoded.update([args[2]]), make(*args))[1])
+    rows = {
+        (step, row): fill(plain, row, 1, 0, step)[1]["image"][0]
+        for row in range(BATCH)
+        for step in range(PHOTOS // BATCH)
+    }
+    assert max(decoded.values()) == 1
+    assert len(decoded) == len(read) == PHOTOS
+    for step, row in reversed(rows):
+        others = plain._maker.others(0, step * BATCH + row)
+        window = set(range(max(0, step - 2), max(3, step + 1))) - {step}
+        assert {other % BATCH for other in others} == {row}
+        assert {other // BATCH for other in others} <= window
+        alone = streams.start(source(folder), NEAR, samples=BATCH)
+        assert np.array_equal(fill(alone, row, 1, 0, step)[1]["image"][0], rows[step, row])
+
+
+def test_only_so_many_bytes_are_kept():
+    """The oldest samples go first; a sample beyond all room is not kept."""
+    near = NearSamples(bytes_max=20)
+    values = {"image": np.arange(9, dtype=np.uint8), "names": [np.zeros(1, np.uint8)], "id": 7}
+    kept = near.keep(1, values)
+    near.keep(2, values)
+    values["image"][:] = 0
+    assert (1 in near, 2 in near) == (True, True)
+    assert near.find(1) is kept
+    assert kept["image"].tolist() == list(range(9))
+    with pytest.raises(ValueError, match="read-only"):
+        kept["image"][0] = 1
+    near.keep(3, values)
+    assert [sample for sample in range(4) if sample in near] == [2, 3]
+    near.keep(4, {"image": np.zeros(21, np.uint8)})
+    assert not any(sample in near for sample in range(5))
 
 
 def joins(stream) -> dict[int, list[int]]:

@@ -192,6 +192,7 @@ class Affine(WarpStep):
     Drawn: the angle, the distances across and down, the scale, both shears; each that has a choice.
     """
 
+    takes_canvas: ClassVar[bool] = True
     later: ClassVar[frozenset[str]] = frozenset({"probability", "size"})
     op: Literal["affine"] = "affine"
     degrees: tuple[Degrees, Degrees] = (0.0, 0.0)

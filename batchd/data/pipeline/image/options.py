@@ -22,6 +22,8 @@ class ImageStep(FieldStep):
     """Base of the steps on images and on what follows them."""
 
     is_for_each: ClassVar[bool] = True
+    takes_canvas: ClassVar[bool] = False
+    """Whether it makes another image of one in parts, see ``Canvas``."""
     op: str
     field: str = "image"
 

@@ -38,6 +38,7 @@ from batchd.data.pipeline.image import geometry
 from batchd.data.pipeline.image.opencv import Pixels, Scratch, cv2, written
 from batchd.data.pipeline.image.options import Fill
 from batchd.data.pipeline.options import Interpolation
+from batchd.data.samples.values import Canvas
 from batchd_wire.views import Array
 
 try:
@@ -419,8 +420,20 @@ def warp(pixels: Pixels, move: geometry.Warp, into: Pixels) -> None:
     warp_from(pixels, into, origins(move), move.fill, is_linear=move.interpolation == "linear")
 
 
-def warp_from(pixels: Pixels, into: Pixels, origin: tuple[Origin, Origin], fill: Fill, *, is_linear: bool) -> None:
+def warp_from(
+    pixels: Pixels | Canvas, into: Pixels, origin: tuple[Origin, Origin], fill: Fill, *, is_linear: bool
+) -> None:
     """Make each new pixel that of its origin, which is rounded as ``origins`` says."""
+    if isinstance(pixels, Canvas):
+        parts = tuple((side_by_side(part), top, left) for part, top, left in pixels.parts)
+        ground = fill_bytes(pixels.ground)
+        if (
+            IS_BUILT
+            and is_linear
+            and _pixels.warp_parts(parts, pixels.shape[:2], ground, into, *origin, fill_bytes(fill))
+        ):
+            return
+        pixels = pixels.whole()
     if IS_BUILT:
         _pixels.warp(side_by_side(pixels), into, *origin, is_linear, fill_bytes(fill))
     else:

@@ -28,7 +28,7 @@ the decoders' versions.
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,7 @@ from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.image_header import PIXELS_MAX, ImageHeader
 from batchd.data.samples.kept_files import DecodedFile, FileHead, FilePart, KeptFiles, KnownFile
-from batchd.data.samples.values import Clips, Value
+from batchd.data.samples.values import Canvas, Clips, Value
 from batchd.runtime import failpoints
 from batchd_wire.views import Array
 
@@ -188,6 +188,10 @@ class ImageStage:
         )
         self._writes_pixels = not self._channels_first and self._tables is None
         self._may_resize = any(step.may_resize for step in steps)
+        first = next((step for step, _recolor, _part in self._recolors), None)
+        is_alone = not self._decoder and not self._planners
+        is_certain = isinstance(first, ChanceStep) and first.probability == 1 and first.takes_canvas
+        self._takes_canvas = is_alone and is_certain
         self._moves_channels = (1 if decode.color == "gray" else 3) if decode else _channel_count(source)
 
     def __call__(self, values: dict[str, Value], random: SampleRandom, row: Mapping[str, Image]) -> None:
@@ -214,10 +218,13 @@ class ImageStage:
         )
         is_last_shape = self._moves_channels == self._channels and not self._may_resize
         into = out if self._writes_pixels and is_last_shape else None
-        pixels = self._moved(value, plan, random.sample, into, decoded)
-        self._timings.lap(self._moving)
-        if self._recolors:
-            pixels = self._own(pixels, value, into)
+        if isinstance(value, Canvas):
+            pixels = cast("Pixels", value)  # until the first step, which takes it
+        else:
+            pixels = self._moved(value, plan, random.sample, into, decoded)
+            self._timings.lap(self._moving)
+            if self._recolors:
+                pixels = self._own(pixels, value, into)
         for step, recolor, part in self._recolors:
             self.step = step.op
             is_done = acts(step, random.random)
@@ -247,6 +254,10 @@ class ImageStage:
             followers.run(values, row, size, trail)
         else:
             followers.run(values, row, (plan.header.height, plan.header.width), [turn, *trail])
+
+    def takes_canvas(self, field: str) -> bool:
+        """Whether ``field`` may be an image in parts, as the first step makes another one of it."""
+        return field == self.field and self._takes_canvas
 
     @property
     def decoding_part(self) -> int:
@@ -343,6 +354,8 @@ class ImageStage:
         Raises ``SampleUndecodable``.
         """
         if self._decoder is None:
+            if isinstance(value, Canvas):
+                return ImageHeader("pixels", value.shape[0], value.shape[1], 1, 0)
             assert isinstance(value, np.ndarray), "pixels, as there is no decode step"
             if not value.size:
                 raise SampleUndecodable(f"an image without pixels: {value.shape[1]} x {value.shape[0]}")

@@ -18,6 +18,7 @@ from batchd_wire.record import options
 
 EPOCHS_MAX = 1_000_000_000
 ALPHA_MAX = 64
+NEAR_MAX = 1024
 SAMPLES_MAX = 32
 """Of which one may be made, by all steps together."""
 
@@ -30,9 +31,14 @@ class JoinStep(ChanceStep):
     is_for_each: ClassVar[bool] = False
     keeps_pixels: ClassVar[bool] = False
     loses_edges: ClassVar[bool] = True
+    later: ClassVar[frozenset[str]] = ChanceStep.later | {"near"}
     until_epoch: Annotated[Annotated[int, Range(0, EPOCHS_MAX)] | None, Example(90)] = None
     """The first epoch, counted from 0, in which the step does not act any more. When not set, it
     acts in all."""
+    near: Annotated[Annotated[int, Range(2, NEAR_MAX)] | None, Example(16)] = None
+    """Draw the others from the samples in the same row of this many batches: its own, and those
+    before it. A worker then decodes each image once, and keeps it for the rows to come. When not
+    set, they are any of the source, each of which is decoded for each row that it is in."""
 
     @property
     def others(self) -> int:
@@ -96,6 +102,10 @@ class CopyPaste(JoinStep):
     """How many of the objects that may be pasted are."""
     max_overlap: Annotated[float, Range(0.0, 1.0)] = 0.3
     """An object may be pasted if its box covers less than this fraction of each box."""
+
+    def __post_init__(self) -> None:
+        if self.near is not None and not self.others:
+            raise ValueError('copy_paste of the "mirrored" image joins no other sample; leave near out')
 
     @property
     def others(self) -> int:

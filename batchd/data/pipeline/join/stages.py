@@ -13,6 +13,7 @@
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from batchd.data.pipeline.join import options
 from batchd.data.pipeline.stages import JoinStage, make_stage
 from batchd.data.samples.columns import Column
 from batchd.data.samples.image_header import PIXELS_MAX
-from batchd.data.samples.values import Value, array_of
+from batchd.data.samples.values import Canvas, Value, array_of
 from batchd_wire.views import Array
 
 Rows: TypeAlias = npt.NDArray[np.bool_ | np.intp]
@@ -71,6 +72,8 @@ class _Mosaic(JoinStage):
         self._objects = _Objects(lead, after)
         self._mask = next((after[name] for role, name in lead.followers if role == "mask"), None)
         self._scratch = Scratch()
+        self._made: Pixels = np.empty((0, 0, 0), np.uint8)
+        """The canvas, if it is made here."""
 
     def join(
         self, values: dict[str, Value], others: Iterable[dict[str, Value]], numbers: Sequence[float]
@@ -92,24 +95,31 @@ class _Mosaic(JoinStage):
         self._put(values, canvas, mask, self._size[0] - height // 2, self._size[1] - width // 2)
         self._end(values, canvas, mask)
 
-    def _begun(self) -> tuple[Pixels, Array | None]:
+    def _begun(self) -> tuple[Canvas, Array | None]:
         size = 2 * self._size[0], 2 * self._size[1]
         assert self._channels is not None, "an image of known channels"
-        canvas = self._scratch.image("canvas", (*size, self._channels))
-        canvas[:] = self._fill
+        canvas = Canvas((*size, self._channels), self._fill, partial(self._scratch.image, "canvas"))
         self._objects.begin()
+        if not self.passes_canvas:
+            self._made = canvas.whole()
         return canvas, None if self._mask is None else np.full(size, self._mask.fill, self._mask.dtype)
 
-    def _put(self, values: dict[str, Value], canvas: Pixels, mask: Array | None, top: int, left: int) -> None:
+    def _put(self, values: dict[str, Value], canvas: Canvas, mask: Array | None, top: int, left: int) -> None:
         """Put the image of a sample there, and what follows it."""
-        pixels = np.asarray(values[self.step.field])
+        pixels = _pixels_of(values, self.step.field)
         height, width = pixels.shape[:2]
+        (rows, columns), seen = canvas.seen(pixels.shape, top, left)
+        if not self.passes_canvas:
+            self._made[rows, columns] = pixels[seen]
+        elif self.values_stay():
+            canvas.parts.append((pixels, top, left))
+        else:
+            part = pixels[seen]
+            kept = self._scratch.image(("part", len(canvas.parts)), part.shape)
+            np.copyto(kept, part)
+            canvas.parts.append((kept, rows.start, columns.start))
         geometry = Geometry(height, width, 1, PIXELS_MAX, is_followed=True)
         geometry.window(-top, -left, canvas.shape[0], canvas.shape[1], self._fill)
-        rows, columns = slice(max(top, 0), max(top + height, 0)), slice(max(left, 0), max(left + width, 0))
-        seen = canvas[rows, columns]
-        above, before = max(-top, 0), max(-left, 0)
-        np.copyto(seen, pixels.reshape(height, width, -1)[above : above + len(seen), before : before + seen.shape[1]])
         if self._followers is None:
             return
         moved = dict(values)
@@ -119,9 +129,9 @@ class _Mosaic(JoinStage):
         if mask is not None and self._mask is not None:
             mask[rows, columns] = np.asarray(moved[self._mask.name])[rows, columns]
 
-    def _end(self, values: dict[str, Value], canvas: Pixels, mask: Array | None) -> None:
+    def _end(self, values: dict[str, Value], canvas: Canvas, mask: Array | None) -> None:
         values |= self._objects.joined()
-        values[self.step.field] = canvas
+        values[self.step.field] = canvas if self.passes_canvas else self._made
         if mask is not None and self._mask is not None:
             values[self._mask.name] = mask
 

@@ -104,6 +104,8 @@ class CachedReader:
         """By the facts of samples that were read at once: few, if only labels differ."""
         self._whole: str | None = None
         """The column that was all values of the samples last read at once."""
+        self.values_stay = isinstance(cache, SampleCache)
+        """Whether values from the cache stay; one on disk uses its memory again."""
         self.known = reader.known
         self.name = reader.name
         self.close = reader.close

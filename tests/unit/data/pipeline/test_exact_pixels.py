@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchd.data.pipeline.augment.warp import AffineMotion, matrix_about_middle
 from batchd.data.pipeline.image import recolor, resample
 from batchd.data.pipeline.image.geometry import Orientation, Warp
 from batchd.data.pipeline.image.resample import sine_and_cosine, warp
+from batchd.data.samples.values import Canvas
 
 METHODS = ("nearest", "linear", "area", "cubic", "lanczos")
 RANDOM = np.random.default_rng(11)
@@ -227,6 +229,11 @@ def test_sines_are_exact_to_the_last_bits() -> None:
         ("scale", lambda: (PIXELS[:, ::2], np.zeros((5, 4, 3), np.uint8), True)),
         ("warp", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), (1, 0, 0), (0, 1, 0), True, b"1234")),
         ("warp", lambda: (PIXELS, PIXELS.copy(), (1, 0, 0), (0, 1, 0), True, b"123")),
+        ("warp_parts", lambda: (((PIXELS, 0, 0),), (9, 9), b"1234", PIXELS[..., :1].copy(), *UPRIGHT, b"1234")),
+        ("warp_parts", lambda: (((PIXELS, 1 << 40, 0),), (9, 9), b"1234", PIXELS.copy(), *UPRIGHT, b"1234")),
+        ("warp_parts", lambda: (((PIXELS, 0, 0),) * 65, (9, 9), b"1234", PIXELS.copy(), *UPRIGHT, b"1234")),
+        ("warp_parts", lambda: (((PIXELS, 0, 0),), (0, 9), b"1234", PIXELS.copy(), *UPRIGHT, b"1234")),
+        ("warp_parts", lambda: (((PIXELS, 0, 0),), (9, 9), b"123", PIXELS.copy(), *UPRIGHT, b"1234")),
         ("count_levels", lambda: (PIXELS, np.zeros((3, 255), np.uint32))),
         ("count_levels", lambda: (PIXELS, np.zeros((1, 256), np.uint32))),
         ("count_levels", lambda: (PIXELS, np.zeros((3, 256), np.uint16))),
@@ -257,6 +264,7 @@ def test_invalid_arguments_are_refused(name, arguments) -> None:
 
 
 PIXELS = np.zeros((4, 4, 3), np.uint8)
+UPRIGHT = (1 << 31, 0, 0), (0, 1 << 31, 0)
 PLACES = np.zeros((4, 4, 2), np.int32)
 TAPS = resample.taps(4, 4, "linear")
 
@@ -286,3 +294,36 @@ def test_read_only_memory_is_refused() -> None:
         _pixels.shift_hue(frozen, 1, False)
     with pytest.raises(ValueError, match="read-only"):
         _pixels.sharpen(PIXELS, frozen, 1)
+
+
+def canvas_of(random: np.random.Generator, channels: int) -> Canvas:
+    """A canvas with up to four images, some of which lie on others or outside."""
+    height, width = (int(side) for side in random.integers(1, 90, 2))
+    ground = tuple(int(level) for level in random.integers(0, 256, channels))
+    canvas = Canvas((height, width, channels), ground, lambda shape: np.empty(shape, np.uint8))
+    for _ in range(random.integers(0, 5)):
+        shape = *random.integers(1, 60, 2), channels
+        top, left = (int(side) for side in random.integers(-70, 90, 2))
+        canvas.parts.append((random.integers(0, 256, shape, np.uint8), top, left))
+    return canvas
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("method", ["linear", "nearest"])
+def test_a_canvas_is_warped_as_if_it_had_been_made(channels, method) -> None:
+    """Bit by bit, wherever its images are, and where it is scaled, moved or turned."""
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        canvas = canvas_of(random, channels)
+        size = tuple(int(side) for side in random.integers(1, 70, 2))
+        matrix = matrix_about_middle(
+            canvas.shape,
+            scale=random.choice([1.0, random.uniform(0.3, 3)]),
+            translate=tuple(int(side) for side in random.integers(-30, 30, 2)),
+            degrees=random.choice([0.0, 0.0, 0.0, 5.0]),
+        )
+        motion = AffineMotion(canvas.shape, matrix, size)
+        made, expected = (np.zeros((*size, channels), np.uint8) for _ in range(2))
+        motion.move(canvas, made, (9,), is_linear=method == "linear")
+        motion.move(canvas.whole(), expected, (9,), is_linear=method == "linear")
+        assert np.array_equal(made, expected), seed

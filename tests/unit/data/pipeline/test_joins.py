@@ -65,7 +65,7 @@ class Given:
         self.samples = [sample_of(number, random) for number in range(SAMPLES)]
         self.bad, self.told, self.picked = bad, list[int](), list[int]()
 
-    def others_of(self, _epoch: int, pick: int) -> Iterator[int]:
+    def others_of(self, _epoch: int, _whose: int, pick: int, _near: int | None) -> Iterator[int]:
         self.picked.append(pick)
         yield from ((pick + attempt) % SAMPLES for attempt in range(3))
 
@@ -76,6 +76,9 @@ class Given:
 
     def other_is_bad(self, sample: int, _error: SampleUndecodable | SampleUnreadable) -> None:
         self.told.append(sample)
+
+    def values_stay(self) -> bool:
+        return False
 
     def others_end(self) -> None:
         pass
@@ -196,7 +199,7 @@ def test_what_joins_is_known_before_any_pixel():
     pipeline = Pipeline(COLUMNS, [FOLLOW, Mosaic(size=SIZE)], 3, has_rows=False, others=given)
     for sample in range(SAMPLES):
         pipeline.make(given.samples[sample], 1, sample, 0)
-        assert pipeline.picks(1, sample) == given.picked
+        assert pipeline.picks(1, sample) == [(pick, None) for pick in given.picked]
         given.picked.clear()
 
 
@@ -386,7 +389,7 @@ class _Second(Given):
         super().__init__()
         self.samples = given.samples
 
-    def others_of(self, _epoch: int, _pick: int) -> Iterator[int]:
+    def others_of(self, _epoch: int, _whose: int, _pick: int, _near: int | None) -> Iterator[int]:
         yield 1
 
 
@@ -398,9 +401,9 @@ def test_mixup_of_mosaics_names_all_that_joined():
     pipeline = Pipeline(COLUMNS, steps, 3, has_rows=False, others=given)
 
     assert (len(joined(mosaic)), len(joined(mixup))) == (3, 4)
-    assert sorted(pick % SAMPLES for pick in pipeline.picks(0, 0)) == sorted(joined(mosaic) + joined(mixup))
+    assert sorted(pick % SAMPLES for pick, _near in pipeline.picks(0, 0)) == sorted(joined(mosaic) + joined(mixup))
     pipeline.make(given.samples[0], 0, 0, 0)
-    assert sorted(given.picked) == sorted(pipeline.picks(0, 0))
+    assert sorted(given.picked) == sorted(pick for pick, _near in pipeline.picks(0, 0))
 
 
 @pytest.mark.parametrize("step", [MixUp(), CopyPaste()])
