@@ -82,8 +82,8 @@ $(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py) tests/unit/*/test_*.py t
 test: bytecode $(COMPILED) ## Run the tests (some five minutes on 2 cores; ARGS for pytest, which then runs in one process)
 	$(if $(ARGS),$(PYTEST) -m 'not slow and not jobs' $(call chosen,$(TESTS)),$(IN_LANES) -m 'not slow and not jobs and not thorough')
 
-test-all: test ## Run the thorough tests, too: campaigns, streams through pools, crowds, cables, clusters (as long again, twice)
-	$(IN_LANES) -m 'thorough and not slow and not jobs'
+test-all: bytecode $(COMPILED) ## Run these and the thorough tests: campaigns, streams through pools, crowds, cables, clusters (twice as long)
+	$(IN_LANES) -m 'not slow and not jobs'
 
 smoke: bytecode ## Try the parts together: first configuration, demo, positions after kills (half a minute)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)
