@@ -295,10 +295,17 @@ def _daemons(parent: Path, photos: Path) -> Iterator[StartDaemon]:
 
 
 @pytest.fixture(scope="session")
-def _launcher() -> Iterator[Launcher]:
+def _launcher(daemons_folder: Path) -> Iterator[Launcher]:  # noqa: ARG001  it ends before the last look for remains
     """Start the process that daemons, worker hosts and trainers are forked from."""
     with closing(Launcher()) as started:
         yield started
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _launcher_of_processes(request: pytest.FixtureRequest) -> None:
+    """Start it before the first test of processes, whichever fixtures that one has."""
+    if any("unit" not in item.path.parts for item in request.session.items):
+        request.getfixturevalue("_launcher")
 
 
 @pytest.fixture(scope="module")

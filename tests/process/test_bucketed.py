@@ -22,6 +22,7 @@ from support.pools import links, pool_keys, wait_serving, worker_hosts
 from support.seen import rows_of, samples, see
 from support.settings import folder_stream, write_settings
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 LENGTHS = [1 + 7 * place % 61 for place in range(83)]
 ASPECTS = {"portrait": (60, 40), "square": (50, 50), "wide": (40, 60), "banner": (20, 90)}
 SIDES = [*ASPECTS.values()]

@@ -37,6 +37,7 @@ from support.tfrecords import example, write_records
 from support.videos import write_video
 from support.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 PICTURES = [jpeg(photo(seed=seed)) for seed in range(4)]
 AUGMENTED = ["decode", "random_resized_crop", "random_flip"]
 

@@ -15,6 +15,7 @@ from support.commands import batchd
 from support.daemon_process import clean_environment
 from support.images import write_photos
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 MINE = """# mine
 [streams.photos] # these
 batch_size = 2

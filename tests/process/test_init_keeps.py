@@ -25,6 +25,7 @@ from support.commands import batchd
 from support.images import jpeg, photo
 from support.videos import write_video
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 Rows = list[dict[str, Any]]
 Write = Callable[[Path, Rows], Path]
 

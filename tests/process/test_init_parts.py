@@ -21,6 +21,8 @@ from support.parquet_files import write_parquet
 from support.shards import write_shard
 from support.videos import write_video
 
+pytestmark = pytest.mark.usefixtures("forked_children")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

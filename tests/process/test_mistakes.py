@@ -25,6 +25,7 @@ from support.images import write_photos
 from support.settings import folder_stream
 from support.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 WIDTHS = (60, 80, 120)
 NOBODY = 65534
 GOOD = """[daemon]

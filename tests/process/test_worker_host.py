@@ -43,6 +43,7 @@ from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream, list_st
 from support.shards import photo_shards
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 PROGRAM_MIB_MAX = 60
 LONG_NAME = "x" * 200
 LINES = 30_000
@@ -221,7 +222,7 @@ def test_rows_name_the_parts_that_the_daemons_workers_have(gateway, start_host, 
 
 def test_the_program_beside_its_workers_stays_small(gateway, start_host, stream) -> None:
     """The program loads no decoder, and sends rows from the memory in which workers made them."""
-    host = start_host()
+    host = start_host(is_new=True)
     gateway.admit()
     gateway.opened(stream)
     for step in range(stream.spec.plan.steps):

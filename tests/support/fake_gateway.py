@@ -271,8 +271,9 @@ class WorkerHostProcess:
         *options: str,
         environment: dict[str, str] | None = None,
         through: Sequence[str] = (),
+        is_new: bool = False,
     ) -> None:
-        """``through``: a command that runs it elsewhere, in its own process."""
+        """``through``: a command that runs it elsewhere; ``is_new``: see ``start_program``."""
         self.log_file = folder / f"host-{time.monotonic_ns()}.log"
         self.index_folder = folder / "indexes"
         with self.log_file.open("ab") as log:
@@ -282,7 +283,7 @@ class WorkerHostProcess:
                 folder=Path("/"),
                 stderr=log.fileno(),
                 through=through,
-                is_new=bool(environment),
+                is_new=is_new or bool(environment),
             )
 
     @property

@@ -15,6 +15,7 @@ import pytest
 from batchd.cli.main import main
 from support.images import write_photos
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 Told = dict[str, tuple[int | None, str]]
 
 

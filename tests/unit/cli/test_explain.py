@@ -17,6 +17,7 @@ from batchd.errors import ConfigInvalid
 from support.images import encode, jpeg, jpeg_of, jpeg_with_exif, photo, ycck_jpeg
 from support.megatron import write_megatron
 
+pytestmark = pytest.mark.usefixtures("forked_children")
 STREAM = "[streams.s]\nsource = {source}\nbatch_size = 8\n{shuffle}pipeline = [ {steps} ]\n"
 FOLDER = '{ type = "folder", path = "photos" }'
 CROP = '{ op = "decode" }, { op = "center_crop", size = [100, 60] }'
