@@ -153,13 +153,13 @@ fuzz-jpeg: setup ## Throw broken JPEGs at the extension, under AddressSanitizer 
 		tests/fuzz/jpeg.c $(patsubst %,batchd/data/pipeline/_jpeg_%.c,cut probe splice transcode walk) $(LIBJPEG) -o build/fuzz/jpeg-fuzz
 	cd build/fuzz && ./jpeg-fuzz $(SECONDS) $(SEED) jpeg/*.jpg
 
-fuzz-pixels: setup ## Call the extensions for pixels and sound with arguments of all kinds, under AddressSanitizer (SECONDS, SEED)
+fuzz-pixels: setup ## Call the extensions for pixels, sound and words with arguments of all kinds, under AddressSanitizer (SECONDS, SEED)
 	@mkdir -p build/fuzz
-	for name in _pixels _sound; do \
+	for name in _pixels _sound _words; do \
 		gcc -std=c11 -O1 -g -Wall -Wextra -shared -fPIC -fsanitize=address,undefined -fno-sanitize-recover=undefined \
 			-I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') batchd/data/pipeline/$$name*.c -o build/fuzz/$$name.abi3.so || exit 1; done
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		$(BIN)/python tests/fuzz/pixels.py build/fuzz/_pixels.abi3.so build/fuzz/_sound.abi3.so $(SECONDS) $(SEED)
+		$(BIN)/python tests/fuzz/pixels.py build/fuzz/_pixels.abi3.so build/fuzz/_sound.abi3.so build/fuzz/_words.abi3.so $(SECONDS) $(SEED)
 
 exhaust: bytecode ## Let calls fail that take descriptors, memory or threads, and count what becomes of it (strace; ROLES, CALLS, ERRORS, SAMPLES)
 	$(BIN)/python tests/exhaust/exhaust.py $(if $(ROLES),--roles $(ROLES)) $(if $(CALLS),--calls $(CALLS)) $(if $(ERRORS),--errors $(ERRORS)) $(if $(SAMPLES),--samples $(SAMPLES))

@@ -1,12 +1,13 @@
-"""Call the extensions for pixels and for sound with arguments of all kinds; `make fuzz-pixels`.
+"""Call the extensions for pixels, sound and words with arguments of all kinds; `make fuzz-pixels`.
 
-``pixels.py PIXELS SOUND SECONDS SEED``: the extensions are built with AddressSanitizer and
+``pixels.py PIXELS SOUND WORDS SECONDS SEED``: the extensions are built with AddressSanitizer and
 UndefinedBehaviorSanitizer, which end the process at the first wrong access. Each call either works,
 or raises ``ValueError`` or ``BufferError``.
 """
 
 import sys
 import time
+from collections import defaultdict
 from importlib.util import module_from_spec, spec_from_file_location
 
 import numpy as np
@@ -15,6 +16,7 @@ PACKAGE = "batchd.data.pipeline"
 NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
 NAMES += ("shift_hue", "warp", "warp_parts")
 SOUND_NAMES = ("combine", "logarithms", "resample", "spectra")
+WORDS_NAMES = ("encode", "letters", "place")
 REFUSED = (ValueError, BufferError, OverflowError)
 
 
@@ -209,16 +211,70 @@ class SoundArguments(Arguments):
         return *arrays, hop, self.chance(0.5), self.chance(0.5), float(self.chance(0.5)), bands
 
 
+class WordsArguments(Arguments):
+    """Arguments of the extension for words."""
+
+    CHARACTERS = 0x110000
+    ALPHABETS = ("ab", "a b'1\n", "aé中🙂 ", "\x00\x7f\x80\u07ff\u0800\uffff\U00010000\U0010ffff")
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.letters = self.random.integers(0, 256, self.CHARACTERS).astype(np.uint8)
+        self.letters[:128] = np.arange(128)
+        self.table = bytearray(32 << 4)
+        """It stays, so entries of other calls are found in it."""
+
+    def anything(self, size):
+        """Return bytes of all values."""
+        return self.random.integers(0, 256, size).astype(np.uint8).tobytes()
+
+    def text(self):
+        """Return a text, with half of a surrogate pair now and then."""
+        alphabet = list(self.ALPHABETS[int(self.random.integers(len(self.ALPHABETS)))])
+        return "".join(self.random.choice(alphabet, self.side())) + ("\ud800" if self.chance(0.02) else "")
+
+    def program(self):
+        """Return sets and alternatives, nearly always whole."""
+        sets = int(self.random.integers(1, 6))
+        made = bytearray([sets]) + self.anything(32 * sets)
+        for _ in range(int(self.random.integers(1, 5))):
+            items = int(self.random.integers(0, 5))
+            made.append(items + self.chance(0.01))
+            for _ in range(items):
+                most = int(self.random.choice([0, 1, 3, 255]))
+                made += bytes([int(self.random.integers(sets)) + self.chance(0.01), int(self.random.integers(3)), most])
+        return bytes(made) if self.chance(0.95) else self.anything(self.side())
+
+    def encoding(self):
+        """Return arguments of ``encode``; the memo has any number of bytes for any word."""
+        text = self.text()
+        letters = self.letters[[ord(one) for one in text]].tobytes() if text else b""
+        table = bytearray(self.anything(self.side())) if self.chance(0.1) else self.table
+        memo = defaultdict(lambda: self.anything(int(self.random.integers(20))))
+        return text, letters[self.chance(0.03) :], self.program(), memo, table
+
+    def call(self):
+        """Return the name of a function and its arguments."""
+        name = str(self.random.choice(WORDS_NAMES))
+        return name, {
+            "encode": self.encoding,
+            "letters": lambda: (self.text(), self.letters[self.chance(0.03) :]),
+            "place": lambda: (memoryview(self.anything(self.side()))[self.chance(0.05) :], self.number(300)),
+        }[name]()
+
+
 def main():
     """Call until the time is over."""
     *paths, seconds, seed = sys.argv[1:]
     made, refused = {}, 0
     kinds = (("_pixels", Arguments, NAMES), ("_sound", SoundArguments, SOUND_NAMES))
+    kinds += (("_words", WordsArguments, WORDS_NAMES),)
     for (kind, of_arguments, names), path in zip(kinds, paths, strict=True):
         module, arguments = extension(kind, path), of_arguments(int(seed))
         end = time.monotonic() + float(seconds) / len(paths)
         while time.monotonic() < end:
-            module.use_avx2(arguments.chance(0.7))
+            if kind != "_words":
+                module.use_avx2(arguments.chance(0.7))
             name, given = arguments.call()
             try:
                 getattr(module, name)(*given)

@@ -3,7 +3,8 @@
  *     letters   H  i     t  h  e  r  e        one byte for each character: itself in ASCII, else a class
  *     words    [Hi][ there]                   the first alternative that matches, as long as it can be
  *     memo     {"Hi": 17.., " there": 108..}  int32 of each token, as bytes
- *     table    [letters 15][size 1][tokens 12][count 4] x 2^n    short words of the memo, to save objects
+ *     table    [letters 15][size 1][tokens 12][count 4] x 2^n    short words of the memo, to save objects: each in one of
+ *                                                                two entries beside each other
  *
  *     program  [sets][alternatives]  32 bytes: a bit for each letter  x sets
  *                                    items  [set, least, most] x items  x alternatives
@@ -11,7 +12,7 @@
  * most = 255 is any number; most = 0: the next letter, if there is one, is not of the set.
  * `text/byte_pairs.py` writes programs; without this extension the library encodes.
  *
- * Invariant: nothing is read outside of `letters` and `program`, whatever these are.
+ * Invariant: nothing is read outside of the arguments, whatever these are.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -27,6 +28,7 @@ struct entry {
 };
 
 enum { SET_BYTES = 32, SETS_MAX = 64, ITEMS_MAX = 256, ALTERNATIVES_MAX = 64, ITEM_BYTES = 3, ANY = 255, ASCII = 128 };
+enum { GOES_ON = 253, UNKNOWN = 255, CHARACTERS = 0x110000, HAS_CLASSES = 1, HAS_UNKNOWN = 2 };
 
 struct item {
     const uint8_t *set;
@@ -36,8 +38,19 @@ struct item {
 struct program {
     struct item items[ITEMS_MAX];
     int ends[ALTERNATIVES_MAX]; /* of the items of each alternative */
+    uint8_t begins[ALTERNATIVES_MAX][SET_BYTES]; /* the letters that each may begin with */
     int alternatives;
 };
+
+/* The letters with which some items may begin: those of all that may be absent, and of the first that may not. */
+static void find_begins(const struct item *item, const struct item *end, uint8_t *begins)
+{
+    memset(begins, 0, SET_BYTES);
+    for (; item < end; item++) {
+        for (int i = 0; i < SET_BYTES; i++) begins[i] |= item->most ? item->set[i] : 255;
+        if (item->least > 0 || !item->most) return;
+    }
+}
 
 static int read_program(const Py_buffer *from, struct program *into)
 {
@@ -53,6 +66,8 @@ static int read_program(const Py_buffer *from, struct program *into)
             into->items[items++] = (struct item){bytes + 1 + bytes[at] * SET_BYTES, bytes[at + 1], bytes[at + 2]};
         }
         into->ends[into->alternatives] = (int)items;
+        int first = into->alternatives ? into->ends[into->alternatives - 1] : 0;
+        find_begins(into->items + first, into->items + items, into->begins[into->alternatives]);
     }
     return 1;
 }
@@ -78,6 +93,7 @@ static Py_ssize_t word_end(const struct program *program, const uint8_t *letters
 {
     int first = 0;
     for (int i = 0; i < program->alternatives; first = program->ends[i++]) {
+        if (!(program->begins[i][letters[at] >> 3] >> (letters[at] & 7) & 1)) continue;
         Py_ssize_t end = match(program->items + first, program->items + program->ends[i], letters, at, size);
         if (end > at) return end;
     }
@@ -104,7 +120,12 @@ static int add(struct numbers *numbers, const void *bytes, Py_ssize_t size)
     return 1;
 }
 
-/* The entry for a word, which may have another one; NULL for one that is long, or not of ASCII. */
+static int is_of(const struct entry *entry, const uint8_t *letters, Py_ssize_t size)
+{
+    return entry->size == size && entry->count <= 3 && !memcmp(entry->letters, letters, (size_t)size);
+}
+
+/* The entry of a word, else one for it, which may have another one; NULL for one that is long, or not of ASCII. */
 static struct entry *entry_of(const Py_buffer *table, const uint8_t *letters, Py_ssize_t size)
 {
     uint64_t hash = (uint64_t)size;
@@ -114,7 +135,9 @@ static struct entry *entry_of(const Py_buffer *table, const uint8_t *letters, Py
         hash = (hash ^ letters[i]) * 0x9E3779B97F4A7C15u;
         hash ^= hash >> 29;
     }
-    return (struct entry *)table->buf + (hash & ((uint64_t)table->len / sizeof(struct entry) - 1));
+    uint64_t last = (uint64_t)table->len / sizeof(struct entry) - 1, place = hash & last;
+    struct entry *one = (struct entry *)table->buf + place, *other = (struct entry *)table->buf + ((place ^ 1) & last);
+    return is_of(other, letters, size) || (!other->size && one->size && !is_of(one, letters, size)) ? other : one;
 }
 
 /* Adds what the memo has of a word. Returns 0 with an exception. */
@@ -123,7 +146,7 @@ static int add_word(struct numbers *numbers, PyObject *memo, const Py_buffer *ta
 {
     Py_ssize_t size = end - first;
     struct entry *entry = entry_of(table, letters + first, size);
-    if (entry && entry->size == size && entry->count <= 3 && !memcmp(entry->letters, letters + first, (size_t)size))
+    if (entry && is_of(entry, letters + first, size))
         return add(numbers, entry->numbers, entry->count * (Py_ssize_t)sizeof *entry->numbers);
     PyObject *word = PyUnicode_Substring(text, first, end);
     PyObject *known = word ? PyObject_GetItem(memo, word) : NULL;
@@ -139,6 +162,70 @@ static int add_word(struct numbers *numbers, PyObject *memo, const Py_buffer *ta
     Py_XDECREF(word);
     Py_XDECREF(known);
     return is_added;
+}
+
+PyDoc_STRVAR(letters_doc,
+             "letters(text, table) -> (bytearray, int)\n\n"
+             "The letter of each character: `table` has those of all, uint8 [1114112]. And what there is: 1 for classes, 2 for what\n"
+             "is unknown. Raises UnicodeEncodeError for half of a surrogate pair, ValueError for another table.");
+
+static PyObject *letters_of(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    PyObject *text, *made, *result = NULL;
+    Py_buffer table;
+    if (!PyArg_ParseTuple(arguments, "Uy*", &text, &table)) return NULL;
+    Py_ssize_t bytes, size = PyUnicode_GetLength(text);
+    const uint8_t *of = table.buf, *from = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &bytes);
+    if (table.len != CHARACTERS) {
+        PyErr_SetString(PyExc_ValueError, "the table has a letter for each character");
+    } else if (from && (made = PyByteArray_FromStringAndSize(NULL, size))) {
+        uint8_t *into = (uint8_t *)PyByteArray_AsString(made);
+        int found = 0;
+        for (Py_ssize_t at = 0, i = 0; i < size; i++) {
+            uint32_t code = from[at++];
+            if (code >= ASCII) { /* Python's own UTF-8 is whole */
+                int more = code < 0xE0 ? 1 : code < 0xF0 ? 2 : 3;
+                for (code &= 0x3Fu >> more; more > 0; more--) code = code << 6 | (from[at++] & 0x3F);
+            }
+            into[i] = of[code];
+            found |= into[i] == UNKNOWN ? HAS_UNKNOWN : into[i] >= ASCII && into[i] < GOES_ON ? HAS_CLASSES : 0;
+        }
+        result = Py_BuildValue("Ni", made, found);
+    }
+    PyBuffer_Release(&table);
+    return result;
+}
+
+PyDoc_STRVAR(place_doc,
+             "place(ends, character) -> (int, int, int, int)\n\n"
+             "The word of a character, from what `encode` says of words: its first character and its end, its first token, and how\n"
+             "many it has. Raises ValueError for a character behind all words.");
+
+static PyObject *place(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer buffer;
+    Py_ssize_t character;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(arguments, "y*n", &buffer, &character)) return NULL;
+    Py_ssize_t first = 0, end = buffer.len / (2 * (Py_ssize_t)sizeof(int32_t));
+    const int32_t *ends = buffer.buf;
+    if ((uintptr_t)ends % sizeof *ends) end = first;
+    while (first < end) {
+        Py_ssize_t middle = first + (end - first) / 2;
+        if (ends[2 * middle] <= character) first = middle + 1;
+        else end = middle;
+    }
+    if (character < 0 || (uintptr_t)ends % sizeof *ends || (first + 1) * 2 * (Py_ssize_t)sizeof *ends > buffer.len) {
+        PyErr_SetString(PyExc_ValueError, "the character is in no word");
+    } else {
+        int32_t begin = first ? ends[2 * first - 2] : 0, before = first ? ends[2 * first - 1] : 0;
+        int size = (int)sizeof(int32_t);
+        result = Py_BuildValue("iiii", begin, ends[2 * first], before / size, ends[2 * first + 1] / size - before / size);
+    }
+    PyBuffer_Release(&buffer);
+    return result;
 }
 
 PyDoc_STRVAR(encode_doc,
@@ -157,7 +244,8 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
     Py_ssize_t size = letters.len, words = 0, at = 0, entries = table.len / (Py_ssize_t)sizeof(struct entry);
     struct numbers numbers = {NULL, 0, 0};
     int32_t *ends = NULL;
-    if (PyUnicode_GetLength(text) != size || size > INT32_MAX || !read_program(&read, &program) || entries < 1 || entries & (entries - 1)) {
+    if (PyUnicode_GetLength(text) != size || size > INT32_MAX || !read_program(&read, &program) || entries < 1 || entries & (entries - 1) ||
+        (uintptr_t)table.buf % sizeof(int32_t)) {
         PyErr_SetString(PyExc_ValueError, "letters are as many as characters, the program is whole, the table a power of 2");
     } else if (!(ends = PyMem_Malloc((size_t)(size + 1) * 2 * sizeof *ends))) {
         PyErr_NoMemory();
@@ -180,6 +268,8 @@ static PyObject *encode(PyObject *module, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"encode", encode, METH_VARARGS, encode_doc},
+    {"letters", letters_of, METH_VARARGS, letters_doc},
+    {"place", place, METH_VARARGS, place_doc},
     {NULL, NULL, 0, NULL},
 };
 

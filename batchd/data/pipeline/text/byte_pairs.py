@@ -12,6 +12,7 @@ this is not certain, ``word_encoder`` and ``encode`` return None, and the librar
 
 import json
 import re
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ _TOKEN_BYTES, _TABLE_BYTES = 4, 32 << 15
 _ASCII, _GOES_ON, _BEGINS, _UNKNOWN, _LETTERS = 128, 253, 254, 255, 256
 """Letters: from ``_ASCII`` on of classes, then of tokens that are added, and of what is unknown."""
 _BLOCK, _CHARACTERS, _SURROGATES = 256, 0x110000, range(0xD800, 0xE000)
+_HAS_CLASSES, _HAS_UNKNOWN = 1, 2
+"""What ``_words.letters`` has found."""
 _ANY = 255
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern that ``ByteLevel`` has of its own."""
@@ -81,10 +84,10 @@ class EncodedWords(NamedTuple):
 
     def char_to_token(self, character: int) -> int:
         """The first token of a character."""
-        word = int(np.searchsorted(self.ends[:, 0], character, "right"))
-        first, before = self.ends[word - 1].tolist() if word else (0, 0)
-        text = self.text[first : self.ends[word, 0]]
-        return before // _TOKEN_BYTES + self.encoder.token_in(text, character - first)
+        first, end, token, count = _words.place(self.ends, character)
+        if count == 1 or character == first:
+            return int(token)
+        return int(token) + self.encoder.token_in(self.text[first:end], character - first)
 
 
 class _Memo(dict[str, bytes]):
@@ -111,28 +114,31 @@ class WordEncoder:
         self._tokenize = tokenizer.model.tokenize
         self._normalizer = tokenizer.normalizer
         self._added = added
-        found = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
-        self._find_added = re.compile(found or "(?!)").finditer
-        self._letters = _Letters(pattern)
+        marks = {token for token in added if len(token) == 1}
+        if any(mark in token for token in added.keys() - marks for mark in marks):
+            marks = set()  # the longer one counts
+        several = added.keys() - marks
+        found = "|".join(map(re.escape, sorted(several, key=len, reverse=True)))
+        self._find_added = re.compile(found).finditer if found else None
+        self._letters = _Letters(pattern, "".join(sorted(marks)))
         self._memo = _Memo(self)
         self._table = bytearray(_TABLE_BYTES)
 
     def encode(self, text: str) -> EncodedWords | None:
         """The tokens of a text, without those that the library adds around it."""
         try:
-            letters = self._letters.of(np.frombuffer(text.encode("utf-32-le"), "<u4"))
+            letters, has_classes = self._letters.of(text)
         except UnicodeEncodeError:  # half of a surrogate pair
             return None
-        for found in self._find_added(text):
-            letters[found.start()] = _BEGINS
-            letters[found.start() + 1 : found.end()] = _GOES_ON
-        has_more = ((letters >= _ASCII) & (letters < _GOES_ON)).any()
-        if has_more and self._normalizer is not None and self._normalizer.normalize_str(text) != text:
+        for found in self._find_added(text) if self._find_added is not None else ():
+            first, end = found.span()
+            letters[first:end] = bytes([_BEGINS]) + bytes([_GOES_ON]) * (end - first - 1)
+        if has_classes and self._normalizer is not None and self._normalizer.normalize_str(text) != text:
             return None
         numbers, words = _words.encode(text, letters, self._letters.program, self._memo, self._table)
-        ends = np.frombuffer(words, np.int32).reshape(-1, 2)
-        if len(text) != (ends[-1, 0] if len(ends) else 0):
+        if len(text) != int.from_bytes(words[-2 * _TOKEN_BYTES : -_TOKEN_BYTES], sys.byteorder):
             return None
+        ends = np.frombuffer(words, np.int32).reshape(-1, 2)
         return EncodedWords(np.frombuffer(numbers, np.int32), text, ends, self)
 
     def made(self, word: str) -> Iterator[tuple[int, int]]:
@@ -152,10 +158,11 @@ class WordEncoder:
 class _Letters:
     """A letter, one byte, for each character, and the pattern as a program on these.
 
-    One of ASCII is its own letter, any other has that of the classes that it is in.
+    One of ASCII is its own letter, any other has that of the classes that it is in. ``marks`` are
+    tokens that are added, of one character each.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, marks: str = "") -> None:
         from tokenizers import Regex, pre_tokenizers  # noqa: PLC0415  needs an extra
 
         self._alternatives = _alternatives(pattern)
@@ -166,17 +173,21 @@ class _Letters:
         self._of_ascii = {name: np.flatnonzero(self._asked(name, range(_ASCII))).tolist() for name in asked}
         self._table = np.full(_CHARACTERS, _UNKNOWN, np.uint8)
         self._table[:_ASCII] = np.arange(_ASCII)
+        self._marks = list(map(ord, marks))
+        self._table[self._marks] = _BEGINS
         self.program = self._written()
 
-    def of(self, codes: NDArray[np.uint32]) -> NDArray[np.uint8]:
-        """The letters of some characters."""
-        letters = self._table[codes]
-        if letters.max(initial=0) == _UNKNOWN:
-            for block in np.unique(codes[letters == _UNKNOWN] // _BLOCK).tolist():
+    def of(self, text: str) -> tuple[bytearray, bool]:
+        """The letters of a text, and whether any is of classes. Raises ``UnicodeEncodeError``."""
+        letters, found = _words.letters(text, self._table)
+        if found & _HAS_UNKNOWN:
+            codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+            for block in np.unique(codes[np.frombuffer(letters, np.uint8) == _UNKNOWN] // _BLOCK).tolist():
                 self._ask(range(max(_ASCII, block * _BLOCK), (block + 1) * _BLOCK))
+            self._table[self._marks] = _BEGINS
             self.program = self._written()
-            letters = self._table[codes]
-        return letters
+            letters, found = _words.letters(text, self._table)
+        return letters, bool(found & _HAS_CLASSES)
 
     def _ask(self, codes: Sequence[int]) -> None:
         """Ask the library for the classes of some characters."""

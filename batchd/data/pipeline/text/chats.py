@@ -308,6 +308,10 @@ IMAGE = "<image>"
 _IMAGE_TYPES = frozenset({"image", "image_url"})
 
 
+_USUAL = "role", "content"
+"""The keys of a message without any other."""
+
+
 def messages_of(field: str, value: object, image: str = "") -> list[ChatMessage]:
     """The messages of a chat; ``image`` stands for an image, with marks for special tokens.
 
@@ -319,6 +323,10 @@ def messages_of(field: str, value: object, image: str = "") -> list[ChatMessage]
 
 
 def _message(place: str, turn: Any, image: str) -> ChatMessage:
+    if isinstance(turn, dict) and len(turn) == len(_USUAL) and not image:  # most are: a third of the time
+        role, content = map(turn.get, _USUAL)
+        if role in ROLES and isinstance(content, str) and (content.isascii() or not _MARKS.search(content)):
+            return ChatMessage(role, (content,), place=place)
     if not isinstance(turn, dict):
         raise SampleUndecodable(f"{place} is {type(turn).__name__}, and a message is an object with role and content")
     said = turn.get("role", turn.get("from"))
@@ -500,7 +508,9 @@ class ChatWriter:
         content = "".join([part.strip() for part in message.parts] if turn.trim else message.parts)
         if turn.json:
             content = _in_json(content)
-        suffix = _PLACES.sub(lambda _found: _in_json(message.id), turn.suffix)
+        suffix = turn.suffix
+        if "{" in suffix:
+            suffix = _PLACES.sub(lambda _found: _in_json(message.id), suffix)
         calls = turn.calls if message.calls else None
         if calls is None:
             return turn.prefix, f"{before}{content}{behind}{suffix}"
@@ -533,6 +543,8 @@ class ChatWriter:
         place, role = message.place, message.role
         if role not in self._turns:
             raise SampleUndecodable(f'{place} is of the role {role}, which the template "{self._name}" has not')
+        if not message.calls and role != "tool":
+            return
         calls = self._turns[role].calls
         if message.calls and calls is None:
             raise SampleUndecodable(f'{place} has tool calls, which the template "{self._name}" has not')

@@ -322,7 +322,7 @@ class ChatTokenizer:
                 raise SampleUndecodable(f"the chat has {len(found)} tokens, more than max_length = {step.max_length}")
             if step.truncate == "turns":
                 written, found = self._last_exchanges(messages, written, found, known)
-        tokens, mask = self._real[found.ids], np.zeros(len(found), np.uint8)
+        tokens, mask = self._real.take(found.ids), np.zeros(len(found), np.uint8)
         for first, end in written.learned:
             mask[_token_at(found, first, end, 1) : _token_at(found, end - 1, first - 1, -1) + 1] = 1
         if len(tokens) > step.max_length:

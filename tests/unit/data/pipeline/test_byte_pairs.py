@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,17 @@ def test_tokens_that_are_added_cut_a_text() -> None:
             assert check(tokenizer, encoder, text)
 
 
+@pytest.mark.parametrize("tokens", [["é", "\ue000", "<m>"], ["é", "\ue000", "é!"], ["x", "\n"]])
+def test_tokens_of_one_character_cut_a_text(tokens: list[str]) -> None:
+    """Beside longer ones, or as a part of these; also where others of their block are asked for."""
+    tokenizer = made(PATTERNS["llama-3"])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+    encoder = word_encoder(tokenizer)
+    assert encoder is not None
+    for text in ("é", "aéb\ue000\ue000 é!é", "\ue001\ue000è é", "<m>\ue000<m> é<m", "ax x\n\n xx\n", ""):
+        assert check(tokenizer, encoder, text)
+
+
 def test_texts_are_tokenized_by_words_where_nothing_is_added(tmp_path: Path) -> None:
     """They are cut at their end, as the library cuts them; without the extension, it does all."""
     made(PATTERNS["llama-3"]).save(str(tmp_path / "tokenizer.json"))
@@ -221,3 +233,13 @@ def test_where_no_word_begins_the_text_ends() -> None:
     assert _words.encode("aß", b"a\xdf", program, {"a": b"1234"}, bytearray(32))[0] == b"1234"
     with pytest.raises(KeyError):
         _words.encode("b", b"b", program, {}, bytearray(32))
+
+
+def test_letters_and_words_of_other_arguments_are_refused() -> None:
+    """A table of less than all characters; a character behind the words, or before them."""
+    with pytest.raises(ValueError, match="a letter for each character"):
+        _words.letters("a", np.zeros(128, np.uint8))
+    for character in (-1, 3, 1 << 40):
+        with pytest.raises(ValueError, match="in no word"):
+            _words.place(np.array([[3, 8]], np.int32), character)
+    assert _words.place(np.array([[3, 8], [5, 12]], np.int32), 4) == (3, 5, 2, 1)
