@@ -57,6 +57,8 @@ from batchd_wire.views import Array
 
 Coordinates = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.bool_]
+Length = int | npt.NDArray[np.int64]
+"""Of an image, or of that of each box."""
 _CORNERS = ([0, 1], [2, 1], [2, 3], [0, 3])
 """x and y of each corner of a box, in the order of its four numbers."""
 _RELATIVE_MAX = 2.0
@@ -77,6 +79,18 @@ class CoordinateMap(NamedTuple):
         """The points [..., 2] afterwards."""
         x, y = points[..., 0], points[..., 1]
         return np.stack([a * x + b * y + c for a, b, c in (self.across, self.down)], axis=-1)
+
+
+class Placed(NamedTuple):
+    """What follows an image that is put on a canvas: boxes, and labels by field.
+
+    ``numbers``: height and width of the image, top, left, height and width of the part that is
+    seen, and its top and left on the canvas.
+    """
+
+    boxes: Coordinates
+    labels: dict[str, Array]
+    numbers: tuple[int, ...]
 
 
 class Followers:
@@ -103,6 +117,37 @@ class Followers:
         self._mask_made = None if self._mask is None else after[self._mask]
         self._writes = writes
         self._scratch = Scratch()
+
+    @property
+    def are_boxes(self) -> bool:
+        """Whether boxes and their labels are all that follows."""
+        others = self._mask, self._masks, self._points, self._keypoints
+        return self._boxes is not None and not any(others)
+
+    def taken(self, values: Mapping[str, Value], numbers: tuple[int, ...]) -> Placed:
+        """Copies of boxes and labels, for ``placed``. Raises as ``run``."""
+        assert self._boxes is not None, "there are boxes"
+        boxes = self._box_corners(values, self._boxes, (numbers[0], numbers[1]))
+        labels = {name: np.array(array_of(self._columns[name], values[name])) for name in self._labels}
+        for name, label in labels.items():
+            if len(label) != len(boxes):
+                raise SampleUndecodable(f"its {name!r} has {len(label)} rows, and its {self._boxes!r} {len(boxes)}")
+        return Placed(boxes, labels, numbers)
+
+    def placed(self, parts: Sequence[Placed], size: tuple[int, int]) -> dict[str, Array]:
+        """Boxes and labels of images on a canvas of ``size``: as ``run`` of each, at once."""
+        assert self._boxes is not None, "there are boxes"
+        counts = [len(part.boxes) for part in parts]
+        numbers = np.repeat(np.array([part.numbers for part in parts], np.int64), counts, axis=0)
+        height, width, top, left, rows, columns, down, across = numbers.T
+        maps = [_Placing(-left, -top, rows, columns), _Placing(across, down, *size)]
+        before = np.concatenate([part.boxes for part in parts])
+        boxes, is_left = moved_boxes(before, maps, (height, width), self._following)
+        made: dict[str, Array] = {self._boxes: self._in_place(boxes[is_left], is_left)}
+        for name in self._labels:
+            labels = np.concatenate([part.labels[name] for part in parts])
+            made[name] = labels[is_left] if self._following.drops_rows else labels
+        return made
 
     @property
     def starts_stored(self) -> bool:
@@ -338,8 +383,24 @@ def coordinate_maps(trail: Sequence[TrailPart], height: int, width: int) -> list
     return maps
 
 
+class _Placing(NamedTuple):
+    """The move of each box by numbers of its own, [n]: as ``CoordinateMap``."""
+
+    left: npt.NDArray[np.int64]
+    top: npt.NDArray[np.int64]
+    height: Length
+    width: Length
+
+    def moved(self, points: Coordinates) -> Coordinates:
+        """The points [n, corners, 2] afterwards."""
+        return points + np.stack([self.left, self.top], axis=-1)[:, np.newaxis]
+
+
 def moved_boxes(
-    boxes: Coordinates, maps: Sequence[CoordinateMap | Motion], size: tuple[int, int], following: Following
+    boxes: Coordinates,
+    maps: Sequence[CoordinateMap | Motion | _Placing],
+    size: tuple[Length, Length],
+    following: Following,
 ) -> tuple[npt.NDArray[np.float32], Rows]:
     """Move boxes, [n, 4], of an image of ``size``. Gives them, and which of them are left."""
     moved, is_left = _cut_off(boxes, *size, following)
@@ -352,9 +413,9 @@ def moved_boxes(
     return rounded, is_left & _has_area(rounded.astype(np.float64), following.min_area)
 
 
-def _cut_off(boxes: Coordinates, height: int, width: int, following: Following) -> tuple[Coordinates, Rows]:
+def _cut_off(boxes: Coordinates, height: Length, width: Length, following: Following) -> tuple[Coordinates, Rows]:
     """Cut boxes off at the edge of an image. Gives them, and which of them have enough area."""
-    inside = np.clip(boxes, 0, [width, height, width, height])
+    inside = np.clip(boxes, 0, np.array([width, height, width, height]).T)
     is_left = _has_area(inside, following.min_area)
     if following.min_visible:
         is_left &= _areas(inside) >= following.min_visible * _areas(boxes)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchd.data.pipeline.effects import Columns
-from batchd.data.pipeline.image.followers import Followers
+from batchd.data.pipeline.image.followers import Followers, Placed
 from batchd.data.pipeline.image.geometry import UPRIGHT, Geometry
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.join import options
@@ -72,6 +72,8 @@ class _Mosaic(JoinStage):
         self._objects = _Objects(lead, after)
         self._mask = next((after[name] for role, name in lead.followers if role == "mask"), None)
         self._scratch = Scratch()
+        self._placed: list[Placed] = []
+        """What follows the images, if that is boxes alone."""
         self._made: Pixels = np.empty((0, 0, 0), np.uint8)
         """The canvas, if it is made here."""
 
@@ -100,6 +102,7 @@ class _Mosaic(JoinStage):
         assert self._channels is not None, "an image of known channels"
         canvas = Canvas((*size, self._channels), self._fill, partial(self._scratch.image, "canvas"))
         self._objects.begin()
+        self._placed.clear()
         if not self.passes_canvas:
             self._made = canvas.whole()
         return canvas, None if self._mask is None else np.full(size, self._mask.fill, self._mask.dtype)
@@ -118,10 +121,16 @@ class _Mosaic(JoinStage):
             kept = self._scratch.image(("part", len(canvas.parts)), part.shape)
             np.copyto(kept, part)
             canvas.parts.append((kept, rows.start, columns.start))
-        geometry = Geometry(height, width, 1, PIXELS_MAX, is_followed=True)
-        geometry.window(-top, -left, canvas.shape[0], canvas.shape[1], self._fill)
         if self._followers is None:
             return
+        if self._followers.are_boxes:
+            box = (one for part in seen for one in (part.start, part.stop - part.start))
+            first_row, high, first_column, wide = box
+            numbers = height, width, first_row, first_column, high, wide, rows.start, columns.start
+            self._placed.append(self._followers.taken(values, numbers))
+            return
+        geometry = Geometry(height, width, 1, PIXELS_MAX, is_followed=True)
+        geometry.window(-top, -left, canvas.shape[0], canvas.shape[1], self._fill)
         moved = dict(values)
         assert geometry.trail is not None, "it is followed"
         self._followers.run(moved, {}, (height, width), geometry.trail)
@@ -130,7 +139,10 @@ class _Mosaic(JoinStage):
             mask[rows, columns] = np.asarray(moved[self._mask.name])[rows, columns]
 
     def _end(self, values: dict[str, Value], canvas: Canvas, mask: Array | None) -> None:
-        values |= self._objects.joined()
+        if self._placed and self._followers is not None:
+            values |= self._followers.placed(self._placed, canvas.shape[:2])
+        else:
+            values |= self._objects.joined()
         values[self.step.field] = canvas if self.passes_canvas else self._made
         if mask is not None and self._mask is not None:
             values[self._mask.name] = mask

@@ -140,6 +140,19 @@ def test_a_mosaic_is_that_of_ultralytics(seed):
     assert SIZE[0] / 2 <= down < 3 * SIZE[0] / 2
 
 
+@pytest.mark.parametrize("how", [{}, {"min_visible": 0.5}, {"min_area": 9.0}, {"labels": ()}])
+@pytest.mark.parametrize("probability", [1.0, 0.0])
+def test_boxes_alone_move_as_beside_other_followers(how, probability):
+    """Those of all images at once, bit by bit."""
+    step = Mosaic(size=SIZE, probability=probability)
+    for sample in range(SAMPLES):
+        alone, _drew = made([Follow(boxes="boxes", **{"labels": ("classes",), **how}), step], sample)
+        beside, _drew = made([Follow(boxes="boxes", points="points", **{"labels": ("classes",), **how}), step], sample)
+        for name in ("boxes", "classes"):
+            assert (alone[name].dtype, alone[name].shape) == (beside[name].dtype, beside[name].shape)
+            assert alone[name].tobytes() == beside[name].tobytes()
+
+
 MOVED = Affine(scale=(0.5, 1.5), translate=(0.1, 0.1), size=SIZE, fill=(114,), interpolation="nearest")
 
 
