@@ -234,12 +234,16 @@ def _elements(lists: pa.Array, number: int) -> pa.Array:
 
 
 def path_in(schema: pa.Schema, title: str) -> ColumnPath | None:
-    """The column that is called so, or else that a path leads to; None if there is none."""
-    if len(schema.get_all_field_indices(title)) == 1:
-        return ColumnPath(title, (), schema.field(title).type, title)
-    top, *steps = title.split(".")
-    if not steps or len(schema.get_all_field_indices(top)) != 1:
+    """The column that is called so, or else that a path leads to; None if there is none.
+
+    Names may have dots: the longest one that begins the path is the column's.
+    """
+    parts = title.split(".")
+    begins = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    top = next((name for name in begins if len(schema.get_all_field_indices(name)) == 1), None)
+    if top is None:
         return None
+    steps = title[len(top) + 1 :].split(".") if title != top else []
     kind, stored = schema.field(top).type, [top]
     for number, step in enumerate(steps, 1):
         if pa.types.is_struct(kind) and kind.get_field_index(step) >= 0:
