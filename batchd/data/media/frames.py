@@ -454,9 +454,11 @@ def in_order(found: Packets) -> tuple[Array, Array]:
     return order, np.where(places < 0, NO_KEY, keys[places])
 
 
-def frames_of(container: InputContainer, stream: VideoStream) -> FileFrames:
-    """The frames of a file whose index nobody kept. Raises ``VideoUnreadable``."""
-    found = read_packets(container, stream, lambda: None)
+def frames_of(
+    container: InputContainer, stream: VideoStream, progress: Callable[[], None] = lambda: None
+) -> FileFrames:
+    """The frames of a file, from all of its packets. Raises ``VideoUnreadable``."""
+    found = read_packets(container, stream, progress)
     order, keys = in_order(found)
     unit = stream.time_base
     assert unit is not None, "as open_video found"

@@ -3,24 +3,13 @@
 No frame is decoded. A file is read once, from its first packet to its last. Packets are in decoding
 order, each with the time at which its frame is shown; the number in the header does not count.
 
-    names       uint8 [bytes]         the paths of the files below the root, joined
     files       int64 [4, files + 1]  where each file begins in names, samples, frames, packets, and
                                       where the last one ends
-    units       int64 [files, 2]      a time of the file is so many numerator / denominator seconds
     labels      int64 [files]
-    digests     uint8 [files, 32]     of the bytes of the file, or of some of them if it is long
     classes     uint8 [bytes]         the names of the labels, a NUL after each
-    order       uint32 [frames]       the packet of each frame, in display order
-    keys        uint32 [frames]       the packet at which decoding begins that gives the frame
-    times       int64 [packets]       when a packet's frame is shown; packets are in decoding order
-    checksums   uint32 [packets]      CRC-32 of the data
+    ...         the arrays of ``media.indexed``
 
-    packets     I0  P3  B1  B2  I4  P7  B5  B6
-    order        0   2   3   1   4   6   7   5
-    keys         0   0   0   0   4   4   4   4
-
-Frames and packets are counted within their file. Samples have no arrays of their own: they begin
-at each ``every``-th frame.
+Samples have no arrays of their own: they begin at each ``every``-th frame.
 
 Invariants: no decoder runs, and no demuxer in the daemon; as long as packets come, progress is
 reported. Within a file, frames are in the order of their times, and no two times are the same.
@@ -36,8 +25,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.media.containers import PlainFile, VideoUnreadable, open_video
-from batchd.data.media.frames import in_order, read_packets
+from batchd.data.media.containers import VideoUnreadable
+from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
 from batchd.data.sources.arrays.index import fingerprint
 from batchd.data.sources.files.index import check_path_length, path_columns
@@ -83,59 +72,41 @@ class _GrowingIndex:
     """An index of videos while it is built."""
 
     def __init__(self, source: VideoSource) -> None:
-        self.samples = 0
         self._source = source
-        self._names = bytearray()
-        self._files = array("q", [0, 0, 0, 0])
-        self._units = array("q")
+        self._frames = GrowingFrames()
+        self._samples = array("q", [0])
         self._labels = array("q")
-        self._digests = bytearray()
-        self._order = array("I")
-        self._keys = array("I")
-        self._times = array("q")
-        self._checksums = array("I")
+
+    @property
+    def samples(self) -> int:
+        """The samples so far."""
+        return self._samples[-1]
 
     def add(self, path: Path, file: BinaryIO, label: int, survey: Survey) -> None:
         """Add the frames of one file, all with ``label``."""
-        try:
-            container, stream = open_video(PlainFile(file.fileno()))
-        except VideoUnreadable as error:
-            raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
-        with container:
-            try:
-                found = read_packets(container, stream, partial(survey.progress, self.samples))
-                order, keys = in_order(found)
-            except VideoUnreadable as error:
-                raise SourceInvalid(f"{path} {error}") from None
-            unit = stream.time_base
-        assert unit is not None, "as open_video found"
-        _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
-        self.samples += max(0, -(-(len(order) - self._source.span + 1) // self._source.every))
         name = os.fsencode(path.relative_to(self._source.root))
         check_path_length("the path", name, self._source.path_bytes)
-        self._names += name
-        self._order.frombytes(order.astype(np.uint32).tobytes())
-        self._keys.frombytes(keys.astype(np.uint32).tobytes())
-        self._times.extend(found.times)
-        self._checksums.extend(found.checksums)
-        self._digests += bytes.fromhex(digest)
-        self._units.extend((unit.numerator, unit.denominator))
+        _size, digest = fingerprint(file, os.fstat(file.fileno()).st_size)
+        try:
+            frames = self._frames.add(name, file, digest, partial(survey.progress, self.samples))
+        except VideoUnreadable as error:
+            raise SourceInvalid(f"{readable(os.fsencode(path))} {error}") from None
+        clips = -(-(len(frames.order) - self._source.span + 1) // self._source.every)
+        self._samples.append(self.samples + max(0, clips))
         self._labels.append(label)
-        self._files.extend((len(self._names), self.samples, len(self._order), len(self._times)))
 
     def finish(self, class_names: list[bytes], survey: Survey) -> SourceIndex:
         """Make the index; nothing may be added afterwards."""
+        names, frames, packets = number_array(self._frames.ends).reshape(-1, 3).T
+        found = self._frames.arrays()
         arrays: dict[str, Array] = {
-            "names": np.frombuffer(self._names, np.uint8),
-            "files": number_array(self._files).reshape(-1, 4).T,
-            "units": number_array(self._units).reshape(-1, 2),
+            "names": found["names"],
+            "files": np.stack([names, number_array(self._samples), frames, packets]),
+            "units": found["units"],
             "labels": number_array(self._labels),
-            "digests": np.frombuffer(self._digests, np.uint8).reshape(len(self._labels), -1),
+            "digests": found["digests"],
             "classes": blob(class_names),
-            "order": number_array(self._order),
-            "keys": number_array(self._keys),
-            "times": number_array(self._times),
-            "checksums": number_array(self._checksums),
+            **{name: found[name] for name in ("order", "keys", "times", "checksums")},
         }
         source = self._source
         options = ["every", "frames", "stride", "size", "interpolation", "color", "rotation"]
