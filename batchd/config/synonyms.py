@@ -145,6 +145,7 @@ KINDS: Mapping[str, str] = {
     "solarize": "random_solarize random_solarization",
     "subset": "take skip slice split random_split shard",
     "trivial_augment": "trivialaugment trivial_augment_wide ta_wide",
+    "lerobot": "lerobot_dataset le_robot_dataset streaming_lerobot_dataset",
     "tokens": "bin indexed_dataset megatron nanogpt gpt_dataset token_files",
     "tfrecord": "tf_record tf_record_dataset tfrecords readers_tfrecord tfds",
     "to": "to_tensor to_tensor_v2 pil_to_tensor to_image to_float tensor totensor",

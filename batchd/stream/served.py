@@ -504,8 +504,11 @@ def content_of(
     if made_by_any:
         content["accept"] = "any"
     steps = with_inner({(place,): step for place, step in enumerate(plan.pipeline.steps)}).values()
+    deciding = [step.libraries for step in steps] + [
+        source.libraries for _key, source in sources_in(plan.config.source)
+    ]
     beside = {
-        "libraries": {name: version(name) for step in steps for name in step.libraries},
+        "libraries": {name: version(name) for names in deciding for name in names},
         "modules": dict(plan.code.digests),
     }
     return content | {key: value for key, value in beside.items() if value}

@@ -16,6 +16,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from support.images import encode, jpeg, jpeg_with_exif
+from support.lerobot_files import FPS, Layout, write_lerobot
 from support.lmdb_files import write_lmdb
 from support.megatron import write_megatron
 from support.parquet_files import class_labels, hugging_face, write_arrow, write_parquet
@@ -84,6 +85,8 @@ def write_data(folder: Path) -> None:
         write_video(
             folder / "videos" / f"{number}.avi", 30, Coding("ffv1", pixels="bgr0", b_frames=0), first=30 * number
         )
+    lossless = Coding("ffv1", units=FPS, pixels="bgr0", b_frames=0)
+    write_lerobot(folder / "robot", Layout((14, 9, 12), coding=lossless, ending="mkv"))
     (folder / "kinetics.csv").write_text("".join(f"videos/{n % 2}.avi {n}\n" for n in range(14)))
     for number in range(SAMPLES):
         tone = np.arange(900 + 37 * number) * (number % 11 + 3) % 4001 * 8 - 16_000

@@ -375,6 +375,21 @@ def _sources(folder: Path) -> dict[str, dict[str, Any]]:
             },
             "pipeline": [{"op": "random_resized_crop", "size": [24, 24]}],
         },
+        "lerobot": {
+            "source": {
+                "type": "lerobot",
+                "root": str(folder / "robot"),
+                "cameras": ["top", "wrist"],
+                "fields": ["observation.state", "action", "task_index"],
+                "times": {"top": [-0.2, 0.0], "observation.state": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]},
+                "normalize": {"observation.state": "mean_std"},
+                "codecs": ["ffv1"],
+            },
+            "pipeline": [
+                {"op": "random_resized_crop", "field": "top", "size": [24, 24]},
+                {"op": "color_jitter", "field": "wrist", "brightness": 0.4},
+            ],
+        },
         "decode_video": {
             "source": {
                 "type": "csv",

@@ -13,6 +13,7 @@ import pytest
 import batchd_client
 from batchd.config.load import read_config
 from support.images import encode, jpeg, photo
+from support.lerobot_files import Layout, write_lerobot
 from support.parquet_files import write_parquet
 from support.shards import photo_shards, write_shard
 from support.sounds import stored, sweep
@@ -21,6 +22,7 @@ from support.videos import write_video
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "cookbook.md").read_text()
+CAMERAS = ("top", "wrist", "left", "right")
 RECIPES = re.findall(r"^## (.+?)\n(?:.*?)^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 MIXED = {"image": (224, 224, 3), "label": (), "mix_row": (), "mix_lambda": (), "mix_box": (4,)}
 FIELDS = {
@@ -52,6 +54,7 @@ FIELDS = {
     "recognition": {"tokens": (512,), "audio_length": ()},
     "keywords": {"audio": (101, 40), "audio_length": (), "label": ()},
     "video": {"image": (8, 112, 112, 3), "label": ()},
+    "robot": {"top": (2, 44, 60, 3), "right": (2, 48, 64, 3), "action": (4, 3), "action_is_pad": (4,)},
     "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
     "kinetics-val": {"image": (10, 16, 224, 224, 3), "label": ()},
     "own": {"image": (28, 28, 1), "label": ()},
@@ -155,6 +158,7 @@ def data(tmp_path_factory) -> Path:
 def _write_media(root: Path) -> None:
     """A video, and sounds with their texts, which the lines of the page put together."""
     write_video(root / "videos" / "cats" / "a.mp4", frames=40)
+    write_lerobot(root / "robot", Layout(videos=[f"observation.images.{camera}" for camera in CAMERAS]))
     for part in ("train", "val"):
         (root / f"kinetics_{part}.csv").write_text("videos/cats/a.mp4 3\n" * SAMPLES)
     speech = root / "LibriSpeech" / "train-clean" / "84" / "121"
@@ -189,7 +193,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 37
+    assert len(RECIPES) == 38
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))

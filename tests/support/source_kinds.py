@@ -20,6 +20,7 @@ from batchd.data.sources.composed.options import ConcatSource, SubsetSource
 from batchd.data.sources.csv.options import CsvSource
 from batchd.data.sources.files.options import FolderSource, GlobSource, ListSource
 from batchd.data.sources.jsonl.options import JsonlSource
+from batchd.data.sources.lerobot.options import LeRobotSource
 from batchd.data.sources.lmdb.options import LmdbSource
 from batchd.data.sources.options import SourceOptions
 from batchd.data.sources.pairs.options import PairsSource, VocSource, YoloSource
@@ -28,6 +29,7 @@ from batchd.data.sources.tfrecord.options import TFRecordSource
 from batchd.data.sources.tokens.options import TokensSource
 from batchd.data.sources.video.options import VideoSource
 from batchd.data.sources.webdataset.options import WebDatasetSource
+from support.lerobot_files import Layout, write_lerobot
 from support.lmdb_files import write_lmdb
 from support.megatron import write_megatron
 from support.parquet_files import hugging_face, write_arrow, write_parquet
@@ -103,6 +105,11 @@ def _files(path: Path, numbers: range) -> Path:
     for number in numbers:
         (path / f"{number} é.jpg").write_bytes(image(number))
     return path / f"{numbers[2]} é.jpg"
+
+
+def _robot(path: Path, numbers: range) -> Path:
+    write_lerobot(path, Layout([len(numbers)], [[0]], ["observation.images.top"], first=numbers[0]))
+    return path / "videos/observation.images.top/chunk-000/file-000.mp4"
 
 
 def _folder(root: Path, *_names: str) -> SourceOptions:
@@ -528,6 +535,15 @@ KINDS = {
         lambda values: number_in(values["image"]),
         "a.avi: frame 2 at 0.080 s",
         ({"color": "bgr"}, {"size": (24, 32)}, {"every": 2}),
+        is_remote=False,
+    ),
+    "lerobot": Kind(
+        _robot,
+        lambda root, name: LeRobotSource(root=root / name),
+        lambda values: number_in(values["top"]),
+        "a: episode 0, frame 2 at 0.200 s",
+        ({"times": {"action": (0.0,)}}, {"normalize": {"observation.state": "min_max"}}, {"fields": ("action",)}),
+        takes_several=False,
         is_remote=False,
     ),
     "concat": Kind(

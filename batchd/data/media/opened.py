@@ -33,6 +33,8 @@ class Limits(NamedTuple):
     max_bytes: int
     bound: bytes | None
     """See ``storage.paths.bound_of``."""
+    codecs: tuple[str, ...] = ()
+    """Decoders that may be used; empty for all."""
 
 
 def open_file(path: bytes, bound: bytes | None) -> int:
@@ -115,5 +117,8 @@ class OpenVideos:
                 self._open.pop(next(iter(self._open))).close()
             descriptor = open_file(self._index.path(file), limits.bound)
             video = VideoFrames(descriptor, self._index.frames(file), limits.max_pixels, limits.max_bytes)
+            if limits.codecs and video.codec not in limits.codecs:
+                video.close()
+                raise SampleUnreadable(f"is coded as {video.codec}, which is none of codecs = {[*limits.codecs]}")
         self._open[file] = video
         return video

@@ -75,6 +75,11 @@ class SourceOptions:
         return f"{getattr(self, 'root', None)}: {' '.join(below)}"
 
     @property
+    def libraries(self) -> tuple[str, ...]:
+        """Distributions whose version decides its samples: it is in the stream's fingerprint."""
+        return ()
+
+    @property
     def unscanned(self) -> str:
         """The part that `batchd check` does not see since it does not scan; "" if it scans."""
         return ""

@@ -217,7 +217,7 @@ def test_a_command_that_asks_a_daemon_starts_with_little(command) -> None:
     assert not loaded & {"numpy", "pydantic", "cv2", "simplejpeg", "structlog", "asyncio"}
 
 
-KINDS = {"arrays", "csv", "jsonl", "lmdb", "parquet", "tfrecord", "tokens", "video", "webdataset"}
+KINDS = {"arrays", "csv", "jsonl", "lerobot", "lmdb", "parquet", "tfrecord", "tokens", "video", "webdataset"}
 """Folders of sources that only a stream with such a source needs."""
 
 

@@ -55,6 +55,7 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("subset", "indices"): {"of": ListSource(path=HERE)},
     ("lmdb", "path"): {"fields": FIELDS},
     ("video", "root"): {"files": ("*",)},
+    ("lerobot", "root"): {},
     ("tokenize", "file"): {"max_length": 8},
     ("chat", "tokenizer"): {"template": "chatml", "max_length": 8},
     ("chat", "template"): {"tokenizer": HERE, "max_length": 8},
