@@ -124,9 +124,9 @@ $(FRAMEWORKS)/.ready: $(LOCK) pyproject.toml client/pyproject.toml
 	@$(FRAMEWORKS)/bin/python $(PIP_INSTALL) --build-constraint $(LOCK) --editable ./client --editable . --group dev --group frameworks
 	@touch $@
 
-test-moving: bytecode ## Compare the programs of docs/moving with DALI and FFCV, too (g++, pkg-config, libopencv-dev, libturbojpeg0-dev)
-	@PYTHONPATH=benchmarks/peers $(BIN)/python -c 'import environments, sys; sys.exit(bool(environments.make(["dali-torch", "ffcv"])))'
-	$(BIN)/python -m pytest $(call chosen,tests/process/test_moving.py)
+test-moving: bytecode ## Compare the programs of docs/moving with DALI and FFCV, and samples with LeRobot's (g++, pkg-config, libopencv-dev, libturbojpeg0-dev)
+	@PYTHONPATH=benchmarks/peers $(BIN)/python -c 'import environments, sys; sys.exit(bool(environments.make(["dali-torch", "ffcv", "lerobot"])))'
+	$(BIN)/python -m pytest $(call chosen,tests/process/test_moving.py tests/process/test_lerobot.py)
 
 test-ray: $(RAY)/.ready ## Run the tests of the pool on clusters of Ray, in a network namespace with a loopback alone
 	$(RAY)/bin/mypy --follow-imports silent batchd/pool/ray

@@ -102,6 +102,7 @@ ENVIRONMENTS = {
         "a C++ compiler, pkg-config, libopencv-dev and libturbojpeg0-dev",
     ),
     "dali": Environment(("nvidia-dali-cuda120==2.4.0", NUMPY)),
+    "lerobot": Environment(("lerobot==0.4.4", "torchcodec==0.10.0")),
     "ray": Environment(("ray[data]==2.60.0", NUMPY, CV2)),
     "tensorsocket": Environment(("tensorsocket==0.0.5", TORCH, NUMPY, CV2)),
 }
