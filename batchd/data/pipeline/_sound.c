@@ -34,32 +34,67 @@ struct resampling {
     int64_t first, start;    /* the places in the file, and in the result, of the first of each */
 };
 
-/* The sum of the products: sixteen sums of every sixteenth, and then those. */
+/* Sixteen sums of every sixteenth product. */
+struct sums {
+    four a, b, c, d;
+};
+
+ALWAYS_INLINE void add_products(struct sums *sums, const double *samples, const double *weights)
+{
+    const four_loose *x = (const four_loose *)samples, *w = (const four_loose *)weights;
+    sums->a += x[0] * w[0], sums->b += x[1] * w[1], sums->c += x[2] * w[2], sums->d += x[3] * w[3];
+}
+
+ALWAYS_INLINE double total(const struct sums *sums)
+{
+    const four all = (sums->a + sums->c) + (sums->b + sums->d);
+    return (all[0] + all[2]) + (all[1] + all[3]);
+}
+
+/* The sum of the products. */
 ALWAYS_INLINE double dot(const double *samples, const double *weights, int64_t taps)
 {
-    double sums[LANES] = {0};
-    for (int64_t i = 0; i < taps; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) sums[lane] += samples[i + lane] * weights[i + lane];
-    for (int half = LANES / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) sums[lane] += sums[lane + half];
-    return sums[0];
+    struct sums sums = {{0}, {0}, {0}, {0}};
+    for (int64_t i = 0; i < taps; i += LANES) add_products(&sums, samples + i, weights + i);
+    return total(&sums);
+}
+
+/* The samples begin, begin + up, ...: they have the same weights. */
+ALWAYS_INLINE void one_phase(const struct resampling *task, const double *samples, const double *weights, float *into, int64_t count)
+{
+    const int64_t next = task->up * task->channels;
+    for (; count > 1; count -= 2, samples += 2 * task->down, into += 2 * next) {
+        struct sums one = {{0}, {0}, {0}, {0}}, other = one;
+        for (int64_t i = 0; i < task->taps; i += LANES) {
+            add_products(&one, samples + i, weights + i);
+            add_products(&other, samples + task->down + i, weights + i);
+        }
+        into[0] = (float)total(&one), into[next] = (float)total(&other);
+    }
+    if (count) into[0] = (float)dot(samples, weights, task->taps);
 }
 
 ALWAYS_INLINE void block(const struct resampling *task, double *line, int64_t begin, int64_t end, int64_t channel)
 {
-    const int64_t half = task->taps / 2, lowest = begin * task->down / task->up - half + 1;
+    const int64_t half = task->taps / 2, lowest = begin * task->down / task->up - half + 1, is_every = task->phases == task->up;
     const int64_t length = (end - 1) * task->down / task->up + half + 1 - lowest;
-    for (int64_t i = 0; i < length; i++) {
-        const int64_t place = lowest + i - task->first;
-        line[i] = place < 0 || place >= task->count_in ? 0.0 : (double)task->samples[place * task->channels + channel];
-    }
-    for (int64_t n = begin; n < end; n++) {
+    const int64_t before = task->first - lowest, behind = before + task->count_in; /* of these, samples are there */
+    for (int64_t i = 0; i < before && i < length; i++) line[i] = 0;
+    for (int64_t i = before > 0 ? before : 0; i < behind && i < length; i++)
+        line[i] = task->samples[(i - before) * task->channels + channel];
+    for (int64_t i = behind > 0 ? behind : 0; i < length; i++) line[i] = 0;
+    for (int64_t n = begin; n < end && (!is_every || n < begin + task->up); n++) {
         const int64_t place = n * task->down, whole = place / task->up, part = (place - whole * task->up) * task->phases;
         const int64_t phase = part / task->up, rest = part - phase * task->up;
         const double *samples = line + (whole - half + 1 - lowest), *weights = task->kernel + phase * task->taps;
-        double sum = dot(samples, weights, task->taps);
-        if (rest) sum += (dot(samples, weights + task->taps, task->taps) - sum) * ((double)rest / (double)task->up);
-        task->target[(n - task->start) * task->channels + channel] = (float)sum;
+        float *into = task->target + (n - task->start) * task->channels + channel;
+        if (is_every)
+            one_phase(task, samples, weights, into, (end - 1 - n) / task->up + 1);
+        else {
+            double sum = dot(samples, weights, task->taps);
+            if (rest) sum += (dot(samples, weights + task->taps, task->taps) - sum) * ((double)rest / (double)task->up);
+            *into = (float)sum;
+        }
     }
 }
 

@@ -26,6 +26,14 @@
 #define ALWAYS_INLINE static inline
 #endif
 
+enum { SIDE_BY_SIDE = 4 };
+
+/* Numbers side by side. Functions get them by address: as arguments, they would be passed otherwise
+ * with AVX2 than without. */
+typedef double four __attribute__((vector_size(SIDE_BY_SIDE * sizeof(double))));
+typedef int64_t four_bits __attribute__((vector_size(SIDE_BY_SIDE * sizeof(int64_t))));
+typedef four four_loose __attribute__((aligned(8), may_alias)); /* anywhere in an array */
+
 /* Whether functions compiled for AVX2 run. */
 extern int sound_uses_avx2;
 

@@ -16,14 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIDE_BY_SIDE = 4, RADIX_MAX = 31, STAGES_MAX = 20, LENGTH_MAX = 1 << 16, LOG_BLOCK = 64, LOG_TERMS = 12 };
+enum { RADIX_MAX = 31, STAGES_MAX = 20, LENGTH_MAX = 1 << 16, LOG_BLOCK = 4, LOG_TERMS = 12 };
 
-/* Before a loop over numbers side by side: what it reads is not what it writes. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define INDEPENDENT _Pragma("GCC ivdep") _Pragma("GCC unroll 1")
-#else
-#define INDEPENDENT
-#endif
+/* A complex number of each of four frames. */
+struct number {
+    four re, im;
+};
 
 struct plan {
     const float *samples;
@@ -40,216 +38,191 @@ struct plan {
     int radices[STAGES_MAX], stages;
 };
 
-/* Two planes of [points, SIDE_BY_SIDE]. */
-struct planes {
-    double *real, *imaginary;
-};
-
-/* A stage makes, of a signal of `radix` * m numbers at `apart` (in numbers side by side), `radix` of m. */
+/* A stage makes, of a signal of `radix` * m numbers at `apart`, `radix` of m, each turned by roots. */
 struct stage {
     const double *roots;
     int64_t m, apart, step; /* step: between the roots of the stage's length */
+    const struct number *from;
+    struct number *into;
 };
 
-ALWAYS_INLINE void by_two(struct planes from, struct planes into, struct stage stage)
+/* A number times a root of 1; `is_turned`: whether the root is another one than 1. */
+ALWAYS_INLINE void put(struct number *into, const four *re, const four *im, const double *root, int is_turned)
 {
-    const int64_t apart = stage.apart, far = stage.m * apart;
-    for (int64_t p = 0; p < stage.m; p++) {
-        const double *w = stage.roots + 2 * p * stage.step;
-        const double w_re = w[0], w_im = w[1];
-        const double *restrict x = from.real + p * apart, *restrict y = from.imaginary + p * apart;
-        double *restrict re = into.real + 2 * p * apart, *restrict im = into.imaginary + 2 * p * apart;
-        INDEPENDENT
-        for (int64_t i = 0; i < apart; i++) {
-            const double d_re = x[i] - x[far + i], d_im = y[i] - y[far + i];
-            re[i] = x[i] + x[far + i], im[i] = y[i] + y[far + i];
-            re[apart + i] = d_re * w_re - d_im * w_im, im[apart + i] = d_re * w_im + d_im * w_re;
-        }
+    if (is_turned)
+        into->re = *re * root[0] - *im * root[1], into->im = *re * root[1] + *im * root[0];
+    else
+        into->re = *re, into->im = *im;
+}
+
+ALWAYS_INLINE void by_two(const struct stage *stage, int64_t p, int is_turned)
+{
+    const int64_t apart = stage->apart, far = stage->m * apart;
+    const double *root = stage->roots + 2 * p * stage->step;
+    const struct number *x = stage->from + p * apart;
+    struct number *into = stage->into + 2 * p * apart;
+    for (int64_t i = 0; i < apart; i++) {
+        const four re = x[i].re - x[far + i].re, im = x[i].im - x[far + i].im;
+        into[i].re = x[i].re + x[far + i].re, into[i].im = x[i].im + x[far + i].im;
+        put(into + apart + i, &re, &im, root, is_turned);
     }
 }
 
-ALWAYS_INLINE void by_four(struct planes from, struct planes into, struct stage stage)
+ALWAYS_INLINE void by_four(const struct stage *stage, int64_t p, int is_turned)
 {
-    const int64_t apart = stage.apart, far = stage.m * apart;
-    for (int64_t p = 0; p < stage.m; p++) {
-        const double *w1 = stage.roots + 2 * p * stage.step, *w2 = w1 + 2 * p * stage.step, *w3 = w2 + 2 * p * stage.step;
-        const double re1 = w1[0], im1 = w1[1], re2 = w2[0], im2 = w2[1], re3 = w3[0], im3 = w3[1];
-        const double *restrict x = from.real + p * apart, *restrict y = from.imaginary + p * apart;
-        double *restrict re = into.real + 4 * p * apart, *restrict im = into.imaginary + 4 * p * apart;
-        INDEPENDENT
-        for (int64_t i = 0; i < apart; i++) {
-            const double sum_re = x[i] + x[2 * far + i], sum_im = y[i] + y[2 * far + i];
-            const double less_re = x[i] - x[2 * far + i], less_im = y[i] - y[2 * far + i];
-            const double odd_re = x[far + i] + x[3 * far + i], odd_im = y[far + i] + y[3 * far + i];
-            const double turn_re = y[3 * far + i] - y[far + i], turn_im = x[far + i] - x[3 * far + i];
-            const double t1_re = less_re - turn_re, t1_im = less_im - turn_im;
-            const double t2_re = sum_re - odd_re, t2_im = sum_im - odd_im;
-            const double t3_re = less_re + turn_re, t3_im = less_im + turn_im;
-            re[i] = sum_re + odd_re, im[i] = sum_im + odd_im;
-            re[apart + i] = t1_re * re1 - t1_im * im1, im[apart + i] = t1_re * im1 + t1_im * re1;
-            re[2 * apart + i] = t2_re * re2 - t2_im * im2, im[2 * apart + i] = t2_re * im2 + t2_im * re2;
-            re[3 * apart + i] = t3_re * re3 - t3_im * im3, im[3 * apart + i] = t3_re * im3 + t3_im * re3;
-        }
+    const int64_t apart = stage->apart, far = stage->m * apart, turn = 2 * p * stage->step;
+    const double *roots = stage->roots;
+    const struct number *x = stage->from + p * apart;
+    struct number *into = stage->into + 4 * p * apart;
+    for (int64_t i = 0; i < apart; i++) {
+        const struct number *a = x + i, *b = a + far, *c = b + far, *d = c + far;
+        const four sum_re = a->re + c->re, sum_im = a->im + c->im, less_re = a->re - c->re, less_im = a->im - c->im;
+        const four odd_re = b->re + d->re, odd_im = b->im + d->im, turn_re = d->im - b->im, turn_im = b->re - d->re;
+        const four re1 = less_re - turn_re, im1 = less_im - turn_im, re2 = sum_re - odd_re, im2 = sum_im - odd_im;
+        const four re3 = less_re + turn_re, im3 = less_im + turn_im;
+        into[i].re = sum_re + odd_re, into[i].im = sum_im + odd_im;
+        put(into + apart + i, &re1, &im1, roots + turn, is_turned);
+        put(into + 2 * apart + i, &re2, &im2, roots + 2 * turn, is_turned);
+        put(into + 3 * apart + i, &re3, &im3, roots + 3 * turn, is_turned);
     }
 }
 
 /* An odd radix: the numbers k and radix - k together. `each`: between the roots of the radix. */
-ALWAYS_INLINE void by_odd(struct planes from, struct planes into, struct stage stage, const double *roots, int64_t each, int radix)
+ALWAYS_INLINE void by_odd(const struct stage *stage, int64_t p, int64_t each, int radix, int is_turned)
 {
-    const int64_t apart = stage.apart, far = stage.m * apart;
+    const int64_t apart = stage->apart, far = stage->m * apart, turn = 2 * p * stage->step;
+    const double *roots = stage->roots;
+    const struct number *x = stage->from + p * apart;
+    struct number *into = stage->into + radix * p * apart;
     const int half = radix / 2;
-    for (int64_t p = 0; p < stage.m; p++) {
-        const double *restrict x = from.real + p * apart, *restrict y = from.imaginary + p * apart;
-        double *restrict re = into.real + radix * p * apart, *restrict im = into.imaginary + radix * p * apart;
-        INDEPENDENT
-        for (int64_t i = 0; i < apart; i++) {
-            double sum_re[RADIX_MAX / 2 + 1], sum_im[RADIX_MAX / 2 + 1], less_re[RADIX_MAX / 2 + 1], less_im[RADIX_MAX / 2 + 1];
-            double all_re = x[i], all_im = y[i];
+    for (int64_t i = 0; i < apart; i++) {
+        struct number sums[RADIX_MAX / 2 + 1], less[RADIX_MAX / 2 + 1], all = x[i];
+        for (int j = 1; j <= half; j++) {
+            const struct number *one = x + j * far + i, *other = x + (radix - j) * far + i;
+            sums[j].re = one->re + other->re, sums[j].im = one->im + other->im;
+            less[j].re = one->re - other->re, less[j].im = one->im - other->im;
+            all.re += sums[j].re, all.im += sums[j].im;
+        }
+        into[i] = all;
+        for (int k = 1; k <= half; k++) {
+            struct number even = x[i], odd = {{0}, {0}};
             for (int j = 1; j <= half; j++) {
-                const int64_t one = j * far + i, other = (radix - j) * far + i;
-                sum_re[j] = x[one] + x[other], sum_im[j] = y[one] + y[other];
-                less_re[j] = x[one] - x[other], less_im[j] = y[one] - y[other];
-                all_re += sum_re[j], all_im += sum_im[j];
+                const double *root = roots + 2 * each * (j * k % radix);
+                even.re += root[0] * sums[j].re, even.im += root[0] * sums[j].im;
+                odd.re += root[1] * less[j].re, odd.im += root[1] * less[j].im;
             }
-            re[i] = all_re, im[i] = all_im;
-            for (int k = 1; k <= half; k++) {
-                double even_re = x[i], even_im = y[i], odd_re = 0, odd_im = 0;
-                for (int j = 1; j <= half; j++) {
-                    const double *root = roots + 2 * each * (j * k % radix);
-                    even_re += root[0] * sum_re[j], even_im += root[0] * sum_im[j];
-                    odd_re += root[1] * less_re[j], odd_im += root[1] * less_im[j];
-                }
-                const double *w = stage.roots + 2 * p * k * stage.step, *v = stage.roots + 2 * p * (radix - k) * stage.step;
-                const double w_re = w[0], w_im = w[1], v_re = v[0], v_im = v[1];
-                const double t_re = even_re - odd_im, t_im = even_im + odd_re, u_re = even_re + odd_im, u_im = even_im - odd_re;
-                re[k * apart + i] = t_re * w_re - t_im * w_im, im[k * apart + i] = t_re * w_im + t_im * w_re;
-                re[(radix - k) * apart + i] = u_re * v_re - u_im * v_im, im[(radix - k) * apart + i] = u_re * v_im + u_im * v_re;
-            }
+            const four re = even.re - odd.im, im = even.im + odd.re, other_re = even.re + odd.im, other_im = even.im - odd.re;
+            put(into + k * apart + i, &re, &im, roots + k * turn, is_turned);
+            put(into + (radix - k) * apart + i, &other_re, &other_im, roots + (radix - k) * turn, is_turned);
         }
     }
 }
 
-/* Returns the planes that have the result. */
-ALWAYS_INLINE struct planes transformed(const struct plan *plan, struct planes from, struct planes into)
+ALWAYS_INLINE void make_stage(const struct stage *stage, const struct plan *plan, int radix)
+{
+#define EACH(butterflies, ...)                                                                          \
+    do {                                                                                                \
+        butterflies(stage, 0, ##__VA_ARGS__, 0);                                                        \
+        for (int64_t p = 1; p < stage->m; p++) butterflies(stage, p, ##__VA_ARGS__, 1);                 \
+    } while (0)
+    if (radix == 4)
+        EACH(by_four);
+    else if (radix == 2)
+        EACH(by_two);
+    else if (radix == 3)
+        EACH(by_odd, plan->length / 3, 3);
+    else if (radix == 5)
+        EACH(by_odd, plan->length / 5, 5);
+    else
+        EACH(by_odd, plan->length / radix, radix);
+#undef EACH
+}
+
+/* Returns which of both has the result. */
+ALWAYS_INLINE const struct number *transformed(const struct plan *plan, struct number *from, struct number *into)
 {
     const int64_t every = plan->length / plan->points;
     int64_t apart = 1, length = plan->points;
     for (int i = 0; i < plan->stages; i++) {
         const int radix = plan->radices[i];
-        const struct stage stage = {plan->roots, length / radix, apart * SIDE_BY_SIDE, apart * every};
-        if (radix == 4)
-            by_four(from, into, stage);
-        else if (radix == 2)
-            by_two(from, into, stage);
-        else if (radix == 3)
-            by_odd(from, into, stage, plan->roots, plan->length / 3, 3);
-        else if (radix == 5)
-            by_odd(from, into, stage, plan->roots, plan->length / 5, 5);
-        else
-            by_odd(from, into, stage, plan->roots, plan->length / radix, radix);
-        const struct planes made = into;
+        const struct stage stage = {plan->roots, length / radix, apart, apart * every, from, into};
+        make_stage(&stage, plan, radix);
+        struct number *made = into;
         into = from, from = made;
         apart *= radix, length /= radix;
     }
     return from;
 }
 
-/* The frames from `frame` on, side by side, each freed of its mean and emphasised. */
-ALWAYS_INLINE void take_frames(const struct plan *plan, int64_t frame, int64_t count, double *line)
+/* The frames from `frame` on, side by side, each freed of its mean, emphasised, and in the window. */
+ALWAYS_INLINE void take_frames(const struct plan *plan, int64_t frame, int64_t count, four *line)
 {
     const int64_t length = plan->window_length;
     const float *from[SIDE_BY_SIDE]; /* without another frame, the last one again */
     for (int64_t lane = 0; lane < SIDE_BY_SIDE; lane++)
         from[lane] = plan->samples + (frame + (lane < count ? lane : count - 1)) * plan->hop;
-    for (int64_t i = 0; i < length; i++)
-        for (int lane = 0; lane < SIDE_BY_SIDE; lane++) line[i * SIDE_BY_SIDE + lane] = from[lane][i];
-    if (plan->is_centered)
-        for (int lane = 0; lane < SIDE_BY_SIDE; lane++) {
-            double sum = 0;
-            for (int64_t i = 0; i < length; i++) sum += line[i * SIDE_BY_SIDE + lane];
-            sum /= (double)length;
-            for (int64_t i = 0; i < length; i++) line[i * SIDE_BY_SIDE + lane] -= sum;
+    if (!plan->is_centered && plan->emphasis == 0)
+        for (int64_t i = 0; i < length; i++) line[i] = (four){from[0][i], from[1][i], from[2][i], from[3][i]} * plan->window[i];
+    else {
+        four sum = {0};
+        for (int64_t i = 0; i < length; i++) line[i] = (four){from[0][i], from[1][i], from[2][i], from[3][i]};
+        for (int64_t i = 0; i < length; i++) sum += line[i];
+        sum /= (double)length;
+        for (int64_t i = 0; plan->is_centered && i < length; i++) line[i] -= sum;
+        if (plan->emphasis != 0) {
+            for (int64_t i = length - 1; i > 0; i--) line[i] -= plan->emphasis * line[i - 1];
+            line[0] -= plan->emphasis * line[0];
         }
-    if (plan->emphasis != 0) {
-        for (int64_t i = (length - 1) * SIDE_BY_SIDE; i--;) line[SIDE_BY_SIDE + i] -= plan->emphasis * line[i];
-        for (int lane = 0; lane < SIDE_BY_SIDE; lane++) line[lane] -= plan->emphasis * line[lane];
+        for (int64_t i = 0; i < length; i++) line[i] *= plan->window[i];
     }
+    memset(line + length, 0, (size_t)(plan->length - length) * sizeof *line);
 }
 
-/* Even samples as real numbers, odd ones as imaginary ones, or all as real ones; each in the window. */
-ALWAYS_INLINE void into_planes(const struct plan *plan, const double *line, struct planes into)
-{
-    const int64_t length = plan->window_length, every = plan->length / plan->points;
-    for (int64_t i = 0; i < plan->points; i++)
-        for (int64_t part = 0; part < 2; part++) {
-            const double *restrict from = line + (every * i + part) * SIDE_BY_SIDE;
-            double *restrict to = (part ? into.imaginary : into.real) + i * SIDE_BY_SIDE;
-            if (part >= every || every * i + part >= length)
-                memset(to, 0, SIDE_BY_SIDE * sizeof *to);
-            else {
-                const double weight = plan->window[every * i + part];
-                INDEPENDENT
-                for (int lane = 0; lane < SIDE_BY_SIDE; lane++) to[lane] = from[lane] * weight;
-            }
-        }
-}
-
-/* The power of each frequency from 0 to length / 2, [frequencies, SIDE_BY_SIDE]. */
-ALWAYS_INLINE void take_powers(const struct plan *plan, struct planes found, double *powers)
+/* The power of each frequency from 0 to length / 2: of an odd length, of the numbers as they are. */
+ALWAYS_INLINE void take_powers(const struct plan *plan, const struct number *found, four *powers)
 {
     const int64_t points = plan->points;
-    for (int64_t k = 0; k <= plan->length / 2; k++) {
-        double *restrict power = powers + k * SIDE_BY_SIDE;
-        const int64_t at = k % points * SIDE_BY_SIDE, mirrored = (points - k) % points * SIDE_BY_SIDE;
-        const double *re = found.real + at, *im = found.imaginary + at;
-        if (points == plan->length)
-            INDEPENDENT
-            for (int i = 0; i < SIDE_BY_SIDE; i++) power[i] = re[i] * re[i] + im[i] * im[i];
-        else {
-            const double *re_m = found.real + mirrored, *im_m = found.imaginary + mirrored;
-            const double w_re = plan->roots[2 * k], w_im = plan->roots[2 * k + 1];
-            INDEPENDENT
-            for (int i = 0; i < SIDE_BY_SIDE; i++) {
-                const double even_re = (re[i] + re_m[i]) * 0.5, even_im = (im[i] - im_m[i]) * 0.5;
-                const double odd_re = (im[i] + im_m[i]) * 0.5, odd_im = (re_m[i] - re[i]) * 0.5;
-                const double x = even_re + (odd_re * w_re - odd_im * w_im), y = even_im + (odd_re * w_im + odd_im * w_re);
-                power[i] = x * x + y * y;
-            }
+    if (points == plan->length)
+        for (int64_t k = 0; k <= points / 2; k++) powers[k] = found[k].re * found[k].re + found[k].im * found[k].im;
+    else
+        for (int64_t k = 0; k <= points / 2; k++) { /* the halves of both are made twice as large, exactly */
+            const struct number *a = found + k, *b = found + (k ? points - k : 0);
+            const double *w = plan->roots + 2 * k, *v = plan->roots + 2 * (points - k);
+            const four even_re = a->re + b->re, even_im = a->im - b->im, odd_re = a->im + b->im, odd_im = b->re - a->re;
+            const four x = even_re + (odd_re * w[0] - odd_im * w[1]), y = even_im + (odd_re * w[1] + odd_im * w[0]);
+            const four s = even_re + (odd_re * v[0] + odd_im * v[1]), t = even_im - (odd_re * v[1] - odd_im * v[0]);
+            powers[points - k] = (s * s + t * t) * 0.25;
+            powers[k] = (x * x + y * y) * 0.25;
         }
-        if (plan->is_magnitude)
-            for (int i = 0; i < SIDE_BY_SIDE; i++) power[i] = sqrt(power[i]);
-    }
+    if (plan->is_magnitude)
+        for (int64_t k = 0; k <= plan->length / 2; k++)
+            for (int lane = 0; lane < SIDE_BY_SIDE; lane++) powers[k][lane] = sqrt(powers[k][lane]);
 }
 
-ALWAYS_INLINE void spectra_of(const struct plan *plan, int64_t frame, int64_t count, double *memory)
+ALWAYS_INLINE void spectra_of(const struct plan *plan, int64_t frame, int64_t count, four *memory)
 {
-    double *const line = memory, *const powers = line + plan->length * SIDE_BY_SIDE;
-    const int64_t plane = plan->points * SIDE_BY_SIDE;
-    double *const first = powers + (plan->length / 2 + 1) * SIDE_BY_SIDE;
-    const struct planes one = {first, first + plane}, other = {first + 2 * plane, first + 3 * plane};
+    four *const line = memory, *const powers = line + 4 * plan->points;
+    struct number *const numbers = (struct number *)memory;
     take_frames(plan, frame, count, line);
-    into_planes(plan, line, one);
-    take_powers(plan, transformed(plan, one, other), powers);
+    if (plan->points == plan->length) /* each is the real part of a number; of an even length, every other one is */
+        for (int64_t i = plan->length; i--;) numbers[i] = (struct number){line[i], {0}};
+    take_powers(plan, transformed(plan, numbers, numbers + plan->points), powers);
     int64_t weight = 0;
     for (int64_t bin = 0; bin < plan->bins; bin++) {
-        double sums[SIDE_BY_SIDE] = {0};
-        const double *power = powers + (plan->firsts ? plan->firsts[bin] : bin) * SIDE_BY_SIDE;
-        if (!plan->firsts)
-            memcpy(sums, power, sizeof sums);
-        else
-            for (; weight < plan->ends[bin]; weight++, power += SIDE_BY_SIDE)
-                INDEPENDENT
-                for (int i = 0; i < SIDE_BY_SIDE; i++) sums[i] += plan->weights[weight] * power[i];
-        for (int64_t i = 0; i < count; i++) plan->levels[(frame + i) * plan->bins + bin] = sums[i];
+        const four *power = powers + (plan->firsts ? plan->firsts[bin] : bin);
+        four sum = plan->firsts ? (four){0} : *power;
+        if (plan->firsts)
+            for (; weight < plan->ends[bin]; weight++) sum += plan->weights[weight] * *power++;
+        for (int64_t i = 0; i < count; i++) plan->levels[(frame + i) * plan->bins + bin] = sum[i];
     }
 }
 
-static void spectra_plain(const struct plan *plan, int64_t frame, int64_t count, double *memory)
+static void spectra_plain(const struct plan *plan, int64_t frame, int64_t count, four *memory)
 {
     spectra_of(plan, frame, count, memory);
 }
 
-WITH_AVX2 static void spectra_avx2(const struct plan *plan, int64_t frame, int64_t count, double *memory)
+WITH_AVX2 static void spectra_avx2(const struct plan *plan, int64_t frame, int64_t count, four *memory)
 {
     spectra_of(plan, frame, count, memory);
 }
@@ -257,8 +230,8 @@ WITH_AVX2 static void spectra_avx2(const struct plan *plan, int64_t frame, int64
 /* Returns 0: no memory. */
 static int all_spectra(const struct plan *plan)
 {
-    const int64_t numbers = (plan->length + plan->length / 2 + 1 + 4 * plan->points) * SIDE_BY_SIDE;
-    double *memory = calloc((size_t)numbers, sizeof *memory);
+    const int64_t numbers = 4 * plan->points + plan->length / 2 + 1; /* two signals, and the powers */
+    four *memory = aligned_alloc(sizeof *memory, (size_t)numbers * sizeof *memory);
     if (!memory) return 0;
     for (int64_t frame = 0; frame < plan->frames; frame += SIDE_BY_SIDE) {
         const int64_t left = plan->frames - frame, count = left < SIDE_BY_SIDE ? left : SIDE_BY_SIDE;
@@ -346,21 +319,17 @@ PyObject *spectra(PyObject *self, PyObject *arguments)
 /* A number is m * 2**e; the logarithm of m, from the root of 1/2 to that of 2, is a series of (m - 1) / (m + 1). */
 ALWAYS_INLINE void logarithms_of(double *numbers, int64_t count, double floor, double factor)
 {
-    double parts[LOG_BLOCK], exponents[LOG_BLOCK], ratios[LOG_BLOCK], squares[LOG_BLOCK], totals[LOG_BLOCK];
-    uint64_t bits[LOG_BLOCK], high[LOG_BLOCK];
+    four parts[LOG_BLOCK], exponents[LOG_BLOCK], ratios[LOG_BLOCK], squares[LOG_BLOCK], totals[LOG_BLOCK];
+    for (int i = 0; i < LOG_BLOCK; i++) parts[i] = (four){floor, floor, floor, floor};
     memcpy(parts, numbers, (size_t)count * sizeof *numbers);
-    for (int64_t i = count; i < LOG_BLOCK; i++) parts[i] = floor;
-    for (int i = 0; i < LOG_BLOCK; i++) parts[i] = parts[i] > floor ? parts[i] : floor;
-    memcpy(bits, parts, sizeof bits);
     for (int i = 0; i < LOG_BLOCK; i++) {
-        high[i] = bits[i] >> 52 | 0x4330000000000000; /* 2**52 and the exponent */
-        bits[i] = (bits[i] & 0x000fffffffffffff) | 0x3ff0000000000000;
-    }
-    memcpy(parts, bits, sizeof bits), memcpy(exponents, high, sizeof high);
-    for (int i = 0; i < LOG_BLOCK; i++) {
-        const double above = parts[i] > 1.4142135623730951 ? 1.0 : 0.0, part = parts[i] * (1 - 0.5 * above);
-        exponents[i] = exponents[i] - (4503599627370496.0 + 1023) + above;
-        ratios[i] = (part - 1) / (part + 1), squares[i] = ratios[i] * ratios[i], totals[i] = 0;
+        const four_bits is_more = parts[i] > floor, least = (four_bits)(four){floor, floor, floor, floor};
+        const four_bits bits = ((four_bits)parts[i] & is_more) | (least & ~is_more);
+        const four part = (four)((bits & 0x000fffffffffffff) | 0x3ff0000000000000);
+        const four above = (four)((part > 1.4142135623730951) & (four_bits)(four){1, 1, 1, 1});
+        const four scaled = part * (1 - 0.5 * above);
+        exponents[i] = (four)(bits >> 52 | 0x4330000000000000) - (4503599627370496.0 + 1023) + above; /* 2**52 and it */
+        ratios[i] = (scaled - 1) / (scaled + 1), squares[i] = ratios[i] * ratios[i], totals[i] = (four){0};
     }
     for (int term = 2 * LOG_TERMS + 1; term > 0; term -= 2) {
         const double share = 1.0 / term;
@@ -400,9 +369,10 @@ PyObject *logarithms(PyObject *self, PyObject *arguments)
         else {
             const int64_t count = numbers.len / (int64_t)sizeof(double);
             Py_BEGIN_ALLOW_THREADS
-            for (int64_t i = 0; i < count; i += LOG_BLOCK)
+            for (int64_t i = 0; i < count; i += SIDE_BY_SIDE * LOG_BLOCK)
                 (sound_uses_avx2 ? logarithms_avx2 : logarithms_plain)(
-                    (double *)numbers.buf + i, count - i < LOG_BLOCK ? count - i : LOG_BLOCK, floor, factor);
+                    (double *)numbers.buf + i, count - i < SIDE_BY_SIDE * LOG_BLOCK ? count - i : SIDE_BY_SIDE * LOG_BLOCK, floor,
+                    factor);
             Py_END_ALLOW_THREADS
             is_made = 1;
         }
