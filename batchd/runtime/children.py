@@ -29,6 +29,9 @@ from typing import IO, NamedTuple, Self, TypedDict, Unpack
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 STANDARD_STREAMS = range(3)
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of malloc.h."""
+KEPT_ARRAY_BYTES = 32 << 20
 """From sys/prctl.h."""
 READ_BYTES = 64 << 10
 """Size of a pipe's buffer: one read empties it."""
@@ -375,6 +378,19 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     The default ends it, whatever holds it then.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what a sample frees, for the next one.
+
+    By default it gives a few megabytes back after each sample, and a quarter of the time of a
+    segment of sound is the kernel's, which clears them again. These are the most that it would
+    choose by itself, after large arrays.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # others than glibc have none
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, KEPT_ARRAY_BYTES)
+        mallopt(M_TRIM_THRESHOLD, 2 * KEPT_ARRAY_BYTES)
 
 
 def print_to_the_log() -> None:

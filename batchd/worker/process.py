@@ -12,7 +12,7 @@ import mmap
 import os
 import signal
 
-from batchd.runtime.children import die_with_parent, print_to_the_log
+from batchd.runtime.children import die_with_parent, keep_freed_memory, print_to_the_log
 from batchd.worker.messages import MANY_ROWS, NOTE, NOTE_BYTES
 
 THREAD_VARIABLES = (
@@ -37,6 +37,7 @@ def thread_count() -> int:
 
 def settle_in() -> None:
     """Tie the process to its parent, which handles SIGINT."""
+    keep_freed_memory()
     die_with_parent()  # the channel's end may not be seen while a sample blocks the process
     print_to_the_log()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
