@@ -29,11 +29,13 @@ class MediaFile(NamedTuple):
 
     ``read``: some bytes from a first one on, fewer where the file ends. Raises
     ``SampleUnreadable``. ``name``: tells the file from others, and from other content at its path.
+    ``descriptor``: of the file, if the column is all of a file of this machine.
     """
 
     size: int
     read: Callable[[int, int], bytes]
     name: object
+    descriptor: int | None = None
 
     @classmethod
     def of(cls, content: memoryview) -> "MediaFile":

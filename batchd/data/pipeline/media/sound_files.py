@@ -13,6 +13,7 @@ says at which second it is damaged or ends. A file is read through this process 
 it opens another file, and no library prints. What a header announces takes no memory.
 """
 
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -134,7 +135,10 @@ def missing(what: str) -> SampleUndecodable:
 
 
 class SndFileSound:
-    """A file that libsndfile reads."""
+    """A file that libsndfile reads: by its descriptor, if it has one, as calls of ours take time.
+
+    What goes wrong then is read again by our calls, which tell the storage's errors from damage.
+    """
 
     def __init__(self, stream: ByteStream, kind: str) -> None:
         """Raises ``SampleUndecodable``."""
@@ -143,11 +147,20 @@ class SndFileSound:
         except (ImportError, OSError):  # the library that it loads
             raise missing("soundfile") from None
         self._stream = stream
+        self._descriptor = stream.descriptor
         self._kind = kind
         self._opener, self._errors = soundfile.SoundFile, soundfile.LibsndfileError
         if kind in ("wav", "aiff"):
             _check_length(stream)
-        self._open()
+        try:
+            self._open()
+        except SampleUndecodable:
+            if self._descriptor is None:
+                raise
+            self._reopen()
+        if int(self._file.frames) == _UNKNOWN and self._descriptor is not None:
+            self.close()
+            self._reopen()
         self.rate = int(self._file.samplerate)
         self.channels = int(self._file.channels)
 
@@ -157,13 +170,20 @@ class SndFileSound:
 
     def _open(self) -> None:
         self._stream.seek(0)
+        if self._descriptor is not None:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
         try:
-            self._file = self._opener(self._stream)
+            self._file = self._opener(self._stream if self._descriptor is None else self._descriptor, closefd=False)
         except self._errors as error:
             self._stream.check()
             raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {reason_of(error)}") from None
         # It would seek to where it is behind each read, and a FLAC may not tell where that is.
         self._file.seekable = lambda: False
+
+    def _reopen(self) -> None:
+        """Open it by our calls."""
+        self._descriptor = None
+        self._open()
 
     @cached_property
     def frames(self) -> int:
@@ -179,8 +199,18 @@ class SndFileSound:
 
     def read(self, first: int, count: int, *, is_mono: bool) -> Wave:
         """See ``Sound``."""
+        try:
+            return self._read(first, count, is_mono=is_mono)
+        except SampleUndecodable:
+            if self._descriptor is None:
+                raise
+        self.close()
+        self._reopen()
+        return self._read(first, count, is_mono=is_mono)
+
+    def _read(self, first: int, count: int, *, is_mono: bool) -> Wave:
         made = np.empty((count, 1 if is_mono else self.channels), np.float32)
-        dtype = "float64" if is_mono and self.channels > 1 else "float32"
+        is_mixed = is_mono and self.channels > 1
         done, before = 0, 0
         if self._kind == "ogg":
             before = first - _checked_place(self._stream, first, first + count, self.rate)
@@ -189,10 +219,12 @@ class SndFileSound:
             while before > 0 and (part := self._file.read(min(BLOCK_SAMPLES, before), "float32", always_2d=True)).size:
                 before -= len(part)
             while done < count:
-                part = self._file.read(min(BLOCK_SAMPLES, count - done), dtype, always_2d=True)
+                room = made[done : done + BLOCK_SAMPLES]
+                part = self._file.read(len(room), "float64", always_2d=True) if is_mixed else self._file.read(out=room)
                 if not len(part):
                     break
-                made[done : done + len(part)] = mixed(part) if is_mono else part
+                if is_mixed:
+                    room[: len(part)] = mixed(part)
                 done += len(part)
         self._stream.check()
         if done < count:

@@ -99,6 +99,8 @@ def _read(step: DecodeAudio, sound: Sound, start: int, count: int) -> NDArray[np
 def _stored(step: DecodeAudio, wave: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int16]:
     """The samples in the type of the field, with zeros behind those of a short file."""
     shape = (step.samples or len(wave), *wave.shape[1:])
+    if step.dtype == "float32" and wave.shape == shape:
+        return wave[:, 0] if step.channels == 1 else wave
     made: NDArray[np.float32] | NDArray[np.int16] = np.zeros(shape, step.dtype)
     if step.dtype == "int16":
         whole = np.rint(wave.astype(np.float64) * _INT16_SCALE)

@@ -42,6 +42,7 @@ class ByteStream:
         self.error: SampleUnreadable | None = None
         self._data = value if isinstance(value, memoryview) else None
         self._file = value if isinstance(value, MediaFile) else None
+        self.descriptor = None if self._file is None else self._file.descriptor
         self.size = value.size if isinstance(value, MediaFile) else value.nbytes
         self._blocks: dict[int, memoryview] = {}
         self._place = 0

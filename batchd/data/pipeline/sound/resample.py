@@ -80,6 +80,8 @@ def resample(wave: Wave, from_rate: int, to_rate: int, first_in: int, start: int
     assert 0 < from_rate <= RATE_MAX_HZ, f"{from_rate} Hz"
     assert 0 < to_rate <= RATE_MAX_HZ, f"{to_rate} Hz"
     assert max(from_rate, to_rate) <= RATIO_MAX * min(from_rate, to_rate), f"{from_rate} to {to_rate} Hz"
+    if from_rate == to_rate and 0 <= start - first_in <= len(wave) - count:
+        return wave[start - first_in :][:count]
     made = np.zeros((count, wave.shape[1]), np.float32)
     if from_rate == to_rate:
         first, end = max(start, first_in), min(start + count, first_in + len(wave))

@@ -1,7 +1,9 @@
 """Sound files become numbers: any segment of any format, exactly; or a bad sample says why."""
 
 import io
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,15 @@ def media(data: bytes) -> MediaFile:
     return MediaFile(len(data), lambda start, count: data[start : start + count], "file")
 
 
+@contextmanager
+def opened(data: bytes) -> Iterator[MediaFile]:
+    """A file of this machine that is open."""
+    with os.fdopen(os.memfd_create("sound"), "w+b") as file:
+        file.write(data)
+        file.flush()
+        yield MediaFile(len(data), lambda start, count: os.pread(file.fileno(), count, start), "file", file.fileno())
+
+
 def whole(data: bytes, *, is_mono: bool = False) -> NDArray[np.float32]:
     """All samples of a file."""
     with open_sound(memoryview(data)) as sound:
@@ -103,6 +114,37 @@ def test_samples_are_those_that_soundfile_reads(kind: str) -> None:
 
     assert (samples.shape, rate) == (expected.shape, RATE)
     assert np.abs(samples - expected).max() <= (1e-5 if kind == "mp3" else 0)
+
+
+@pytest.mark.parametrize("kind", sorted({*STORED} - {"mp3"}))
+def test_an_open_file_has_the_samples_of_its_bytes(kind: str) -> None:
+    """The library reads it by itself, wherever the descriptor is."""
+    data = file_of(kind)
+    with opened(data) as value:
+        for _time in range(2):
+            with open_sound(value) as sound:
+                assert np.array_equal(sound.read(0, sound.frames, is_mono=True), whole(data, is_mono=True))
+                assert np.array_equal(sound.read(30_000, 5_000, is_mono=False), whole(data)[30_000:35_000])
+
+
+@pytest.mark.parametrize("kind", sorted({*STORED} - {"mp3"}))
+def test_a_damaged_open_file_has_the_reason_of_its_bytes(kind: str) -> None:
+    """What the library reads by itself is read again."""
+    data = file_of(kind)
+    for damaged in (
+        data[: len(data) // 2],
+        data[:40],
+        data[: len(data) // 2] + bytes(5_000) + data[len(data) // 2 + 5_000 :],
+    ):
+        with opened(damaged) as value:
+            found = []
+            for one in (memoryview(damaged), value):
+                try:
+                    with open_sound(one) as sound:
+                        found.append(sound.read(0, sound.frames, is_mono=True).tobytes())
+                except SampleUndecodable as error:
+                    found.append(str(error).encode())
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", sorted(LOSSY))
