@@ -38,6 +38,7 @@ OURS = {"clips", "in order", "blocks", "sound"}
 DAEMON = """
 [daemon]
 workers = {workers}
+memory = "256MiB"
 [streams.media]
 batch_size = {batch}
 cache = "off"
