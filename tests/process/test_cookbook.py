@@ -56,7 +56,8 @@ FIELDS = {
     "video": {"image": (8, 112, 112, 3), "label": ()},
     "robot": {"top": (2, 44, 60, 3), "right": (2, 48, 64, 3), "action": (4, 3), "action_is_pad": (4,)},
     "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
-    "kinetics-val": {"image": (10, 16, 224, 224, 3), "label": ()},
+    "kinetics-val": dict.fromkeys(("left", "middle", "right"), (10, 16, 224, 224, 3)) | {"label": ()},
+    "vlm": {"image": (16, 336, 336, 3), "seconds": (16,), "tokens": (512,)},
     "own": {"image": (28, 28, 1), "label": ()},
     "camera": {"image": (48, 64, 3), "label": ()},
 }
@@ -161,6 +162,7 @@ def _write_media(root: Path) -> None:
     write_lerobot(root / "robot", Layout(videos=[f"observation.images.{camera}" for camera in CAMERAS]))
     for part in ("train", "val"):
         (root / f"kinetics_{part}.csv").write_text("videos/cats/a.mp4 3\n" * SAMPLES)
+    (root / "videos" / "captions.jsonl").write_text('{"video": "cats/a.mp4", "text": "the red cat"}\n' * SAMPLES)
     speech = root / "LibriSpeech" / "train-clean" / "84" / "121"
     speech.mkdir(parents=True)
     for number in range(SAMPLES):
@@ -207,7 +209,8 @@ def test_all_recipes_are_served(data, start_daemon) -> None:
     streams["instances"]["memory"] = streams["detr"]["memory"] = "100MiB"
     streams["llava"]["memory"] = "48MiB"
     streams["kinetics"]["memory"] = "40MiB"
-    streams["kinetics-val"] |= {"batch_size": 1, "memory": "64MiB"}
+    streams["kinetics-val"] |= {"batch_size": 1, "memory": "160MiB"}
+    streams["vlm"]["memory"] = "24MiB"
     (darker,) = re.findall(r'pipeline = (\[ \{ op = "call".*\])', (DOCS / "my-code.md").read_text())
     streams["darker"] = {**streams["own"], "pipeline": tomllib.loads(f"steps = {darker}")["steps"]}
     daemon = start_daemon(streams, python_path=python_path, memory="1GiB")

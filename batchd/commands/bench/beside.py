@@ -176,6 +176,8 @@ def _is_special(step: StepOptions) -> bool:
     """Whether it has options that its counterpart lacks."""
     if isinstance(step, Resize):
         return (step.size or step.shorter_side) is None or (step.max_longer_side or step.multiple_of) is not None
+    if isinstance(step, CenterCrop) and step.place != (0.5, 0.5):
+        return True
     return isinstance(step, ChanceStep) and step.probability < 1
 
 

@@ -159,7 +159,7 @@ BANDS: Mapping[str, object] = {
 OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
     "resize": {"shorter_side": 41, "max_longer_side": 99, "multiple_of": 2, "interpolation": "area"},
-    "center_crop": {"size": (36, 35), **PROBABILITY},
+    "center_crop": {"size": (36, 35), "place": (0.0, 1.0), **PROBABILITY},
     "random_resized_crop": {
         "size": (32, 31),
         "scale": (0.1, 1.0),

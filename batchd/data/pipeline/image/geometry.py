@@ -403,7 +403,8 @@ def _plan_letterbox(step: options.Letterbox) -> Planner:
 def _plan_center_crop(step: options.CenterCrop) -> Planner:
     def plan(geometry: Geometry, _random: RandomNumber) -> None:
         height, width = min(geometry.height, step.size[0]), min(geometry.width, step.size[1])
-        geometry.cut(round((geometry.height - height) / 2), round((geometry.width - width) / 2), height, width)
+        top, left = ((geometry.height - height) * step.place[0], (geometry.width - width) * step.place[1])
+        geometry.cut(round(top), round(left), height, width)
         if (height, width) != step.size:
             geometry.pad((step.size[0] - height) // 2, (step.size[1] - width) // 2, *step.size)
 

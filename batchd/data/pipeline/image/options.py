@@ -226,10 +226,15 @@ class Resize(SizedStep):
 
 @options
 class CenterCrop(CropStep):
-    """Cut ``size`` out of the middle. A smaller image is centred on black."""
+    """Cut ``size`` out of the middle, or another place. A smaller image is centred on black."""
 
+    later: ClassVar[frozenset[str]] = CropStep.later | {"place"}
     op: Literal["center_crop"] = "center_crop"
     varies: ClassVar[bool] = False
+    place: tuple[Annotated[float, Range(0.0, 1.0)], Annotated[float, Range(0.0, 1.0)]] = (0.5, 0.5)
+    """Where the box is, from [0, 0], at the top and left, to [1, 1], at the bottom and right; the
+    default is the middle. Three views at [0, 0], [0.5, 0.5] and [1, 1] of an image whose shorter
+    side fits cover its longer one."""
 
 
 @options

@@ -147,6 +147,13 @@ def test_a_center_crop_takes_the_middle():
     assert plan(CenterCrop(size=(224, 200)), 256, 341).moves == [Cut(16, 70, 224, 200)]
 
 
+def test_a_center_crop_may_be_at_another_place():
+    """Three of them along the longer side cover an image."""
+    places = [(0.0, 0.0), (0.5, 0.5), (1.0, 1.0), (1.0, 0.25)]
+    found = [plan(CenterCrop(size=(224, 200), place=place), 256, 341).moves for place in places]
+    assert found == [[Cut(top, left, 224, 200)] for top, left in [(0, 0), (16, 70), (32, 141), (32, 35)]]
+
+
 def test_a_center_crop_of_a_smaller_image_is_padded():
     """Each dimension is independent: a larger one is cut, a smaller one is padded."""
     geometry = plan(CenterCrop(size=(100, 100)), 50, 300)
