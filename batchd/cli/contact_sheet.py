@@ -8,15 +8,15 @@ the sheet, with as many frames of each of its clips as fit.
 """
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from batchd.cli.peeked import PeekedBatch
-from batchd.cli.token_texts import draw_texts, token_texts
+from batchd.cli.peeked import PeekedBatch, is_packed, joined_patches
+from batchd.cli.token_texts import draw_texts, texts_of
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
 from batchd.runtime.suggestions import suggestion
@@ -33,6 +33,7 @@ from batchd_client.showing import (
     overlaid,
     range_of,
 )
+from batchd_client.token_texts import TokenText
 from batchd_wire.fields import Overlay
 
 IMAGES_MAX = 64
@@ -74,24 +75,46 @@ def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_b
     """Draw ``field``, or else "image" or the first field with images. Raises ``BatchdError``.
 
     All fields with images are drawn if none was named, and a sample has several in one field, or
-    none is called "image". Without any images, the texts of tokens are.
+    none is called "image". The texts of tokens are drawn beside the images of their rows, or below.
     """
+    texts = texts_of(batch) if field is None else []
+    whole, batch = batch, joined_patches(batch)
     images = image_fields(batch)
-    texts = token_texts(batch) if field is None and not images else []
-    if texts:
+    if texts and not images:
         write_png(draw_texts(texts), path)
         return
     drawn = field or next(iter(images), "image")
     if drawn not in images:
         helps = suggestion(drawn, images) if images else "it has none in any field"
         raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}; {helps}")
+    if texts and batch is whole and _has_one(batch, drawn) and not is_packed(batch):
+        write_png(_beside(batch, drawn, texts, is_bgr=is_bgr), path)
+        return
     is_all = field is None and (drawn != "image" or any(_has_several(batch, name) for name in images))
-    write_sheet(batch, path, *(images if is_all else [drawn]), is_bgr=is_bgr)
+    sheet = draw_sheet(batch, *(images if is_all else [drawn]), is_bgr=is_bgr)
+    write_png(_stacked([sheet, draw_texts(texts)], axis=0) if texts else sheet, path)
 
 
-def write_sheet(batch: PeekedBatch, path: Path, *fields: str, is_bgr: bool = False) -> None:
-    """Write up to 64 images of ``fields`` with labels as PNG. Raises ``BatchdError``."""
-    write_png(draw_sheet(batch, *fields, is_bgr=is_bgr), path)
+def _beside(batch: PeekedBatch, field: str, texts: Sequence[TokenText], *, is_bgr: bool) -> Image:
+    """The first images of a field, each with the texts of its row on the right."""
+    images = batch.samples(field)
+    layout = _Layout(*range_of(images), has_channels_first(batch.shape(field)), is_bgr or field in batch.bgr_fields)
+    overlays, rows = _overlays(batch, field), []
+    for row, of_row in groupby(texts, key=lambda text: text.row):
+        caption = label_text(batch.arrays, batch.classes, row)
+        tile = _grid([images[row]], [caption], layout, 1, overlays[row : row + 1])
+        rows.append(_stacked([tile, draw_texts(list(of_row))], axis=1))
+    return _stacked(rows, axis=0)
+
+
+def _stacked(parts: Sequence[Image], axis: int) -> Image:
+    """Sheets below each other (0) or side by side (1), on one background."""
+    size = max(part.shape[1 - axis] for part in parts)
+    room = [[(0, 0), (0, 0), (0, 0)] for _part in parts]
+    for margins, part in zip(room, parts, strict=True):
+        margins[1 - axis] = 0, size - part.shape[1 - axis]
+    padded = [np.pad(part, margins, constant_values=BACKGROUND[0]) for part, margins in zip(parts, room, strict=True)]
+    return np.concatenate(padded, axis)
 
 
 def write_png(image: Image, path: Path) -> None:

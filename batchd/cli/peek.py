@@ -16,7 +16,7 @@ import batchd_client
 from batchd.cli import terminal
 from batchd.cli.asking import RunningStream, client_errors, running_daemon
 from batchd.cli.options import Address, DrawnField, PositionArgument, as_command, option, parse_position
-from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches, steps_of
+from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd_client.asking import ask_status
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Draw a batch of STREAM with its labels; without images, print fields and samples.
 
-    Tokens are drawn and printed as the texts that they stand for, the words that are learned in
-    green. Masks, boxes with the numbers of their classes, and keypoints are drawn over the images
+    Tokens are drawn and printed as the texts that they stand for, beside the images of their rows,
+    the words that are learned in green. Masks, boxes with the numbers of their classes, and keypoints are drawn over the images
     that they follow.
 
     It is the batch at EPOCH:STEP, by default at 0:0; of a live stream, the first one from there on
@@ -57,12 +57,12 @@ def command(
 def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None, *, is_bgr: bool = False) -> None:
     """Draw a batch into a file, or print it if it has no images. Raises ``BatchdError``."""
     from batchd.cli.contact_sheet import draw, image_fields  # noqa: PLC0415  OpenCV takes longer to load than the rest together
-    from batchd.cli.token_texts import text_lines, token_texts  # noqa: PLC0415
+    from batchd.cli.token_texts import text_lines, texts_of  # noqa: PLC0415
 
+    texts, packed = texts_of(batch), batch
     batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     if field is None and not image_fields(batch):
-        texts = token_texts(batch)
         if texts:
             draw(batch, stream, output, field)
             terminal.say(f"{output}: texts of {where}")
@@ -73,8 +73,8 @@ def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None
             terminal.say(*drawn_rows(batch, min(terminal.columns(), ROW_COLUMNS)))
         terminal.say(*text_lines(texts))
         return
-    draw(batch, stream, output, field, is_bgr=is_bgr)
-    terminal.say(f"{output}: {where}")
+    draw(packed, stream, output, field, is_bgr=is_bgr)
+    terminal.say(f"{output}: {where}", *text_lines(texts if field is None else ()))
 
 
 class _Echo(logging.Handler):
@@ -88,7 +88,7 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
     """Wait for the batch at this position and copy it. Raises ``BatchdError``."""
     with running_daemon(address) as session:
         status, found = ask_status(session), session.address
-        known, steps = status.stream(stream), steps_of(status.daemon.config_file, stream)
+        known = status.stream(stream)
     log, echo = logging.getLogger("batchd_client"), _Echo(logging.WARNING)
     log.addHandler(echo)
     try:
@@ -103,7 +103,7 @@ def peek(address: str | None, stream: str, epoch: int, step: int) -> PeekedBatch
             varying = {name: room for name, room in rooms.items() if room.varying is not None}
             bgr_fields = known.bgr_fields if known is not None else ()
             return PeekedBatch(
-                batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields, steps, looked_at.overlays
+                batch.epoch, batch.step, looked_at.classes, arrays, varying, bgr_fields, looked_at.overlays
             )
     finally:
         log.removeHandler(echo)

@@ -1,19 +1,15 @@
 """The copy of a batch that a command shows, also as text. Runs in the user's shell."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isqrt
-from pathlib import Path
 
 import click
 import numpy as np
 
 from batchd.cli.tables import fitted
 from batchd.cli.text import aligned, width_of
-from batchd.data.pipeline.options import StepOptions
-from batchd.errors import BatchdError
 from batchd_client.batch import Room
 from batchd_client.showing import cell_text
 from batchd_wire.fields import Varying, length_texts
@@ -40,8 +36,6 @@ class PeekedBatch:
     """Fields whose samples differ in shape."""
     bgr_fields: Sequence[str] = ()
     """Images with the channels blue, green, red."""
-    steps: Sequence[StepOptions] = ()
-    """Those of the stream, where they are known: they say whose tokens are in a field."""
     overlays: Sequence[tuple[str, str, str, str, bool]] = ()
     """What is drawn over images: see ``fields.Overlay``."""
 
@@ -122,17 +116,6 @@ def _of_images(
         room[: image.shape[0], : image.shape[1]] = image
     room = Room(padded, sizes, Varying("padded", (0, 1)))
     return replace(batch, arrays={name: padded, **one_each}, varying={name: room})
-
-
-def steps_of(config_file: str, stream: str) -> Sequence[StepOptions]:
-    """The steps of a running daemon's stream; empty where its configuration is not here."""
-    from batchd.config.load import read_config  # noqa: PLC0415  it loads pydantic
-
-    with suppress(BatchdError, OSError):
-        config = read_config(Path(config_file)).config if config_file else None
-        found = config.streams.get(stream) if config is not None else None
-        return found.pipeline if found is not None else ()
-    return ()
 
 
 def is_packed(batch: PeekedBatch) -> bool:

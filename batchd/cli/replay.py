@@ -36,7 +36,6 @@ from batchd.commands.history import batches as history
 from batchd.commands.history.cards import RunCard, TrainerState, read_card, read_run, read_state, version_differences
 from batchd.commands.history.journal import JournalReader, live_position
 from batchd.config.load import load_config
-from batchd.data.pipeline.options import StepOptions
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import ArgumentInvalid, BatchdError
 from batchd.runtime.suggestions import suggestion
@@ -141,7 +140,7 @@ def command(
         write_npz(replayed, npz)
         terminal.note(f"{npz}: written")
     if output is not None:
-        _draw(replayed, output, field, config.streams[stream].pipeline)
+        _draw(replayed, output, field)
     _check(replayed, expected)
 
 
@@ -355,7 +354,7 @@ def write_npz(replayed: history.Replayed, file: Path) -> None:
         raise BatchdError(why_unwritable(file, error)) from None
 
 
-def _draw(replayed: history.Replayed, output: Path, field: str | None, steps: Sequence[StepOptions]) -> None:
+def _draw(replayed: history.Replayed, output: Path, field: str | None) -> None:
     """Draw the contact sheet of `batchd peek`. Raises ``BatchdError``."""
     from batchd.cli.contact_sheet import draw  # noqa: PLC0415  it loads OpenCV
 
@@ -363,6 +362,6 @@ def _draw(replayed: history.Replayed, output: Path, field: str | None, steps: Se
     varying = {name: Room(*room) for name, room in rooms.items() if room.varying is not None}
     arrays = {name: room.array for name, room in rooms.items()}
     classes, bgr_fields, overlays = replayed.classes, replayed.bgr_fields, replayed.overlays
-    batch = PeekedBatch(*replayed.position, classes, arrays, varying, bgr_fields, steps, overlays)
+    batch = PeekedBatch(*replayed.position, classes, arrays, varying, bgr_fields, overlays)
     draw(batch, replayed.stream, output, field)
     terminal.note(f"{output}: drawn")

@@ -352,7 +352,7 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         description=describe(config, ring.layout),
         card=card_of(plan, whole.daemon, content, epochs.samples, journal),
         sketch=sketch_of(content),
-        overlays=overlays_of(plan.columns, plan.pipeline.steps),
+        overlays=overlays_of(plan.columns, plan.pipeline.steps, plan.digests),
         place_layout=source.layout.to_wire() if isinstance(source, PushSource) else None,
         mailbox_bytes=mailbox_bytes,
         cache=wanted_cache,

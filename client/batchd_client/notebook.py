@@ -1,6 +1,6 @@
 """HTML of batches, streams and connections for notebooks. Runs in the user's program.
 
-    batch    up to 16 embedded PNGs of at most 96 x 96 pixels; a table of other fields
+    batch    up to 16 embedded PNGs of at most 96 x 96 pixels; texts of tokens; a table of others
     stream   position and sizes; a table of the fields
     daemon   its streams, and their trainers
 
@@ -24,6 +24,8 @@ from batchd_client.batch import Batch, Shown, html_of_batch
 from batchd_client.daemon import html_of_daemon
 from batchd_client.reader import ENDLESS_STEPS
 from batchd_client.stream import FieldSchema, Stream, html_of_stream, position_text
+from batchd_client.token_texts import CHARACTERS_MAX as CHARACTERS_OF_A_TEXT_MAX
+from batchd_client.token_texts import TokenText, token_texts
 from batchd_wire.fields import Overlay, length_texts
 from batchd_wire.status import DaemonStatus
 from batchd_wire.views import Array, row_views
@@ -40,6 +42,7 @@ CHARACTERS_MAX = 60
 """Maximum length of a cell."""
 MASK_MAX = 63
 """uint8 images with one channel and no larger value are masks: they are brightened."""
+_LEARNED = "background:#cdf0cd;color:#145f14"
 _FIGURE = "display:inline-block;margin:0 8px 8px 0;vertical-align:top;text-align:center"
 
 
@@ -74,7 +77,22 @@ def batch_html(batch: Batch, stream: str, shown: Shown) -> str:
     ]
     header = ["field", "type", *(f"sample {row}" for row in range(min(SAMPLES_MAX, batch.samples)))]
     notes = [f"<div>{escape(note)}</div>" for _images, note in drawn]
-    return f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{_table(header, rows)}</div>"
+    texts = token_texts(list(map(Overlay._make, shown.overlays)), samples, samples.__getitem__)
+    words = "".join(map(_text_html, texts))
+    return (
+        f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{words}{_table(header, rows)}</div>"
+    )
+
+
+def _text_html(text: TokenText) -> str:
+    """A text of tokens: its title, and its words, on green where they are learned."""
+    shown, left = "", CHARACTERS_OF_A_TEXT_MAX
+    for run in text.runs:
+        part = escape(run.text[: max(0, left)])
+        left -= len(run.text)
+        shown += f'<mark style="{_LEARNED}">{part}</mark>' if run.is_learned and part else part
+    more = " …" if left < 0 else ""
+    return f'<p style="white-space:pre-wrap"><b>{escape(text.title)}</b>\n{shown}{more}</p>'
 
 
 @html_of_stream.register

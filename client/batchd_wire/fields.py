@@ -80,7 +80,8 @@ class Overlay(NamedTuple):
     """A field that belongs to the images of another one, to be drawn over them.
 
     ``role``: "mask", "masks", "boxes", "points", "keypoints", or "label" of the boxes. ``form`` and
-    ``relative``: of boxes, as the step ``box_form`` makes them.
+    ``relative``: of boxes, as the step ``box_form`` makes them. With "tokens", ``image`` has tokens
+    and ``field`` is their loss mask, or ""; ``form``: the SHA-256 of the tokenizer, and its path.
     """
 
     image: str

@@ -26,7 +26,8 @@ from batchd.data.pipeline.image.options import (
 from batchd.data.pipeline.join.options import SAMPLES_MAX, JoinStep, samples_joined
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
-from batchd.data.pipeline.step_files import check_files
+from batchd.data.pipeline.step_files import Digests, check_files
+from batchd.data.pipeline.text.options import Chat, Tokenize
 from batchd.data.pipeline.views.options import Views
 from batchd.data.samples.columns import Column, Following
 from batchd.errors import KeyPath
@@ -80,16 +81,24 @@ def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> ef
     return made
 
 
-def overlays_of(columns: Sequence[Column], steps: Sequence[StepOptions]) -> tuple[Overlay, ...]:
-    """What follows the images of a batch, to be drawn over them."""
+def overlays_of(columns: Sequence[Column], steps: Sequence[StepOptions], digests: Digests) -> tuple[Overlay, ...]:
+    """What follows the images of a batch, to be drawn over them, and whose tokens are in it.
+
+    ``digests``: of the tokenizers.
+    """
     made = columns_after(columns, steps)
     forms = {step.field: (step.form, step.relative) for step in steps if isinstance(step, BoxForm)}
-    return tuple(
+    drawn = [
         Overlay(image.name, role, name, *forms.get(name, ("xyxy", False)))
         for image in made.values()
         for role, name in image.followers
         if name in made
-    )
+    ]
+    for step in steps:
+        if isinstance(step, Chat | Tokenize) and step.to in made:
+            file, mask = (step.tokenizer, step.mask) if isinstance(step, Chat) else (step.file, "")
+            drawn.append(Overlay(step.to, "tokens", mask if mask in made else "", f"{digests[file]} {file}"))
+    return tuple(drawn)
 
 
 def reserved_names(columns: Sequence[Column]) -> list[str]:

@@ -17,7 +17,7 @@ from batchd.cli.contact_sheet import (
     draw,
     draw_sheet,
     image_fields,
-    write_sheet,
+    write_png,
 )
 from batchd.cli.peeked import PeekedBatch
 from batchd.errors import BatchdError
@@ -204,7 +204,7 @@ def test_the_sheet_is_written_as_a_png(tmp_path) -> None:
     file = tmp_path / "sheet.out"
     file.write_bytes(b"older" * 100_000)
 
-    write_sheet(batch, file)
+    write_png(draw_sheet(batch, is_bgr=False), file)
 
     assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert np.array_equal(cv2.imread(str(file)), draw_sheet(batch, is_bgr=False))
@@ -216,7 +216,7 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path, name) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(BatchdError, match=rf"{tmp_path / name} cannot be written: .*name another place"):
-        write_sheet(batch_of(filled((1, 1, 1))[None]), tmp_path / name)
+        write_png(filled((1, 1, 1)), tmp_path / name)
 
 
 def varying_batch(kind: str, sizes: list[tuple[int, int]], *, channels_first: bool = False) -> PeekedBatch:

@@ -12,7 +12,7 @@ import pytest
 import batchd_client
 from batchd_client.notebook import CHARACTERS_MAX, PICTURE_PIXELS, PICTURES_MAX, daemon_html, png, shrunk
 from batchd_client.showing import COLORS
-from batchd_wire.fields import Field, Rooms, Varying
+from batchd_wire.fields import Field, Overlay, Rooms, Varying
 from batchd_wire.views import slot_arrays
 from support.fake_daemon import FakeDaemon
 from support.fake_stream import FakeStream
@@ -52,6 +52,17 @@ class FilledStream(FakeStream):
         for name, array in slot_arrays(page, self.layout.of(0)).items():
             array[:] = self.values.get(name, 0)
         return page
+
+
+def test_words_that_are_learned_are_marked(tmp_path):
+    """As `batchd peek` does; where the tokenizer is not on this machine, numbers are."""
+    fields = (Field("tokens", "int32", (3,)), Field("loss_mask", "uint8", (3,)), Field("index", "int64", ()))
+    tokens = Overlay("tokens", "tokens", "loss_mask", "0 /nowhere/tokenizer.json")
+
+    page = shown(tmp_path, fields, {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1]}, rows=1, overlays=[tokens])
+
+    assert "mark" in page.tags
+    assert [text.strip() for text in page.texts if text.strip()][1:4] == ["tokens of row 0, sample 0", "5", "6 7"]
 
 
 def shown(tmp_path, fields, values, rooms=None, rows=2, overlays=()):

@@ -440,4 +440,4 @@ def test_what_belongs_to_an_image_is_told_to_those_who_draw_it():
 
     told = [("photo", "masks", "masks", "xyxy", False), ("photo", "boxes", "boxes", "cxcywh", True)]
     told += [("photo", role, name, "xyxy", False) for role, name in (("keypoints", "keypoints"), ("label", "classes"))]
-    assert list(overlays_of(COLUMNS, steps)) == told
+    assert list(overlays_of(COLUMNS, steps, {})) == told
