@@ -43,8 +43,8 @@ def command(
     """Draw a batch of STREAM with its labels; without images, print fields and samples.
 
     Tokens are drawn and printed as the texts that they stand for, beside the images of their rows,
-    the words that are learned in green. Masks, boxes with the numbers of their classes, and keypoints are drawn over the images
-    that they follow.
+    the words that are learned in green. Masks, boxes with the numbers of their classes, and
+    keypoints are drawn over the images that they follow.
 
     It is the batch at EPOCH:STEP, by default at 0:0; of a live stream, the first one from there on
     that still exists.

@@ -59,7 +59,8 @@ KEYS: Mapping[str, str] = {
     "memory": "shm shm_size shared_memory buffer_bytes cache_limit",
     "on_error": "handler errors ignore_errors error_policy skip_errors",
     "order": "data_format output_layout layout format channels_first channels_last memory_format",
-    "path": "dir directory folder data_dir data_path dataset_dir file file_root filename image_dir root root_dir data url",
+    "path": "annotations annotation_file annotation_path ann_file annfile "
+    "dir directory folder data_dir data_path dataset_dir file file_root filename image_dir root root_dir data url",
     "patterns": "pattern glob globs file_pattern path_glob",
     "pipeline": "transforms transform augmentation augmentations augment preprocessing preprocess operations ops steps map maps",
     "probability": "p prob proba chance",
