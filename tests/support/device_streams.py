@@ -24,7 +24,8 @@ def write_sizes(folder: Path) -> None:
 def streams_over(photos: Path, sizes: Path, **changes: Any) -> dict[str, Any]:
     """A stream of photographs, and streams of images of different sizes.
 
-    They are padded, ragged, or those of a batch cut to one of two sizes.
+    They are padded, ragged, those of a batch cut to one of two sizes, in one that each batch draws,
+    or four on a canvas.
     """
     room = {"max_shape": LARGEST}
     crop = {"op": "crop_to_bucket", "sizes": [[20, 24], [16, 32]]}
@@ -33,6 +34,10 @@ def streams_over(photos: Path, sizes: Path, **changes: Any) -> dict[str, Any]:
         "padded": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "pad_batch", "fill": 7, **room}]),
         "ragged": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "ragged", **room}]),
         "cropped": folder_stream(sizes, pipeline=[{"op": "decode"}, crop]),
+        "letterboxed": folder_stream(
+            sizes, pipeline=[{"op": "decode"}, {"op": "letterbox", "sizes": [[20, 24], [16, 32]]}]
+        ),
+        "mosaic": folder_stream(sizes, pipeline=[{"op": "decode"}, {"op": "mosaic", "size": [16, 24]}]),
     }
 
 

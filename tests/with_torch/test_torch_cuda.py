@@ -52,7 +52,7 @@ def tiny(start_shared_daemon, photos, sizes):
 
 @pytest.mark.thorough(after_first=True)
 @pytest.mark.parametrize("where", ["address", "tcp_address"])
-@pytest.mark.parametrize("stream", ["photos", "padded", "ragged", "cropped"])
+@pytest.mark.parametrize("stream", ["photos", "padded", "ragged", "cropped", "letterboxed", "mosaic"])
 def test_every_tensor_is_the_bare_clients_batch(daemon, cuda, load, stream, where):
     """The source is the ring, or the memory that receives TCP batches. All tensors are kept."""
     expected = bare(daemon, stream, epochs=2)
