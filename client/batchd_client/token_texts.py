@@ -45,7 +45,8 @@ def token_texts(
 ) -> list[TokenText]:
     """The first texts of each field of tokens that a step has made, row by row.
 
-    ``names``: of the fields of the batch. ``samples``: gives the values of one, a row each.
+    ``names``: of the fields of the batch. ``samples``: gives the values of one, an array for each
+    row, of tokens int32 ``[tokens]``.
     """
     found: list[TokenText] = []
     for one in overlays:
