@@ -88,6 +88,10 @@ class CocoReader(PlainReader):
 
     def _of_objects(self, sample: int) -> dict[str, Value]:
         objects = [self._object(place) for place in self._places(sample)]
+        numbers = [number for one in objects if isinstance(number := one.get("id"), int)]
+        if len(set(numbers)) < len(numbers):
+            twice = next(number for number in numbers if numbers.count(number) > 1)
+            raise SampleUnreadable(f"annotation {twice} is in the JSON more than once")
         values: dict[str, Value] = {}
         if self._source.segments is not None:
             objects, values[SEGMENTS] = self._panoptic(sample, objects)

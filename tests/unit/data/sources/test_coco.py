@@ -258,6 +258,14 @@ def test_objects_of_images_that_are_not_there_are_noted(tmp_path: Path) -> None:
     assert note.endswith("instances.json and 1 more")
 
 
+def test_two_objects_of_an_image_with_one_id_make_a_bad_sample(tmp_path: Path) -> None:
+    """Files that were joined have objects twice; those of other images are good."""
+    with opened(coco(tmp_path, [an_object(4, 10), an_object(2, 20), an_object(4, 10)])) as (reader, index):
+        by_image = dict(zip(index.arrays["image_ids"].tolist(), range(len(index)), strict=True))
+        assert reason(reader, by_image[10]) == "annotation 4 is in the JSON more than once"
+        assert len(reader.read(by_image[20])["boxes"]) == 1
+
+
 def test_two_images_of_one_id_are_bad_samples(tmp_path: Path) -> None:
     """Nobody knows whose the objects are; others are good."""
     with opened(coco(tmp_path, [an_object(2, 20)], at=(20, 10, 20))) as (reader, index):
