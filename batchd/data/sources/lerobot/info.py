@@ -28,6 +28,8 @@ from batchd_wire.fields import DIMENSIONS_MAX, ITEM_BYTES
 INFO = "meta/info.json"
 JSON_BYTES_MAX = 256 << 20
 FEATURES_MAX = 1024
+OF_BATCHES = frozenset({"index", "valid"})
+"""Fields that each batch has of itself, as the number of a sample."""
 SIDE_MAX = 1 << 15
 CHANNELS = 3
 VERSIONS = ("v3.", "v2.")
@@ -210,6 +212,7 @@ def fields_of(source: LeRobotSource, info: Info) -> Fields:
                 )
         numbers = [known[key] for key in wanted]
     else:
+        numbers = [one for one in numbers if one.key not in OF_BATCHES]
         left_out += [one.key for one in info.features.values() if not one.is_camera and one not in numbers]
     steps = _steps(source, info, {one.key: one.key for one in numbers} | {one.key: name for name, one in cameras})
     fields = Fields(

@@ -42,7 +42,8 @@ class LeRobotSource(SourceOptions):
 
     fields: Annotated[tuple[str, ...] | None, Example(["observation.state", "action"])] = None
     """The other features to read, by their keys, such as ["observation.state", "action"], and
-    "task" for the text of a frame's task. When not set, all features that are numbers."""
+    "task" for the text of a frame's task. When not set, all features that are numbers, but "index",
+    which each batch has of itself."""
 
     times: Annotated[dict[str, tuple[float, ...]], Example({"observation.state": [-0.1, 0], "action": [0, 0.1]})] = (
         field(default_factory=dict)

@@ -90,7 +90,7 @@ def test_every_frame_of_every_camera_is_that_of_its_time(version, tmp_path) -> N
     assert [number_in(values["top"]) for values in samples] == list(ROWS)
     assert [number_in(values["wrist"]) for values in samples] == [1000 + row for row in ROWS]
     assert [values["observation.state"].tolist() for values in samples] == [state(row) for row in ROWS]
-    assert [int(values["index"]) for values in samples] == list(ROWS)
+    assert "index" not in samples[0]
 
 
 def test_times_stay_in_the_episode_and_padding_says_where_they_do_not(robot) -> None:
@@ -194,7 +194,7 @@ def test_a_data_set_is_recognised_by_its_information(robot) -> None:
         ({"times": {"acton": (0.0,)}}, "times: there is no field 'acton'; did you mean action?"),
         ({"times": {"action": (0.05,)}}, "times.action has 0.05 s, which is no multiple of a frame at 10 fps"),
         ({"normalize": {"top": "mean_std"}}, "it is a camera: use the step normalize"),
-        ({"normalize": {"index": "min_max"}}, "meta/stats.json has no \"min\" of 'index'"),
+        ({"normalize": {"timestamp": "min_max"}}, "meta/stats.json has no \"min\" of 'timestamp'"),
         ({"normalize": {"observation.state": "quantiles"}}, 'has no "q01" of'),
         ({"episodes": (1, 7)}, "has no episode 7"),
     ],
