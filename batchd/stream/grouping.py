@@ -94,9 +94,10 @@ class KeptSamples:
 
     def open(self, plan: StreamPlan, index: SourceIndex) -> CacheMemory | None:
         """The cache of a stream; None if what is measured is not what it keeps."""
-        spec = cache_spec(plan, index) if keeps_measured(plan) else None
-        if self.cache is None and spec is not None:
-            self.cache = CacheMemory(spec)
+        if self.cache is None and keeps_measured(plan):
+            with suppress(SourceInvalid):  # said when the stream is worked out
+                spec = cache_spec(plan, index)
+                self.cache = None if spec is None else CacheMemory(spec)
         return self.cache
 
     def allow(self) -> None:
@@ -230,10 +231,10 @@ class _Measuring:
             how = list(self._workers.killers.values())[-1]
             raise self._unmeasurable(self._last_line or f"its process ended with {how}")
         done = self._done + sum(work.samples_done for work in self._workers.works)
+        if self._pass.kept is not None and done > self._told:
+            self._pass.kept.allow()
         self._told = max(self._told, done)  # an order that has killed a worker begins again
         self._pass.progress(self._told)
-        if self._pass.kept is not None:
-            self._pass.kept.allow()
 
     @property
     def _last_line(self) -> str:
