@@ -85,7 +85,7 @@ def write_data(folder: Path) -> None:
         write_video(
             folder / "videos" / f"{number}.avi", 30, Coding("ffv1", pixels="bgr0", b_frames=0), first=30 * number
         )
-    lossless = Coding("ffv1", units=FPS, pixels="bgr0", b_frames=0)
+    lossless = Coding("ffv1", units=FPS, pixels="bgr0", b_frames=0, muxer={"fflags": "+bitexact"})
     write_lerobot(folder / "robot", Layout((14, 9, 12), coding=lossless, ending="mkv"))
     (folder / "kinetics.csv").write_text("".join(f"videos/{n % 2}.avi {n}\n" for n in range(14)))
     for number in range(SAMPLES):
