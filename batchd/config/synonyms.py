@@ -73,6 +73,7 @@ KEYS: Mapping[str, str] = {
     "shards": "urls url files filenames file_names tar_files tars pattern patterns path paths",
     "shorter_side": "shortest_edge shorter_edge smallest_max_size resize_shorter short_side resize_size",
     "shuffle": "random_shuffle shuffle_files shuffled initial_fill shuffle_data",
+    "snr_db": "snr snr_range min_snr_in_db max_snr_in_db min_snr_db max_snr_db",
     "sigma": "sigma_limit blur_limit radius kernel_size",
     "size": (
         "img_size image_size imgsz imgs input_size target_size crop_size output_size out_size output_shape resolution shape "

@@ -15,7 +15,7 @@ import numpy as np
 PACKAGE = "batchd.data.pipeline"
 NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
 NAMES += ("shift_hue", "warp", "warp_parts")
-SOUND_NAMES = ("combine", "logarithms", "resample", "spectra")
+SOUND_NAMES = ("combine", "convolve", "logarithms", "resample", "spectra")
 WORDS_NAMES = ("encode", "letters", "place")
 REFUSED = (ValueError, BufferError, OverflowError)
 
@@ -174,6 +174,7 @@ class SoundArguments(Arguments):
         name = str(self.random.choice(SOUND_NAMES))
         return name, {
             "combine": self.combination,
+            "convolve": self.convolution,
             "logarithms": lambda: (
                 self.numbers(self.side(), self.side(), dtype=np.float64),
                 float(self.random.choice([1e-10, 1, 0, np.nan] if self.chance() else [1e-10, 1])),
@@ -188,6 +189,14 @@ class SoundArguments(Arguments):
         rows, inner, sums = self.side(), self.side(), self.side()
         shapes = (rows, inner), (inner + self.chance(0.03), sums), (rows + self.chance(0.03), sums)
         return tuple(self.numbers(*shape, dtype=np.float64) for shape in shapes)
+
+    def convolution(self):
+        """Return arguments of ``convolve``."""
+        count, length = self.side(), max(1, self.side())
+        part = self.number(1 << 40) if self.chance(0.05) else int(self.random.integers(1, length + 1))
+        target = self.numbers(count + self.chance(0.03), dtype=np.float64)
+        arrays = self.numbers(count), self.numbers(self.side()), target, self.numbers(length, 2, dtype=np.float64)
+        return *arrays, part, self.number(1 << 40) if self.chance(0.05) else self.number(300)
 
     def transforms(self):
         """Return arguments of ``spectra``."""

@@ -93,6 +93,10 @@ def write_data(folder: Path) -> None:
         path = folder / "sounds" / f"{number:03}.{'wav' if number % 2 else 'flac'}"
         path.parent.mkdir(exist_ok=True)
         soundfile.write(path, np.stack([tone, -tone // 3], 1).astype(np.int16), (8_000, 11_025)[number % 3 > 0])
+    (folder / "noise").mkdir()
+    for number in range(5):
+        noise = np.arange(300 + 700 * number) ** 2 * (2 * number + 3) % 4001 * 8 - 16_000
+        soundfile.write(folder / "noise" / f"{number}.flac", noise.astype(np.int16), (8_000, 16_000)[number % 2])
     (folder / "golden_code.py").write_text(CODE)
     save(word_level(), folder)
     word_table(folder, ["the", "cat", "mat", "straße"])

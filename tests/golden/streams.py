@@ -676,6 +676,12 @@ def _pipelines(folder: Path) -> dict[str, dict[str, Any]]:
         {"op": "spec_augment", "field": "audio", "time_width": 3, "frequency_width": 9, "probability": 0.75},
         {"op": "pad_batch", "field": "audio", "max_shape": [7, 40], "fill": -20},
     ]
+    sound["mixed-sound"] = [
+        {"op": "trim", "top_db": 9, "frame": 40, "hop": 20},
+        {"op": "room", "root": str(folder / "noise"), "rate": 8000, "probability": 0.75},
+        {"op": "add_noise", "root": str(folder / "noise"), "patterns": ["[1-4].*"], "rate": 8000, "snr_db": [-5, 15]},
+        {"op": "pad_batch", "field": "audio", "max_shape": [1600]},
+    ]
     sounds = {"type": "npy", "root": str(folder), "arrays": {"audio": "sounds.npy"}}
     joined = [
         *objects[:2],

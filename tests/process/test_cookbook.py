@@ -53,6 +53,7 @@ FIELDS = {
     "segments": {"audio": (1001, 80), "audio_length": (), "label": ()},
     "recognition": {"tokens": (512,), "audio_length": ()},
     "keywords": {"audio": (101, 40), "audio_length": (), "label": ()},
+    "keywords-val": {"audio": (101, 40), "audio_length": (), "label": ()},
     "video": {"image": (8, 112, 112, 3), "label": ()},
     "robot": {"top": (2, 44, 60, 3), "right": (2, 48, 64, 3), "action": (4, 3), "action_is_pad": (4,)},
     "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
@@ -171,6 +172,10 @@ def _write_media(root: Path) -> None:
         word = root / "speech_commands" / ("yes", "no")[number % 2] / f"{number}.wav"
         word.parent.mkdir(parents=True, exist_ok=True)
         word.write_bytes(stored("WAV", "PCM_16", sweep(16_000, 0.9, 1), 16_000))
+    (root / "speech_commands_val").symlink_to(root / "speech_commands")
+    for name in ("noise/hum.wav", "RIRS_NOISES/simulated_rirs/room/1.wav"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(stored("WAV", "PCM_16", sweep(16_000, 0.3, 1), 16_000))
     words = [f"84-121-{number:04} the red cat" for number in range(SAMPLES)]
     (speech / "84-121.trans.txt").write_text("\n".join(words))
     (section,) = re.findall(r"^## Speech.*?\n(.*?)^## ", TEXT, re.MULTILINE | re.DOTALL)

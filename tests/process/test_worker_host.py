@@ -41,6 +41,7 @@ from support.kernel import descriptors_of, is_stopped
 from support.network import free_port
 from support.settings import SIDE_PIXELS, STILL_PIPELINE, folder_stream, list_stream, write_settings
 from support.shards import photo_shards
+from support.sounds import stored, sweep
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("forked_children")
@@ -288,6 +289,33 @@ def test_missing_data_is_named_with_the_option_that_helps(gateway, start_host, o
     assert f"there is no {tmp_path / 'gone'} on this host" in refused.reason
     assert "--map FROM=TO" in refused.reason
     assert gateway.fill(there, 0, 0, 0, 8).arrays is not None
+
+
+def test_the_folder_of_a_step_may_be_elsewhere_and_must_be_the_same(
+    gateway, start_host, opened, photos, tmp_path
+) -> None:
+    """A further file in it is other content."""
+    there, here = tmp_path / "noise", tmp_path / "mine"
+    there.mkdir()
+    (there / "a.wav").write_bytes(stored("WAV", "PCM_16", sweep(16_000, 0.1, 1), 16_000))
+    np.save(tmp_path / "sounds.npy", np.full((8, 400), 0.5, np.float32))
+    source = {"type": "npy", "root": str(tmp_path), "arrays": {"audio": "sounds.npy"}}
+    pipeline = [{"op": "add_noise", "root": str(there)}]
+    stream, expected = opened(folder_stream(photos, source=source, pipeline=pipeline))
+    rows = expected.arrays(0, 0)["audio"]
+    there.rename(here)
+    start_host("--map", f"{there}={here}")
+    gateway.admit()
+    gateway.opened(stream)
+
+    made = gateway.fill(stream, 0, 0, 0, 8).arrays["audio"]
+
+    assert np.array_equal(made, rows)
+    gateway.send(HostForget(gateway.link, stream.number))
+    (here / "b.wav").write_bytes((here / "a.wav").read_bytes())
+    gateway.serve(stream)
+    gateway.send_parts()
+    assert f"{here} has other content than the daemon's" in gateway.expect(StreamRefused).reason
 
 
 def test_users_functions_may_be_elsewhere_and_must_be_the_same(

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,18 @@ from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions
 from batchd.data.pipeline.shapes.options import PadBatch
-from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
+from batchd.data.pipeline.sound.options import (
+    AddNoise,
+    Gain,
+    LogMel,
+    Mfcc,
+    NormalizeLoudness,
+    Room,
+    SpecAugment,
+    Spectrogram,
+    Speed,
+    Trim,
+)
 from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column
@@ -176,6 +188,10 @@ NUMBERS: Mapping[str, Sequence[StepOptions]] = {
     "mfcc": [Mfcc(field="numbers")],
     "gain, normalize_loudness": [NormalizeLoudness(field="numbers"), Gain(field="numbers")],
     "speed": [Speed(field="numbers"), PadBatch(field="numbers", max_shape=(5000,))],
+    "trim": [
+        Trim(field="numbers", top_db=0.1, frame=40, hop=20),
+        PadBatch(field="numbers", max_shape=(4096,)),
+    ],
     "spec_augment": [Spectrogram(field="numbers"), SpecAugment(field="numbers")],
     "one_hot": [OneHot(field="label", classes=10)],
     "map_ids": [MapIds(field="label", table={"7": 3})],
@@ -227,14 +243,9 @@ def write_inputs(path: Path) -> None:
 def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return the checksum of what each step makes of the inputs."""
     made: dict[str, str] = {}
-    for name, columns, steps, values in [
-        *_decodings(inputs),
-        *_moved(inputs),
-        *_followed(inputs),
-        *_joined(inputs),
-        *_heard(inputs),
-        *_others(inputs),
-    ]:
+    for name, columns, steps, values in chain.from_iterable(
+        cases(inputs) for cases in (_decodings, _moved, _followed, _joined, _heard, _others)
+    ):
         made[name] = _sum(columns, steps, values, SAMPLES)
     for name, columns, steps, values in _recolored(inputs):
         made[name] = _sum(columns, steps, values, RECOLORED_SAMPLES)
@@ -244,7 +255,19 @@ def sums_of(inputs: Mapping[str, np.ndarray]) -> dict[str, str]:
 def ops_covered() -> set[str]:
     """Return the names of the steps that are run."""
     groups = [*GEOMETRY.values(), *PIXELS.values(), *NUMBERS.values()]
-    others = {"decode", "decode_video", "decode_audio", "follow", "box_form", "views", "mosaic", "mixup", "copy_paste"}
+    others = {
+        "decode",
+        "decode_video",
+        "decode_audio",
+        "add_noise",
+        "room",
+        "follow",
+        "box_form",
+        "views",
+        "mosaic",
+        "mixup",
+        "copy_paste",
+    }
     return {step.op for steps in groups for step in steps} | others
 
 
@@ -349,6 +372,11 @@ def _heard(inputs: Mapping[str, np.ndarray]) -> Iterator[_Case]:
         for rate in (8_000, 11_025, 16_000):
             step = DecodeAudio(rate=rate, seconds=0.2, formats=("flac", "wav"))
             yield f"{key} at {rate}", [Column("audio", "audio")], [step], {"audio": memoryview(inputs[key].tobytes())}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "a.flac").write_bytes(inputs["sound FLAC"].tobytes())
+        columns, values = [Column("audio", dtype="float32", shape=(4096,))], {"audio": inputs["numbers"]}
+        for step in (AddNoise(root=Path(folder)), Room(root=Path(folder)), Room(root=Path(folder), normalize="energy")):
+            yield f"{step.op} {getattr(step, 'normalize', '')}", columns, [step], values
 
 
 class _Same:

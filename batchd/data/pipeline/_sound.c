@@ -178,6 +178,7 @@ static PyObject *use_avx2(PyObject *self, PyObject *is_used)
 
 static PyMethodDef METHODS[] = {
     {"combine", combine, METH_VARARGS, combine_doc},
+    {"convolve", convolve, METH_VARARGS, convolve_doc},
     {"logarithms", logarithms, METH_VARARGS, logarithms_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
     {"spectra", spectra, METH_VARARGS, spectra_doc},

@@ -5,6 +5,15 @@ from numpy.typing import NDArray
 _Bands: TypeAlias = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 def combine(numbers: NDArray[Any], weights: NDArray[Any], sums: NDArray[Any], /) -> None: ...
+def convolve(
+    samples: NDArray[Any],
+    response: NDArray[Any],
+    target: NDArray[Any],
+    roots: NDArray[Any],
+    part: int,
+    first: int,
+    /,
+) -> None: ...
 def logarithms(numbers: NDArray[Any], floor: float, factor: float, /) -> None: ...
 def resample(
     samples: NDArray[Any],

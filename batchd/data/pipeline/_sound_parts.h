@@ -43,8 +43,9 @@ int take_array(PyObject *object, char type, int dimensions, int is_writable, Py_
 
 /* What Python sees of _sound_spectra.c. */
 PyObject *combine(PyObject *self, PyObject *arguments);
+PyObject *convolve(PyObject *self, PyObject *arguments);
 PyObject *logarithms(PyObject *self, PyObject *arguments);
 PyObject *spectra(PyObject *self, PyObject *arguments);
-extern const char combine_doc[], logarithms_doc[], spectra_doc[];
+extern const char combine_doc[], convolve_doc[], logarithms_doc[], spectra_doc[];
 
 #endif

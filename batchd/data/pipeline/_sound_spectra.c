@@ -3,6 +3,7 @@
  *     spectra     the power or the magnitude of each frequency, or bands of several
  *     logarithms  of numbers, in place
  *     combine     weighted sums of the numbers of each row
+ *     convolve    of sound and a response, as products of their spectra
  *
  * Four frames are transformed side by side, each by itself: a real signal of n numbers as n / 2
  * complex ones (of odd n: as n), by Stockham's mixed-radix FFT. `sound/spectra.py` makes the tables
@@ -16,7 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RADIX_MAX = 31, STAGES_MAX = 20, LENGTH_MAX = 1 << 16, LOG_BLOCK = 4, LOG_TERMS = 12 };
+enum { RADIX_MAX = 31, STAGES_MAX = 20, LENGTH_MAX = 1 << 16, LOG_BLOCK = 4, LOG_TERMS = 12, TAPS_MAX = 1 << 26 };
+
+static const int64_t COUNT_MAX = (int64_t)1 << 40;
 
 /* A complex number of each of four frames. */
 struct number {
@@ -241,9 +244,9 @@ static int all_spectra(const struct plan *plan)
     return 1;
 }
 
-static int find_radices(struct plan *plan)
+static int find_radices(struct plan *plan, int64_t points)
 {
-    int64_t left = plan->points = plan->length % 2 ? plan->length : plan->length / 2;
+    int64_t left = plan->points = points;
     plan->stages = 0;
     for (int radix = 4; left > 1; radix = radix == 4 ? 2 : radix == 2 ? 3 : radix + 2) {
         if (radix > RADIX_MAX) return 0;
@@ -300,7 +303,7 @@ PyObject *spectra(PyObject *self, PyObject *arguments)
         fits = fits && (firsts ? buffers[4].shape[0] == plan.bins && buffers[5].shape[0] == plan.bins
                                      && bands_fit(&plan, buffers[6].shape[0])
                                : plan.bins == plan.length / 2 + 1);
-        if (!fits || !find_radices(&plan))
+        if (!fits || !find_radices(&plan, plan.length % 2 ? plan.length : plan.length / 2))
             PyErr_SetString(PyExc_ValueError, "frames, frequencies or bands that do not fit, or a prime factor above 31");
         else {
             Py_BEGIN_ALLOW_THREADS
@@ -427,6 +430,125 @@ PyObject *combine(PyObject *self, PyObject *arguments)
         }
     }
     PyBuffer_Release(&sums), PyBuffer_Release(&weights), PyBuffer_Release(&numbers);
+    if (!is_made) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* --- convolve --- */
+
+struct convolution {
+    struct plan plan;        /* of the transform: length, points, roots */
+    const float *samples, *response;
+    double *target;          /* [count]: from number `first` of the convolution on */
+    int64_t count, taps, part, first;
+};
+
+/* The samples that are the real or the imaginary part of each lane, `size` of them, with zeros behind. */
+ALWAYS_INLINE void lay(const struct convolution *task, const float *line, int64_t count, int64_t from, int64_t size, four *into)
+{
+    for (int64_t i = 0; i < task->plan.length; i++, into += 2) {
+        *into = (four){0};
+        for (int lane = 0; i < size && lane < SIDE_BY_SIDE; lane++) {
+            const int64_t place = from + lane * size + i;
+            if (place < count) (*into)[lane] = line[place];
+        }
+    }
+}
+
+/* `at`: the number of a lane's first result in the target. */
+ALWAYS_INLINE void add_lane(const struct convolution *task, const four *results, int lane, int64_t at)
+{
+    const int64_t length = task->plan.length, low = at < 0 ? -at : 0;
+    const int64_t high = task->count - at < length ? task->count - at : length;
+    const double share = 1.0 / (double)length;
+    for (int64_t i = low; i < high; i++) task->target[at + i] += results[2 * i][lane] * share;
+}
+
+/* The blocks of the sound from `begin` on, four as real parts and four as imaginary ones, by each part of the response. */
+ALWAYS_INLINE void add_blocks(const struct convolution *task, int64_t begin, const struct number *responses, struct number *memory)
+{
+    const int64_t length = task->plan.length, block = length - task->part + 1;
+    struct number *one = memory, *other = memory + length, *kept = memory + 2 * length;
+    lay(task, task->samples, task->count, begin, block, &one->re);
+    lay(task, task->samples, task->count, begin + SIDE_BY_SIDE * block, block, &one->im);
+    memcpy(kept, transformed(&task->plan, one, other), (size_t)length * sizeof *kept);
+    for (int64_t number = 0; number * task->part < task->taps; number++) {
+        const struct number *response = responses + number / SIDE_BY_SIDE * length;
+        const int64_t of_four = number % SIDE_BY_SIDE;
+        for (int64_t k = 0; k < length; k++) { /* real and imaginary exchanged: the transform back */
+            const double re = response[k].re[of_four], im = response[k].im[of_four];
+            one[k].re = kept[k].re * im + kept[k].im * re, one[k].im = kept[k].re * re - kept[k].im * im;
+        }
+        const struct number *made = transformed(&task->plan, one, other);
+        for (int lane = 0; lane < 2 * SIDE_BY_SIDE; lane++) {
+            const int64_t from = begin + lane * block;
+            if (from < task->count)
+                add_lane(task, lane < SIDE_BY_SIDE ? &made->im : &made->re, lane % SIDE_BY_SIDE, from + number * task->part - task->first);
+        }
+    }
+}
+
+ALWAYS_INLINE void convolve_all(const struct convolution *task, struct number *memory)
+{
+    const int64_t length = task->plan.length, block = length - task->part + 1;
+    struct number *into = memory + 3 * length;
+    for (int64_t begin = 0; begin < task->taps; begin += SIDE_BY_SIDE * task->part, into += length) {
+        lay(task, task->response, task->taps, begin, task->part, &memory->re);
+        for (int64_t i = 0; i < length; i++) memory[i].im = (four){0};
+        memcpy(into, transformed(&task->plan, memory, memory + length), (size_t)length * sizeof *into);
+    }
+    for (int64_t begin = 0; begin < task->count; begin += 2 * SIDE_BY_SIDE * block)
+        add_blocks(task, begin, memory + 3 * length, memory);
+}
+
+static void convolve_plain(const struct convolution *task, struct number *memory)
+{
+    convolve_all(task, memory);
+}
+
+WITH_AVX2 static void convolve_avx2(const struct convolution *task, struct number *memory)
+{
+    convolve_all(task, memory);
+}
+
+const char convolve_doc[] =
+"convolve(samples, response, target, roots, part, first)\n\n"
+"Add the convolution of ``samples`` and ``response``, both float32, to ``target``, float64, from number ``first`` on: as many numbers as\n"
+"there are samples. ``roots``: float64 [n, 2], the roots of 1; the response is taken in parts of ``part`` numbers, at most n.";
+
+PyObject *convolve(PyObject *self, PyObject *arguments)
+{
+    struct convolution task;
+    Py_buffer buffers[4];
+    PyObject *samples, *response, *target, *roots;
+    long long part, first;
+    int is_made = 0;
+    (void)self;
+    memset(&task, 0, sizeof task), memset(buffers, 0, sizeof buffers);
+    if (!PyArg_ParseTuple(arguments, "OOOOLL:convolve", &samples, &response, &target, &roots, &part, &first)) return NULL;
+    if (take_array(samples, 'f', 1, 0, buffers) && take_array(response, 'f', 1, 0, buffers + 1)
+        && take_array(target, 'd', 1, 1, buffers + 2) && take_array(roots, 'd', 2, 0, buffers + 3)) {
+        task.samples = buffers[0].buf, task.response = buffers[1].buf, task.target = buffers[2].buf, task.plan.roots = buffers[3].buf;
+        task.count = buffers[0].shape[0], task.taps = buffers[1].shape[0], task.part = part, task.first = first;
+        const int64_t length = task.plan.length = buffers[3].shape[0];
+        const int fits = length > 0 && length <= LENGTH_MAX && buffers[3].shape[1] == 2 && part > 0 && part <= length && first >= 0
+            && first <= INT32_MAX && buffers[2].shape[0] == task.count && task.count <= COUNT_MAX && task.taps <= TAPS_MAX;
+        if (!fits || !find_radices(&task.plan, length))
+            PyErr_SetString(PyExc_ValueError, "samples, a response or parts that do not fit, or a prime factor above 31");
+        else {
+            const int64_t fours = (task.taps + SIDE_BY_SIDE * part - 1) / (SIDE_BY_SIDE * part);
+            struct number *memory = aligned_alloc(sizeof(four), (size_t)(3 + fours) * (size_t)length * sizeof *memory);
+            if (memory) {
+                Py_BEGIN_ALLOW_THREADS
+                (sound_uses_avx2 ? convolve_avx2 : convolve_plain)(&task, memory);
+                Py_END_ALLOW_THREADS
+                is_made = 1;
+            } else
+                PyErr_NoMemory();
+            free(memory);
+        }
+    }
+    for (int i = 4; i--;) PyBuffer_Release(buffers + i);
     if (!is_made) return NULL;
     Py_RETURN_NONE;
 }

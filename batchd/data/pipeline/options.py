@@ -101,9 +101,14 @@ class StepOptions:
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files that the step reads, by option; their content decides bytes, no path."""
+        """The files and folders that the step reads, by option; content decides bytes, no path."""
         values = {option.name: getattr(self, option.name) for option in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Path)}
+
+    @property
+    def folders(self) -> frozenset[str]:
+        """Those of ``files`` that are folders: all that is below them decides bytes."""
+        return frozenset()
 
 
 def with_inner(steps: Mapping[KeyPath, StepOptions]) -> dict[KeyPath, StepOptions]:

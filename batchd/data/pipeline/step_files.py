@@ -2,7 +2,8 @@
 
     check    check_files     are they there, readable, and what the step needs?
     daemon   digest_of       once, when the stream is opened; for its fingerprint and all workers
-    worker   read_file       all of a small one
+    worker   files_below     those of a folder, in one order
+             read_file       all of a small one
              MappedFile      a large one, as pages that all workers share
              changed_file    after they were read: compares them with what the daemon read
 
@@ -14,7 +15,7 @@ import hashlib
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, singledispatch
 from io import BufferedReader
@@ -23,12 +24,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from batchd.data.pipeline.effects import StepInvalid
 from batchd.data.pipeline.options import StepOptions, plain_options
+from batchd.data.storage.patterns import Pattern, resolve_braces
+from batchd.data.storage.values import fingerprint
 from batchd.errors import KeyPath
 
 if TYPE_CHECKING:
     import numpy as np
 
 ADVICE = "restart the daemon to serve what it is now, as another stream"
+FOLDER_FILES_MAX = 100_000
+_PROBES, _PROBE_BYTES = 8, 1 << 16
+"""What is read of a long file in a folder, for its digest."""
 
 
 Digests: TypeAlias = Mapping[Path, str]
@@ -44,8 +50,11 @@ def check_files(step: StepOptions) -> list[tuple[KeyPath, str]]:
     problems: list[tuple[KeyPath, str]] = []
     for name, path in step.files.items():
         try:
-            with open_file(path):
-                pass
+            if name in step.folders:
+                files_below(path)
+            else:
+                with open_file(path):
+                    pass
         except StepFileInvalid as problem:
             problems.append(((name,), str(problem)))
     if problems:
@@ -76,9 +85,57 @@ def open_file(path: Path) -> Iterator[BufferedReader]:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits. Raises ``StepFileInvalid``."""
+    """The SHA-256 of a file's content, in hexadecimal digits. Raises ``StepFileInvalid``.
+
+    That of a folder is of the names of all files below it, their sizes, and their content: of a
+    long one, of its ends and of blocks between them.
+    """
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for name in files_below(path):
+            with open_file(path / name) as stream:
+                size, content = fingerprint(stream, os.fstat(stream.fileno()).st_size, _PROBES, _PROBE_BYTES)
+            digest.update(os.fsencode(name) + f"\0{size} {content}\n".encode())
+        return digest.hexdigest()
     with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def files_below(root: Path, patterns: Sequence[str] = ("**/*",)) -> list[str]:
+    """The files below a folder that one of the patterns matches, as paths from there, in order.
+
+    Names with a dot in front are left out, and folders that are links. Raises ``StepFileInvalid``
+    for a link that leads out of the folder, and for too many files.
+    """
+    resolved = [Pattern(plain) for text in patterns for plain in resolve_braces(text)]
+    real, found = os.path.realpath(root), []
+    try:
+        with os.scandir(root):
+            pass  # a path that is no folder
+        for folder, folders, names in os.walk(root, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in [*folders, *names]:
+                _check_link(os.path.join(folder, name), real)  # noqa: PTH118  names need not be text
+            below = os.path.relpath(folder, root)
+            found += [name if below == "." else f"{below}/{name}" for name in names if not name.startswith(".")]
+            if len(found) > FOLDER_FILES_MAX:
+                raise StepFileInvalid(f"{root} has more than {FOLDER_FILES_MAX} files; name a folder of these alone")
+    except OSError as error:
+        what = f"{error.filename} cannot be read: {error.strerror}" if root.exists() else f"there is no folder {root}"
+        raise StepFileInvalid(what) from None
+    ordered = sorted(found, key=os.fsencode)
+    return [name for name in ordered if any(one.matches(os.fsencode(name).split(b"/")) for one in resolved)]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _check_link(path: str, root: str) -> None:
+    if os.path.islink(path):  # noqa: PTH114  names need not be text
+        real = os.path.realpath(path)
+        if not real.startswith(root.rstrip("/") + "/"):
+            raise StepFileInvalid(f"{path} is a link that leads out of the folder, to {real}; copy the file there")
 
 
 def digests_of(steps: Iterable[StepOptions]) -> Digests:

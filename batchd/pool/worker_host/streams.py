@@ -28,6 +28,7 @@ from batchd.core.work import Work
 from batchd.data.functions.find import ModuleNotFound, find_module
 from batchd.data.pipeline.cache_split import decoded_files, has_crop_decoder
 from batchd.data.pipeline.options import step_from_plain
+from batchd.data.pipeline.step_files import StepFileInvalid, digest_of
 from batchd.data.samples.kept_files import POINTS_VERSION
 from batchd.data.samples.location import is_url
 from batchd.data.sources.cache.memory import CacheForm
@@ -279,7 +280,12 @@ def _check(recipe: SampleRecipe, place: Mapping[str, object]) -> None:
         raise StreamUnusable(str(error)) from None
     _check_place(place)
     for path, digest in recipe.files:
-        if _digest(path) != digest:
+        _status(path)
+        try:
+            is_same = digest_of(Path(path)) == digest
+        except StepFileInvalid as error:
+            raise StreamUnusable(str(error)) from None
+        if not is_same:
             raise StreamUnusable(f"{path} has other content than the daemon's")
     for name, digest in recipe.modules:
         try:
@@ -320,14 +326,5 @@ def _status(path: str) -> os.stat_result:
         return os.stat(path)  # noqa: PTH116  with surrogates
     except (FileNotFoundError, NotADirectoryError):
         raise StreamUnusable(f"there is no {path} on this host; if the data is elsewhere: --map FROM=TO") from None
-    except OSError as error:
-        raise StreamUnusable(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _digest(path: str) -> str:
-    _status(path)
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123  as above
-            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StreamUnusable(f"{path} cannot be read: {error.strerror}") from None

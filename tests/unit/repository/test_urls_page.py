@@ -63,6 +63,8 @@ BESIDES: dict[tuple[str, str], dict[str, Any]] = {
     ("lookup", "words"): {"table": HERE, "max_words": 8},
     ("lookup", "table"): {"words": HERE, "max_words": 8},
     ("map_ids", "file"): {},
+    ("add_noise", "root"): {},
+    ("room", "root"): {},
 }
 """The options needed besides the path; the pattern "*" needs a search for names."""
 

@@ -57,7 +57,18 @@ from batchd.data.pipeline.join.options import CopyPaste, MixUp, Mosaic
 from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
-from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
+from batchd.data.pipeline.sound.options import (
+    AddNoise,
+    Gain,
+    LogMel,
+    Mfcc,
+    NormalizeLoudness,
+    Room,
+    SpecAugment,
+    Spectrogram,
+    Speed,
+    Trim,
+)
 from batchd.data.pipeline.step_files import named_by_content
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.video.options import DecodeVideo
@@ -156,6 +167,13 @@ BANDS: Mapping[str, object] = {
     "scale": "slaney",
     "norm": True,
 }
+FROM_FOLDER = {
+    "root": Path("/c"),
+    "patterns": ("**/*.wav",),
+    "rate": 8000,
+    "formats": ("wav", "mp3"),
+    "probability": 0.5,
+}
 OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "decode": {"color": "bgr", "exif": "ignore", "scale": "off", "max_pixels": 1, "max_bytes": 1},
     "resize": {"shorter_side": 41, "max_longer_side": 99, "multiple_of": 2, "interpolation": "area"},
@@ -200,6 +218,9 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "generation_prompt": True,
     },
     "lowercase": {},
+    "trim": {"top_db": 30.0, "frame": 400, "hop": 160},
+    "add_noise": FROM_FOLDER | {"snr_db": (0.0, 10.0)},
+    "room": FROM_FOLDER | {"normalize": "energy", "max_seconds": 1.0},
     "remove_stopwords": {"file": Path("/c"), "case": "exact"},
     "lookup": {
         "to": "rows",
@@ -347,7 +368,10 @@ OTHER_WAYS = {
     "decode_video": {"stride"},
 }
 """Options that exclude others, which the steps above have."""
-SOUND_STEPS = (Spectrogram(), LogMel(), Mfcc(), NormalizeLoudness(), Gain(), Speed(), SpecAugment())
+SOUND_STEPS = (
+    *(Spectrogram(), LogMel(), Mfcc(), NormalizeLoudness(), Gain(), Speed(), SpecAugment(), Trim()),
+    *(AddNoise(root=Path("/a")), Room(root=Path("/b"))),
+)
 WITHOUT_PACK = tuple(step for step in STEPS if not isinstance(step, Pack))
 DECIDE_BYTES = {"batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "on_error": "fail", "repeats": 2}
 DECIDE_TIME = {

@@ -4,6 +4,7 @@ audio: bytes  --> audio: float32 [160000]    audio_length: int32    10 s at 16 k
 audio: bytes  --> audio: float32 [?]                                whole files
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -22,18 +23,23 @@ def _decode_audio(step: DecodeAudio, columns: Columns) -> Columns:
             f'fields = {{ {column.name} = "audio" }}, or media = "audio" for folders',
             ("field",),
         )
-    for name in step.needs:
-        try:
-            version(name)
-        except PackageNotFoundError:
-            advice = pip_command("batchd[sound]")
-            raise StepInvalid(f'"decode_audio" needs {name}, which is not installed: {advice}') from None
+    check_libraries(step.op, step.needs)
     if step.start_field is not None:
         _check_start(step.start_field, columns)
     channels = () if step.channels == 1 else (step.channels,)
     made = replace(column, kind="array", dtype=step.dtype, shape=(step.samples or None, *channels))
     length = () if step.length_field is None else (Column(step.length_field, dtype="int32"),)
     return replaced(step, columns, made, *length)
+
+
+def check_libraries(op: str, names: Sequence[str]) -> None:
+    """Raise ``StepInvalid`` if a distribution that decodes sound is not installed."""
+    for name in names:
+        try:
+            version(name)
+        except PackageNotFoundError:
+            advice = pip_command("batchd[sound]")
+            raise StepInvalid(f'"{op}" needs {name}, which is not installed: {advice}') from None
 
 
 def _check_start(name: str, columns: Columns) -> None:

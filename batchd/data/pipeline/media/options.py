@@ -1,6 +1,7 @@
 """The steps that decode media, as plain data. Daemon, workers, CLI; standard library only."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
 
 from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
 from batchd.data.samples.checks import Example, Range
@@ -15,6 +16,20 @@ SEGMENT_SAMPLES_MAX = 1 << 30
 """Numbers of one sample, all channels together."""
 PLACES = ("random", "middle", "uniform")
 Seconds = Annotated[float, Range(0.0, SECONDS_MAX)]
+SoundFormats: TypeAlias = tuple[Literal["wav", "flac", "aiff", "mp3", "ogg", "aac", "mp4", "matroska"], ...]
+EXACT_FORMATS = frozenset({"wav", "flac", "aiff"})
+"""Formats that store samples, so every version of a library reads the same ones."""
+
+
+def is_exact(formats: Sequence[str]) -> bool:
+    """Whether files of these formats have the same samples with every version of the libraries."""
+    return bool(formats) and EXACT_FORMATS.issuperset(formats)
+
+
+def libraries_of(formats: Sequence[str]) -> tuple[str, ...]:
+    """The distributions that decode files of these formats; of all, if there are none."""
+    by_sndfile = not formats or (EXACT_FORMATS | {"ogg"}).intersection(formats)
+    return (*(("soundfile",) if by_sndfile else ()), *(() if is_exact(formats) else ("av",)))
 
 
 @options
@@ -54,7 +69,7 @@ class DecodeAudio(FieldStep):
     read whole. Files of this machine are read in parts, however long they are."""
     dtype: Literal["float32", "int16"] = "float32"
     """Type of the numbers: "float32" from -1 to 1, "int16" these times 32768, to the nearest."""
-    formats: tuple[Literal["wav", "flac", "aiff", "mp3", "ogg", "aac", "mp4", "matroska"], ...] = ()
+    formats: SoundFormats = ()
     """The formats that a file may have, such as ["flac", "wav"]; empty for all. Where all of them
     are of "wav", "flac" and "aiff", bytes are the same with every version of the libraries;
     otherwise the versions of PyAV and soundfile, which bring FFmpeg and libsndfile, are in the
@@ -106,20 +121,14 @@ class DecodeAudio(FieldStep):
         return False
 
     @property
-    def is_exact(self) -> bool:
-        """Whether its bytes are the same with every version of the libraries."""
-        return bool(self.formats) and EXACT_FORMATS.issuperset(self.formats)
-
-    @property
     def needs(self) -> tuple[str, ...]:
         """The distributions that decode such files."""
-        by_sndfile = not self.formats or (EXACT_FORMATS | {"ogg"}).intersection(self.formats)
-        return (*(("soundfile",) if by_sndfile else ()), *(() if self.is_exact else ("av",)))
+        return libraries_of(self.formats)
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """PyAV brings FFmpeg along, and soundfile libsndfile."""
-        return () if self.is_exact else ("av", "soundfile")
+        return () if is_exact(self.formats) else ("av", "soundfile")
 
     @property
     def touches(self) -> frozenset[str]:
@@ -130,7 +139,3 @@ class DecodeAudio(FieldStep):
     def changes(self) -> frozenset[str]:
         """The field, and that of its length."""
         return frozenset(filter(None, (self.field, self.length_field)))
-
-
-EXACT_FORMATS = frozenset({"wav", "flac", "aiff"})
-"""Formats that store samples, so every version of a library reads the same ones."""

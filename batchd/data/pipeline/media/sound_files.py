@@ -24,6 +24,7 @@ import numpy as np
 
 from batchd.data.pipeline.media.options import CHANNELS_MAX, EXACT_FORMATS, RATE_MAX_HZ, RATE_MIN_HZ
 from batchd.data.pipeline.media.streams import SHOWN, ByteStream, Wave, announced, mixed, tag_bytes
+from batchd.data.pipeline.sound.resample import RATIO_MAX, needed, resample
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import MediaFile
 from batchd.runtime.suggestions import pip_command
@@ -98,6 +99,28 @@ def _check_form(sound: Sound) -> None:
         raise SampleUndecodable(f"has {sound.rate} Hz, which is not from {RATE_MIN_HZ} to {RATE_MAX_HZ}")
     if not 1 <= sound.channels <= CHANNELS_MAX:
         raise SampleUndecodable(f"has {sound.channels} channels, which are not from 1 to {CHANNELS_MAX}")
+
+
+def check_conversion(sound: Sound, rate: int, channels: int) -> None:
+    """Raise ``SampleUndecodable`` if a file cannot be had at a rate, in Hz, with these channels."""
+    if sound.channels != channels and 1 not in (sound.channels, channels):
+        raise SampleUndecodable(
+            f"has {sound.channels} channels, and channels = {channels}; one channel is made of any number"
+        )
+    if max(sound.rate, rate) > RATIO_MAX * min(sound.rate, rate):
+        raise SampleUndecodable(f"has {sound.rate} Hz, more than {RATIO_MAX} times or less than that of {rate} Hz")
+
+
+def read_at(sound: Sound, rate: int, channels: int, start: int, count: int) -> Wave:
+    """The ``count`` samples from ``start`` on of a file at a rate, in Hz: [count, channels].
+
+    Checked by ``check_conversion`` before.
+    """
+    first, end = needed(sound.rate, rate, start, count)
+    first = max(0, first)
+    wave = sound.read(first, min(end, sound.frames) - first, is_mono=channels == 1)
+    made = resample(wave, sound.rate, rate, first, start, count)
+    return np.repeat(made, channels, axis=1) if made.shape[1] < channels else made
 
 
 def _open_coded(stream: ByteStream, kind: str) -> Sound:

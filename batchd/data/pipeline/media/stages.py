@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.media.options import PLACES, DecodeAudio
-from batchd.data.pipeline.media.sound_files import Sound, open_sound
+from batchd.data.pipeline.media.sound_files import Sound, check_conversion, open_sound, read_at
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.sound.resample import RATIO_MAX, length_at, needed, resample
+from batchd.data.pipeline.sound.resample import length_at
 from batchd.data.pipeline.stages import Row, Stage, make_stage
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import MediaFile, Value, array_of
@@ -50,12 +50,7 @@ def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> 
 
     ``wanted_s``: where it begins, if the step says so. ``share``: of the room that is left.
     """
-    if sound.channels != step.channels and 1 not in (sound.channels, step.channels):
-        raise SampleUndecodable(
-            f"has {sound.channels} channels, and channels = {step.channels}; one channel is made of any number"
-        )
-    if max(sound.rate, step.rate) > RATIO_MAX * min(sound.rate, step.rate):
-        raise SampleUndecodable(f"has {sound.rate} Hz, more than {RATIO_MAX} times or less than that of {step.rate} Hz")
+    check_conversion(sound, step.rate, step.channels)
     if not step.samples:
         return _whole(step, sound), 0
     frames = sound.frames
@@ -76,7 +71,7 @@ def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> 
         raise SampleUndecodable(
             f"ends {(step.samples - count) / step.rate:.3f} s before its segment of {step.seconds:g} s does"
         )
-    return _read(step, sound, start, count), start
+    return read_at(sound, step.rate, step.channels, start, count), start
 
 
 def _whole(step: DecodeAudio, sound: Sound) -> NDArray[np.float32]:
@@ -85,15 +80,7 @@ def _whole(step: DecodeAudio, sound: Sound) -> NDArray[np.float32]:
         raise SampleUndecodable(f"lasts {frames / sound.rate:.3f} s, more than max_seconds = {step.max_seconds:g}")
     if not frames:
         raise SampleUndecodable("has no sample in it")
-    return _read(step, sound, 0, length_at(frames, sound.rate, step.rate))
-
-
-def _read(step: DecodeAudio, sound: Sound, start: int, count: int) -> NDArray[np.float32]:
-    first, end = needed(sound.rate, step.rate, start, count)
-    first = max(0, first)
-    wave = sound.read(first, min(end, sound.frames) - first, is_mono=step.channels == 1)
-    made = resample(wave, sound.rate, step.rate, first, start, count)
-    return np.repeat(made, step.channels, axis=1) if made.shape[1] < step.channels else made
+    return read_at(sound, step.rate, step.channels, 0, length_at(frames, sound.rate, step.rate))
 
 
 def _stored(step: DecodeAudio, wave: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int16]:

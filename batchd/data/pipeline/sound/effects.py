@@ -6,15 +6,20 @@ audio: float32 [?, 2]    --log_mel-->   audio: float32 [?, 80, 2]
 """
 
 from batchd.data.pipeline.effects import FLOAT_MAX, Columns, StepInvalid, changed, column_of, described, effect
+from batchd.data.pipeline.media.effects import check_libraries
+from batchd.data.pipeline.media.options import libraries_of
 from batchd.data.pipeline.sound.options import (
     SOUND_TYPES,
+    FolderSound,
     Gain,
     NormalizeLoudness,
     SoundStep,
     SpecAugment,
     SpectrumStep,
     Speed,
+    Trim,
 )
+from batchd.data.pipeline.step_files import StepFileInvalid, check_content, files_below
 from batchd.data.samples.columns import Column
 
 
@@ -28,8 +33,10 @@ def _spectrogram(step: SpectrumStep, columns: Columns) -> Columns:
 
 
 @effect.register
-def _scaled(step: Gain | NormalizeLoudness, columns: Columns) -> Columns:
+def _scaled(step: Gain | NormalizeLoudness | FolderSound, columns: Columns) -> Columns:
     _sound(step, columns)
+    if isinstance(step, FolderSound):
+        check_libraries(step.op, libraries_of(step.formats))
     return changed(step, columns, dtype="float32")
 
 
@@ -37,6 +44,18 @@ def _scaled(step: Gain | NormalizeLoudness, columns: Columns) -> Columns:
 def _speed(step: Speed, columns: Columns) -> Columns:
     samples, *channels = _sound(step, columns).shape
     return changed(step, columns, dtype="float32", shape=(samples if set(step.factors) == {1} else None, *channels))
+
+
+@effect.register
+def _trim(step: Trim, columns: Columns) -> Columns:
+    _samples, *channels = _sound(step, columns).shape
+    return changed(step, columns, shape=(None, *channels))
+
+
+@check_content.register
+def _check_folder(step: FolderSound) -> None:
+    if not files_below(step.root, step.patterns):
+        raise StepFileInvalid(f"{step.root} has no file that patterns = {list(step.patterns)} match")
 
 
 @effect.register

@@ -5,10 +5,14 @@ int16 becomes float32, divided by 32768. A number that is not finite makes a bad
 """
 
 from math import exp, log
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
+from batchd.data.pipeline.media.options import RATE_MIN_HZ, SoundFormats, is_exact, libraries_of
 from batchd.data.pipeline.options import FieldStep
 from batchd.data.samples.checks import Example, Range
+from batchd.data.samples.location import check_path
+from batchd.data.storage.patterns import Pattern, resolve_braces
 from batchd_wire.record import options
 
 N_FFT_MAX = 1 << 16
@@ -18,6 +22,7 @@ RATE_MAX_HZ = 768_000
 FLOOR_MIN = 1e-300
 SPEED_MIN, SPEED_MAX, SPEEDS_MAX = 0.5, 2.0, 16
 MASKS_MAX = 100
+PATTERNS_MAX = 1000
 SLANEY_HZ, SLANEY_MEL = 1000, 15
 
 Length: TypeAlias = Annotated[int, Range(1, N_FFT_MAX)]
@@ -219,6 +224,26 @@ class NormalizeLoudness(SoundStep):
 
 
 @options
+class Trim(SoundStep):
+    """Cut silence off both ends of sound; the samples between stay as they are.
+
+    The same as ``librosa.effects.trim``: frames of ``frame`` samples, centred at every ``hop``-th
+    sample with zeros beyond the ends, are silence if their root mean square, of the loudest
+    channel, is ``top_db`` or more below that of the loudest frame; a level below 1e-5 counts as
+    1e-5. What is left begins at the centre of the first frame that is none, and ends ``hop`` behind
+    that of the last. Sound that is 0 everywhere stays whole.
+    """
+
+    op: Literal["trim"] = "trim"
+    top_db: Annotated[float, Range(0.0, 200.0)] = 60.0
+    """How far below the loudest frame silence begins, in dB."""
+    frame: Length = 2048
+    """Samples of a frame."""
+    hop: Length = 512
+    """Samples from the centre of a frame to the next."""
+
+
+@options
 class ChanceSound(SoundStep):
     """Base of the steps that change some of the sounds.
 
@@ -271,6 +296,84 @@ class Speed(ChanceSound):
         for factor in self.factors:
             if round(factor * 100) != round(factor * 100, 6):
                 raise ValueError(f"factors has {factor:g}, which is no hundredth, such as {round(factor, 2):g}")
+
+
+@options
+class FolderSound(ChanceSound):
+    """Base of the steps that join sound with that of a file, drawn from those of a folder."""
+
+    op: str
+    root: Annotated[Path, Example("/data/noise")]
+    """The folder, on this machine. All that is in it counts for the fingerprint of the stream, and
+    links do not lead out of it."""
+    patterns: tuple[str, ...] = ("**/*.wav", "**/*.flac")
+    """The files below ``root``, as patterns of paths; each is drawn equally often."""
+    rate: Annotated[int, Range(RATE_MIN_HZ, RATE_MAX_HZ)] = 16_000
+    """Samples per second of the sound, in Hz: files of another rate are resampled."""
+    formats: SoundFormats = ("wav", "flac", "aiff")
+    """The formats that a file may have, by its first bytes. With others than these three, the
+    versions of PyAV and soundfile are in the stream's fingerprint."""
+
+    def __post_init__(self) -> None:
+        check_path("root", self.root, "the files are read for each sample, so copy them here")
+        if not 0 < len(self.patterns) <= PATTERNS_MAX:
+            raise ValueError(f"patterns has {len(self.patterns)} of them, and it has 1 to {PATTERNS_MAX}")
+        for text in self.patterns:
+            for plain in resolve_braces(text):
+                Pattern(plain)
+        if not self.formats:
+            raise ValueError('formats has none; write those of the files, such as ["wav"]')
+
+    @property
+    def folders(self) -> frozenset[str]:
+        """The root."""
+        return frozenset({"root"})
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Those that decode such files."""
+        return () if is_exact(self.formats) else libraries_of(self.formats)
+
+
+@options
+class AddNoise(FolderSound):
+    """Add noise from the files of a folder, at a ratio of signal to noise that is drawn.
+
+    Samples become ``x + sqrt(E(x) / E(n)) * 10 ** (-snr / 20) * n``, float32, not clipped, where E
+    is the sum of squares over all samples of a channel: as ``torchaudio.functional.add_noise``.
+    Noise that is longer is cut, shorter noise is repeated. Silence, and noise that is silent there,
+    add nothing. Draws the file, then its start, then the ratio.
+    """
+
+    op: Literal["add_noise"] = "add_noise"
+    snr_db: tuple[Annotated[float, Range(-200.0, 200.0)], Annotated[float, Range(-200.0, 200.0)]] = (0.0, 20.0)
+    """The smallest and the largest ratio, in dB; 0 is noise as loud as the sound."""
+
+    def __post_init__(self) -> None:
+        FolderSound.__post_init__(self)
+        if self.snr_db[0] > self.snr_db[1]:
+            raise ValueError(
+                f"snr_db = [{self.snr_db[0]:g}, {self.snr_db[1]:g}] goes downwards; write the smaller number first"
+            )
+
+
+@options
+class Room(FolderSound):
+    """Put sound into a room: convolve it with an impulse response from the files of a folder.
+
+    Samples become float32, as many as before: sample n of them is the sum of ``h[p + j] * x[n -
+    j]``, where p is the largest sample of the response, so the direct sound keeps its place, as
+    Kaldi's ``wav-reverberate --shift-output``. Computed in float64. Sound of one channel takes the
+    first of the response's. Draws the file.
+    """
+
+    op: Literal["room"] = "room"
+    normalize: Literal["level", "energy", "none"] = "level"
+    """The level afterwards: "level" keeps the root mean square of the sound, as Kaldi's
+    ``--normalize-output``; "energy" divides the response by the root of the sum of its squares;
+    "none" leaves it."""
+    max_seconds: Annotated[float, Range(0.001, 60.0)] = 10.0
+    """Length of a response, in seconds, above which its file is a bad one."""
 
 
 @options

@@ -185,13 +185,13 @@ def _powers(samples: NDArray[np.float32], frames: Frames, begin: int, end: int, 
 
 
 def _odd_powers(line: Numbers, roots: Numbers) -> Numbers:
-    real, imaginary = (part[: len(line) // 2 + 1] for part in _transformed(line, np.zeros_like(line), roots))
+    real, imaginary = (part[: len(line) // 2 + 1] for part in transformed(line, np.zeros_like(line), roots))
     return real * real + imaginary * imaginary
 
 
 def _even_powers(line: Numbers, roots: Numbers) -> Numbers:
     points = len(line) // 2
-    real, imaginary = _transformed(line[0::2], line[1::2], roots)
+    real, imaginary = transformed(line[0::2], line[1::2], roots)
     at = np.arange(points + 1) % points
     mirrored = -np.arange(points + 1) % points
     even = (real[at] + real[mirrored]) * 0.5, (imaginary[at] - imaginary[mirrored]) * 0.5
@@ -201,7 +201,7 @@ def _even_powers(line: Numbers, roots: Numbers) -> Numbers:
     return x * x + y * y
 
 
-def _transformed(real: Numbers, imaginary: Numbers, roots: Numbers) -> tuple[Numbers, Numbers]:
+def transformed(real: Numbers, imaginary: Numbers, roots: Numbers) -> tuple[Numbers, Numbers]:
     """Stockham's FFT over the first dimension, [points, frames], in the order of the extension."""
     points, frames = real.shape
     every, apart, length = len(roots) // points, 1, points

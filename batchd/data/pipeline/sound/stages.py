@@ -5,7 +5,7 @@ rounded once.
 """
 
 from itertools import chain
-from math import fsum, sqrt
+from math import gcd
 from typing import Final
 
 import numpy as np
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.randomness import SampleRandom
-from batchd.data.pipeline.sound.exact import Numbers, exponential
+from batchd.data.pipeline.sound import mixing
+from batchd.data.pipeline.sound.exact import Numbers
+from batchd.data.pipeline.sound.levels import acts, column_shape, factor_of, note, rms, scaled, wave_of
 from batchd.data.pipeline.sound.options import (
-    ChanceSound,
     Gain,
     MelStep,
     Mfcc,
@@ -23,6 +24,7 @@ from batchd.data.pipeline.sound.options import (
     SpecAugment,
     SpectrumStep,
     Speed,
+    Trim,
 )
 from batchd.data.pipeline.sound.resample import Wave, length_at, resample
 from batchd.data.pipeline.sound.spectra import (
@@ -36,14 +38,12 @@ from batchd.data.pipeline.sound.spectra import (
     window_of,
 )
 from batchd.data.pipeline.stages import Row, Stage, make_stage
-from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value, array_of
 
-_INT16_STEP: Final = np.float32(1 / 32768)
 _LOG_10: Final = 2.302585092994046
 _HUNDREDTHS: Final = 100
-_COLUMNS: Final = 1024
+_LEVEL_MIN: Final = 1e-5
 _FACTORS: Final = {"ln": 1.0, "log10": 1 / _LOG_10, "db": 10 / _LOG_10}
 
 
@@ -67,11 +67,49 @@ def _normalize_loudness(step: NormalizeLoudness, before: Columns, _after: Column
 
     def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
         wave = wave_of(column, values)
-        level = _rms(wave) if step.of == "rms" else float(np.abs(wave).max(initial=0))
-        factor = _from_db(step.level_db) / level if level else 0.0
-        values[step.field] = _scaled(wave, factor).reshape(_column_shape(column, wave))
+        level = rms(wave) if step.of == "rms" else float(np.abs(wave).max(initial=0))
+        factor = factor_of(step.level_db) / level if level else 0.0
+        values[step.field] = scaled(wave, factor).reshape(column_shape(column, wave))
 
     return run
+
+
+@make_stage.register
+def _trim(step: Trim, before: Columns, _after: Columns) -> Stage:
+    column = before[step.field]
+
+    def run(values: dict[str, Value], _random: SampleRandom, _row: Row) -> None:
+        levels = _levels(wave_of(column, values), step.frame, step.hop)
+        loudest = max(_LEVEL_MIN * _LEVEL_MIN, float(levels.max()))
+        share = factor_of(-step.top_db)
+        heard = np.flatnonzero(np.maximum(levels, _LEVEL_MIN * _LEVEL_MIN) > loudest * (share * share))
+        first, end = (int(heard[0]), int(heard[-1]) + 1) if len(heard) else (0, 0)
+        values[step.field] = array_of(column, values[step.field])[first * step.hop : end * step.hop]
+
+    return run
+
+
+def _levels(wave: Wave, frame: int, hop: int) -> Numbers:
+    """The mean square of the frames centred at every ``hop``-th sample, of the loudest channel.
+
+    Sums of as many samples as fit into frame and hop; then, sums of these.
+    """
+    each = gcd(frame, hop)
+    count = 1 + (len(wave) + 2 * (frame // 2) - frame) // hop
+    if count < 1:
+        raise SampleUndecodable(f"has {len(wave)} samples, fewer than a frame")
+    padded = np.zeros((-(-((count - 1) * hop + frame) // each) * each, wave.shape[1]))
+    behind = min(len(wave), len(padded) - frame // 2)
+    padded[frame // 2 : frame // 2 + behind] = wave[:behind]
+    padded *= padded
+    pieces = np.zeros((len(padded) // each, wave.shape[1]))
+    for place in range(each):
+        pieces += padded[place::each]
+    sums = np.zeros((count, wave.shape[1]))
+    for place in range(frame // each):
+        sums += pieces[place :: hop // each][:count]
+    made: Numbers = sums.max(axis=1) / frame
+    return made
 
 
 @make_stage.register
@@ -79,11 +117,11 @@ def _gain(step: Gain, before: Columns, _after: Columns) -> Stage:
     column, (low, high) = before[step.field], step.db
 
     def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
-        is_done, db = _acts(step, random), low + (high - low) * random.random()
-        _note(random, {"db": db}, is_done=is_done)
+        is_done, db = acts(step, random), low + (high - low) * random.random()
+        note(random, {"db": db}, is_done=is_done)
         wave = wave_of(column, values)
-        made = _scaled(wave, _from_db(db)) if is_done else wave
-        values[step.field] = made.reshape(_column_shape(column, wave))
+        made = scaled(wave, factor_of(db)) if is_done else wave
+        values[step.field] = made.reshape(column_shape(column, wave))
 
     return run
 
@@ -93,11 +131,11 @@ def _speed(step: Speed, before: Columns, _after: Columns) -> Stage:
     column = before[step.field]
 
     def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
-        is_done, factor = _acts(step, random), step.factors[int(len(step.factors) * random.random())]
-        _note(random, {"factor": factor}, is_done=is_done)
+        is_done, factor = acts(step, random), step.factors[int(len(step.factors) * random.random())]
+        note(random, {"factor": factor}, is_done=is_done)
         wave, rate = wave_of(column, values), round(factor * _HUNDREDTHS) if is_done else _HUNDREDTHS
         made = resample(wave, rate, _HUNDREDTHS, 0, 0, length_at(len(wave), rate, _HUNDREDTHS))
-        values[step.field] = made.reshape(_column_shape(column, made))
+        values[step.field] = made.reshape(column_shape(column, made))
 
     return run
 
@@ -107,11 +145,11 @@ def _spec_augment(step: SpecAugment, before: Columns, _after: Columns) -> Stage:
     column = before[step.field]
 
     def run(values: dict[str, Value], random: SampleRandom, _row: Row) -> None:
-        is_done, levels = _acts(step, random), array_of(column, values[step.field])
+        is_done, levels = acts(step, random), array_of(column, values[step.field])
         widest = min(step.time_width, int(step.time_share * len(levels))), min(step.frequency_width, levels.shape[1])
         masks = [_range(widest[0], len(levels), random) for _ in range(step.time_masks)]
         bands = [_range(widest[1], levels.shape[1], random) for _ in range(step.frequency_masks)]
-        _note(random, {"frames": list(chain(*masks)), "frequencies": list(chain(*bands))}, is_done=is_done)
+        note(random, {"frames": list(chain(*masks)), "frequencies": list(chain(*bands))}, is_done=is_done)
         if not is_done:
             return
         levels = levels.copy()
@@ -128,54 +166,6 @@ def _range(widest: int, length: int, random: SampleRandom) -> tuple[int, int]:
     width = int((widest + 1) * random.random())
     begin = int((length - width + 1) * random.random())
     return begin, begin + width
-
-
-def _acts(step: ChanceSound, random: SampleRandom) -> bool:
-    """Draw whether a step acts, before its own numbers; of one that always does, nothing."""
-    return step.probability == 1 or random.random() < step.probability
-
-
-def _note(random: SampleRandom, drawn: dict[str, object], *, is_done: bool) -> None:
-    """Note what a step has drawn, for ``batchd replay``."""
-    if random.draws is not None:
-        random.draws.append(drawn if is_done else {"acts": False})
-
-
-def _from_db(db: float) -> float:
-    return float(exponential(np.array([db * _LOG_10 / 20]))[0])
-
-
-def _rms(wave: Wave) -> float:
-    """The root of the mean square: the sums of some columns, row by row, and then those."""
-    flat = wave.astype(np.float64).ravel()
-    squares = np.zeros(-(-len(flat) // _COLUMNS) * _COLUMNS)
-    squares[: len(flat)] = flat * flat
-    sums = np.zeros(_COLUMNS)
-    for row in squares.reshape(-1, _COLUMNS):
-        sums += row
-    return sqrt(fsum(sums) / max(1, len(flat)))
-
-
-def _scaled(wave: Wave, factor: float) -> Wave:
-    made: Wave = (wave.astype(np.float64) * factor).astype(np.float32)
-    if not np.isfinite(made).all():
-        raise SampleUndecodable(f"becomes too large for float32, times {factor:g}")
-    return made
-
-
-def _column_shape(column: Column, wave: Wave) -> tuple[int, ...]:
-    """The shape of a field of such samples, [samples] or [samples, channels]."""
-    return wave.shape[: len(column.shape)]
-
-
-def wave_of(column: Column, values: dict[str, Value]) -> Wave:
-    """The samples, float32 [samples, channels]. Raises ``SampleUndecodable``."""
-    numbers = array_of(column, values[column.name])
-    wave: Wave = numbers.astype(np.float32) * _INT16_STEP if numbers.dtype == np.int16 else numbers
-    if not np.isfinite(wave).all():
-        place = tuple(map(int, np.argwhere(~np.isfinite(wave))[0]))
-        raise SampleUndecodable(f"{wave[place]} at {list(place)} of {column.name} is no sound")
-    return wave if wave.ndim > 1 else wave[:, np.newaxis]
 
 
 class _Tables:
@@ -210,3 +200,6 @@ class _Tables:
         if self._cosines is not None:
             levels = combine(levels, self._cosines)
         return levels.astype(np.float32)
+
+
+__all__ = ["mixing"]

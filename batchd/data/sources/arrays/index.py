@@ -21,7 +21,6 @@ Invariant: the runs of all samples are within the bytes that the files had at th
 """
 
 import os
-from hashlib import sha256
 from math import prod
 from struct import error as StructError  # noqa: N812  the standard library's name is lower case
 from tokenize import TokenError
@@ -38,9 +37,6 @@ from batchd_wire.fields import ITEM_BYTES
 from batchd_wire.record import frozen
 from batchd_wire.views import Array
 
-PROBES = 64
-PROBE_BYTES = 1 << 20
-"""A file of at most ``PROBES`` blocks is read whole."""
 PIECES_MAX = 4096
 """Pieces of a sample of an array in Fortran order: each is a read of its own."""
 
@@ -158,14 +154,3 @@ def read_header(where: str, stream: BinaryIO) -> StoredArray:
     one_dimension = 1
     check_dtype(where, dtype)
     return StoredArray(stream.tell(), dtype, shape, fortran and len(shape) > one_dimension)
-
-
-def fingerprint(stream: BinaryIO, size: int) -> tuple[int, str]:
-    """The size, and a digest: of a long file, only of its ends and of blocks between them."""
-    digest = sha256()
-    count = min(PROBES, -(-size // PROBE_BYTES))
-    last = size - PROBE_BYTES
-    for number in range(count):
-        stream.seek(number * PROBE_BYTES if size <= PROBES * PROBE_BYTES else last * number // (count - 1))
-        digest.update(stream.read(PROBE_BYTES))
-    return size, digest.hexdigest()

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.samples.columns import Column, check_field_names
-from batchd.data.sources.arrays.index import Run, StoredArray, fingerprint, read_array
+from batchd.data.sources.arrays.index import Run, StoredArray, read_array
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.data.sources.files.walk import files_of, files_problems, known_size
 from batchd.data.sources.finding import FilePattern
@@ -35,6 +35,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex
 from batchd.data.storage.paths import behind_the_end, size_of
 from batchd.data.storage.survey import Survey, quick_look
+from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd.runtime.suggestions import suggestion
 

@@ -42,7 +42,6 @@ from batchd.data.media.frames import FileFrames
 from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Unfitting, converted
-from batchd.data.sources.arrays.index import fingerprint
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.lerobot.episodes import Episode, read_episodes, read_tasks, statistics
 from batchd.data.sources.lerobot.info import (
@@ -70,6 +69,7 @@ from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.paths import bound_of, check_bound
 from batchd.data.storage.patterns import Pattern, first_file
 from batchd.data.storage.survey import Survey, quick_look
+from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
 from batchd_wire.views import Array

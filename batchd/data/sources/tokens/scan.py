@@ -25,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchd.data.sources.arrays.index import Run, fingerprint
+from batchd.data.sources.arrays.index import Run
 from batchd.data.sources.arrays.scan import find_parts, index_of_parts, neighbours_of_parts
 from batchd.data.sources.files.walk import files_of, files_problems, known_size
 from batchd.data.sources.finding import FilePattern, find_in_records
@@ -36,6 +36,7 @@ from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, number_array
 from batchd.data.storage.paths import size_of
 from batchd.data.storage.survey import Survey
+from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd_wire.fields import ITEM_BYTES
 from batchd_wire.views import Array

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from batchd.data.media.containers import VideoUnreadable
 from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
-from batchd.data.sources.arrays.index import fingerprint
 from batchd.data.sources.files.index import check_path_length, path_columns
 from batchd.data.sources.files.scan import folder_labels
 from batchd.data.sources.files.walk import matching, shards_problems
@@ -40,6 +39,7 @@ from batchd.data.sources.video.options import VideoSource
 from batchd.data.storage.access import Storage
 from batchd.data.storage.index import SourceIndex, blob, number_array, readable
 from batchd.data.storage.survey import Survey
+from batchd.data.storage.values import fingerprint
 from batchd.errors import SourceInvalid
 from batchd.runtime import failpoints
 from batchd_wire.views import Array

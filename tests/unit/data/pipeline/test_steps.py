@@ -60,7 +60,18 @@ from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import STEP_KINDS, StepOptions, step_from_plain, step_to_plain
 from batchd.data.pipeline.sample_fields import columns_after, sample_fields
 from batchd.data.pipeline.shapes.options import Interleave, Pack, PadBatch, Patches, Ragged
-from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, NormalizeLoudness, SpecAugment, Spectrogram, Speed
+from batchd.data.pipeline.sound.options import (
+    AddNoise,
+    Gain,
+    LogMel,
+    Mfcc,
+    NormalizeLoudness,
+    Room,
+    SpecAugment,
+    Spectrogram,
+    Speed,
+    Trim,
+)
 from batchd.data.pipeline.stages import Stage, make_stage
 from batchd.data.pipeline.text.options import Chat, Lookup, Lowercase, RemoveStopwords, TextBytes, Tokenize
 from batchd.data.pipeline.video.options import DecodeVideo
@@ -123,6 +134,9 @@ EVERY_STEP = [
     NormalizeLoudness(level_db=-3, of="peak"),
     Gain(db=(-1, 2), probability=0.5),
     Speed(factors=(0.5, 1.25)),
+    Trim(top_db=30, frame=400, hop=160),
+    AddNoise(root=Path("/t/noise"), patterns=("*.ogg",), rate=8000, formats=("ogg",), snr_db=(-5, 5)),
+    Room(root=Path("/t/rooms"), normalize="energy", max_seconds=1, probability=0.5),
     SpecAugment(time_masks=1, time_width=9, time_share=0.5, frequency_masks=3, frequency_width=4, fill=-1),
     Solarize(threshold=100, probability=0.5),
     Posterize(bits=3),
