@@ -18,7 +18,7 @@ from support.parquet_files import write_parquet
 from support.shards import photo_shards, write_shard
 from support.sounds import stored, sweep
 from support.texts import save, word_level
-from support.videos import write_video
+from support.videos import with_sound, write_video
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "cookbook.md").read_text()
@@ -59,6 +59,7 @@ FIELDS = {
     "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
     "kinetics-val": dict.fromkeys(("left", "middle", "right"), (10, 16, 224, 224, 3)) | {"label": ()},
     "vlm": {"image": (16, 336, 336, 3), "seconds": (16,), "tokens": (512,)},
+    "seen-and-heard": {"image": (16, 224, 224, 3), "audio": (201, 80)},
     "own": {"image": (28, 28, 1), "label": ()},
     "camera": {"image": (48, 64, 3), "label": ()},
 }
@@ -161,6 +162,7 @@ def _write_media(root: Path) -> None:
     """A video, and sounds with their texts, which the lines of the page put together."""
     write_video(root / "videos" / "cats" / "a.mp4", frames=40)
     write_lerobot(root / "robot", Layout(videos=[f"observation.images.{camera}" for camera in CAMERAS]))
+    with_sound(root / "clips" / "a.mp4", "aac")
     for part in ("train", "val"):
         (root / f"kinetics_{part}.csv").write_text("videos/cats/a.mp4 3\n" * SAMPLES)
     (root / "videos" / "captions.jsonl").write_text('{"video": "cats/a.mp4", "text": "the red cat"}\n' * SAMPLES)
@@ -200,7 +202,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 38
+    assert len(RECIPES) == 40
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 HEIGHT, WIDTH = 48, 64
 ROWS, COLUMNS = 3, 4
+RATE = 16_000
+HEARD = np.random.default_rng(2).integers(-9000, 9000, (4 * RATE, 2)).astype(np.int16)
+"""Two channels of noise, four seconds."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,25 @@ def write_video(path: Path, frames: int = 60, coding: Coding = Coding(), first: 
             frame.pts, frame.time_base = coding.times(number), Fraction(1, coding.units)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+    return path
+
+
+def with_sound(path: Path, codec: str = "pcm_s16le", delay_s: float = 0.0) -> Path:
+    """Write four seconds of video, and of the noise ``HEARD``, which may begin later."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(path, "w") as container:
+        video, sound = container.add_stream("mpeg4", rate=25), container.add_stream(codec, rate=RATE)
+        video.width, video.height, video.pix_fmt, sound.layout = WIDTH, HEIGHT, "yuv420p", "stereo"
+        for number in range(100):
+            frame = av.VideoFrame.from_ndarray(picture(number), "rgb24").reformat(format="yuv420p")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            container.mux(video.encode(frame))
+        container.mux(video.encode(None))
+        for first in range(0, len(HEARD), 1000):
+            frame = av.AudioFrame.from_ndarray(HEARD[first : first + 1000].reshape(1, -1), "s16", "stereo")
+            frame.rate, frame.pts, frame.time_base = RATE, first + round(delay_s * RATE), Fraction(1, RATE)
+            container.mux(sound.encode(frame))
+        container.mux(sound.encode(None))
     return path
 
 

@@ -21,7 +21,7 @@ import av.logging
 import numpy as np
 from av.audio.stream import AudioStream
 
-from batchd.data.pipeline.media.streams import SHOWN, ByteStream, Wave, announced, mixed, tag_bytes
+from batchd.data.pipeline.media.streams import SHOWN, ByteStream, SoundMissing, Wave, announced, mixed, tag_bytes
 from batchd.data.samples.errors import SampleUndecodable
 
 BEFORE_S: Final = Fraction(1, 2)
@@ -68,6 +68,7 @@ class CodedSound:
         self._unit = Fraction(self._sound.time_base) * self.rate
         """Samples of one unit of time: up to 1, times tell the sample; beyond, they are coarse."""
         self._origin = round((self._sound.start_time or 0) * self._unit)
+        self.start_s = self._origin / self.rate
 
     def close(self) -> None:
         """Give the memory back."""
@@ -143,7 +144,7 @@ class CodedSound:
             raise SampleUndecodable(f"is {SHOWN[self._kind]} that cannot be read: {_reason(error)}") from None
         if not self._container.streams.audio:
             self._container.close()
-            raise SampleUndecodable(f"is {SHOWN[self._kind]} without sound")
+            raise SoundMissing(f"is {SHOWN[self._kind]} without sound")
         self._sound = self._container.streams.audio[0]
         context: Any = self._sound.codec_context
         name = context.name if context is not None else "unknown"

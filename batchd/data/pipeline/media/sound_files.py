@@ -54,6 +54,8 @@ class Sound(Protocol):
 
     rate: int
     channels: int
+    start_s: float
+    """When sample 0 is heard, in seconds of the container's own time."""
 
     @property
     def frames(self) -> int:
@@ -162,6 +164,8 @@ class SndFileSound:
 
     What goes wrong then is read again by our calls, which tell the storage's errors from damage.
     """
+
+    start_s = 0.0
 
     def __init__(self, stream: ByteStream, kind: str) -> None:
         """Raises ``SampleUndecodable``."""

@@ -32,6 +32,10 @@ SHOWN = {
 }
 
 
+class SoundMissing(SampleUndecodable):
+    """A file whose container has no sound."""
+
+
 class ByteStream:
     """The bytes of a file as an open file, for libraries. Belongs to one thread.
 

@@ -1,6 +1,7 @@
 """The effect of the step that decodes videos. Daemon, workers, CLI; standard library only.
 
 video: a file  --decode_video-->  image: uint8 [clips, frames, ?, ?, 3]
+                                  audio: float32 [clips, samples]
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -30,7 +31,9 @@ def _decode_video(step: DecodeVideo, columns: Columns) -> Columns:
     channels = 1 if step.color == "gray" else 3
     image = Column(step.into, shape=(*step.lengths, None, None, channels), is_bgr=step.color == "bgr")
     times = (Column(step.times, dtype="float64", shape=step.lengths),) if step.times else ()
-    return replaced(step, columns, image, *times)
+    sound_shape = (*step.lengths[:-1], step.samples, *((step.audio_channels,) if step.audio_channels > 1 else ()))
+    sound = (Column(step.audio, dtype="float32", shape=sound_shape),) if step.audio else ()
+    return replaced(step, columns, image, *times, *sound)
 
 
 def _check_start(step: DecodeVideo, name: str, columns: Columns) -> None:

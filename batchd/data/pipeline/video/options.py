@@ -3,6 +3,7 @@
 from typing import Annotated, ClassVar, Literal
 
 from batchd.data.media import CLIP_FRAMES_MAX, DECODERS, LOSSLESS
+from batchd.data.pipeline.media.options import CHANNELS_MAX, RATE_MAX_HZ, RATE_MIN_HZ, SEGMENT_SAMPLES_MAX
 from batchd.data.pipeline.options import FILE_BYTES_MAX, FieldStep
 from batchd.data.samples.checks import Example, Range
 from batchd.data.samples.columns import check_field_names
@@ -23,6 +24,7 @@ class DecodeVideo(FieldStep):
     """
 
     shares_decoding: ClassVar[bool] = True
+    later: ClassVar[frozenset[str]] = frozenset({"audio", "audio_rate", "audio_channels", "no_audio"})
 
     op: Literal["decode_video"] = "decode_video"
     field: str = "video"
@@ -51,6 +53,17 @@ class DecodeVideo(FieldStep):
     times: str = ""
     """Name of a further field, with the second at which each frame is shown: float64 [frames]; ""
     for none."""
+    audio: str = ""
+    """Name of a further field, with the sound of the same seconds: float32 [frames / fps *
+    audio_rate], of a clip with ``fps``; "" for none. The first sound of an MP4, MOV, Matroska or
+    WebM; zeros where a clip reaches beyond it."""
+    audio_rate: Annotated[int, Range(RATE_MIN_HZ, RATE_MAX_HZ)] = 16_000
+    """Samples per second of the sound, in Hz; a file of another rate is resampled."""
+    audio_channels: Annotated[int, Range(1, CHANNELS_MAX)] = 1
+    """Channels of the sound, as ``channels`` of "decode_audio": more than 1 are a last dimension.
+    """
+    no_audio: Literal["bad", "zeros"] = "bad"
+    """The treatment of a video without sound: "bad" makes it a bad sample, "zeros" is silence."""
     color: Literal["rgb", "bgr", "gray"] = "rgb"
     """Order of the channels: "rgb" and "bgr" give three, "gray" gives one, the luma."""
     rotation: Literal["apply", "ignore"] = "apply"
@@ -81,17 +94,29 @@ class DecodeVideo(FieldStep):
         strange = [codec for codec in self.codecs if codec not in DECODERS]
         if strange:
             raise ValueError(f"codecs has {strange[0]!r}, which is none of {', '.join(sorted(DECODERS))}")
-        check_field_names(self.into, *([self.times] if self.times else []))
+        check_field_names(self.into, *filter(None, (self.times, self.audio)))
+        if self.audio and self.fps is None:
+            raise ValueError(f"audio = {self.audio!r} is the sound of a clip's seconds, which only fps says")
+        if self.audio and not 0 < self.samples * self.audio_channels * self.clips <= SEGMENT_SAMPLES_MAX:
+            raise ValueError(
+                f"{self.clips} clips have {self.samples} samples of {self.audio_channels} channels each, and together 1 to "
+                f"{SEGMENT_SAMPLES_MAX} are possible"
+            )
 
     @property
     def libraries(self) -> tuple[str, ...]:
         """PyAV brings FFmpeg along."""
-        return () if self.codecs and LOSSLESS.issuperset(self.codecs) else ("av",)
+        return () if self.codecs and LOSSLESS.issuperset(self.codecs) and not self.audio else ("av",)
 
     @property
     def start_field(self) -> str | None:
         """The field that has the starts of the clips; None if none does."""
         return self.start if isinstance(self.start, str) and self.start not in PLACES else None
+
+    @property
+    def samples(self) -> int:
+        """Samples of a clip's sound; 0 without."""
+        return round(self.frames / self.fps * self.audio_rate) if self.audio and self.fps is not None else 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -111,9 +136,9 @@ class DecodeVideo(FieldStep):
     @property
     def touches(self) -> frozenset[str]:
         """The field, those that it makes, and that of the starts."""
-        return frozenset(filter(None, (self.field, self.into, self.times, self.start_field)))
+        return frozenset(filter(None, (self.field, self.into, self.times, self.audio, self.start_field)))
 
     @property
     def changes(self) -> frozenset[str]:
         """The field, and those that it makes."""
-        return frozenset(filter(None, (self.field, self.into, self.times)))
+        return frozenset(filter(None, (self.field, self.into, self.times, self.audio)))

@@ -22,10 +22,13 @@ import numpy as np
 
 from batchd.data.pipeline.effects import Columns
 from batchd.data.pipeline.image.opencv import Pixels as Image
+from batchd.data.pipeline.media.sound_files import check_conversion, open_sound, read_at
+from batchd.data.pipeline.media.streams import SoundMissing
 from batchd.data.pipeline.randomness import SampleRandom
+from batchd.data.pipeline.sound.resample import length_at
 from batchd.data.pipeline.stages import Row, make_stage
 from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.video.windows import frames_of_clips
+from batchd.data.pipeline.video.windows import frames_of_clips, seconds_of_clips
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
 from batchd.data.samples.values import Clips, MediaFile, Value
 from batchd_wire.views import Array
@@ -40,6 +43,8 @@ OPEN_MAX = 4
 """Files that stay open, each with the memory of a decoder."""
 KNOWN_BYTES_MAX = 8 << 20
 """The packets of files, 20 bytes each, that are kept for other samples of these files."""
+_WITH_SOUND = ("mp4", "matroska")
+"""The containers whose sound is read."""
 _HDR = {16: "PQ", 18: "HLG"}
 """Curves of brighter pictures, which 8 bits and the curve of a screen cannot show, by FFmpeg's
 numbers."""
@@ -91,15 +96,19 @@ class VideoStage:
         """Replace the file by its clips. Raises ``SampleUndecodable``."""
         step = self.step
         self._end_current()
-        name, video = self._opened(values.pop(step.field))
+        file = values.pop(step.field)
+        name, video = self._opened(file)
         known = video.frames
         ticks, unit = known.times[known.order], Fraction(*known.unit)
-        clips = frames_of_clips(step, ticks, unit, self._places(values, random))
+        places = self._places(values, random)
+        clips = frames_of_clips(step, ticks, unit, places)
         if random.draws is not None and step.is_random:
             starts = [round(float(ticks[clip[0]] * unit), 6) for clip in clips]
             random.draws.append({"starts": starts})
         if step.times:
             values[step.times] = (ticks[np.stack(clips)] * float(unit)).reshape(step.lengths)
+        if step.audio:
+            values[step.audio] = _sound(step, file, seconds_of_clips(step, ticks, unit, places))
         self._begin_current(name, known, clips, random.place)
         made = Clips(step.lengths, self._frames(name, video, clips))
         values[step.into] = made if self.is_streaming else made.array()
@@ -254,6 +263,28 @@ class VideoStage:
             raise SampleUndecodable(
                 f"is HDR ({curve}), which 8 bits cannot show: convert it, as by the filters zscale and tonemap of ffmpeg"
             )
+
+
+def _sound(step: DecodeVideo, file: Value, starts_s: Sequence[float]) -> Array:
+    """The sound of each clip. Raises ``SampleUndecodable``, also for a file that has none."""
+    assert isinstance(file, MediaFile | memoryview), "a video"
+    rate, channels = step.audio_rate, step.audio_channels
+    made = np.zeros((len(starts_s), step.samples, channels), np.float32)
+    try:
+        with open_sound(file, _WITH_SOUND) as sound:
+            check_conversion(sound, rate, channels)
+            length = length_at(sound.frames, sound.rate, rate)
+            for clip, start_s in zip(made, starts_s, strict=True):
+                start = round((start_s - sound.start_s) * rate)
+                first, end = max(start, 0), min(start + step.samples, length)
+                if first < end:
+                    clip[first - start : end - start] = read_at(sound, rate, channels, first, end - first)
+    except SoundMissing as error:
+        if step.no_audio == "bad":
+            raise SampleUndecodable(f'{error}; no_audio = "zeros" of "decode_video" gives silence') from None
+    except SampleUndecodable as error:
+        raise SampleUndecodable(f"its sound: {error}") from None
+    return made.reshape(*step.lengths[:-1], step.samples, *((channels,) if channels > 1 else ()))
 
 
 def _bytes_of(frame: "VideoFrame") -> int:

@@ -30,14 +30,30 @@ def frames_of_clips(
     number from 0 to 1 of where it is, or its seconds if ``step`` has a start. Raises
     ``SampleUndecodable``.
     """
-    count = len(ticks)
-    length = (int(ticks[-1]) - int(ticks[0])) * count / (count - 1) if count > 1 else 1.0
+    length = _length(ticks)
     is_said = step.start not in PLACES
     at = [_start(ticks, unit, seconds, length) for seconds in places] if is_said else places
     clips = [_frames(step, ticks, float(unit), length, place) for place in at]
     if step.short == "bad" and any(is_short for _clip, is_short in clips):
         raise SampleUndecodable(f"its {length * float(unit):.3f} s are too short for a clip of {step.frames} frames")
     return [clip for clip, _is_short in clips]
+
+
+def seconds_of_clips(
+    step: DecodeVideo, ticks: NDArray[np.int64], unit: Fraction, places: Sequence[float]
+) -> list[float]:
+    """The seconds of the file at which each clip of ``fps`` begins; as ``frames_of_clips``."""
+    assert step.fps is not None, "the step says so"
+    if step.start not in PLACES:
+        return list(places)
+    distance, length = 1 / (step.fps * float(unit)), _length(ticks)
+    return [_begin(step, ticks, distance, length, place) * float(unit) for place in places]
+
+
+def _length(ticks: NDArray[np.int64]) -> float:
+    """How long a file lasts, in ticks."""
+    count = len(ticks)
+    return (int(ticks[-1]) - int(ticks[0])) * count / (count - 1) if count > 1 else 1.0
 
 
 def _frames(
@@ -56,8 +72,15 @@ def _frames(
     if step.fps is None:
         return _at(ticks, first + (each + place) * (length / step.frames), length), count < step.frames
     distance = 1 / (step.fps * unit_s)
-    times = (place if is_said else first + max(0.0, length - step.frames * distance) * place) + each * distance
+    times = _begin(step, ticks, distance, length, place) + each * distance
     return _at(ticks, times, length), float(times[-1]) >= first + length
+
+
+def _begin(step: DecodeVideo, ticks: NDArray[np.int64], distance: float, length: float, place: float) -> float:
+    """Where a clip of ``fps`` begins, in ticks; ``distance``: of its frames, in ticks."""
+    if step.start not in PLACES:
+        return place
+    return int(ticks[0]) + max(0.0, length - step.frames * distance) * place
 
 
 def _at(ticks: NDArray[np.int64], times: NDArray[np.floating[Any]], length: float) -> NDArray[np.int64]:

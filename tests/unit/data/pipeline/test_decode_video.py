@@ -21,6 +21,7 @@ from batchd.data.pipeline.image.options import (
     Resize,
     To,
 )
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import step_from_plain, step_to_plain
 from batchd.data.pipeline.shapes.options import PadBatch
 from batchd.data.pipeline.video import stages
@@ -30,7 +31,7 @@ from batchd.data.pipeline.views.options import View, Views
 from batchd.data.samples.columns import Column, parse_column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import MediaFile
-from support.videos import HEIGHT, WIDTH, Coding, decoded_in_order, number_in, write_video
+from support.videos import HEARD, HEIGHT, RATE, WIDTH, Coding, decoded_in_order, number_in, with_sound, write_video
 
 VIDEO = parse_column("video", "video")
 FRAMES = 100
@@ -477,3 +478,63 @@ def test_the_version_of_ffmpeg_counts_unless_codecs_are_lossless() -> None:
     assert DecodeVideo(frames=4, codecs=("ffv1", "rawvideo")).libraries == ()
     step = DecodeVideo(frames=4, fps=8.0, start=2.0, codecs=("h264",), times="t")
     assert step_from_plain(step_to_plain(step)) == step
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.75])
+def test_sound_is_that_of_the_seconds_of_each_clip(tmp_path, delay_s):
+    """Whatever the starts are; zeros are in front of the sound and behind it."""
+    file = with_sound(tmp_path / "a.mkv", delay_s=delay_s)
+    heard = np.concatenate([np.zeros((round(delay_s * RATE), 2)), HEARD / 32768, np.zeros((4 * RATE, 2))])
+    options = {"frames": 8, "fps": 10, "audio": "sound", "audio_channels": 2, "times": "seconds"}
+    for step in (
+        DecodeVideo(**options, clips=3),
+        DecodeVideo(**options, start="uniform", clips=3),
+        DecodeVideo(**options, start=3.52),
+    ):
+        values = made(file, step, sample=4)
+        waves, times = (np.asarray(values[name]) for name in ("sound", "seconds"))
+
+        assert waves.dtype == np.float32
+        assert waves.shape == (*step.lengths[:-1], 12_800, 2)
+        for wave, seconds in zip(waves.reshape(-1, 12_800, 2), times.reshape(-1, 8), strict=True):
+            around = [
+                heard[first : first + 12_800]
+                for first in range(round(seconds[0] * RATE), round((seconds[0] + 0.041) * RATE))
+            ]
+            assert any(np.array_equal(wave, part.astype(np.float32)) for part in around)
+    assert np.array_equal(waves, heard[56_320:69_120].astype(np.float32))
+
+
+def test_sound_draws_nothing_and_is_resampled_and_mixed(tmp_path):
+    """The frames are those without it, and the samples are those of "decode_audio"."""
+    file = with_sound(tmp_path / "a.mp4", "aac")
+    plain, heard = {"frames": 10, "fps": 5, "clips": 2}, {"audio": "sound", "audio_rate": 8_000}
+
+    values, drawn = made(file, DecodeVideo(**plain, **heard), draws=(draws := [])), draws
+    without = made(file, DecodeVideo(**plain), draws=(others := []))
+
+    assert drawn == others
+    assert np.array_equal(values["image"], without["image"])
+    content = file.read_bytes()
+    columns = [parse_column("audio", "audio")]
+    whole = Pipeline(columns, [DecodeAudio(rate=8_000)], 0, has_rows=False).make(
+        {"audio": memoryview(content)}, 0, 0, 0
+    )
+    for wave in values["sound"]:
+        assert wave.any()
+        assert any(
+            np.array_equal(wave, whole["audio"][first : first + 16_000])
+            for first in range(len(whole["audio"]) - 15_999)
+        )
+
+
+def test_a_video_without_sound_is_bad_or_silent(videos):
+    """One whose sound is not read is bad in either case."""
+    step = {"frames": 4, "fps": 8, "audio": "sound"}
+    with pytest.raises(SampleUndecodable, match='is MP4 without sound; no_audio = "zeros"'):
+        made(videos / "h264.mp4", DecodeVideo(**step))
+    assert not np.any(made(videos / "h264.mp4", DecodeVideo(**step, no_audio="zeros"))["sound"])
+    with pytest.raises(SampleUndecodable, match="its sound: is no sound file"):
+        made(videos / "lossless.avi", DecodeVideo(**step, no_audio="zeros"))
+    with pytest.raises(ValueError, match="audio = 'sound' is the sound of a clip's seconds, which only fps says"):
+        DecodeVideo(frames=4, stride=2, audio="sound")
