@@ -80,10 +80,10 @@ $(COMPILED): $(STAMP) $(wildcard $(TESTS:%=%/test_*.py) tests/unit/*/test_*.py t
 	@touch $@
 
 test: bytecode $(COMPILED) ## Run the tests (some five minutes on 2 cores; ARGS for pytest, which then runs in one process)
-	$(if $(ARGS),$(PYTEST) -m 'not slow and not jobs' $(call chosen,$(TESTS)),$(IN_LANES) -m 'not slow and not jobs and not thorough')
+	$(if $(ARGS),$(PYTEST) -m 'not slow and not jobs' $(call chosen,$(TESTS)),$(IN_LANES) -m 'not slow and not jobs$(if $(ALL),, and not thorough)')
 
-test-all: bytecode $(COMPILED) ## Run these and the thorough tests: campaigns, streams through pools, crowds, cables, clusters (twice as long)
-	$(IN_LANES) -m 'not slow and not jobs'
+test-all: ## Run these and the thorough tests: campaigns, streams through pools, crowds, cables, clusters (twice as long)
+	$(MAKE) test ALL=1
 
 smoke: bytecode ## Try the parts together: first configuration, demo, positions after kills (half a minute)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' $(SMOKE)

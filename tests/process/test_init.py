@@ -616,6 +616,16 @@ def test_a_library_that_is_missing_is_named(data: Path, monkeypatch: pytest.Monk
     assert f"needs pyarrow, which is not installed: {sys.executable} -m pip install 'batchd[arrow]'" in refused(data)
 
 
+def test_a_damaged_file_is_told_by_the_kind_that_all_such_files_have(data: Path) -> None:
+    """Not by one for a special form of them, such as LeRobot's folders, that this is none of."""
+    (data / "a.parquet").write_bytes(b"PAR1 and nothing else")
+
+    text = refused(data)
+
+    assert str(data / "a.parquet") in text
+    assert "meta/info.json" not in text
+
+
 def test_an_interrupt_leaves_nothing(data: Path, tmp_path: Path) -> None:
     """An interrupt while a scan hangs leaves no file, process or traceback."""
     write_lmdb(data, {b"1": PICTURES[0]})

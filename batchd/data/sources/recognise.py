@@ -133,7 +133,7 @@ def recognise_files(
 ) -> FoundSource:
     """As ``recognise``, of files that were found, and by some kinds. Raises ``SourceInvalid``."""
     found: list[tuple[type[SourceOptions], Recognised]] = []
-    refused: list[tuple[int, SourceInvalid]] = []
+    refused: list[tuple[int, bool, SourceInvalid]] = []
     there = set(files.endings)
     for kind in SOURCE_KINDS.values() if kinds is None else kinds:
         if there.isdisjoint(kind.endings):
@@ -145,10 +145,11 @@ def recognise_files(
             except (SourceInvalid, ValueError) as error:  # invalid options, such as a URL
                 files, is_other = without_blamed(files, kind, str(error))
                 if not is_other:
-                    refused.append((len(names), SourceInvalid(str(error))))
+                    refused.append((len(names), not kind.outranks, SourceInvalid(str(error))))
                     break
     if not found:
-        raise max(refused, key=lambda refusal: refusal[0])[1] if refused else _unknown(path, files)
+        # a kind for some of another's files does not speak for all of them
+        raise max(refused, key=lambda refusal: refusal[:2])[-1] if refused else _unknown(path, files)
     kind, best = max(found, key=lambda one: (one[0].outranks, len(one[1].names)))
     used = set(best.names)
     return FoundSource(best, files, [name for name in files.names if name not in used], kind)
