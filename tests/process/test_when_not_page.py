@@ -83,14 +83,14 @@ def test_a_folder_of_sounds_of_every_form_is_recognised_and_served(tmp_path: Pat
 
 SOUND = 'frames without their sound, which a field of type "audio" and the step "decode_audio" read'
 CHATS = 'chats need the tokenizer of a model; docs/cookbook.md ("Chats") has lines that serve them'
-LISTS = 'lists of images are of type "image[<=8]"; docs/steps.md ("Lists of texts and images") has lines for them'
+LISTS = 'lists of texts, which are of type "text[<=8]": docs/sources.md ("Types")'
 
 
 @pytest.mark.parametrize(
     ("write", "told"),
     [
         (lambda folder: (folder / "a.jsonl").write_text(json.dumps({"messages": CHAT})), CHATS),
-        (lambda folder: write_parquet(folder / "a.parquet", {"images": [[b"\xff\xd8\xff"]] * 2}), LISTS),
+        (lambda folder: write_parquet(folder / "a.parquet", {"captions": [["a", "b"]] * 2}), LISTS),
     ],
 )
 def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told: str) -> None:
@@ -102,7 +102,7 @@ def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told:
     assert line.startswith(f"batchd: {tmp_path}")
     assert told in line
     section = told.split('("')[1].partition('"')[0]
-    assert f"## {section}\n" in TEXT + (DOCS / "cookbook.md").read_text() + (DOCS / "steps.md").read_text()
+    assert f"## {section}\n" in TEXT + "".join((DOCS / page).read_text() for page in ("cookbook.md", "sources.md"))
 
 
 @pytest.mark.usefixtures("forked_scans")
@@ -112,8 +112,8 @@ def test_init_says_in_one_line_what_no_source_reads(tmp_path: Path, write, told:
         (lambda folder: write_video(folder / "a.mp4", 4), SOUND),
         (lambda folder: (folder / "b.jsonl").write_text(json.dumps({"id": 1, "messages": CHAT})), f"{CHATS}: messages"),
         (
-            lambda folder: write_parquet(folder / "b.parquet", {"images": [[b"\xff\xd8\xff"]], "id": [1]}),
-            f"{LISTS}: images",
+            lambda folder: write_parquet(folder / "b.parquet", {"captions": [["a", "b"]], "id": [1]}),
+            f"{LISTS}: captions",
         ),
     ],
 )

@@ -223,7 +223,7 @@ def _objects(path: Path, numbers: range) -> Path:
     box = {"bbox": [1, 2.5, 3, 4], "category_id": 7, "segmentation": [[0, 0, 3, 0, 3, 3]], "area": 9, "iscrowd": 0}
     content = {
         "images": [{"id": n + 5, "file_name": f"{n} é.jpg", "height": 4, "width": 5} for n in numbers],
-        "annotations": [{"id": n, "image_id": n + 5, **box} for n in numbers for _one in range(1 + n % 3)],
+        "annotations": [{"id": 3 * n + one, "image_id": n + 5, **box} for n in numbers for one in range(1 + n % 3)],
         "categories": [{"id": 7, "name": "ä"}, {"id": 3, "name": "b"}],
     }
     file = path.with_suffix(".json")

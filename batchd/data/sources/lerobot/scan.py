@@ -42,6 +42,7 @@ from batchd.data.media.frames import FileFrames
 from batchd.data.media.indexed import GrowingFrames
 from batchd.data.samples.columns import Column
 from batchd.data.samples.values import Unfitting, converted
+from batchd.data.sources.finding import find_in_runs
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.lerobot.episodes import Episode, read_episodes, read_tasks, statistics
 from batchd.data.sources.lerobot.info import (
@@ -367,6 +368,9 @@ KINDS = {
             index.arrays["firsts"][:-1], len(index), why_no_bytes="frames have no sizes of their own"
         ),
         labels=_labels,
+        find=lambda source, index, pattern: find_in_runs(
+            pattern, [os.fsencode(source.root)], np.zeros(1, np.int64), len(index)
+        ),
     )
 }
 

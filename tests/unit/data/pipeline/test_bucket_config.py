@@ -60,7 +60,7 @@ def stream_of(**keys):
         ),
         ({"pipeline": PACK, "weights": {"file": "/w.npy"}}, r"leave weights out \(a mix of sources can"),
         ({"bucket": BUCKET, "source": CHANGING}, "give the mix fixed weights, and each stage of the training a stream"),
-        ({"pipeline": PACK, "source": CHANGING}, "give the mix fixed weights, and each stage of the training a stream"),
+        ({"pipeline": PACK, "source": CHANGING, "balance": 2}, "leave balance out, or give the mix fixed weights"),
         ({"bucket": BUCKET, "source": LIVE}, 'samples of type "generator" are not there yet when the batches'),
         ({"bucket": BUCKET, "balance": 1}, "greater than or equal to 2"),
         ({"bucket": {**BUCKET, "bounds": [3], "count": 4}}, "name count, the number of buckets, or their bounds"),

@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchd.data.samples.columns import Column
-from batchd.data.sources.arrays import index as array_files
+from batchd.data.sources.arrays import scan as array_scan
 from batchd.data.sources.arrays.options import NpySource, NpzSource, RawSource
 from batchd.data.sources.interface import kind_of
 from batchd.data.sources.options import SourceOptions
 from batchd.data.storage.access import Storage
+from batchd.data.storage.values import PROBE_BYTES, fingerprint
 from batchd.errors import SourceInvalid
 from batchd_wire.fields import ITEM_BYTES
 from support.samples import opened, read_samples, reason, scan
@@ -213,10 +215,10 @@ def test_a_byte_that_is_not_a_bool_makes_a_bad_sample(tmp_path) -> None:
         assert reader.read(0)["x"].tolist() == [False] * 3
 
 
-@pytest.mark.parametrize("probe_bytes", [array_files.PROBE_BYTES, 8192])
+@pytest.mark.parametrize("probe_bytes", [PROBE_BYTES, 8192])
 def test_the_digest_tells_arrays_of_the_same_shape_apart(tmp_path, monkeypatch, probe_bytes) -> None:
     """The digest reads long files at their ends and in blocks; paths are not part of it."""
-    monkeypatch.setattr(array_files, "PROBE_BYTES", probe_bytes)
+    monkeypatch.setattr(array_scan, "fingerprint", partial(fingerprint, probe_bytes=probe_bytes))
     array = np.zeros((1000, 1000), "uint8")
     digests = [scan(npy(tmp_path, array)).digest]
     for place in ((0, 0), (999, 999), slice(500, 520)):
