@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 
 from batchd.cli.peeked import PeekedBatch, is_packed, joined_patches
+from batchd.cli.sound_sheet import draw_sounds
 from batchd.cli.token_texts import draw_texts, texts_of
 from batchd.data.storage.paths import why_unwritable
 from batchd.errors import BatchdError
@@ -33,6 +34,7 @@ from batchd_client.showing import (
     overlaid,
     range_of,
 )
+from batchd_client.sounds import sounds_in
 from batchd_client.token_texts import TokenText
 from batchd_wire.fields import Overlay
 
@@ -56,7 +58,7 @@ Image = np.ndarray
 
 def image_fields(batch: PeekedBatch) -> list[str]:
     """The fields with images; "image" is first if it is one of them."""
-    others = of_objects(batch.overlays)
+    others = of_objects(batch.overlays) | {sound.field for sound in sounds_in(batch.overlays, batch.arrays)}
     found = [
         name for name in batch.arrays if (_has_one(batch, name) or _has_several(batch, name)) and name not in others
     ]
@@ -75,24 +77,28 @@ def draw(batch: PeekedBatch, stream: str, path: Path, field: str | None, *, is_b
     """Draw ``field``, or else "image" or the first field with images. Raises ``BatchdError``.
 
     All fields with images are drawn if none was named, and a sample has several in one field, or
-    none is called "image". The texts of tokens are drawn beside the images of their rows, or below.
+    none is called "image". The texts of tokens are drawn beside the images of their rows, or below,
+    and sounds below.
     """
     texts = texts_of(batch) if field is None else []
+    sounds = [one for one in sounds_in(batch.overlays, batch.arrays) if field in {None, one.field}]
+    heard = [draw_sounds(batch, sounds)] if sounds else []
     whole, batch = batch, joined_patches(batch)
     images = image_fields(batch)
-    if texts and not images:
-        write_png(draw_texts(texts), path)
+    words = [draw_texts(texts)] if texts else []
+    if (heard or words) and (not images or (heard and field is not None)):
+        write_png(_stacked([*heard, *words], axis=0), path)
         return
     drawn = field or next(iter(images), "image")
     if drawn not in images:
         helps = suggestion(drawn, images) if images else "it has none in any field"
-        raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}; {helps}")
+        raise BatchdError(f"stream {stream!r} has no images in a field {drawn!r}, and no sound; {helps}")
     if texts and batch is whole and _has_one(batch, drawn) and not is_packed(batch):
         write_png(_beside(batch, drawn, texts, is_bgr=is_bgr), path)
         return
     is_all = field is None and (drawn != "image" or any(_has_several(batch, name) for name in images))
     sheet = draw_sheet(batch, *(images if is_all else [drawn]), is_bgr=is_bgr)
-    write_png(_stacked([sheet, draw_texts(texts)], axis=0) if texts else sheet, path)
+    write_png(_stacked([sheet, *heard, *words], axis=0), path)
 
 
 def _beside(batch: PeekedBatch, field: str, texts: Sequence[TokenText], *, is_bgr: bool) -> Image:

@@ -18,6 +18,7 @@ from batchd.cli.asking import RunningStream, client_errors, running_daemon
 from batchd.cli.options import Address, DrawnField, PositionArgument, as_command, option, parse_position
 from batchd.cli.peeked import PeekedBatch, batch_table, drawn_rows, is_packed, joined_patches
 from batchd_client.asking import ask_status
+from batchd_client.sounds import sounds_in
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
 
@@ -44,7 +45,7 @@ def command(
 
     Tokens are drawn and printed as the texts that they stand for, beside the images of their rows,
     the words that are learned in green. Masks, boxes with the numbers of their classes, and
-    keypoints are drawn over the images that they follow.
+    keypoints are drawn over the images that they follow; sound below, over its seconds.
 
     It is the batch at EPOCH:STEP, by default at 0:0; of a live stream, the first one from there on
     that still exists.
@@ -59,13 +60,13 @@ def show(batch: PeekedBatch, stream: str, output: Path, field: str | None = None
     from batchd.cli.contact_sheet import draw, image_fields  # noqa: PLC0415  OpenCV takes longer to load than the rest together
     from batchd.cli.token_texts import text_lines, texts_of  # noqa: PLC0415
 
-    texts, packed = texts_of(batch), batch
+    texts, packed, sounds = texts_of(batch), batch, sounds_in(batch.overlays, batch.arrays)
     batch = joined_patches(batch)
     where = f"epoch {batch.epoch}, step {batch.step}, {counted(batch.rows, 'sample')}"
     if field is None and not image_fields(batch):
-        if texts:
+        if texts or sounds:
             draw(batch, stream, output, field)
-            terminal.say(f"{output}: texts of {where}")
+            terminal.say(f"{output}: {'sounds' if sounds else 'texts'} of {where}")
         else:
             terminal.say(f"stream {stream!r} has no field with images, so no picture is drawn: {where}")
         terminal.say(*batch_table(batch, terminal.columns()))

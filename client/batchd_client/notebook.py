@@ -1,6 +1,7 @@
 """HTML of batches, streams and connections for notebooks. Runs in the user's program.
 
-    batch    up to 16 embedded PNGs of at most 96 x 96 pixels; texts of tokens; a table of others
+    batch    up to 16 embedded PNGs of at most 96 x 96 pixels; sounds of the first 4 samples; texts
+             of tokens; a table of others
     stream   position and sizes; a table of the fields
     daemon   its streams, and their trainers
 
@@ -23,6 +24,7 @@ from batchd_client import showing
 from batchd_client.batch import Batch, Shown, html_of_batch
 from batchd_client.daemon import html_of_daemon
 from batchd_client.reader import ENDLESS_STEPS
+from batchd_client.sounds import Sound, sounds_in
 from batchd_client.stream import FieldSchema, Stream, html_of_stream, position_text
 from batchd_client.token_texts import CHARACTERS_MAX as CHARACTERS_OF_A_TEXT_MAX
 from batchd_client.token_texts import TokenText, token_texts
@@ -33,6 +35,7 @@ from batchd_wire.wording import counted
 
 PICTURES_MAX = 16
 PICTURE_PIXELS = 96
+SOUND_PIXELS = 80
 PICTURE_FIELDS_MAX = 4
 SAMPLES_MAX = 4
 """Number of samples in the table of a batch."""
@@ -51,8 +54,12 @@ def batch_html(batch: Batch, stream: str, shown: Shown) -> str:
     """The first samples of ``batch`` as HTML: pictures with labels, and values of other fields."""
     samples = {name: _samples(batch, name) for name in batch}
     rooms = {name: batch.room(name) for name in samples.keys() - showing.of_objects(shown.overlays)}
+    sounds = sounds_in(shown.overlays, samples)[:PICTURE_FIELDS_MAX]
+    others = {sound.field for sound in sounds}
     pictured = [
-        name for name in samples if name in rooms and showing.is_image(rooms[name].array.dtype, rooms[name].shape)
+        name
+        for name in samples
+        if name in rooms.keys() - others and showing.is_image(rooms[name].array.dtype, rooms[name].shape)
     ]
     pictured = pictured[:PICTURE_FIELDS_MAX]
     overlays = [one for one in map(Overlay._make, shown.overlays) if one.field in samples]
@@ -73,15 +80,27 @@ def batch_html(batch: Batch, stream: str, shown: Shown) -> str:
     rows = [
         [name, _type_text(batch, name), *(showing.cell_text(value) for value in samples[name][:SAMPLES_MAX])]
         for name in samples
-        if name not in pictured
+        if name not in pictured and name not in others
     ]
     header = ["field", "type", *(f"sample {row}" for row in range(min(SAMPLES_MAX, batch.samples)))]
     notes = [f"<div>{escape(note)}</div>" for _images, note in drawn]
     texts = token_texts(list(map(Overlay._make, shown.overlays)), samples, samples.__getitem__)
     words = "".join(map(_text_html, texts))
-    return (
-        f"<div><p>{escape(title)}</p>{''.join(notes)}<div>{''.join(figures)}</div>{words}{_table(header, rows)}</div>"
+    heard = "".join(
+        _sound_html(sound, value, showing.label_text(batch, shown.classes, row))
+        for sound in sounds
+        for row, value in enumerate(samples[sound.field][:SAMPLES_MAX])
     )
+    drawn_html = f"<div>{''.join(figures)}</div><div>{heard}</div>"
+    return f"<div><p>{escape(title)}</p>{''.join(notes)}{drawn_html}{words}{_table(header, rows)}</div>"
+
+
+def _sound_html(sound: Sound, value: Array, label: str) -> str:
+    """The picture of a sample's sound, with the text of its axes."""
+    data = b64encode(png(sound.picture(value, SOUND_PIXELS, 3 * SOUND_PIXELS))).decode()
+    text = f"{label} {sound.field}: {sound.time_text(value)}, {sound.range_text(value)}"
+    image = f'<img alt="{_cell(sound.field)}" src="data:image/png;base64,{data}">'
+    return f'<figure style="{_FIGURE}">{image}<figcaption>{_cell(text)}</figcaption></figure>'
 
 
 def _text_html(text: TokenText) -> str:

@@ -82,6 +82,9 @@ class Overlay(NamedTuple):
     ``role``: "mask", "masks", "boxes", "points", "keypoints", or "label" of the boxes. ``form`` and
     ``relative``: of boxes, as the step ``box_form`` makes them. With "tokens", ``image`` has tokens
     and ``field`` is their loss mask, or ""; ``form``: the SHA-256 of the tokenizer, and its path.
+    With "waveform" and "spectrogram", ``image`` is sound, and ``field`` ""; ``form``: samples or
+    frames per second, 0 if that is unknown; of a spectrogram also its ends in Hz, 0 0 if it has no
+    frequencies, and "power" if it has no logarithms.
     """
 
     image: str

@@ -24,10 +24,13 @@ from batchd.data.pipeline.image.options import (
     SizedStep,
 )
 from batchd.data.pipeline.join.options import SAMPLES_MAX, JoinStep, samples_joined
+from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.options import StepOptions
 from batchd.data.pipeline.shapes.options import Pack
+from batchd.data.pipeline.sound.options import MelStep, Mfcc, SpectrumStep
 from batchd.data.pipeline.step_files import Digests, check_files
 from batchd.data.pipeline.text.options import Chat, Tokenize
+from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.views.options import Views
 from batchd.data.samples.columns import Column, Following
 from batchd.errors import KeyPath
@@ -82,7 +85,7 @@ def columns_after(columns: Sequence[Column], steps: Sequence[StepOptions]) -> ef
 
 
 def overlays_of(columns: Sequence[Column], steps: Sequence[StepOptions], digests: Digests) -> tuple[Overlay, ...]:
-    """What follows the images of a batch, to be drawn over them, and whose tokens are in it.
+    """What follows the images of a batch, to be drawn over them, whose tokens are in it, and sound.
 
     ``digests``: of the tokenizers.
     """
@@ -98,7 +101,24 @@ def overlays_of(columns: Sequence[Column], steps: Sequence[StepOptions], digests
         if isinstance(step, Chat | Tokenize) and step.to in made:
             file, mask = (step.tokenizer, step.mask) if isinstance(step, Chat) else (step.file, "")
             drawn.append(Overlay(step.to, "tokens", mask if mask in made else "", f"{digests[file]} {file}"))
-    return tuple(drawn)
+    return (*drawn, *(sound for sound in _sounds_of(steps) if sound.image in made))
+
+
+def _sounds_of(steps: Sequence[StepOptions]) -> list[Overlay]:
+    """The fields that are sound in the end: see ``Overlay``."""
+    rates: dict[str, int] = {}
+    found: dict[str, Overlay] = {}
+    for step in steps:
+        match step:
+            case DecodeAudio(field=field, rate=rate) | DecodeVideo(audio=field, audio_rate=rate) if field:
+                rates[field], found[field] = rate, Overlay(field, "waveform", "", f"{rate}")
+            case SpectrumStep(field=field):
+                rate = step.rate if isinstance(step, MelStep) else rates.get(field, 0)
+                low, high = (step.low_hz, step.end_hz) if isinstance(step, MelStep) else (0.0, rate / 2)
+                bounds = "0 0" if isinstance(step, Mfcc) else f"{low:g} {high:g}"
+                power = " power" if step.log == "none" else ""
+                found[field] = Overlay(field, "spectrogram", "", f"{rate / step.hop:g} {bounds}{power}")
+    return list(found.values())
 
 
 def reserved_names(columns: Sequence[Column]) -> list[str]:

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 import batchd_client
-from batchd_client.notebook import CHARACTERS_MAX, PICTURE_PIXELS, PICTURES_MAX, daemon_html, png, shrunk
+from batchd_client.notebook import (
+    CHARACTERS_MAX,
+    PICTURE_PIXELS,
+    PICTURES_MAX,
+    SOUND_PIXELS,
+    daemon_html,
+    png,
+    shrunk,
+)
 from batchd_client.showing import COLORS
 from batchd_wire.fields import Field, Overlay, Rooms, Varying
 from batchd_wire.views import slot_arrays
@@ -224,3 +232,15 @@ def test_what_belongs_to_an_image_is_drawn_over_it(tmp_path) -> None:
     assert (page.pictures[0][10, 10:40] == COLORS[0]).all()
     assert (page.pictures[0][12:28, 12:38] == 100).all()
     assert (page.pictures[0][50:] == (100 + COLORS[0].astype(int)) // 2).all()
+
+
+def test_sound_is_drawn_with_its_seconds(tmp_path) -> None:
+    """Of the first samples; it is not in the table of numbers, too."""
+    fields = (Field("audio", "float32", (100, 40)), Field("index", "int64", ()))
+    sound = ("audio", "spectrogram", "", "100 0 8000", False)
+
+    page = shown(tmp_path, fields, {"audio": np.ones((2, 100, 40))}, overlays=[sound])
+
+    assert [picture.shape for picture in page.pictures] == [(SOUND_PIXELS, 3 * SOUND_PIXELS, 3)] * 2
+    assert "#0 audio: 1 s, 0 to 8,000 Hz" in page.texts
+    assert "float32[2, 100, 40]" not in page.texts
