@@ -87,7 +87,7 @@ MOSAIC_TARGETS = {"-cached": 1.5, "": 1.5}
 MOSAIC_FILES = 1024
 """More than ultralytics' workers keep of those that they decoded last: 128 each."""
 IMAGES, OBJECTS = 120_000, 860_000
-CHATS, ROOM, VOCABULARY = 20_000, 4096, 32_000
+CHATS, ROOM, VOCABULARY = 60_000, 4096, 32_000
 PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """At which Llama 3 cuts a text."""
 CONFIG = """\
