@@ -1,4 +1,4 @@
-"""Benchmark: sound and videos, beside torchcodec, torchaudio and Lhotse.
+"""Benchmark: sound and videos, beside torchcodec, torchaudio, Lhotse and LeRobot.
 
     clips       frames/s of clips of 16 frames of videos with a key frame every 250 frames, scaled
                 to 112 x 112, by two workers: shuffled, in blocks, and in order, beside torchcodec
@@ -9,6 +9,8 @@
                 are from float64 by numpy, and from torchaudio
     memory      memory of a worker without its slots: clips, and segments of a FLAC of ten hours
                 beside those of six minutes; a header that announces 10**9 samples
+    robots      samples/s of frames of robots' episodes: four cameras of 640 x 480 with two frames
+                each, in AV1 as LeRobot writes it, shuffled, beside LeRobot's own loader
 
 Sides take turns; each is a process for its turn, peers in their environment of
 peers/environments.py. Sound and videos are made with ffmpeg's encoders.
@@ -44,6 +46,7 @@ from batchd.data.samples.errors import SampleUndecodable
 PEERS, SCRIPT, LOG = "media", "media_side.py", environments.BUILD / "logs" / "media.log"
 VIDEOS, FRAMES, KEY_FRAME, VIDEO_SIZE = 4, 1500, 250, "320x240"
 HOUR_S, FILE_RATES = 3600, (16_000, 44_100)
+ROBOTS, ROBOTS_SCRIPT, ROBOTS_BATCH = "lerobot", "lerobot_side.py", 8
 CLIP_BATCH, SEGMENT_BATCH, TRAINERS = 16, 32, 4
 SOUND_PEERS = "torchaudio", "lhotse"
 VALUES = 1_000_000
@@ -67,6 +70,7 @@ def run(bench: Bench) -> None:
     _write_videos(data / "clips")
     _kernels(bench, data)
     _memory(bench, data)
+    _lerobot(bench, data / "robot")
     if environments.make([PEERS]):
         print("media beside torchcodec, torchaudio and Lhotse: not measured")
         return
@@ -156,6 +160,28 @@ def _turns(bench: Bench, sides: Mapping[str, Side], data: Path, batch: int) -> l
 def _cpu_s(found: Measurement) -> float:
     """For each sample."""
     return found.cpu_s / found.images
+
+
+def _lerobot(bench: Bench, data: Path) -> None:
+    """Samples/s of two workers of each side, and the CPU that a sample takes them."""
+    if environments.make([ROBOTS]):
+        print("robots beside LeRobot: not measured")
+        return
+    LOG.parent.mkdir(parents=True, exist_ok=True)
+    script = Path(playing.__file__).with_name(ROBOTS_SCRIPT)
+    with LOG.open("ab") as said:
+        subprocess.run([environments.python(ROBOTS), script, "write", data], check=True, stdout=said, stderr=said)
+    where = {"batchd": environments.OURS, ROBOTS: ROBOTS}
+    sides = {name: Side(name, name, environment, ROBOTS_SCRIPT, name) for name, environment in where.items()}
+    try:
+        rounds = _turns(bench, sides, data, ROBOTS_BATCH)
+    except playing.SideFailed as error:
+        print(f"robots: a side failed: {error}, see {LOG}")
+        return
+    ratios = [one["batchd"].rate / one[ROBOTS].rate for one in rounds]
+    cpu = [_cpu_s(one[ROBOTS]) / _cpu_s(one["batchd"]) for one in rounds]
+    print(f"robots: samples/s, ours / LeRobot's {spread(ratios)}; CPU of LeRobot / ours {spread(cpu)}")
+    bench.report(Figure("media-lerobot", statistics.median(ratios), ">=", 2))
 
 
 # --- log-mel --------------------------------------------------------------------------------------
