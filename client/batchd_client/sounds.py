@@ -50,17 +50,17 @@ class Sound(NamedTuple):
         return cls(overlay.image, overlay.role, float(per_s), float(low), float(high), power[:1] == ["power"])
 
     def seconds(self, value: Array) -> float:
-        """The length of a sample's value in seconds, or in frames if there is no rate."""
+        """The length of ``value``, ``[samples, ...]`` or ``[frames, ...]``, or its frames."""
         length: int = value.shape[0] if self.role == SPECTROGRAM else max(value.shape)
         return length / (self.per_s or 1.0)
 
     def time_text(self, value: Array) -> str:
-        """``10 s``, or ``1,000 frames``."""
+        """``10 s``, or ``1,000 frames``, of ``value``, ``[samples, ...]`` or ``[frames, ...]``."""
         seconds = self.seconds(value)
         return f"{seconds:.3g} s" if self.per_s else f"{seconds:,.0f} frames"
 
     def range_text(self, value: Array) -> str:
-        """``0 to 8,000 Hz``; of a waveform ``up to 0.31``."""
+        """``0 to 8,000 Hz``; of a waveform, ``value`` is ``[samples, ...]``, ``up to 0.31``."""
         if self.role == WAVEFORM:
             return f"up to {_peak(value):.3g}"
         return f"{self.low_hz:,.0f} to {self.high_hz:,.0f} Hz" if self.high_hz else f"{value.shape[1]} coefficients"
