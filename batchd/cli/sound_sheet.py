@@ -6,7 +6,7 @@ import numpy as np
 
 from batchd.cli.peeked import PeekedBatch
 from batchd_client.showing import label_text
-from batchd_client.sounds import WAVEFORM, Sound
+from batchd_client.sounds import WAVEFORM, SoundField
 
 SAMPLES_MAX = 8
 WIDTH_PIXELS, WAVE_PIXELS, BANDS_PIXELS = 640, 72, 128
@@ -17,7 +17,7 @@ BACKGROUND, INK = (250, 250, 250), (40, 40, 40)
 _STEPS = (1, 2, 5)
 
 
-def draw_sounds(batch: PeekedBatch, sounds: Sequence[Sound]) -> np.ndarray:
+def draw_sounds(batch: PeekedBatch, sounds: Sequence[SoundField]) -> np.ndarray:
     """The first samples of a batch with their sounds: a BGR image, uint8 [height, width, 3]."""
     values = {sound.field: batch.samples(sound.field) for sound in sounds}
     parts = []
@@ -30,7 +30,7 @@ def draw_sounds(batch: PeekedBatch, sounds: Sequence[Sound]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _strip(sound: Sound, value: np.ndarray, title: str) -> np.ndarray:
+def _strip(sound: SoundField, value: np.ndarray, title: str) -> np.ndarray:
     """One sound: its title, its picture, and below the times."""
     height = WAVE_PIXELS if sound.role == WAVEFORM else BANDS_PIXELS
     top, bottom = LINE_PIXELS, LINE_PIXELS + height

@@ -24,7 +24,7 @@ from batchd_client import showing
 from batchd_client.batch import Batch, Shown, html_of_batch
 from batchd_client.daemon import html_of_daemon
 from batchd_client.reader import ENDLESS_STEPS
-from batchd_client.sounds import Sound, sounds_in
+from batchd_client.sounds import SoundField, sounds_in
 from batchd_client.stream import FieldSchema, Stream, html_of_stream, position_text
 from batchd_client.token_texts import CHARACTERS_MAX as CHARACTERS_OF_A_TEXT_MAX
 from batchd_client.token_texts import TokenText, token_texts
@@ -95,7 +95,7 @@ def batch_html(batch: Batch, stream: str, shown: Shown) -> str:
     return f"<div><p>{escape(title)}</p>{''.join(notes)}{drawn_html}{words}{_table(header, rows)}</div>"
 
 
-def _sound_html(sound: Sound, value: Array, label: str) -> str:
+def _sound_html(sound: SoundField, value: Array, label: str) -> str:
     """The picture of a sample's sound, with the text of its axes."""
     data = b64encode(png(sound.picture(value, SOUND_PIXELS, 3 * SOUND_PIXELS))).decode()
     text = f"{label} {sound.field}: {sound.time_text(value)}, {sound.range_text(value)}"

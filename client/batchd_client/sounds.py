@@ -4,7 +4,7 @@
     spectrogram    a color for each value, low frequencies at the bottom
 
 Used by `batchd peek` and notebooks. The subscription says which fields are sound, and of which rate
-(``fields.Overlay``); the pictures have no text, and ``Sound`` has that of their axes.
+(``fields.Overlay``); the pictures have no text, and ``SoundField`` has that of their axes.
 
 Invariant: pictures are copies, so none of them keeps a slot.
 """
@@ -29,7 +29,7 @@ _COLORS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [
 without color."""
 
 
-class Sound(NamedTuple):
+class SoundField(NamedTuple):
     """A field with sound. ``per_s``: numbers or frames in a second, 0 if that is unknown.
 
     ``low_hz`` and ``high_hz``: of a spectrogram, both 0 if it has no frequencies. ``is_power``: its
@@ -100,10 +100,10 @@ class Sound(NamedTuple):
         return np.asarray(np.rint(np.stack(levels, axis=-1)), np.uint8)
 
 
-def sounds_in(overlays: Sequence[tuple[str, str, str, str, bool]], names: Collection[str]) -> list[Sound]:
+def sounds_in(overlays: Sequence[tuple[str, str, str, str, bool]], names: Collection[str]) -> list[SoundField]:
     """The sounds among the fields with these names, in their order."""
     return [
-        Sound.of(one)
+        SoundField.of(one)
         for one in map(Overlay._make, overlays)
         if one.role in {WAVEFORM, SPECTROGRAM} and one.image in names
     ]

@@ -201,7 +201,7 @@ class VideoFrames:
             self._container, self._stream = open_video(self._plain)
         except VideoUnreadable as error:
             raise SampleUnreadable(f"the file {error}; {CHANGED}") from None
-        self._decoder: Any = self._stream.codec_context
+        self._decoder = self._stream.codec_context
         pixels = self._decoder.width * self._decoder.height
         if pixels > self._max_pixels:
             size = f"{self._decoder.width} x {self._decoder.height}"
@@ -414,7 +414,7 @@ class Packets:
 def read_packets(container: InputContainer, stream: VideoStream, progress: Callable[[], None]) -> Packets:
     """All packets of a video, without decoding one. Raises ``VideoUnreadable``."""
     found, reported_s = Packets(), monotonic()
-    codec: Any = stream.codec_context
+    codec = stream.codec_context
     is_vp8 = codec.name == "vp8"
     try:
         for packet in packets_of(container, stream):

@@ -25,7 +25,7 @@ WantedFrames: TypeAlias = Iterable[tuple[int, Sequence[int]]]
 """The numbers of files, with the numbers of frames in them."""
 
 
-class Limits(NamedTuple):
+class OpenLimits(NamedTuple):
     """Limits of the open files of one reader, and of each."""
 
     open_max: int
@@ -53,7 +53,7 @@ class OpenVideos:
     """The pixels of frames of indexed files. ``wanted``: those of a sample."""
 
     def __init__(
-        self, index: IndexedFrames, pixels: Pixels, limits: Limits, wanted: Callable[[int], WantedFrames]
+        self, index: IndexedFrames, pixels: Pixels, limits: OpenLimits, wanted: Callable[[int], WantedFrames]
     ) -> None:
         self._index = index
         self._limits = limits

@@ -13,12 +13,12 @@ from batchd.data.pipeline.media.options import DecodeAudio
 from batchd.data.pipeline.sample_fields import overlays_of
 from batchd.data.pipeline.sound.options import Gain, LogMel, Mfcc, Spectrogram
 from batchd.data.samples.columns import Column
-from batchd_client.sounds import Sound, sounds_in
+from batchd_client.sounds import SoundField, sounds_in
 
 DARK, BRIGHT = (68, 1, 84), (253, 231, 37)
 WAVE, PAPER = (0, 90, 170), (255, 255, 255)
 GAIN = Gain(db=(-6, 6))
-SPECTRUM = Sound("audio", "spectrogram", 100.0, 0.0, 8000.0)
+SPECTRUM = SoundField("audio", "spectrogram", 100.0, 0.0, 8000.0)
 
 
 def overlays(*steps):
@@ -29,10 +29,10 @@ def overlays(*steps):
 @pytest.mark.parametrize(
     ("step", "sound"),
     [
-        (GAIN, Sound("audio", "waveform", 16000.0)),
-        (LogMel(bands=40, high_hz=7600.0), Sound("audio", "spectrogram", 100.0, 0.0, 7600.0)),
-        (Spectrogram(hop=320), Sound("audio", "spectrogram", 50.0, 0.0, 8000.0, is_power=True)),
-        (Mfcc(), Sound("audio", "spectrogram", 100.0)),
+        (GAIN, SoundField("audio", "waveform", 16000.0)),
+        (LogMel(bands=40, high_hz=7600.0), SoundField("audio", "spectrogram", 100.0, 0.0, 7600.0)),
+        (Spectrogram(hop=320), SoundField("audio", "spectrogram", 50.0, 0.0, 8000.0, is_power=True)),
+        (Mfcc(), SoundField("audio", "spectrogram", 100.0)),
     ],
 )
 def test_a_stream_says_which_of_its_fields_are_sound(step, sound):
@@ -45,7 +45,7 @@ def test_a_wave_reaches_as_far_as_its_samples():
     """Above and below the middle, at their time; two channels are one below the other."""
     samples = np.zeros((1000, 2), np.float32)
     samples[500:510:2, 0], samples[900::2, 1] = 0.5, -0.25
-    sound = Sound("audio", "waveform", 1000.0)
+    sound = SoundField("audio", "waveform", 1000.0)
 
     picture = sound.picture(samples, 80, 100)
 
@@ -73,7 +73,7 @@ def test_the_greatest_value_of_a_spectrum_is_brightest_where_it_is(is_power):
 @pytest.mark.parametrize("value", [np.zeros(0), np.zeros((0, 40)), np.full(30, np.nan), np.zeros((5, 40))])
 def test_silence_nothing_and_numbers_that_are_none_are_drawn(value):
     """As an empty picture of the same size."""
-    sound = Sound("audio", "waveform", 16000.0) if value.ndim == 1 else SPECTRUM
+    sound = SoundField("audio", "waveform", 16000.0) if value.ndim == 1 else SPECTRUM
 
     assert sound.picture(value, 30, 20).shape == (30, 20, 3)
     assert sound.time_text(value)

@@ -60,7 +60,7 @@ class CodedSound:
         self._is_fresh = True
         """Whether the container is at its beginning."""
         self._open()
-        context: Any = self._sound.codec_context
+        context = self._sound.codec_context
         self.rate, self.channels = int(context.rate), int(context.channels)
         if not self.rate or self._sound.time_base is None:
             self._container.close()

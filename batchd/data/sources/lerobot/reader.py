@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from batchd.data.media import SAMPLE_BYTES_MAX
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.media.indexed import IndexedFrames
-from batchd.data.media.opened import Limits, OpenVideos
+from batchd.data.media.opened import OpenLimits, OpenVideos
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.interface import part_of
@@ -63,7 +63,7 @@ class LeRobotReader:
         self._videos = OpenVideos(
             self._files,
             Pixels(PixelOptions(1, "rgb", "apply")),
-            Limits(OPEN_MAX, source.max_pixels, max_bytes, bound, source.codecs),
+            OpenLimits(OPEN_MAX, source.max_pixels, max_bytes, bound, source.codecs),
             self._wanted,
         )
         self._rows: ParquetReader | None = None

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -355,7 +355,7 @@ def _scan(source: LeRobotSource, survey: Survey) -> SourceIndex:
     return isolated_scan(MODULE, source, survey, source.scan_timeout_s)
 
 
-def _labels(_source: Any, index: SourceIndex) -> NDArray[np.int64]:
+def _labels(_source: LeRobotSource, index: SourceIndex) -> NDArray[np.int64]:
     return index.arrays["task_index"]
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchd.data.media import SAMPLE_BYTES_MAX
 from batchd.data.media.frames import PixelOptions, Pixels
 from batchd.data.media.indexed import IndexedFrames
-from batchd.data.media.opened import Limits, OpenVideos
+from batchd.data.media.opened import OpenLimits, OpenVideos
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value
 from batchd.data.sources.files.reader import padded_text
@@ -59,7 +59,7 @@ class VideoReader:
         self._index = VideoIndex(source, index)
         pixels = Pixels(PixelOptions(source.frames, source.color, source.rotation, source.size, source.interpolation))
         bound = bound_of(source.root, allow_outside_root=source.allow_outside_root)
-        limits = Limits(OPEN_MAX, source.max_pixels, max_bytes, bound)
+        limits = OpenLimits(OPEN_MAX, source.max_pixels, max_bytes, bound)
         self._videos = OpenVideos(self._index, pixels, limits, lambda sample: [self._index.find(sample)])
         self._kept: dict[tuple[int, int], NDArray[np.uint8]] = {}
         """The frames of the last clip, by file and number: the next clip may share some."""
