@@ -66,7 +66,7 @@ def test_a_stream_with_an_image_of_another_name_is_drawn(tmp_path) -> None:
     assert drawn.output == f"{sheet}: epoch 0, step 0, 4 samples\n"
     assert sheet.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert refused.exit_code == 1
-    assert "no images in a field 'words'; known here: digit" in str(refused.exception)
+    assert "no images in a field 'words', and no sound; known here: digit" in str(refused.exception)
 
 
 def test_the_daemon_says_which_images_are_bgr(tmp_path) -> None:
