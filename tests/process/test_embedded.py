@@ -27,7 +27,7 @@ from support.settings import folder_stream, write_settings
 from support.waiting import PATIENCE_S, wait_until
 
 SCRIPT = """
-import os, sys
+import os, select, sys
 import batchd, batchd_client
 
 with batchd.serve(sys.argv[1]) as address:
@@ -37,7 +37,8 @@ with batchd.serve(sys.argv[1]) as address:
         daemon = connection.status()["daemon"]["pid"]
         try:
             print(address, daemon, flush=True)
-            sys.stdin.read()
+            while not select.select([sys.stdin], [], [], 0.05)[0]:
+                pass  # a read for ever would miss a signal that comes just before it
         except KeyboardInterrupt:
             print("interrupted at step", stream.step, batch["image"].any(), len(next(iter(stream))), flush=True)
 print("left", flush=True)
