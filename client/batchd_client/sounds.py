@@ -50,7 +50,7 @@ class SoundField(NamedTuple):
         return cls(overlay.image, overlay.role, float(per_s), float(low), float(high), power[:1] == ["power"])
 
     def seconds(self, value: Array) -> float:
-        """The length of ``value``, ``[samples, ...]`` or ``[frames, ...]``, or its frames."""
+        """Seconds of ``value``, ``[samples, ...]`` or ``[frames, ...]``; frames without a rate."""
         length: int = value.shape[0] if self.role == SPECTROGRAM else max(value.shape)
         return length / (self.per_s or 1.0)
 
