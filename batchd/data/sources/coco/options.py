@@ -11,6 +11,8 @@ from batchd_wire.record import options
 
 IMAGE, SEGMENTS, MASKS, KEYPOINTS, CAPTIONS = "image", "segments", "masks", "keypoints", "captions"
 IMAGE_ID = "image_id"
+NO_ID = -1
+"""In the index, of an annotation that has no id."""
 TYPES = MappingProxyType(
     {
         IMAGE: "image",
@@ -77,6 +79,11 @@ class CocoSource(SourceOptions):
         check_chosen(checks, self.fields, TYPES)
         if (SEGMENTS in self.fields) != (self.segments is not None):
             checks.say('segments = "FOLDER" and the field "segments" belong together', "segments")
+
+    @property
+    def needs_objects(self) -> bool:
+        """True if a field is of the annotations of an image."""
+        return bool(set(self.fields) - {IMAGE, IMAGE_ID})
 
     @property
     def columns(self) -> tuple[Column, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from batchd.data.samples.errors import SampleUnreadable
 from batchd.data.samples.values import Value, nested
-from batchd.data.sources.coco.options import CAPTIONS, IMAGE, IMAGE_ID, KEYPOINTS, MASKS, SEGMENTS, CocoSource
+from batchd.data.sources.coco.options import CAPTIONS, IMAGE, IMAGE_ID, KEYPOINTS, MASKS, NO_ID, SEGMENTS, CocoSource
 from batchd.data.sources.coco.outlines import mask_of, numbers_of
 from batchd.data.sources.interface import PlainReader
 from batchd.data.sources.jsonl.values import json_object
@@ -50,7 +50,6 @@ class CocoReader(PlainReader):
             for name, place in ((IMAGE, "images"), (SEGMENTS, "segments"))
             if name in source.fields
         }
-        self._needs_objects = bool(set(source.fields) - {IMAGE, IMAGE_ID})
         self._columns = {column.name: column for column in source.columns}
         self.close = self._bytes.close
 
@@ -69,7 +68,7 @@ class CocoReader(PlainReader):
 
     def prefetch(self, samples: Sequence[int]) -> None:
         """Request the annotations and the images from servers at once."""
-        if self._needs_objects:
+        if self._source.needs_objects:
             self._bytes.prefetch(
                 Extent(self._path, *self._extents[place].tolist()) for one in samples for place in self._places(one)
             )
@@ -80,7 +79,7 @@ class CocoReader(PlainReader):
         """See ``interface.Reader``."""
         self._check_id(sample)
         values: dict[str, Value] = dict(self.known(sample))
-        if self._needs_objects:
+        if self._source.needs_objects:
             values |= self._of_objects(sample)
         if IMAGE in self._files:
             values[IMAGE] = self._files[IMAGE].read(NamedFile(0, os.fsdecode(self._name(sample)), "file_name"), sample)
@@ -177,9 +176,16 @@ class CocoReader(PlainReader):
 
     def _check_id(self, sample: int) -> None:
         place = bisect_left(self._repeated, self._index.checked(sample))
-        if place < len(self._repeated) and self._repeated[place] == sample:
-            number = self._index.arrays["image_ids"][sample]
+        if place == len(self._repeated) or self._repeated[place] != sample:
+            return
+        image_ids = self._index.arrays["image_ids"]
+        number = image_ids[sample]
+        if np.count_nonzero(np.asarray(image_ids) == number) > 1:
             raise SampleUnreadable(f"has the id {number}, as another image, so its objects are not known")
+        ids, places = np.asarray(self._ids), self._places(sample)
+        own = ids[places.start : places.stop]
+        twice = next(one for one in own if one != NO_ID and np.count_nonzero(ids == one) > np.count_nonzero(own == one))
+        raise SampleUnreadable(f"annotation {twice} is in the JSON more than once, of another image, too")
 
 
 def _box(one: _Object) -> list[float]:

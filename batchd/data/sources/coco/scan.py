@@ -6,8 +6,9 @@
     sizes      int32 [n, 2]      height and width as the JSON says; 0 where it does not
     firsts     int64 [n + 1]     its objects are firsts[i] to firsts[i + 1]
     extents    int64 [m, 2]      (first byte, bytes) of each annotation in the JSON
-    ids        int64 [m]         of annotations
-    repeated   int64 [r]         images whose id another one has, too: bad samples
+    ids        int64 [m]         of annotations; -1 without one
+    repeated   int64 [r]         images whose id, or an annotation's, another image has, too: bad
+                                 samples
 
 The daemon reads the JSON once; of annotations it keeps where they are, and workers parse those of
 their samples. Objects of an image are in the order of the file.
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchd.data.sources.coco.document import Document
-from batchd.data.sources.coco.options import CocoSource
+from batchd.data.sources.coco.options import NO_ID, CocoSource
 from batchd.data.sources.finding import FilePattern, NamedSamples
 from batchd.data.sources.interface import BuiltInKind
 from batchd.data.sources.neighbours import in_order
@@ -71,7 +72,7 @@ class _Content:
         if annotation.get("iscrowd") and not crowds:
             return
         self.of_image.append(image)
-        self.ids.append(number if type(number) is int and abs(number) <= _INT64_MAX else -1)
+        self.ids.append(number if type(number) is int and abs(number) <= _INT64_MAX else NO_ID)
         self.extents.extend((start, end - start))
 
     def add_category(self, category: Mapping[str, Any]) -> None:
@@ -132,6 +133,13 @@ def _index(source: CocoSource, survey: Survey, found: _Content, document: Docume
     if len(repeated):
         where = f"image {image_ids[repeated[0]]} in {source.path}"
         survey.note("images with the id of another one, which are bad samples", where, count=len(repeated))
+    if source.needs_objects:
+        shared = _images_that_share(ids[order], image[order])
+        if len(shared):
+            where = f"image {image_ids[shared[0]]} in {source.path}"
+            what = "images with the id of an annotation of another one, which are bad samples"
+            survey.note(what, where, count=len(shared))
+        repeated = np.union1d(repeated, shared)
     names, offsets = np.frombuffer(bytes(found.names), np.uint8), np.asarray(found.offsets, np.int64)
     sizes = np.asarray(found.sizes, np.int32).reshape(-1, 2)
     if not source.empty:
@@ -162,6 +170,14 @@ def _index(source: CocoSource, survey: Survey, found: _Content, document: Docume
     places = {name: str(root.absolute()) for name, root in roots.items() if root is not None}
     file = {"path": str(source.path.absolute())}
     return SourceIndex.build(len(image_ids), facts, arrays, {**file, **places, **survey.place()})
+
+
+def _images_that_share(ids: Numbers, images: Numbers) -> Numbers:
+    """The images with an annotation whose id one of another image has. Both: int64 ``[m]``."""
+    by_id = np.argsort(ids, kind="stable")
+    ids, images = ids[by_id], images[by_id]
+    pairs = np.flatnonzero((ids[1:] == ids[:-1]) & (images[1:] != images[:-1]) & (ids[1:] != NO_ID))
+    return np.unique(images[np.concatenate([pairs, pairs + 1])])
 
 
 def _class_names(source: CocoSource, categories: Mapping[int, str]) -> list[bytes]:

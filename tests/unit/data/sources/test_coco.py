@@ -266,6 +266,23 @@ def test_two_objects_of_an_image_with_one_id_make_a_bad_sample(tmp_path: Path) -
         assert len(reader.read(by_image[20])["boxes"]) == 1
 
 
+def test_objects_of_two_images_with_one_id_make_bad_samples(tmp_path: Path) -> None:
+    """Tools do not agree which one the id means; other objects, and those without one, are good."""
+    without = [{key: value for key, value in an_object(0, image).items() if key != "id"} for image in (20, 30)]
+    objects = [an_object(4, 10), an_object(4, 10), *without, an_object(5, 20), an_object(5, 20), an_object(4, 20)]
+    with opened(coco(tmp_path, objects, at=(10, 20, 30))) as (reader, index):
+        assert (
+            "images with the id of an annotation of another one, which are bad samples: image 10 in" in index.notes[0]
+        )
+        assert [reason(reader, sample) for sample in (0, 1)] == [
+            "annotation 4 is in the JSON more than once, of another image, too"
+        ] * 2
+        assert len(reader.read(2)["boxes"]) == 1
+    images = coco(tmp_path, objects, at=(10, 20, 30), fields=("image", "image_id"))
+    with opened(images) as (reader, index):
+        assert [int(reader.read(sample)["image_id"]) for sample in range(3)] == [10, 20, 30]
+
+
 def test_two_images_of_one_id_are_bad_samples(tmp_path: Path) -> None:
     """Nobody knows whose the objects are; others are good."""
     with opened(coco(tmp_path, [an_object(2, 20)], at=(20, 10, 20))) as (reader, index):
