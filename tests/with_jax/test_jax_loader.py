@@ -34,6 +34,7 @@ from support.waiting import wait_until  # noqa: E402
 
 EPOCH = 40
 LARGEST = [30, 40, 3]
+DRAWN_SIZES = [[20, 24], [16, 32]]
 FILL = 9
 LARGE = (1 << 40) + 7
 NUMBERS = {
@@ -73,6 +74,10 @@ def daemon(start_shared_daemon, photos, tmp_path_factory):
             "numbers": {"source": numbers, "batch_size": 8, "pipeline": [], "shuffle": False},
             "padded": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, pad]),
             "ragged": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, ragged]),
+            "letterboxed": folder_stream(
+                folder / "sizes", pipeline=[{"op": "decode"}, {"op": "letterbox", "sizes": DRAWN_SIZES}]
+            ),
+            "mosaic": folder_stream(folder / "sizes", pipeline=[{"op": "decode"}, {"op": "mosaic", "size": [16, 24]}]),
         }
     )
 
@@ -265,6 +270,19 @@ def test_samples_of_different_shapes_come_with_all_their_room(daemon, load, stre
                 assert (image[height:] == behind).all()
                 assert (image[:, width:] == behind).all()
                 assert top == expected.max()
+
+
+@pytest.mark.thorough(after_first=True)
+@pytest.mark.parametrize(
+    ("stream", "sizes"), [("letterboxed", {tuple(size) for size in DRAWN_SIZES}), ("mosaic", {(32, 48)})]
+)
+def test_batches_have_the_size_that_each_draws_and_images_of_several_samples(daemon, load, stream, sizes):
+    """A function compiles once for each size. All arrays are kept."""
+    expected = bare(daemon, stream, epochs=8)
+    loader = load(stream, prefetch=2)
+    given = [batch for _ in range(8) for batch in loader]
+    assert_same(given, expected)
+    assert {batch["image"].shape[1:3] for batch in given} == sizes
 
 
 def test_fields_come_as_asked_for(load):
