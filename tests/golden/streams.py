@@ -798,6 +798,22 @@ def _orders(folder: Path) -> dict[str, dict[str, Any]]:
             "balance": 2,
             "pipeline": [tokenize, {"op": "pack", "field": "tokens", "length": 9, "window": 8}],
         },
+        **{
+            f"packed-mix-that-changes-{method}": {
+                "source": {
+                    "type": "mix",
+                    "sources": [_texts(folder), {"type": "subset", "of": _texts(folder), "start": 3, "stop": 11}],
+                    "weights": {"0": [1, 0], "2": [3, 1], "epoch 1": [1, 2]},
+                    "source_field": "origin",
+                },
+                "batch_size": 2,
+                "pipeline": [
+                    tokenize,
+                    {"op": "pack", "field": "tokens", "length": 9, "documents": 9, "method": method},
+                ],
+            }
+            for method in ("best-fit", "concat-split")
+        },
         "whole-batches": {**images, "drop_last": True},
         "repeated": {**small, "pipeline": [{**DECODE, "max_pixels": 6500}, crop], "repeats": 3},
         "repeated-views": {
