@@ -51,6 +51,9 @@ _VP8_SHOWN = 0x10
 references for others."""
 _REMUX = 'rewrite it without decoding it: "ffmpeg -fflags +genpts -i FILE -c copy NEW.mkv"'
 
+_SLICE, _ABOUT_PICTURES = 1, frozenset({6, 9, 12})
+"""Types of units of H.264: a slice of no key frame; notes, delimiters and filling."""
+
 _Timed: TypeAlias = tuple[int, av.VideoFrame]
 """A frame, and when it is shown."""
 
@@ -99,10 +102,15 @@ class VideoFrames:
     whichever frames were read before it, and yet continuing in a group costs nothing: frames in
     their order are decoded once each.
 
+    Frames in front of the one that is asked for are not decoded where no other refers to them, as
+    packets of H.264 say: half of a file, as a rule. (In HEVC they say so of their layer alone.)
+    Where a run fails, the frame is decoded by a run for itself, and then by one that leaves nothing
+    out. So damage matters to the frames that need it, whichever others were asked for.
+
     Every packet is compared with the scan, which detects a changed file and a seek to a wrong
     packet.
 
-    Invariant: a returned frame is of a run in which no packet before it was damaged.
+    Invariant: a returned frame is of a run in which no packet that it refers to was damaged.
     """
 
     def __init__(self, file: VideoFile, frames: FileFrames | None, max_pixels: int, max_bytes: int) -> None:
@@ -123,35 +131,38 @@ class VideoFrames:
         self._group: Iterator[_Timed] = iter(())
         self._key = NO_KEY
         """The key frame that the group belongs to."""
-        self._shown = 0
-        """The time of the last frame that was taken from the group."""
-        self._trouble = ""
-        """Why the group has no more frames."""
+        self._is_skipping = False
+        """Whether what no wanted frame refers to is left out."""
+        self._wanted = 0
+        """The time of the frame that is taken from the group, or was taken last."""
 
     def frame(self, number: int) -> av.VideoFrame:
         """A frame by its number in the file. Raises ``SampleUnreadable``."""
         key, time = int(self.frames.keys[number]), int(self.frames.times[self.frames.order[number]])
         if key == NO_KEY:
             raise SampleUnreadable(f"{self.frames.text(number)} comes before the first key frame of the file")
-        if key != self._key or self._shown >= time:
-            self._key, self._group, self._trouble = key, self._decode_group(key), ""
-        self._shown = time
-        with ExitStack() as where_it_fails:
-            where_it_fails.callback(self._forget)
-            try:
-                with blaming_the_sample():
-                    frame = self._take(time)
-            except SampleUnreadable as error:
-                if self._trouble:  # which is remembered
+        runs = [True, False] if self._length_bytes else [False]
+        if not self.is_further(number):
+            self._begin(key, is_skipping=runs.pop(0))
+        self._wanted = time
+        while True:
+            with ExitStack() as where_it_fails:
+                where_it_fails.callback(self._forget)
+                try:
+                    with blaming_the_sample():
+                        frame = self._take(time)
+                except SampleUnreadable as error:
+                    if not runs:
+                        raise SampleUnreadable(f"{self.frames.text(number)}: {error}") from None
+                else:
                     where_it_fails.pop_all()
-                raise SampleUnreadable(f"{self.frames.text(number)}: {error}") from None
-            where_it_fails.pop_all()
-        return frame
+                    return frame
+            self._begin(key, is_skipping=runs.pop(0))
 
     def is_further(self, number: int) -> bool:
         """True if a frame is further on in the group that was decoded last."""
         key, time = int(self.frames.keys[number]), int(self.frames.times[self.frames.order[number]])
-        return key == self._key != NO_KEY and time > self._shown
+        return key == self._key != NO_KEY and time > self._wanted
 
     def read_from(self, file: MediaFile) -> None:
         """Go on with the same file as it is open now."""
@@ -176,18 +187,16 @@ class VideoFrames:
 
     def _take(self, time: int) -> av.VideoFrame:
         """The frame of this time, further on in the group. Raises ``SampleUnreadable``."""
-        if self._trouble:
-            raise SampleUnreadable(self._trouble)
-        try:
-            for its_time, frame in self._group:
-                if its_time == time:
-                    return frame
-                if its_time > time:
-                    break
-        except SampleUnreadable as error:
-            self._trouble = str(error)
-            raise
+        for its_time, frame in self._group:
+            if its_time == time:
+                return frame
+            if its_time > time:
+                break
         raise SampleUnreadable("the decoder has no frame of this time")
+
+    def _begin(self, key: int, *, is_skipping: bool) -> None:
+        """Begin a run."""
+        self._key, self._group, self._is_skipping = key, self._decode_group(key), is_skipping
 
     def _forget(self) -> None:
         self._key, self._next_packet, self._group = NO_KEY, None, iter(())
@@ -207,6 +216,10 @@ class VideoFrames:
             size = f"{self._decoder.width} x {self._decoder.height}"
             raise SampleUnreadable(f"{size} is {pixels} pixels, more than max_pixels = {self._max_pixels}")
         self.frame_pixels, self.codec = pixels, str(self._decoder.name)
+        extra = bytes(self._decoder.extradata or b"")
+        is_avc = self.codec == "h264" and len(extra) > 4 and extra[0] == 1  # noqa: PLR2004  a record of avcC
+        self._length_bytes = (extra[4] & 3) + 1 if is_avc else 0
+        """Of the length in front of each unit of a packet of H.264; 0 if there is none."""
         self._decoder.thread_count = 1
         self._decoder.options = {"err_detect": "explode", "max_pixels": str(self._max_pixels)}
         self._next_packet = 0
@@ -244,8 +257,10 @@ class VideoFrames:
         for number, packet in self._packets(start, last):
             if packet.is_corrupt:
                 raise SampleUnreadable(f"packet {number} is cut")
+            time = self.frames.times[number]
             # Frames behind the key frame that are shown before it refer to the group before.
-            if self.frames.times[number] >= start_time:
+            is_needed = time >= self._wanted or not self._is_skipping or not _is_unused(packet, self._length_bytes)
+            if time >= start_time and is_needed:
                 yield from self._decoded(packet, f"packet {number}")
         yield from self._decoded(None, f"packet {last}")
 
@@ -318,6 +333,20 @@ class VideoFrames:
             if not from_the_start and packet.is_keyframe and packet.pts is not None and packet.pts > time:
                 return None
         return None
+
+
+def _is_unused(packet: VideoPacket, length_bytes: int) -> bool:
+    """Whether a packet of H.264 is one picture to which no other refers, as its units say."""
+    data, place, has_slice = memoryview(packet), 0, False
+    while place + length_bytes < len(data):
+        first = place + length_bytes
+        kind = data[first] & 0x1F
+        if kind == _SLICE and not data[first] >> 5 & 3:
+            has_slice = True
+        elif kind not in _ABOUT_PICTURES:
+            return False
+        place = first + int.from_bytes(data[place:first], "big")
+    return has_slice and place == len(data)
 
 
 _FORMATS = {"rgb": "rgb24", "bgr": "bgr24", "gray": "gray"}
