@@ -41,9 +41,9 @@ setup(
         ),
         Extension(
             "batchd.data.pipeline._pixels",
-            [f"batchd/data/pipeline/_pixels{part}.c" for part in ("", "_outline", "_tone", "_warp")],
+            [f"batchd/data/pipeline/_pixels{part}.c" for part in ("", "_color", "_outline", "_tone", "_warp")],
             depends=[f"batchd/data/pipeline/{name}.h" for name in ("_pixels", "_pixels_parts")],
-            extra_compile_args=[*FLAGS, "-O3"],
+            extra_compile_args=[*FLAGS, "-O3", "-ffp-contract=off"],
             extra_link_args=build_id("batchd/data/pipeline", "_pixels"),
             py_limited_api=True,
             optional=True,

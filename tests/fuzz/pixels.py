@@ -13,8 +13,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 import numpy as np
 
 PACKAGE = "batchd.data.pipeline"
-NAMES = ("count_levels", "fill_polygon", "fill_runs", "remap", "resample", "saturate", "scale", "sharpen")
-NAMES += ("shift_hue", "warp", "warp_parts")
+NAMES = ("count_levels", "fill_polygon", "fill_runs", "recolor", "remap", "resample", "scale", "sharpen")
+NAMES += ("warp", "warp_parts")
 SOUND_NAMES = ("combine", "convolve", "logarithms", "resample", "spectra")
 WORDS_NAMES = ("encode", "letters", "place")
 REFUSED = (ValueError, BufferError, OverflowError)
@@ -63,6 +63,15 @@ class Arguments:
         """Return a number around what is usual, or anything."""
         anything = [-1, 0, 1, 2**31 - 1, -(2**31), usual, usual + 1]
         return int(self.random.choice(anything) if self.chance(0.2) else self.random.integers(0, usual + 1))
+
+    def change(self):
+        """Return a kind of change of colours and its number, nearly always one that fits."""
+        kind = int(self.random.integers(5))
+        most = (11, 11, 11, 6 << 16, 11 << 14)[kind]
+        number = float(
+            self.random.choice([np.nan, -1, most + 1]) if self.chance(0.01) else self.random.uniform(0, most)
+        )
+        return 7 if self.chance(0.01) else kind, number
 
     def taps(self, source, target):
         """Return taps that lie within the source, nearly always."""
@@ -121,6 +130,7 @@ class Arguments:
             "count_levels": lambda: (image, np.zeros((image.shape[-1] + self.chance(0.05), 256), np.uint32)),
             "fill_polygon": lambda: self.outline(self.corners()),
             "fill_runs": lambda: self.outline(np.cumsum(self.random.integers(-self.chance(0.01), 50, self.side()))),
+            "recolor": lambda: (self.image((*size, 3)), tuple(self.change() for _ in range(self.number(8) % 10)), flag),
             "remap": lambda: (image, other, self.places(target), flag, self.fill()),
             "resample": lambda: (
                 image,
@@ -131,10 +141,8 @@ class Arguments:
                 flag,
                 self.chance(0.5),
             ),
-            "saturate": lambda: (image, self.number(10 << 14), flag),
             "scale": lambda: (image, other, flag, self.chance(0.5), self.chance(0.5)),
             "sharpen": lambda: (image, self.like(image), self.number(10 << 14)),
-            "shift_hue": lambda: (image, self.number(6 << 16), flag),
             "warp_parts": lambda: (
                 tuple((self.image(), self.number(40) - 20, self.number(40) - 20) for _ in range(self.number(4) % 70))
                 if self.chance(0.1)

@@ -3,12 +3,11 @@
  *
  *     resample    each new pixel is a weighted sum of pixels, along the columns, then the rows
  *     scale       the same, with the weights of "linear" or "area"; also what _jpeg.c calls
- *     shift_hue   red, green and blue are changed as if it were hue that was
  *
- * `_pixels_tone.c` has what counts and sharpens, `_pixels_warp.c` what moves pixels anywhere.
+ * `_pixels_color.c` has what changes colours, `_pixels_tone.c` what counts and sharpens,
+ * `_pixels_warp.c` what moves pixels anywhere.
  *
- * `resample.py` says which weights; it and `recolor.py` do the same without this extension, in more
- * time.
+ * `resample.py` says which weights; it does the same without this extension, in more time.
  *
  * Invariant: nothing is read outside of the buffers, whatever the arguments are. Each sum fits into
  * 32 bits: see `resample.py`.
@@ -18,9 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef HAS_VECTORS
 #include <immintrin.h>
-#define HAS_VECTORS
 #endif
 
 #ifdef __GNUC__
@@ -28,8 +26,6 @@
 #else
 #define PREFETCH(address) (void)(address)
 #endif
-
-enum { HUE_BITS = 16 };
 
 /* --- resample --- */
 
@@ -54,7 +50,8 @@ struct lanes {
 
 enum { EIGHT = 8, HIGH_BITS = 16, KEPT_BEYOND = 16, KEPT_BITS_MAX = 7, WHOLE_BITS = 14, ROWS_AHEAD = 8, LINE_BYTES = 64 };
 
-static int has_avx2, uses_avx2;
+int uses_avx2;
+static int has_avx2;
 
 FOR_EACH_PROCESSOR
 static void add_weighted(int32_t *sums, const uint8_t *row, int16_t weight, Py_ssize_t length)
@@ -445,58 +442,6 @@ static int scale(const struct image *from, const struct image *into, enum method
     return is_made;
 }
 
-/* --- hue --- */
-
-/* Hue is in sixths of the circle, times the chroma of the pixel, so that it is a whole number;
- * `shift` in 1/2^HUE_BITS of a sixth. A hue is below three rounds of the circle. Grey stays, as its
- * circle is 0. */
-ALWAYS_INLINE int32_t shifted(int32_t value, int32_t chroma, int32_t hue)
-{
-    const int32_t circle = 6 * chroma << HUE_BITS, full = chroma << HUE_BITS;
-    int32_t off;
-    hue -= hue >= circle ? circle : 0;
-    hue -= hue >= circle ? circle : 0;
-    off = 4 * full - hue < hue ? 4 * full - hue : hue;
-    off = off < 0 ? 0 : off > full ? full : off;
-    return ((value << HUE_BITS) - off + (1 << (HUE_BITS - 1))) >> HUE_BITS;
-}
-
-enum { HUES_TOGETHER = 512 };
-
-/* Planes, as vectors need them: `hues` pixels, replaced by their shifted ones. */
-FOR_EACH_PROCESSOR
-static void shift_planes(int32_t *restrict red, int32_t *restrict green, int32_t *restrict blue, int32_t hues, int32_t shift)
-{
-    for (int32_t i = 0; i < hues; i++) {
-        const int32_t r = red[i], g = green[i], b = blue[i];
-        const int32_t larger = r > g ? r : g, smaller = r < g ? r : g;
-        const int32_t most = larger > b ? larger : b, chroma = most - (smaller < b ? smaller : b);
-        int32_t hue = most == r ? g - b : most == g ? 2 * chroma + b - r : 4 * chroma + r - g;
-        hue += hue < 0 ? 6 * chroma : 0;
-        hue = (hue << HUE_BITS) + shift * chroma;
-        red[i] = shifted(most, chroma, hue + (5 * chroma << HUE_BITS));
-        green[i] = shifted(most, chroma, hue + (3 * chroma << HUE_BITS));
-        blue[i] = shifted(most, chroma, hue + (chroma << HUE_BITS));
-    }
-}
-
-static void shift_hues(const struct image *image, int32_t shift, int red, int blue)
-{
-    int32_t planes[3][HUES_TOGETHER];
-    for (Py_ssize_t row = 0; row < image->height; row++) {
-        for (Py_ssize_t first = 0; first < image->width; first += HUES_TOGETHER) {
-            const Py_ssize_t left = image->width - first;
-            const int32_t count = left < HUES_TOGETHER ? (int32_t)left : HUES_TOGETHER;
-            uint8_t *pixel = image->pixels + row * image->stride + 3 * first;
-            for (int32_t i = 0; i < count; i++)
-                for (int channel = 0; channel < 3; channel++) planes[channel][i] = pixel[3 * i + channel];
-            shift_planes(planes[red], planes[1], planes[blue], count, shift);
-            for (int32_t i = 0; i < count; i++)
-                for (int channel = 0; channel < 3; channel++) pixel[3 * i + channel] = (uint8_t)planes[channel][i];
-        }
-    }
-}
-
 /* --- what Python sees --- */
 
 int take_image(PyObject *object, int flags, struct image *image)
@@ -644,7 +589,7 @@ static PyObject *scale_images(PyObject *self, PyObject *arguments)
 
 PyDoc_STRVAR(use_avx2_doc,
 "use_avx2(is_used) -> bool\n\n"
-"Resample with AVX2, which is the default where the processor has it, or without. Returns which it is from now on. The bytes are the same.");
+"Resample and recolor with AVX2, which is the default where the processor has it, or without. Returns which it is from now on. The bytes are the same.");
 
 static PyObject *use_avx2(PyObject *self, PyObject *is_used)
 {
@@ -653,43 +598,15 @@ static PyObject *use_avx2(PyObject *self, PyObject *is_used)
     return PyBool_FromLong(uses_avx2);
 }
 
-PyDoc_STRVAR(shift_hue_doc,
-"shift_hue(pixels, shift, is_bgr)\n\n"
-"Shift the hue of an image of three channels by ``shift``, from 0 to 6 * 2**16, which is once round the circle.");
-
-static PyObject *shift_hue(PyObject *self, PyObject *arguments)
-{
-    struct image image;
-    PyObject *pixels;
-    int shift, is_bgr, is_made = 0;
-    (void)self;
-    memset(&image, 0, sizeof image);
-    if (!PyArg_ParseTuple(arguments, "Oip:shift_hue", &pixels, &shift, &is_bgr)) return NULL;
-    if (take_image(pixels, PyBUF_WRITABLE, &image)) {
-        if (image.channels != 3 || shift < 0 || shift > 6 << HUE_BITS)
-            PyErr_SetString(PyExc_ValueError, "an image has three channels, and a shift is 0 to 6 * 2**16");
-        else {
-            Py_BEGIN_ALLOW_THREADS
-            shift_hues(&image, shift, is_bgr ? 2 : 0, is_bgr ? 0 : 2);
-            Py_END_ALLOW_THREADS
-            is_made = 1;
-        }
-    }
-    release_image(&image);
-    if (!is_made) return NULL;
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef METHODS[] = {
     {"count_levels", count_levels, METH_VARARGS, count_levels_doc},
     {"fill_polygon", fill_polygon, METH_VARARGS, fill_polygon_doc},
     {"fill_runs", fill_runs, METH_VARARGS, fill_runs_doc},
+    {"recolor", recolor, METH_VARARGS, recolor_doc},
     {"remap", remap, METH_VARARGS, remap_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
-    {"saturate", saturate, METH_VARARGS, saturate_doc},
     {"scale", scale_images, METH_VARARGS, scale_doc},
     {"sharpen", sharpen, METH_VARARGS, sharpen_doc},
-    {"shift_hue", shift_hue, METH_VARARGS, shift_hue_doc},
     {"use_avx2", use_avx2, METH_O, use_avx2_doc},
     {"warp", warp, METH_VARARGS, warp_doc},
     {"warp_parts", warp_parts, METH_VARARGS, warp_parts_doc},
@@ -705,7 +622,7 @@ PyMODINIT_FUNC PyInit__pixels(void)
     static struct scaling scaling = {take_image, scale};
     PyObject *module = PyModule_Create(&MODULE), *capsule = PyCapsule_New(&scaling, SCALING_NAME, NULL);
 #ifdef HAS_VECTORS
-    uses_avx2 = has_avx2 = __builtin_cpu_supports("avx2") != 0;
+    uses_avx2 = has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     if (!capsule || (module && PyModule_AddObjectRef(module, "SCALING", capsule) < 0)) Py_CLEAR(module);
     Py_XDECREF(capsule);

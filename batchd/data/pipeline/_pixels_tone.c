@@ -2,7 +2,6 @@
  *
  *     count_levels  how many pixels of each channel have each level
  *     sharpen       each pixel is moved away from the mean of its neighbours, or towards it
- *     saturate      each pixel is moved away from its grey level, or towards it
  *
  * `augment/tone.py` does the same without this extension, in more time.
  *
@@ -119,49 +118,6 @@ PyObject *sharpen(PyObject *self, PyObject *arguments)
         }
     }
     release_image(&into), release_image(&from);
-    if (!is_made) return NULL;
-    Py_RETURN_NONE;
-}
-
-/* --- saturate --- */
-
-enum { GREY_BITS = 16, RED = 19595, GREEN = 38470, BLUE = 7471 };
-
-static inline void saturate_row(uint8_t *pixel, Py_ssize_t width, int32_t factor, int red, int blue)
-{
-    const int32_t rest = (1 << FACTOR_BITS) - factor, half = 1 << (FACTOR_BITS - 1);
-    for (Py_ssize_t column = 0; column < width; column++, pixel += 3) {
-        const int32_t sum = RED * pixel[red] + GREEN * pixel[1] + BLUE * pixel[blue];
-        const int32_t grey = rest * ((sum + (1 << (GREY_BITS - 1))) >> GREY_BITS) + half;
-        for (int channel = 0; channel < 3; channel++) pixel[channel] = level((factor * pixel[channel] + grey) >> FACTOR_BITS);
-    }
-}
-
-const char saturate_doc[] =
-"saturate(pixels, factor, is_bgr)\n\n"
-"Make each pixel of an image of three channels ``factor`` of it and the rest of 1 of its grey level (Rec. 601, as Pillow rounds it).\n"
-"``factor``: 0 to 10, in 1/2**14.";
-
-PyObject *saturate(PyObject *self, PyObject *arguments)
-{
-    struct image image;
-    PyObject *pixels;
-    int factor, is_bgr, is_made = 0;
-    (void)self;
-    memset(&image, 0, sizeof image);
-    if (!PyArg_ParseTuple(arguments, "Oip:saturate", &pixels, &factor, &is_bgr)) return NULL;
-    if (take_image(pixels, PyBUF_WRITABLE, &image)) {
-        if (image.channels != 3 || factor < 0 || factor > FACTOR_MAX)
-            PyErr_SetString(PyExc_ValueError, "an image has three channels, and a factor is 0 to 10");
-        else {
-            Py_BEGIN_ALLOW_THREADS
-            for (Py_ssize_t row = 0; row < image.height; row++)
-                saturate_row(image.pixels + row * image.stride, image.width, factor, is_bgr ? 2 : 0, is_bgr ? 0 : 2);
-            Py_END_ALLOW_THREADS
-            is_made = 1;
-        }
-    }
-    release_image(&image);
     if (!is_made) return NULL;
     Py_RETURN_NONE;
 }

@@ -22,7 +22,15 @@ from batchd.data.pipeline.augment.policy_tables import POLICIES
 from batchd.data.pipeline.image.geometry import Geometry, Planner, RandomNumber, acts, drawn_by, planner_for
 from batchd.data.pipeline.image.opencv import Pixels, Scratch
 from batchd.data.pipeline.image.options import ImageStep
-from batchd.data.pipeline.image.recolor import Change, Colors, Recolor, recolor_for
+from batchd.data.pipeline.image.recolor import (
+    BRIGHTNESS,
+    CONTRAST,
+    PILLOW_SATURATION,
+    Change,
+    Colors,
+    Recolor,
+    recolor_for,
+)
 from batchd.data.pipeline.image.resample import make_moves
 from batchd.data.samples.image_header import PIXELS_MAX
 
@@ -46,7 +54,7 @@ class PolicyChanges:
     """The changes of one step, by name and number."""
 
     def __init__(self, step: options.PolicyStep, scratch: Scratch, *, is_bgr: bool) -> None:
-        self._step, self._scratch, self._is_bgr = step, scratch, is_bgr
+        self._step, self._scratch = step, scratch
         self._colors = Colors(scratch, is_bgr=is_bgr)
 
     def of(self, name: str, number: float, shape: Shape) -> Change:  # noqa: C901, PLR0912  a case for each
@@ -65,11 +73,11 @@ class PolicyChanges:
             case "rotate":
                 return self._moved(shape, warp.matrix_about_middle(shape, degrees=number))
             case "brightness":
-                return self._in_place(self._colors.brighten, number)
+                return self._recolored(BRIGHTNESS, number)
             case "color":
-                return Change(lambda pixels, _out: tone.saturated(pixels, number, is_bgr=self._is_bgr))
+                return self._recolored(PILLOW_SATURATION, number)
             case "contrast":
-                return self._in_place(self._colors.contrast, number)
+                return self._recolored(CONTRAST, number)
             case "sharpness":
                 room = partial(tone.room_beside, scratch=self._scratch)
                 return Change(lambda pixels, out: tone.sharpened(pixels, number, room(pixels, out=out)))
@@ -90,13 +98,8 @@ class PolicyChanges:
     def _moved(self, shape: Shape, matrix: warp.Matrix) -> Change:
         return warp.change_of(warp.AffineMotion(shape, matrix), self._step, self._scratch)
 
-    @staticmethod
-    def _in_place(change: Callable[[Pixels, float], None], factor: float) -> Change:
-        def make(pixels: Pixels, _out: Pixels | None) -> Pixels:
-            change(pixels, factor)
-            return pixels
-
-        return Change(make)
+    def _recolored(self, kind: int, factor: float) -> Change:
+        return Change(lambda pixels, _out: self._colors.change(pixels, [(kind, factor)]))
 
     @staticmethod
     def _looked_up(levels: tone.Levels) -> Change:

@@ -38,8 +38,6 @@ ERASE_ATTEMPTS: Final = 10
 _ALL = np.arange(LEVELS)
 _FACTOR_BITS = 14
 _SMOOTH_SUM, _SMOOTH_CENTRE = 13, 5
-_GREY_WEIGHTS = (19595, 38470, 7471)
-"""0.299, 0.587 and 0.114 of 2**16, as Pillow rounds them."""
 _WEIGHT_BITS = 14
 _KEPT_BITS = 7
 
@@ -190,24 +188,6 @@ def _sharpen(step: options.Sharpen, scratch: Scratch, *, is_bgr: bool) -> Recolo
         )
 
     return draw
-
-
-def saturated(pixels: Pixels, factor: float, *, is_bgr: bool) -> Pixels:
-    """Mix an image with its grey levels in place; ``factor`` is 0 to 10.
-
-    These are Pillow's grey levels, while "color_jitter" has OpenCV's: up to one apart.
-    """
-    if pixels.shape[2] != COLOR_CHANNELS:
-        return pixels
-    parts = round(factor * (1 << _FACTOR_BITS))
-    if resample.IS_BUILT:
-        _pixels.saturate(pixels, parts, is_bgr)
-        return pixels
-    weights = np.array(_GREY_WEIGHTS[::-1] if is_bgr else _GREY_WEIGHTS, np.int32)
-    grey = ((pixels * weights).sum(axis=2, keepdims=True, dtype=np.int32) + (1 << 15)) >> 16
-    one, half = 1 << _FACTOR_BITS, 1 << _FACTOR_BITS - 1
-    pixels[...] = np.clip((pixels * np.int32(parts) + (one - parts) * grey + half) >> _FACTOR_BITS, 0, WHITE)
-    return pixels
 
 
 @lru_cache(maxsize=8)

@@ -5,16 +5,19 @@ nearest of 0 to 255; the errors given are those before rounding:
 
     brightness  f * pixel                     exact, halves to even
     contrast    f * pixel + (1 - f) * mean    exact, halves to even; float64 mean of the grey levels
-    saturation  f * pixel + (1 - f) * grey    by cv2 in float32: within 0.001
+    saturation  f * pixel + (1 - f) * grey    in float32: within 0.001
     hue         in HSV, in whole numbers      within 0.002
-    grey        0.299 red + 0.587 green + 0.114 blue, by cv2 in fixed point: within 0.005
+    grey        0.299 red + 0.587 green + 0.114 blue, as cv2 does in fixed point: within 0.005
+
+The extension ``_pixels`` makes the four of one image together; where it was not built, and of an
+image that has not three channels, numpy and cv2 make the same bytes.
 
 Invariant: each draws the same number of random numbers for every image, whatever it draws, and
 whether it then acts or not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, singledispatch
+from functools import singledispatch
 from itertools import permutations
 from typing import NamedTuple, TypeAlias
 
@@ -33,7 +36,13 @@ if resample.IS_BUILT:
 COLOR_CHANNELS = 3
 _SIXTHS = 6
 _HUE_BITS = 16
+_FACTOR_BITS = 14
 _LEVELS = np.arange(256, dtype=np.float64)
+_GREY_WEIGHTS = np.array((9798, 19235, 3735), np.int32)
+"""0.299, 0.587 and 0.114 of 2**15, as OpenCV rounds them."""
+_PILLOW_GREY_WEIGHTS = np.array((19595, 38470, 7471), np.int32)
+"""The same of 2**16, as Pillow rounds them."""
+_NAMES = ("brightness", "contrast", "saturation", "hue")
 
 
 class Change(NamedTuple):
@@ -123,27 +132,41 @@ def _cutout(step: Cutout, _scratch: Scratch, *, is_bgr: bool) -> Recolor:  # noq
     return draw
 
 
+BRIGHTNESS, CONTRAST, SATURATION, HUE, PILLOW_SATURATION = range(5)
+"""Kinds of changes, as in ``_pixels_color.c``."""
+ColorChange: TypeAlias = tuple[int, float]
+"""A kind and its number: a factor, from 0 to 11; of a hue, the rounds of the circle."""
+
+
 class Colors:
-    """The changes by a factor, in place; of pixels ``[height, width, channels]``."""
+    """The changes by a number, in place; of pixels ``[height, width, channels]``."""
 
     def __init__(self, scratch: Scratch, *, is_bgr: bool) -> None:
-        self._scratch = scratch
         self._grey = _Grey(scratch, is_bgr=is_bgr)
+        self._is_bgr = is_bgr
 
-    def brighten(self, pixels: Pixels, factor: float) -> None:
-        """Mix with black."""
-        _look_up(pixels, factor * _LEVELS)
+    def change(self, pixels: Pixels, changes: Sequence[ColorChange]) -> Pixels:
+        """Make the changes, one after the other. An image without colours keeps its saturation."""
+        if pixels.shape[2] != COLOR_CHANNELS:
+            for kind, number in changes:
+                if kind in {BRIGHTNESS, CONTRAST}:
+                    self._change_levels(pixels, kind, number)
+        elif resample.IS_BUILT:
+            _pixels.recolor(pixels, tuple([(kind, _units(kind, number)) for kind, number in changes]), self._is_bgr)
+        else:
+            in_rgb = pixels[:, :, ::-1] if self._is_bgr else pixels
+            for kind, number in changes:
+                if kind in {BRIGHTNESS, CONTRAST}:
+                    self._change_levels(pixels, kind, number)
+                else:
+                    in_rgb[...] = _BY_NUMPY[kind](in_rgb, _units(kind, number))
+        return pixels
 
-    def contrast(self, pixels: Pixels, factor: float) -> None:
-        """Mix with the mean grey level."""
-        mean = float(self._grey.of(pixels).mean(dtype=np.float64))
-        _look_up(pixels, factor * _LEVELS + (1 - factor) * mean)
-
-    def saturate(self, pixels: Pixels, factor: float) -> None:
-        """Mix with the pixel's own grey level."""
-        if pixels.shape[2] == COLOR_CHANNELS:
-            grey = self._grey.colored(pixels, self._scratch.image("colored", pixels.shape))
-            written(cv2.addWeighted(pixels, factor, grey, 1 - factor, 0, dst=pixels), pixels)
+    def _change_levels(self, pixels: Pixels, kind: int, factor: float) -> None:
+        """Mix with black, or with the mean grey level."""
+        mean = float(self._grey.of(pixels).mean(dtype=np.float64)) if kind == CONTRAST else 0.0
+        table = np.clip(np.rint(factor * _LEVELS + (1 - factor) * mean), 0, 255).astype(np.uint8)
+        written(cv2.LUT(pixels, table, dst=pixels), pixels)
 
 
 @recolor_for.register(ColorJitter)
@@ -151,48 +174,49 @@ class _Jitter:
     """Make the four changes in a random order; one without strength draws no number."""
 
     def __init__(self, step: ColorJitter, scratch: Scratch, *, is_bgr: bool) -> None:
-        colors = Colors(scratch, is_bgr=is_bgr)
-        strengths = (
-            (colors.brighten, step.brightness),
-            (colors.contrast, step.contrast),
-            (colors.saturate, step.saturation),
-        )
-        self._changes: list[tuple[Callable[[Pixels, float], None], float, float]]
-        self._changes = [(change, max(0.0, 1 - strength), 1 + strength) for change, strength in strengths if strength]
+        self._colors = Colors(scratch, is_bgr=is_bgr)
+        strengths = {BRIGHTNESS: step.brightness, CONTRAST: step.contrast, SATURATION: step.saturation}
+        self._changes = [(kind, max(0.0, 1 - by), 1 + by) for kind, by in strengths.items() if by]
         if step.hue:
-            self._changes.append((partial(shift_hue, is_bgr=is_bgr), -step.hue, step.hue))
-        names = ("brightness", "contrast", "saturation", "hue")
-        self._names = [name for name in names if getattr(step, name)]
+            self._changes.append((HUE, -step.hue, step.hue))
         self._orders = list(permutations(range(len(self._changes))))
 
     def __call__(self, random: RandomNumber, _shape: tuple[int, ...]) -> Change:
         order = self._orders[int(len(self._orders) * random())]
-        drawn = [low + (high - low) * random() for _change, low, high in self._changes]
-
-        def jitter(pixels: Pixels, _out: Pixels | None) -> Pixels:
-            for place in order:
-                self._changes[place][0](pixels, drawn[place])
-            return pixels
-
-        return Change(jitter, {self._names[place]: drawn[place] for place in order})
+        drawn = [(kind, low + (high - low) * random()) for kind, low, high in self._changes]
+        changes = [drawn[place] for place in order]
+        return Change(
+            lambda pixels, _out: self._colors.change(pixels, changes),
+            {_NAMES[kind]: number for kind, number in changes},
+        )
 
 
-def shift_hue(pixels: Pixels, turns: float, *, is_bgr: bool) -> None:
-    """Shift hues (HSV) by rounds of the circle, in whole numbers: its sixths, times the chroma.
-
-    ``pixels``: uint8 ``[height, width, channels]``, changed in place.
-    """
-    if pixels.shape[2] != COLOR_CHANNELS:
-        return
-    shift = round(turns % 1 * (_SIXTHS << _HUE_BITS))
-    if resample.IS_BUILT:
-        _pixels.shift_hue(pixels, shift, is_bgr)
-    else:
-        pixels[...] = _shifted(pixels[:, :, ::-1], shift)[:, :, ::-1] if is_bgr else _shifted(pixels, shift)
+def _units(kind: int, number: float) -> float:
+    """The number as whole steps, where a change is made in whole numbers."""
+    if kind == HUE:
+        return round(number % 1 * (_SIXTHS << _HUE_BITS))
+    return round(number * (1 << _FACTOR_BITS)) if kind == PILLOW_SATURATION else number
 
 
-def _shifted(pixels: Pixels, shift: int) -> npt.NDArray[np.int32]:
-    """The same as the extension, by numpy."""
+# --- the same as the extension, by numpy: of red, green and blue ----------------------------------
+
+
+def _saturated(pixels: Pixels, factor: float) -> npt.NDArray[np.float32]:
+    grey = ((pixels * _GREY_WEIGHTS).sum(axis=2, keepdims=True, dtype=np.int32) + (1 << 14)) >> 15
+    rest = grey.astype(np.float32) * np.float32(1 - factor)
+    mixed = pixels.astype(np.float64) * float(np.float32(factor)) + rest  # its products are exact
+    return np.asarray(np.clip(np.rint(mixed.astype(np.float32)), 0, 255))
+
+
+def _saturated_as_pillow(pixels: Pixels, parts: float) -> npt.NDArray[np.int32]:
+    grey = ((pixels * _PILLOW_GREY_WEIGHTS).sum(axis=2, keepdims=True, dtype=np.int32) + (1 << 15)) >> 16
+    one, half = 1 << _FACTOR_BITS, 1 << _FACTOR_BITS - 1
+    return np.asarray(np.clip((pixels * np.int32(parts) + (one - int(parts)) * grey + half) >> _FACTOR_BITS, 0, 255))
+
+
+def _shifted(pixels: Pixels, by: float) -> npt.NDArray[np.int32]:
+    """Hue in whole numbers: sixths of the circle, times the chroma."""
+    shift = int(by)
     red, green, blue = (pixels[:, :, channel].astype(np.int32) for channel in range(COLOR_CHANNELS))
     most = np.maximum(np.maximum(red, green), blue)
     chroma = most - np.minimum(np.minimum(red, green), blue)
@@ -209,7 +233,8 @@ def _shifted(pixels: Pixels, shift: int) -> npt.NDArray[np.int32]:
     return made
 
 
-def _look_up(pixels: Pixels, levels: npt.NDArray[np.floating]) -> None:
-    """Replace each pixel by what ``levels`` has for it, rounded."""
-    table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-    written(cv2.LUT(pixels, table, dst=pixels), pixels)
+_BY_NUMPY: Mapping[int, Callable[[Pixels, float], npt.NDArray[np.int32] | npt.NDArray[np.float32]]] = {
+    SATURATION: _saturated,
+    HUE: _shifted,
+    PILLOW_SATURATION: _saturated_as_pillow,
+}

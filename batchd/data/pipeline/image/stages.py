@@ -433,14 +433,15 @@ class ImageStage:
         made[self.field] = out
 
     def _write_planes(self, pixels: Pixels, out: Image) -> None:
-        for channel in range(self._channels):
-            plane = out[channel]
-            if self._tables is None:
-                written(cv2.extractChannel(pixels, channel, dst=plane), plane)
-            else:
-                grey = self._scratch.image("plane", (*plane.shape, 1))
-                written(cv2.extractChannel(pixels, channel, dst=grey), grey)
-                _look_up(grey, self._tables[:, :, channel], plane[:, :, np.newaxis])
+        planes = list(out)
+        if self._tables is None:
+            for made, plane in zip(cv2.split(pixels, planes), planes, strict=True):
+                written(made, plane)
+            return
+        for channel, plane in enumerate(planes):
+            grey = self._scratch.image("plane", (*plane.shape, 1))
+            written(cv2.extractChannel(pixels, channel, dst=grey), grey)
+            _look_up(grey, self._tables[:, :, channel], plane[:, :, np.newaxis])
 
 
 class ClipsStage:

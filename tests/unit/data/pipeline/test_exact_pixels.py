@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from batchd.data.pipeline.augment.warp import AffineMotion, matrix_about_middle
 from batchd.data.pipeline.image import recolor, resample
 from batchd.data.pipeline.image.geometry import Orientation, Warp
+from batchd.data.pipeline.image.opencv import Scratch, cv2
 from batchd.data.pipeline.image.resample import sine_and_cosine, warp
 from batchd.data.samples.values import Canvas
 
@@ -181,20 +182,68 @@ def test_the_extension_remaps_as_numpy_does(monkeypatch, is_linear) -> None:
         assert np.array_equal(*both(monkeypatch, make))
 
 
+NUMBERS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 0.5, 1e-9, 1 / 3, -1e-9, -0.5]), st.floats(-0.5, 11))
+CHANGES = st.lists(st.tuples(st.sampled_from(range(5)), NUMBERS), max_size=5)
+
+
 @needs_extension
-@pytest.mark.parametrize("is_bgr", [False, True])
-def test_the_extension_shifts_hues_as_numpy_does(monkeypatch, is_bgr) -> None:
-    """The test covers every hue and grey, with shifts of all sizes."""
-    for turns in (0.0, 0.5, -0.5, 1 / 3, -1e-9, *RANDOM.uniform(-0.5, 0.5, 20).tolist()):
-        pixels = image(40, 50, 3)
-        pixels[:5, :5] = 99
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 5), st.one_of(st.integers(1, 40), st.integers(500, 1100))),
+    changes=CHANGES,
+    is_bgr=st.booleans(),
+    is_part=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_extension_recolors_as_numpy_does(size, changes, is_bgr, is_part, seed):
+    """Any changes, of an image or of a part of one; nothing beside it changes."""
+    random = np.random.default_rng(seed)
+    changes = [(kind, number if kind == recolor.HUE else abs(number)) for kind, number in changes]
+    around = random.integers(0, 256, (size[0] + 2, size[1] + 2 * is_part, 3)).astype(np.uint8)
+    around[:2] //= np.uint8(random.choice([1, 64, 255]))  # many hues alike, and grey
+    colors = recolor.Colors(Scratch(), is_bgr=is_bgr)
 
-        def make(pixels=pixels, turns=turns):
-            made = pixels.copy()
-            recolor.shift_hue(made, turns, is_bgr=is_bgr)
-            return made
+    def make():
+        made = around.copy()
+        colors.change(made[1:-1, is_part : is_part + size[1]], changes)
+        return made
 
-        assert np.array_equal(*both(monkeypatch, make))
+    with_avx2, without, by_numpy = of_each_kind(make)
+    assert np.array_equal(by_numpy, with_avx2)
+    assert np.array_equal(by_numpy, without)
+    by_numpy[1:-1, is_part : is_part + size[1]] = around[1:-1, is_part : is_part + size[1]]
+    assert np.array_equal(by_numpy, around)
+
+
+@pytest.mark.thorough
+@needs_extension
+def test_every_color_has_its_hue_shifted_as_numpy_does() -> None:
+    """All 2**24, each by one of sixteen shifts."""
+    colors = recolor.Colors(Scratch(), is_bgr=False)
+    sides = np.arange(256, dtype=np.uint8)
+    for first in range(0, 256, 16):
+        cube = np.stack(np.meshgrid(sides[first : first + 16], sides, sides, indexing="ij"), axis=-1).reshape(16, -1, 3)
+        turns = RANDOM.choice([0.0, 0.5, 1 / 6, RANDOM.uniform(-0.5, 0.5)])
+        with_avx2, without, by_numpy = of_each_kind(
+            lambda cube=cube, turns=turns: colors.change(cube.copy(), [(recolor.HUE, turns)])
+        )
+        assert np.array_equal(by_numpy, with_avx2)
+        assert np.array_equal(by_numpy, without)
+
+
+CV_CPU_FMA3 = 12
+
+
+@pytest.mark.skipif(not cv2.checkHardwareSupport(CV_CPU_FMA3), reason="this OpenCV rounds products and sums")
+def test_saturation_is_that_of_opencv() -> None:
+    """Every level beside every grey level that has one, bit by bit."""
+    levels, others = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
+    pixels = np.stack([levels, others, others], axis=-1)
+    grey = cv2.cvtColor(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    colors = recolor.Colors(Scratch(), is_bgr=False)
+    for factor in (0.0, 1.0, 2.0, 1e-9, 1 - 1e-12, *RANDOM.uniform(0, 2, 20), *RANDOM.uniform(2, 11, 10)):
+        expected = cv2.addWeighted(pixels, factor, grey, 1 - factor, 0)
+        assert np.array_equal(colors.change(pixels.copy(), [(recolor.SATURATION, factor)]), expected)
 
 
 def test_sines_are_exact_to_the_last_bits() -> None:
@@ -244,17 +293,21 @@ def test_sines_are_exact_to_the_last_bits() -> None:
         ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES[:3], True, b"1234")),
         ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES[..., :1].copy(), True, b"1234")),
         ("remap", lambda: (PIXELS, PIXELS.copy(), PLACES.astype(np.int64), True, b"1234")),
-        ("saturate", lambda: (np.zeros((4, 4, 4), np.uint8), 5, False)),
-        ("saturate", lambda: (PIXELS.copy(), -1, False)),
-        ("saturate", lambda: (PIXELS.copy(), (10 << 14) + 1, False)),
+        ("recolor", lambda: (np.zeros((4, 4, 4), np.uint8), ((3, 5.0),), False)),
+        ("recolor", lambda: (PIXELS[:, ::2], ((3, 5.0),), False)),
+        ("recolor", lambda: (PIXELS.copy(), ((0, 1.0),) * 9, False)),
+        ("recolor", lambda: (PIXELS.copy(), ((-1, 1.0),), False)),
+        ("recolor", lambda: (PIXELS.copy(), ((5, 1.0),), False)),
+        *(
+            ("recolor", lambda kind=kind, number=number: (PIXELS.copy(), ((kind, number),), False))
+            for kind, most in enumerate((11, 11, 11, 6 * 2**16, 11 << 14))
+            for number in (-0.1, math.nan, math.inf, most + 0.1)
+        ),
         ("sharpen", lambda: (PIXELS, np.zeros((4, 5, 3), np.uint8), 5)),
         ("sharpen", lambda: (PIXELS, np.zeros((4, 4, 1), np.uint8), 5)),
         ("sharpen", lambda: (PIXELS[:0], PIXELS[:0].copy(), 5)),
         ("sharpen", lambda: (PIXELS, PIXELS.copy(), -1)),
         ("sharpen", lambda: (PIXELS, PIXELS.copy(), (10 << 14) + 1)),
-        ("shift_hue", lambda: (np.zeros((4, 4, 4), np.uint8), 5, False)),
-        ("shift_hue", lambda: (PIXELS.copy(), -1, False)),
-        ("shift_hue", lambda: (PIXELS.copy(), 6 * 2**16 + 1, False)),
     ],
 )
 def test_invalid_arguments_are_refused(name, arguments) -> None:
@@ -291,7 +344,7 @@ def test_read_only_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="read-only"):
         _pixels.resample(PIXELS, frozen, TAPS, TAPS, 7)
     with pytest.raises(ValueError, match="read-only"):
-        _pixels.shift_hue(frozen, 1, False)
+        _pixels.recolor(frozen, (), False)
     with pytest.raises(ValueError, match="read-only"):
         _pixels.sharpen(PIXELS, frozen, 1)
 

@@ -301,7 +301,6 @@ def test_the_extension_makes_the_pixels_of_numpy(size, channels, factor, sigma, 
     def make():
         around = np.full((height + 2, width + 2, channels), 7, np.uint8)
         made = [tone.level_counts(pixels)]
-        made += [tone.saturated(pixels.copy(), factor, is_bgr=is_bgr) for is_bgr in (False, True)]
         for change, number in ((tone.sharpened, factor), (tone.blurred, sigma)):
             into = around[1:-1, 1:-1]
             made.append(change(pixels, number, into).copy())
