@@ -106,9 +106,13 @@ static void shift_row(const struct image *from, int64_t x, int64_t y, const stru
 struct columns {
     Py_ssize_t first, end;    /* the new columns that lie between two of the image */
     Py_ssize_t left, right;   /* the columns of the image that they need */
-    int32_t *places, *parts;  /* of each number: where its left one is in the blended row, and the part of the right one */
-    int32_t *blended;
+    int32_t *places, *parts;  /* of each: where its left pixel is in the blended row, and the part of the right one */
+    int32_t *blended, *made;
 };
+
+/* A pixel: as many of the numbers as it has channels. */
+typedef int32_t four __attribute__((vector_size(CHANNELS_MAX * sizeof(int32_t))));
+typedef four four_loose __attribute__((aligned(sizeof(int32_t)), may_alias)); /* anywhere in an array */
 
 FOR_EACH_PROCESSOR
 static void blend_rows(const uint8_t *upper, const uint8_t *under, int32_t *restrict into, int64_t length, int32_t lower)
@@ -116,14 +120,18 @@ static void blend_rows(const uint8_t *upper, const uint8_t *under, int32_t *rest
     for (int64_t i = 0; i < length; i++) into[i] = (upper[i] << FRACTION_BITS) + lower * (under[i] - upper[i]);
 }
 
+/* What is too much in a pixel, the next one writes over. */
 FOR_EACH_PROCESSOR
-static void blend_columns(const int32_t *blended, const int32_t *places, const int32_t *parts, uint8_t *restrict into,
-                          int64_t length, int32_t channels)
+static void blend_columns(const struct columns columns, uint8_t *restrict into, Py_ssize_t channels)
 {
-    for (int64_t i = 0; i < length; i++) {
-        const int32_t left = blended[places[i]], right = blended[places[i] + channels];
-        into[i] = (uint8_t)(((left << FRACTION_BITS) + parts[i] * (right - left) + (1 << (WEIGHT_BITS - 1))) >> WEIGHT_BITS);
+    const Py_ssize_t count = columns.end - columns.first;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const int32_t *at = columns.blended + columns.places[i];
+        const four left = *(const four_loose *)at, right = *(const four_loose *)(at + channels);
+        const four sum = (left << FRACTION_BITS) + columns.parts[i] * (right - left) + (1 << (WEIGHT_BITS - 1));
+        *(four_loose *)(columns.made + i * channels) = sum >> WEIGHT_BITS;
     }
+    for (Py_ssize_t i = 0; i < count * channels; i++) into[i] = (uint8_t)columns.made[i];
 }
 
 /* Find the columns; false where memory is short, or there are none: then each pixel is made by itself. */
@@ -142,18 +150,19 @@ static int plan_columns(const struct image *from, const struct image *into, cons
         columns->end = column + 1;
         columns->right = (Py_ssize_t)left + 2;
     }
-    const Py_ssize_t made = (columns->end - columns->first) * channels, needed = (columns->right - columns->left) * channels;
-    if (made <= 0 || needed <= 0) return 0;
-    columns->places = malloc((size_t)(2 * made + needed) * sizeof(int32_t));
+    const Py_ssize_t count = columns->end - columns->first, needed = (columns->right - columns->left) * channels;
+    if (count <= 0 || needed <= 0) return 0;
+    const size_t numbers = (size_t)(2 * count + needed + count * channels + 2 * CHANNELS_MAX);
+    columns->places = calloc(numbers, sizeof(int32_t));
     if (columns->places == NULL) return 0;
-    columns->parts = columns->places + made;
-    columns->blended = columns->parts + made;
+    columns->parts = columns->places + count;
+    columns->blended = columns->parts + count;
+    columns->made = columns->blended + needed + CHANNELS_MAX;
     x = place(warp->across[0], columns->first, warp->across[2]);
-    for (Py_ssize_t i = 0; i < made; x = place(warp->across[0], 1, x))
-        for (Py_ssize_t channel = 0; channel < channels; channel++, i++) {
-            columns->places[i] = (int32_t)(((x >> PLACE_BITS) - columns->left) * channels + channel);
-            columns->parts[i] = fraction(x);
-        }
+    for (Py_ssize_t i = 0; i < count; i++, x = place(warp->across[0], 1, x)) {
+        columns->places[i] = (int32_t)(((x >> PLACE_BITS) - columns->left) * channels);
+        columns->parts[i] = fraction(x);
+    }
     return 1;
 }
 
@@ -165,8 +174,7 @@ static int scale_row(const struct image *from, const struct columns *columns, in
     const Py_ssize_t channels = from->channels;
     const uint8_t *upper = from->pixels + top * from->stride + columns->left * channels;
     blend_rows(upper, upper + from->stride, columns->blended, (columns->right - columns->left) * channels, fraction(y));
-    blend_columns(columns->blended, columns->places, columns->parts, made + columns->first * channels,
-                  (columns->end - columns->first) * channels, (int32_t)channels);
+    blend_columns(*columns, made + columns->first * channels, channels);
     return 1;
 }
 
@@ -308,8 +316,7 @@ static int warp_canvas(struct canvas *canvas, const struct image *into, const st
             const uint8_t *upper = canvas_row(canvas, top, channels), *under = canvas_row(canvas, top + 1, channels);
             first = columns.first, end = columns.end;
             blend_rows(upper, under, columns.blended, (columns.right - columns.left) * channels, fraction(y));
-            blend_columns(columns.blended, columns.places, columns.parts, made + first * channels, (end - first) * channels,
-                          (int32_t)channels);
+            blend_columns(columns, made + first * channels, channels);
         }
         for (Py_ssize_t column = 0; column < into->width; column++, x = place(warp->across[0], 1, x)) {
             if (column == first && first < end) { /* these are made */
