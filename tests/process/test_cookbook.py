@@ -26,7 +26,6 @@ CAMERAS = ("top", "wrist", "left", "right")
 RECIPES = re.findall(r"^## (.+?)\n(?:.*?)^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 MIXED = {"image": (224, 224, 3), "label": (), "mix_row": (), "mix_lambda": (), "mix_box": (4,)}
 FIELDS = {
-    "cifar": {"image": (32, 32, 3)},
     "auto-cifar": {"image": (32, 32, 3)},
     "timm": MIXED | {"erase_box": (1, 4), "erase_key": ()},
     "deit-3": MIXED,
@@ -48,13 +47,10 @@ FIELDS = {
     "pairs": {"chosen": (23,), "chosen_mask": (23,), "rejected": (23,), "rejected_mask": (23,)},
     "text": {"tokens": (256,), "label": ()},
     "lines": {"tokens": (5,), "tokens_length": (), "id": ()},
-    "tokens": {"tokens": (1025,)},
-    "table": {"age": (), "income": (), "label": ()},
     "segments": {"audio": (1001, 80), "audio_length": (), "label": ()},
     "recognition": {"tokens": (512,), "audio_length": ()},
     "keywords": {"audio": (101, 40), "audio_length": (), "label": ()},
     "keywords-val": {"audio": (101, 40), "audio_length": (), "label": ()},
-    "video": {"image": (8, 112, 112, 3), "label": ()},
     "robot": {"top": (2, 44, 60, 3), "right": (2, 48, 64, 3), "action": (4, 3), "action_is_pad": (4,)},
     "kinetics": {"image": (2, 16, 224, 224, 3), "label": ()},
     "kinetics-val": dict.fromkeys(("left", "middle", "right"), (10, 16, 224, 224, 3)) | {"label": ()},
@@ -146,12 +142,10 @@ def data(tmp_path_factory) -> Path:
     write_parquet(root / "preferences" / "a.parquet", {"chosen": [chat] * SAMPLES, "rejected": [chat] * SAMPLES})
     save(word_level(), root)
     write_parquet(root / "reviews" / "a.parquet", {"review": ["the red cat"] * SAMPLES, "label": range(SAMPLES)})
-    (root / "people.csv").write_text("age,income,Class Label\n" + "30,1.5,1\n" * SAMPLES)
     line = json.dumps({"text": "the red cat", "meta": {"id": 7}}) + "\n"
-    for folder in ("texts", "openwebtext", "code"):
+    for folder in ("texts", "code"):
         (root / folder).mkdir()
     (root / "texts" / "train-0.jsonl").write_text(line * SAMPLES)
-    np.arange(1024 * SAMPLES + 1, dtype=np.uint16).tofile(root / "openwebtext" / "train.bin")
     _write_media(root)
     (program,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "my-code.md").read_text(), re.MULTILINE | re.DOTALL)
     (root / "code" / "digits.py").write_text(program)
@@ -202,7 +196,7 @@ def test_a_recipe_is_a_whole_configuration(title, text, data, tmp_path) -> None:
 @pytest.mark.thorough
 def test_all_recipes_are_served(data, start_daemon) -> None:
     """One daemon has all of their streams; each gives a batch with the fields of the page."""
-    assert len(RECIPES) == 40
+    assert len(RECIPES) == 34
     streams, python_path = {}, []
     for _title, text in RECIPES:
         recipe = tomllib.loads(placed(text, data))
