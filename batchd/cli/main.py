@@ -37,6 +37,7 @@ COMMANDS = {
     "logs": "Print the last lines of the daemon's log, and follow it.",
     "stop": "Stop the daemon of this host, when its work in progress is done.",
     "why": "Show what each trainer waits for, and what helps.",
+    "usage": "Show what each user and key has had of each stream.",
     "peek": "Draw a batch of a stream, with labels.",
     "replay": "Make the batch of any position again, and say how.",
     "seen": "Say when the model saw a file, a class or a sample.",

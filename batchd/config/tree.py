@@ -158,6 +158,22 @@ def keys_marked(mark: Mark, table: type[_Branch]) -> tuple[str, ...]:
     return tuple(name for name, field in table.model_fields.items() if mark in field.metadata)
 
 
+class Share(_Branch):
+    """A tenant of the daemon, and its part of the workers' time and of the slots of each ring."""
+
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Its part, compared with the weights of the others that want something at the moment."""
+
+    users: Annotated[tuple[str, ...], Example(["anna"])] = ()
+    """Users of this host whose trainers belong to it, by name or number."""
+
+    groups: Annotated[tuple[str, ...], Example(["ml"])] = ()
+    """Groups of this host whose members belong to it, by name or number; users count first."""
+
+    keys: Annotated[tuple[str, ...], Example(["team-a"])] = ()
+    """Keys whose trainers belong to it, by the names that `batchd keys` gave them."""
+
+
 class DaemonConfig(_Branch):
     """Settings of the whole daemon."""
 
@@ -301,6 +317,17 @@ class DaemonConfig(_Branch):
     derive_memory: Annotated[Memory | None, Example("2GiB")] = None
     """Part of memory that is kept for the rings of derived streams, in bytes or as "2GiB"; each may
     take 1/derive_max of it, or what it sets as its memory. When not set, a quarter of memory."""
+
+    shares: Annotated[
+        dict[StreamName, Share],
+        Mark.LIVE,
+        Field(max_length=256),
+        Example({"team-a": {"weight": 3, "keys": ["team-a"]}}),
+    ] = {}
+    """Tenants by name, such as team-a = { weight = 3, keys = ["team-a"] }. Workers' time and slots
+    go to them by weight; what one does not use goes to the others at once. Trainers that no table
+    names are one tenant, "default", with weight 1 unless it has a table. docs/sharing.md says
+    more."""
 
     sandbox: Literal["auto", "on", "off"] = "auto"
     """Whether workers and scans of binary files give up all but reading what their streams name,

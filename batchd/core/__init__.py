@@ -12,6 +12,7 @@ mailbox       which place of a live stream holds which sample
 subscription  one trainer: where it is, what it wants, what it holds
 supply        how batches get their samples, stored or pushed; how far apart trainers may be
 claims        which subscription may claim another slot, and which one
+tenants       whose turn it is for the workers' time, and what each owner has had
 delivery      batches and answers for the trainers of one stream
 ordering      the rows that are filled next, and by which worker; rows: as messages name them
 digests       what was delivered in each epoch

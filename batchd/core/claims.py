@@ -13,6 +13,7 @@ orders of the workers end. A subscription below its two slots may always claim. 
 subscription continues even if all others stop: no deadlock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import NamedTuple
@@ -25,16 +26,18 @@ from batchd.core.ring import Ring, Slot
 from batchd.core.rows import Rows
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Claim, Subscription
 from batchd.core.supply import LiveSupply, Pace, Supply
+from batchd.core.tenants import Tenant
 from batchd_wire.position import Position
 
 
 class Want(NamedTuple):
-    """A filling that is wanted. ``need``: (its distance, the subscription's worker time).
+    """A filling that is wanted.
 
-    ``is_extra``: its rows are for another worker, which has no time for them.
+    ``need``: (the turn of its tenant, its distance, the subscription's worker time). ``is_extra``:
+    its rows are for another worker, which has no time for them.
     """
 
-    need: tuple[int, float]
+    need: tuple[float, int, float]
     subscription: Subscription
     slot: Slot
     is_extra: bool = False
@@ -59,6 +62,8 @@ class Claims:
         """The sum above, kept as it changes."""
         self.promised = 0
         """Slots that cannot be taken back: all entitlements, and the leases beyond them."""
+        self.tenants: Counter[Tenant] = Counter()
+        """The subscriptions of each tenant."""
         self.blocked: dict[Blocked, dict[int, Subscription]] = {reason: {} for reason in Blocked}
         """For each reason the subscriptions that are blocked by it, by number."""
 
@@ -76,10 +81,16 @@ class Claims:
         """Return whether the ring can promise ``slots`` more."""
         return self.committed + slots <= self.ring.slots_max
 
-    @property
-    def fair_slots(self) -> int:
-        """Slots for each subscription where all of them want as many as they can get."""
-        return max(ENTITLEMENT_SLOTS, self.ring.slots_max // max(1, len(self._subscriptions)))
+    def fair_slots(self, subscription: Subscription) -> int:
+        """Slots for a subscription where all of them want as many as they can get.
+
+        Tenants get slots by their weights, and the subscriptions of one equal parts of these.
+        """
+        tenants, own = self.tenants, subscription.tenant
+        slots = self.ring.slots_max
+        if len(tenants) > 1:
+            slots = int(slots * own.weight / sum(tenant.weight for tenant in tenants))
+        return max(ENTITLEMENT_SLOTS, slots // max(1, tenants[own]))
 
     @property
     def trainers_to_come(self) -> int:
@@ -114,8 +125,9 @@ class Claims:
         others = self.blocked[Blocked.NO_MEMORY]
         if not others:
             return True
-        fair_slots = self.fair_slots
-        return subscription.usage < fair_slots or all(other.usage >= fair_slots for other in others.values())
+        if subscription.usage < self.fair_slots(subscription):
+            return True
+        return all(other.usage >= self.fair_slots(other) for other in others.values())
 
     # --- making claims and taking them back -------------------------------------------------------
 
@@ -183,11 +195,14 @@ class Claims:
         self.recount(subscription)
 
     def make_room(self, slots: int) -> None:
-        """Withdraw claims of those that use most, until the ring can promise ``slots`` more."""
+        """Withdraw claims of those that use most for their part, until there is room for ``slots``.
+
+        What is promised beyond the entitlements is claims or leases.
+        """
         while not self.has_room(slots):
-            active = (claimant for claimant in self._subscriptions.values() if not claimant.ended)
-            richest = max((claimant for claimant in active if claimant.claims), key=lambda claimant: claimant.usage)
-            assert richest.usage > ENTITLEMENT_SLOTS, "what is promised beyond the entitlements is claims or leases"
+            claimants = (claimant for claimant in self._subscriptions.values() if claimant.claims)
+            rich = (claimant for claimant in claimants if claimant.usage > ENTITLEMENT_SLOTS)
+            richest = max(rich, key=lambda claimant: claimant.usage / self.fair_slots(claimant))
             self.withdraw(richest, len(richest.claims) - 1)
             self.block(richest, Blocked.NO_MEMORY)
             self.account(richest)
@@ -268,32 +283,34 @@ class Claims:
 
     # --- what is filled next, and what trainers wait for ------------------------------------------
 
-    def wanted(self, least_served_s: float, pending: set[int]) -> Want | None:
+    def wanted(self, least_turn_s: float, pending: set[int]) -> Want | None:
         """Return the most urgent filling of the ``pending`` slots, which are some of the ring's.
 
-        The batch that a trainer waits for comes first, then the nearest to its trainer, then that
-        of the subscription with the least worker time. No subscription counts as having had less
-        than ``least_served_s``: a trainer that wanted nothing for long has saved nothing up.
+        It is of the tenant whose turn it is. Of this one the batch that a trainer waits for comes
+        first, then the nearest to its trainer, then that of the subscription with the least worker
+        time. A tenant or trainer that wanted nothing for long has saved nothing up: no turn counts
+        as less than ``least_turn_s``, and no worker time as less than that of the subscription of
+        the same tenant that was served last.
         """
         if not pending:
             return None
         best: Want | None = None
         for subscription in self._subscriptions.values():
             # no calls: with hundreds of trainers a look at each is long, and few are the next
+            tenant = subscription.tenant
+            turn_s = max(least_turn_s, tenant.turn_s)
             granted, exhausted = subscription.granted, subscription.exhausted
             if exhausted > granted:
                 distance = 1 + exhausted - subscription.consumed
             else:
                 distance = 0 if subscription.waiting else 1 + granted - subscription.consumed
-            if best is not None and distance > best[0][0]:
+            served_s = max(tenant.served_s, subscription.served_s)
+            if best is not None and (turn_s, distance, served_s) >= best[0]:
                 continue  # whatever claim it has
-            served_s = max(subscription.served_s, least_served_s)
-            if best is not None and (distance, served_s) >= best[0]:
-                continue
             found = self._first_fillable(subscription, pending)
             if found is not None:
                 sequence, slot = found
-                need = subscription.distance(sequence), served_s
+                need = turn_s, subscription.distance(sequence), served_s
                 if best is None or need < best[0]:
                     best = Want(need, subscription, slot)
         return best

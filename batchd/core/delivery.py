@@ -26,6 +26,7 @@ from batchd.core.measure import Moment, Spells, WaitCause, Waits
 from batchd.core.ring import Slot
 from batchd.core.rows import Rows
 from batchd.core.subscription import ENTITLEMENT_SLOTS, Blocked, Lease, Subscription
+from batchd.core.tenants import Account
 from batchd_wire.codes import ErrorCode
 from batchd_wire.position import Position
 from batchd_wire.wording import counted
@@ -73,8 +74,11 @@ class Delivery:
 
     # --- what trainers do -------------------------------------------------------------------------
 
-    def subscribe(self, asked: SubscriptionAsked, actions: list[Action]) -> Subscription | None:
-        """Admit a subscription, or refuse it with a reason; a refused one leaves nothing behind."""
+    def subscribe(self, asked: SubscriptionAsked, account: Account, actions: list[Action]) -> Subscription | None:
+        """Admit a subscription, or refuse it with a reason; a refused one leaves nothing behind.
+
+        It is at the expense of ``account``.
+        """
         (epoch, step), row = self._beginning(asked)
         course = Course(self.spec.plan, asked.rank, asked.world_size, epoch, step, asked.end_epoch, row)
         problem = (
@@ -91,6 +95,8 @@ class Delivery:
         subscription = Subscription(
             asked.subscription,
             asked.session,
+            account,
+            account.tenant,
             course,
             window,
             Waits(self._moment),
@@ -100,6 +106,8 @@ class Delivery:
         )
         self.claims.make_room(ENTITLEMENT_SLOTS)
         self.subscriptions[subscription.number] = subscription
+        self.claims.tenants[subscription.tenant] += 1
+        account.subscriptions += 1
         self.claims.next_is(subscription)
         self.claims.recount(subscription)
         self._set_pace(subscription)
@@ -298,7 +306,9 @@ class Delivery:
         if len(subscriptions) < 2:  # noqa: PLR2004  the usual case
             return list(subscriptions.values())
         fair = self.claims.fair_slots
-        return sorted(subscriptions.values(), key=lambda reader: (reader.usage >= fair, reader.served_s, reader.number))
+        return sorted(
+            subscriptions.values(), key=lambda reader: (reader.usage >= fair(reader), reader.served_s, reader.number)
+        )
 
     def _advance(self, subscription: Subscription, actions: list[Action]) -> None:
         """Claim what a trainer wants and may have, and hand out what is ready, in order."""
@@ -332,6 +342,7 @@ class Delivery:
         slot.unclaim(subscription.number)
         slot.leases += 1
         subscription.leases[claim.sequence] = Lease(slot, slot.generation)
+        subscription.account.held_bytes += self.spec.slot_bytes
         subscription.granted += 1
         self.claims.recount(subscription)
         if subscription.waiting:
@@ -339,7 +350,10 @@ class Delivery:
             subscription.awaited = claim.sequence if subscription.is_remote else None
             self._consume(subscription, subscription.granted)
         position, first, count = claim.share
+        bucket = self.spec.bucket_of(position)
         subscription.delivered_samples += count
+        subscription.account.delivered_samples += count
+        subscription.account.delivered_bytes += count * self.spec.row_bytes[bucket]
         self.delivered_batches += 1
         self.delivered_samples += count
         if not (slot.grants or subscription.is_spectator):
@@ -357,7 +371,7 @@ class Delivery:
                 count,
                 subscription.is_remote,
                 subscription.is_spectator,
-                self.spec.bucket_of(position),
+                bucket,
             )
         )
         if subscription.is_spectator:
@@ -387,6 +401,7 @@ class Delivery:
         if lease is None or lease.generation != generation:
             return
         del subscription.leases[sequence]
+        subscription.account.held_bytes -= self.spec.slot_bytes
         if subscription.awaited == sequence:
             subscription.awaited = None
         lease.slot.leases -= 1
@@ -419,8 +434,14 @@ class Delivery:
                 self._answer_waiting(subscription, actions)
 
     def _forget_if_over(self, subscription: Subscription) -> None:
-        if subscription.ended and not subscription.leases:
-            self.subscriptions.pop(subscription.number, None)
+        number = subscription.number
+        if subscription.ended and not subscription.leases and number in self.subscriptions:
+            del self.subscriptions[number]
+            tenant = subscription.tenant
+            self.claims.tenants[tenant] -= 1
+            if not self.claims.tenants[tenant]:
+                del self.claims.tenants[tenant]
+            subscription.account.subscriptions -= 1
 
     def _active(self) -> list[Subscription]:
         return [reader for reader in self.subscriptions.values() if not reader.ended]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from batchd.core.mailbox import LiveSpec
 from batchd.core.plan import Plan
+from batchd.core.tenants import EVERYBODY, Weights
 from batchd.core.work import Work
 from batchd_wire.codec import Message, message
 from batchd_wire.position import Position
@@ -67,6 +68,9 @@ class StreamSpec:
     siblings: str = ""
     """Digest of its samples, their order and their "decode": streams with the same one decode each
     sample once, as far as they come to it together; "" if it does not decode files first."""
+    slot_bytes: int = 0
+    row_bytes: tuple[int, ...] = (0,)
+    """Of a row of a batch, in each bucket."""
     joins_near: bool = False
     """Whether samples join those of their row in other batches, so each row is for one worker."""
 
@@ -105,6 +109,10 @@ class SubscriptionAsked(Event):
     """How the stream differs from the one of the saved state, where its ``parts`` tell."""
     is_convertible: bool = False
     """Whether the state would do with ``converts``."""
+    owner: str = ""
+    """Who the trainer is: a user, or a key."""
+    tenant: str = EVERYBODY
+    """Whose share of the workers' time it has."""
 
 
 @record
@@ -417,6 +425,8 @@ class Reconfigured(Event):
     sample_timeout_s: float
     chunk_rows_max: int
     renews_workers: bool = False
+    weights: Weights = ()
+    """Of the tenants."""
 
 
 @record

@@ -24,6 +24,7 @@ from batchd.core.events import Note
 from batchd.core.measure import Moment
 from batchd.core.ring import Slot
 from batchd.core.rows import Rows
+from batchd.core.tenants import Account
 from batchd.core.windows import Window, Windows
 from batchd_wire.position import Position
 from batchd_wire.record import frozen, record
@@ -81,6 +82,8 @@ class Order:
     slot: Slot
     position: Position
     rows: Rows
+    account: Account
+    """Whose expense it is."""
     given_s: float = 0.0
     expected_s: float = SMALL_ORDERS_S
     """How long it will take; as long as small orders together, where no time was measured."""

@@ -1,6 +1,7 @@
 """Choose the rows that are filled next, and the worker that fills them. Pure code.
 
     most urgent of each stream -> of all streams -> rows cut for the worker with the fewest orders
+         (of the tenant whose turn it is)
 
 Local workers fill any rows. Remote workers fill rows of the streams that their links permit and, if
 caches are shared, first the rows of their own share. Of a shuffle of blocks on a server, each local
@@ -20,6 +21,7 @@ from batchd.core.ring import ANY_SHARE, UNDIVIDED, Slot
 from batchd.core.shares import Shares
 from batchd.core.stream import Stream
 from batchd.core.subscription import Subscription
+from batchd.core.tenants import Tenants
 
 FEW_ORDERS = 2
 """A remote worker with fewer orders is about to be idle: none waits after the current one."""
@@ -34,14 +36,15 @@ CHOICE_S = 0.005
 class Ordering:
     """See the module. ``streams``: a live view, by number."""
 
-    def __init__(self, streams: Mapping[int, Stream], fleet: Fleet, links: Links, moment: Moment) -> None:
+    def __init__(
+        self, streams: Mapping[int, Stream], fleet: Fleet, links: Links, tenants: Tenants, moment: Moment
+    ) -> None:
         self._streams = streams
         self._fleet = fleet
         self._links = links
+        self._tenants = tenants
         self._moment = moment
         self._last_order = 0
-        self._served_s = 0.0
-        """Worker time of the subscription that was served last, before its order; only grows."""
 
     def next_number(self) -> int:
         """Return an order number that was never used."""
@@ -60,17 +63,31 @@ class Ordering:
                 return
             first = min(wants, key=lambda one: (one[0].is_extra, one[0].need)) if len(wants) > 1 else wants[0]
             want, stream, worker = first
-            (distance, self._served_s), subscription, slot, _is_extra = want
+            (turn_s, distance, served_s), subscription, slot, _is_extra = want
+            tenant = subscription.tenant
+            self._tenants.least_s = tenant.turn_s = turn_s
+            tenant.served_s = served_s
             idle = self._fleet.idle(stream.spec.number) if distance == 0 else 0
-            order = self._order(stream, worker, slot, idle, actions)
-            subscription.served_s = self._served_s + len(order.rows) * stream.sample_s
+            order = self._order(stream, worker, subscription, slot, idle, actions)
+            subscription.served_s = served_s + len(order.rows) * stream.sample_s
             may_order_more = not stream.is_divided and stream.delivery.supply.can_refill and stream.outage is None
             if may_order_more and not (worker.link or slot.has_pending):
                 self._order_more(stream, worker, subscription, order.expected_s, actions)
             self._fleet.sort(worker)
 
-    def _order(self, stream: Stream, worker: Worker, slot: Slot, idle: int, actions: list[Action]) -> Order:
-        """Order rows from a worker; ``idle`` workers share them. Paired with ``Fleet.sort``."""
+    def _order(  # noqa: PLR0913, PLR0917  what, from whom, for whom
+        self,
+        stream: Stream,
+        worker: Worker,
+        subscription: Subscription,
+        slot: Slot,
+        idle: int,
+        actions: list[Action],
+    ) -> Order:
+        """Order rows from a worker, and charge the subscription's tenant with them.
+
+        ``idle`` workers share them. Paired with ``Fleet.sort``.
+        """
         fill, position = slot.fill, slot.position
         assert fill is not None
         assert position is not None
@@ -91,10 +108,12 @@ class Ordering:
         if stream.has_siblings and stream.sibling_place(position, rows[0], self._fleet.places) != worker.place:
             divided = (0, 0)  # its siblings' rows are another worker's
         expected_s = len(rows) * stream.sample_s or SMALL_ORDERS_S
-        order = Order(number, stream.spec.number, slot, position, rows, self._moment.now_s, expected_s, disputed_link)
-        worker.give(order, self._moment.now_s)
+        now_s, account = self._moment.now_s, subscription.account
+        order = Order(number, stream.spec.number, slot, position, rows, account, now_s, expected_s, disputed_link)
+        subscription.tenant.charge(expected_s)
+        worker.give(order, now_s)
         if stream.outage is not None:
-            stream.outage.begin(order, self._moment.now_s)
+            stream.outage.begin(order, now_s)
         where = worker.number, number, order.stream, slot.number, position
         actions.append(OrderChunk(*where, rows, places, divided))
         return order
@@ -111,7 +130,7 @@ class Ordering:
             left_s -= expected_s
             if left_s < 0 or not worker.takes_one:
                 return
-            order = self._order(stream, worker, slot, 0, actions)
+            order = self._order(stream, worker, subscription, slot, 0, actions)
             subscription.served_s += order.expected_s
             if slot.has_pending:
                 return
@@ -135,7 +154,7 @@ class Ordering:
                 return found
             remote = next(self._fleet.free_remote(stream.spec.number), None)
             return None if remote is None else self._next_remote(stream, remote)
-        want = claims.wanted(self._served_s, claims.ring.pending)
+        want = claims.wanted(self._tenants.least_s, claims.ring.pending)
         return None if want is None else (want, worker)
 
     def _next_divided(self, stream: Stream) -> tuple[Want, Worker] | None:
@@ -147,7 +166,7 @@ class Ordering:
         claims, pending, takers = stream.delivery.claims, set(stream.delivery.ring.pending), self._fleet.takers()
         free, ready, long_work = next(iter(takers.values())), self._fleet.ready_places, None
         has_siblings, is_idle = stream.has_siblings, not free.load
-        while (want := claims.wanted(self._served_s, pending)) is not None:
+        while (want := claims.wanted(self._tenants.least_s, pending)) is not None:
             fill = want.slot.fill
             assert fill is not None, f"slot {want.slot.number} is not being filled"
             stream.divide_among(want.slot, self._fleet.places)
@@ -168,7 +187,7 @@ class Ordering:
         shares = self._shares(stream)
         if shares is not None:
             return self._next_shared(stream, shares, worker)
-        want = stream.delivery.claims.wanted(self._served_s, stream.delivery.ring.pending_anywhere)
+        want = stream.delivery.claims.wanted(self._tenants.least_s, stream.delivery.ring.pending_anywhere)
         return None if want is None else (want, worker)
 
     def _next_shared(self, stream: Stream, shares: Shares, worker: Worker) -> tuple[Want, Worker] | None:
@@ -181,8 +200,8 @@ class Ordering:
         if not ring.pending_anywhere:
             return None
         if not worker.load:
-            awaited = claims.wanted(self._served_s, ring.pending_anywhere)
-            if awaited is not None and not awaited.need[0]:
+            awaited = claims.wanted(self._tenants.least_s, ring.pending_anywhere)
+            if awaited is not None and not awaited.need[1]:
                 return awaited, self._owner(stream, shares, awaited.slot) or worker
         tried = set()
         for one in self._fleet.free_remote(stream.spec.number):
@@ -191,7 +210,7 @@ class Ordering:
                 tried.add(share)
                 if (want := self._wanted_of(stream, share)) is not None:
                     return want, one
-        first = claims.wanted(self._served_s, ring.pending_anywhere) if worker.load < FEW_ORDERS else None
+        first = claims.wanted(self._tenants.least_s, ring.pending_anywhere) if worker.load < FEW_ORDERS else None
         return None if first is None else (first, worker)
 
     def _wanted_of(self, stream: Stream, share: int) -> Want | None:
@@ -199,7 +218,7 @@ class Ordering:
         ring = stream.delivery.ring
         while True:
             own = {slot for one in (share, ANY_SHARE, UNDIVIDED) for slot in ring.pending_in.get(one, ())}
-            want = stream.delivery.claims.wanted(self._served_s, own)
+            want = stream.delivery.claims.wanted(self._tenants.least_s, own)
             if want is None or not stream.divide(want.slot):
                 return want  # else the division may have left no row of the slot in this share
 

@@ -7,7 +7,7 @@ Tests drive it without any process, and the same events always give the same act
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from batchd.core.measure import Moment
 from batchd.core.ordering import Ordering
 from batchd.core.ring import Slot
 from batchd.core.stream import Stream
+from batchd.core.tenants import Tenants, Weights
+from batchd.core.work import Work
 from batchd_wire.codes import ErrorCode
 from batchd_wire.status import DaemonStatistics
 
@@ -76,7 +78,8 @@ def _replaced(name: str) -> Refusal:
 class DaemonState:
     """Streams, trainers, ``workers`` of one ``kind``. ``chunk_rows_max``: most rows of an order.
 
-    Remote workers are of ``remote_kind``, and their links follow the ``rules``.
+    Remote workers are of ``remote_kind``, and their links follow the ``rules``. ``weights``: of the
+    tenants.
     """
 
     def __init__(  # noqa: PLR0913  facts of the configuration
@@ -89,6 +92,7 @@ class DaemonState:
         chunk_rows_max: int,
         rules: LinkRules = LinkRules(),  # noqa: B008  frozen
         remote_kind: WorkerKind | None = None,
+        weights: Weights = (),
     ) -> None:
         self._moment = Moment()
         self.streams = {spec.number: Stream(spec, chunk_rows_max, self._new_slot, self._moment) for spec in specs}
@@ -96,7 +100,8 @@ class DaemonState:
         self._retired: set[int] = set()
         self.fleet = Fleet(workers, kind, sample_timeout_s, self._moment)
         self.links = Links(rules, lambda link: self.fleet.may_fill(link.workers, link.may_fill))
-        self._ordering = Ordering(self.streams, self.fleet, self.links, self._moment)
+        self.tenants = Tenants(weights)
+        self._ordering = Ordering(self.streams, self.fleet, self.links, self.tenants, self._moment)
         self._remote_kind = remote_kind
         self.draining = False
         self.numbers = {spec.name: spec.number for spec in specs}
@@ -185,6 +190,7 @@ class DaemonState:
             worker_deaths=self.fleet.deaths,
             draining=self.draining,
             ending_slots=self.ending_slots,
+            usage=tuple(self.tenants.usage(self._moment.now_s)),
         )
 
     @property
@@ -199,7 +205,10 @@ class DaemonState:
             actions.append(Refuse(event.session, event.request, 0, *too_many_subscriptions()))
             return
         stream = self._served(event, actions)
-        if stream is not None and stream.delivery.subscribe(event, actions) is not None:
+        if stream is None:
+            return
+        account = self.tenants.account(event.owner, event.tenant, event.stream, self._moment.now_s)
+        if stream.delivery.subscribe(event, account, actions) is not None:
             self._stream_of[event.subscription] = stream
             self._subscriptions_of.setdefault(event.session, set()).add(event.subscription)
             self._find_siblings()
@@ -353,6 +362,7 @@ class DaemonState:
             self.fleet.end(worker, problem, actions)
             return
         orders = self.fleet.done(worker, event.orders, event.work.busy_us)
+        self._settle(orders, event.work)
         stream = self.streams[orders[0].stream]
         if event.away:
             stream.chunks_away(orders, event, actions)
@@ -361,6 +371,12 @@ class DaemonState:
             for order in orders:
                 self._compare_links(stream, order, event, actions)
         stream.chunks_done(orders, event, actions)
+
+    def _settle(self, orders: Sequence[Order], work: Work) -> None:
+        """Count what orders took, at the expense of those for whom they were."""
+        rows = sum(len(order.rows) for order in orders)
+        for order in orders:
+            order.account.settle(work, len(order.rows), rows, order.expected_s)
 
     def _compare_links(self, stream: Stream, order: Order, event: ev.ChunkDone, actions: list[Action]) -> None:
         """Have links fill what a local worker has filled; count what they were wrong about."""
@@ -451,6 +467,7 @@ class DaemonState:
             return
         self.fleet.arrived(worker, worker.orders[event.order], (event.work.busy_us + event.work.waited_us) / 1e6)
         (order,) = self.fleet.done(worker, [event.order], event.work.busy_us)
+        self._settle([order], event.work)
         stream, link = self.streams[order.stream], self.links.by_number[worker.link]
         if stream.sample_s:
             slowness = min(SLOWNESS_MAX, event.work.busy_us / 1e6 / len(order.rows) / stream.sample_s)
@@ -580,6 +597,7 @@ class DaemonState:
             self.streams[spec.number] = Stream(spec, event.chunk_rows_max, self._new_slot, self._moment)
         for stream in self.streams.values():
             stream.chunk_rows_max = event.chunk_rows_max
+        self.tenants.weigh(event.weights)
         self.fleet.sample_timeout_s = event.sample_timeout_s
         self.fleet.resize(event.workers, renews=event.renews_workers)
         self.fleet.spawn_due(actions)

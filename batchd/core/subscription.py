@@ -20,6 +20,7 @@ from typing import NamedTuple
 from batchd.core.course import Course, Share
 from batchd.core.measure import Spells, Waits
 from batchd.core.ring import Slot
+from batchd.core.tenants import Account, Tenant
 
 ENTITLEMENT_SLOTS = 2
 """One to read, one being filled: with them a subscription continues whatever the others do."""
@@ -56,6 +57,8 @@ class Subscription:
 
     number: int
     session: int
+    account: Account
+    tenant: Tenant
     course: Course
     window: int
     waits: Waits

@@ -32,6 +32,7 @@ from batchd.config.draft import daemon_draft, stream_drafts
 from batchd.config.load import LoadedConfig
 from batchd.config.schema import problem_at
 from batchd.config.tree import Config, DaemonConfig, Mark, StreamConfig, keys_marked
+from batchd.daemon.identity import unknown_names
 from batchd.daemon.observer import open_http
 from batchd.daemon.runtime import directory_problem, has_daemon
 from batchd.data.pipeline.cache_split import decoded_files
@@ -164,6 +165,11 @@ def _daemon_problems(daemon: DaemonConfig, wrong: frozenset[str]) -> list[Proble
             choose_runtime_directory(daemon.runtime_dir)
         except ConfigInvalid as error:
             problems += error.problems
+    if "shares" not in wrong:
+        problems += [
+            problem_at(("daemon", "shares", *key), ProblemKind.WRONG_VALUE, text)
+            for key, text in unknown_names(daemon.shares)
+        ]
     addresses = [(key, text) for key, text in _addresses(daemon) if not wrong & {key, "keys_dir"}]
     if addresses:
         from batchd.runtime.keys import missing_keys, open_keys  # noqa: PLC0415  as below

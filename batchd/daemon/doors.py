@@ -40,6 +40,7 @@ from batchd.core.events import (
     SubscriptionAsked,
     SubscriptionEnded,
 )
+from batchd.daemon.identity import Identity, Tenancy
 from batchd.runtime import failpoints
 from batchd.runtime.limits import SESSION_LINES_PER_MINUTE, LinesPerMinute, OncePerMinute, SessionLimits
 from batchd.runtime.poller import Poller
@@ -169,6 +170,7 @@ class Door(ABC):
     def __init__(self, daemon: DaemonSide, limits: SessionLimits) -> None:
         self._daemon = daemon
         self._limits = limits
+        self._tenancy = Tenancy({})
         self._once_per_minute = OncePerMinute()
 
     @property
@@ -194,6 +196,10 @@ class Door(ABC):
     @abstractmethod
     def peer(self, session: int) -> Peer:
         """The session's trainer, for the log."""
+
+    @abstractmethod
+    def identity(self, session: int) -> Identity:
+        """Who a session that is here belongs to, as the kernel or its key proves."""
 
     def may_read(self, session: int, stream: str) -> bool:  # noqa: ARG002  on this host all may
         """Tell whether a session that is here may read a stream, and see it in the status."""
@@ -228,9 +234,12 @@ class Door(ABC):
     def withdraw_slots(self, slots: Sequence[int]) -> None:  # noqa: B027  other hosts map no slots
         """Have trainers unmap slots whose memory is given back."""
 
-    def limit(self, limits: SessionLimits) -> None:
-        """Admit new sessions within these limits; no present session ends."""
-        self._limits = limits
+    def limit(self, limits: SessionLimits, tenancy: Tenancy) -> None:
+        """Admit new sessions within these limits, and new subscriptions of these tenants.
+
+        No present session ends.
+        """
+        self._limits, self._tenancy = limits, tenancy
 
     def _event_of(self, session: int, message: Message) -> Event | Query | None:
         """The event or query of a message; None if an open session sends no such message."""
@@ -238,6 +247,7 @@ class Door(ABC):
             case Pull():
                 return self._pulled(session, message)
             case Subscribe():
+                identity = self.identity(session)
                 return SubscriptionAsked(
                     session=session,
                     subscription=next(self._daemon.subscription_numbers),
@@ -257,6 +267,8 @@ class Door(ABC):
                     parts=message.parts,
                     converts=message.converts,
                     settings=message.settings,
+                    owner=identity.owner,
+                    tenant=self._tenancy.tenant(identity),
                 )
             case Mismatched():
                 return BatchMismatched(session, message.subscription, message.sequence, message.generation)

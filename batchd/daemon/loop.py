@@ -443,7 +443,9 @@ class Loop:
             hidden.add("pool")  # links name streams, too
         daemon = plain["daemon"] | {"config_file": ""}
         shown_keys = {name: value for name, value in plain.items() if name not in hidden}
-        return shown_keys | {"streams": shown, "daemon": daemon}
+        owner = door.identity(session).owner
+        usage = [one for one in plain["usage"] if one["owner"] == owner]
+        return shown_keys | {"streams": shown, "daemon": daemon, "usage": usage}
 
     def _facts(self, now: float) -> DaemonFacts:
         """What the daemon knows of itself as a process."""
@@ -491,6 +493,7 @@ class Loop:
             ),
             pool=next(pools, None),
             warnings=self.log.warnings,
+            usage=counts.usage,
         )
 
     def _bad_samples(self, question: messages.AskBad, *, is_remote: bool) -> Message:

@@ -38,6 +38,7 @@ from batchd.core.state import DaemonState
 from batchd.daemon.bad_lists import BadLists
 from batchd.daemon.derive.requests import Deriver
 from batchd.daemon.doors import DaemonSide, Door, Doors, Queue
+from batchd.daemon.identity import Tenancy, weights_of
 from batchd.daemon.kept_log import KeptLog
 from batchd.daemon.local.sessions import LocalDoor
 from batchd.daemon.loop import Loop
@@ -170,6 +171,7 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
             chunk_rows_max=CHUNK_ROWS_MAX if daemon.chunk_rows == "auto" else daemon.chunk_rows,
             rules=LinkRules(daemon.pool_audit, daemon.pool_accept == "any", daemon.pool_withdraw_after_s),
             remote_kind=remote[0].kind if remote else None,
+            weights=weights_of(daemon),
         )
         side = DaemonSide(poller, queue.append, memory)
         limits = SessionLimits(daemon.sessions_max, daemon.sessions_per_peer)
@@ -177,6 +179,8 @@ def _serve(config: Config, options: ServeOptions) -> None:  # noqa: PLR0915  a s
         stack.callback(local.close)
         doors = Doors([local, *_tcp_doors(daemon, side, limits, names, stack)])
         local.bind(names.lifeline_path, names.zmq_path)
+        for door in doors:
+            door.limit(limits, Tenancy(daemon.shares))
         for pool in remote:
             stack.callback(pool.close)
             pool.start()

@@ -31,6 +31,7 @@ from batchd.daemon.doors import (
     encode_answer,
     refused_version,
 )
+from batchd.daemon.identity import Identity
 from batchd.runtime import __version__, failpoints
 from batchd.runtime.keys import RoleKeys
 from batchd.runtime.limits import (
@@ -110,6 +111,11 @@ class TcpDoor(TcpFront, Door):
         """The session's trainer, for the log."""
         session = self._sessions.by_number[number]
         return Peer(session.name, session.pid, f"host {peer_site(session.host)}", is_remote=True)
+
+    def identity(self, number: int) -> Identity:
+        """The session's key; without keys, its host."""
+        session = self._sessions.by_number[number]
+        return Identity(key=session.key.name if session.key is not None else "", host=peer_site(session.host))
 
     def trainers(self) -> list[RemoteSession]:
         """All sessions."""

@@ -12,9 +12,10 @@ Invariant: a cell is text from anybody, which the place that shows it escapes.
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from batchd.observe.diagnosis.overview import GONE, StreamView, TrainerView, WorkerView
+from batchd.observe.diagnosis.overview import GONE, StreamView, TrainerView, UsageView, WorkerView
 from batchd.observe.diagnosis.pool import HostView
 from batchd.observe.diagnosis.verdicts import Kind
+from batchd.runtime.sizes import round_bytes
 from batchd_wire.wording import duration
 
 WIDE, MIDDLE = 118, 76
@@ -179,6 +180,21 @@ WORKERS: tuple[StatusColumn[WorkerView], ...] = (
     StatusColumn("samples", lambda row: f"{row.now.samples:,}", status=40),
     StatusColumn("busy", lambda row: duration(row.now.busy_s), status=0),
     StatusColumn("replaced", lambda row: str(row.replaced), top=MIDDLE, page="replaced"),
+)
+
+USAGE: tuple[StatusColumn[UsageView], ...] = (
+    StatusColumn("owner", lambda row: row.now.owner, NAME, status=0, page="owner"),
+    StatusColumn("stream", lambda row: row.now.stream, STREAM, status=40, page="stream"),
+    StatusColumn("share", lambda row: f"{row.now.tenant} x {row.now.weight:g}", SHORT, status=100, page="share"),
+    StatusColumn("now", lambda row: _share(row.now_share), page="worker time now"),
+    StatusColumn("of work", lambda row: _share(row.share), status=0, page="of all"),
+    StatusColumn("CPU", lambda row: duration(row.now.cpu_s), status=30, page="CPU"),
+    StatusColumn("made", lambda row: f"{row.now.made_samples:,}", status=60, page="samples made"),
+    StatusColumn("read", lambda row: round_bytes(row.now.read_bytes), status=MIDDLE, page="read"),
+    StatusColumn("delivered", lambda row: f"{row.now.delivered_samples:,}", status=50, page="samples delivered"),
+    StatusColumn("bytes", lambda row: round_bytes(row.now.delivered_bytes), status=90, page="bytes"),
+    StatusColumn("held", lambda row: round_bytes(row.now.held_bytes), status=MIDDLE, page="held"),
+    StatusColumn("since", lambda row: duration(row.now.age_s), status=80, page="since"),
 )
 
 HOSTS: tuple[StatusColumn[HostView], ...] = (

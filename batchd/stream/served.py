@@ -312,6 +312,8 @@ def stream_of(  # noqa: PLR0913, PLR0917  as above
         source="" if source.is_live else source_digest(index),
         has_digests=config.digest,
         has_buckets=bool(ring.layout.buckets),
+        slot_bytes=ring.layout.slot_bytes,
+        row_bytes=tuple(ring.layout.of(bucket).row_bytes for bucket in range(max(1, len(ring.layout.buckets)))),
         storage_away_s=config.storage_away_s,
         siblings=siblings_of(plan, content, epochs, index),
         joins_near=any(isinstance(step, JoinStep) and step.near for step in plan.pipeline.steps),

@@ -306,6 +306,30 @@ class StreamStatus:
 
 
 @record
+class UsageStatistics:
+    """What the trainers of one ``owner``, a user or a key, have had of one stream.
+
+    ``tenant``: whose share of the workers' time they have, with its ``weight``. ``age_s``: time
+    since the first subscription; ``cpu_s`` of ``work_s`` was on a CPU. ``made_samples`` were made
+    for them; ``delivered_samples`` were handed to them, also those that were made for others.
+    """
+
+    owner: str
+    stream: str
+    tenant: str
+    weight: Annotated[float, Gauge("Weight of the tenant.")]
+    age_s: Fact[float]
+    subscriptions: Annotated[int, Gauge("Subscriptions of the owner.")]
+    held_bytes: Annotated[int, Gauge("Bytes of the slots that the owner's trainers hold.")]
+    work_s: Annotated[float, Counter("Worker time spent for the owner.")]
+    cpu_s: Annotated[float, Counter("CPU time of workers spent for the owner.")]
+    read_bytes: Annotated[int, Counter("Bytes of encoded samples read for the owner.")]
+    made_samples: Annotated[int, Counter("Samples made for the owner.")]
+    delivered_samples: Annotated[int, Counter("Samples handed to the owner's trainers.")]
+    delivered_bytes: Annotated[int, Counter("Bytes of these samples.")]
+
+
+@record
 class DaemonStatistics:
     """Counts of the pure core, as in ``DaemonStatus`` and ``DaemonFacts``."""
 
@@ -314,6 +338,7 @@ class DaemonStatistics:
     worker_deaths: int
     draining: bool
     ending_slots: int
+    usage: tuple[UsageStatistics, ...] = ()
 
 
 @record
@@ -521,6 +546,7 @@ class LeftOut:
     workers: Fact[int] = 0
     trainers: Fact[int] = 0
     links: Fact[int] = 0
+    usage: Fact[int] = 0
 
 
 @record
@@ -530,7 +556,8 @@ class DaemonStatus:
     ``warnings``: the last ones, and errors; ``log``: the last lines, if they were asked for, with
     nothing but ``daemon``. Both have the newest last, and are empty for other hosts. ``card``: of a
     stream, if it was asked for and there is one, with nothing but ``daemon``; ``reports``: a page
-    of those about a stream, likewise. ``left_out``: see ``LeftOut``.
+    of those about a stream, likewise. ``left_out``: see ``LeftOut``. ``usage``: for other hosts,
+    what their own key has had.
     """
 
     daemon: DaemonFacts
@@ -543,6 +570,7 @@ class DaemonStatus:
     card: StreamCard | None = None
     reports: ReportPage | None = None
     left_out: LeftOut = LeftOut()
+    usage: tuple[UsageStatistics, ...] = ()
 
     def stream(self, name: str) -> StreamStatus | None:
         """Find a stream by its name."""
@@ -581,7 +609,13 @@ def _plain(value: Any) -> Any:
 
 STATUS_BYTES_MAX = 896 << 10
 """Of the maps of a status, which are nearly the whole of a message."""
-_LIST_BYTES_MAX = {"streams": 512 << 10, "workers": 96 << 10, "trainers": 160 << 10, "links": 128 << 10}
+_LIST_BYTES_MAX = {
+    "streams": 512 << 10,
+    "workers": 96 << 10,
+    "trainers": 128 << 10,
+    "links": 96 << 10,
+    "usage": 64 << 10,
+}
 """Of each list; subscriptions have the rest."""
 
 
@@ -589,7 +623,7 @@ def shorten(plain: dict[str, Any]) -> None:
     """End the lists of a status where it would be longer than a message; say what is missing."""
     streams = plain["streams"]
     subscriptions = [stream.pop("subscriptions") for stream in streams]
-    lists = {name: plain[name] for name in ("streams", "workers", "trainers")}
+    lists = {name: plain[name] for name in ("streams", "workers", "trainers", "usage")}
     if "pool" in plain:
         lists["links"] = plain["pool"]["links"]
     left_out, listed_bytes = {}, 0
@@ -598,7 +632,14 @@ def shorten(plain: dict[str, Any]) -> None:
         left_out[name] = len(values) - len(kept)
         (plain["pool"] if name == "links" else plain)[name] = kept
         listed_bytes += kept_bytes
-    others = {**plain, "streams": (), "workers": (), "trainers": (), "pool": {**plain.get("pool", {}), "links": ()}}
+    others = {
+        **plain,
+        "streams": (),
+        "workers": (),
+        "trainers": (),
+        "usage": (),
+        "pool": {**plain.get("pool", {}), "links": ()},
+    }
     room = STATUS_BYTES_MAX - listed_bytes - packed_bytes(others)
     for stream, values in zip(plain["streams"], subscriptions, strict=False):
         stream["subscriptions"], kept_bytes = first_that_fit(values, room)

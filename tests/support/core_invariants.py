@@ -216,7 +216,9 @@ def _check_trainers(stream: Stream, world: World) -> None:
 def _check_none_forgotten(delivery: Delivery) -> None:
     """Each trainer that could have a batch has it: none waits for an event that may never occur."""
     ring = delivery.ring
-    fair_slots = max(ENTITLEMENT_SLOTS, ring.slots_max // max(1, len(delivery.subscriptions)))
+    tenants = Counter(reader.tenant for reader in delivery.subscriptions.values())
+    assert tenants == delivery.claims.tenants
+    weights = sum(tenant.weight for tenant in tenants)
     for one in delivery.subscriptions.values():
         if one.ended:
             continue
@@ -230,6 +232,7 @@ def _check_none_forgotten(delivery: Delivery) -> None:
         if not _wants_more(delivery, one):
             continue
         assert one.usage >= ENTITLEMENT_SLOTS, "a trainer does not get its two slots"
+        fair_slots = int(ring.slots_max * one.tenant.weight / weights) // tenants[one.tenant]
         assert one.usage >= fair_slots or not delivery.claims.has_room(1), "a trainer does not get its fair share"
         others = sum(
             len(other.leases) if other.ended else ENTITLEMENT_SLOTS

@@ -79,7 +79,7 @@ def why_refused(lifeline: socket.socket, credentials: PeerCredentials, directory
     """
     nobody, no_group = unmapped_id("uid"), unmapped_id("gid")
     group = directory.st_gid
-    if is_ours(credentials.user) or (group != no_group and group in _groups(lifeline, credentials)):
+    if is_ours(credentials.user) or (group != no_group and group in groups_of(lifeline, credentials)):
         return None
     if credentials.user != nobody and group != no_group:
         return f"user {credentials.user} is not in the group of the runtime directory"
@@ -112,7 +112,8 @@ def open_to_group(path: Path, directory: int) -> None:
         raise unusable(path.parent, error) from None
 
 
-def _groups(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:
+def groups_of(lifeline: socket.socket, credentials: PeerCredentials) -> set[int]:
+    """The groups of a peer; of one in more than 256 only the primary one. Raises ``OSError``."""
     try:
         raw = lifeline.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, GROUPS_BYTES_MAX)
     except OSError as error:

@@ -23,11 +23,13 @@ import structlog
 from batchd.core.actions import GrantLease
 from batchd.core.events import SessionCutOff, SessionEnded
 from batchd.daemon.doors import SECRET_BYTES, DaemonSide, Door, Peer, encode_answer, refused_version
+from batchd.daemon.identity import Identity
 from batchd.daemon.local.listener import (
     Listener,
     PeerCredentials,
     PendingConnections,
     credentials_of,
+    groups_of,
     is_ours,
     open_to_group,
     why_refused,
@@ -159,6 +161,12 @@ class LocalDoor(Door):
         """The session's trainer, for the log."""
         session = self._by_number[number]
         return Peer(session.name, session.pid, f"user {session.user}")
+
+    def identity(self, session: int) -> Identity:
+        """The user at the other end and its groups, as they were when it connected."""
+        lifeline = self._by_number[session].lifeline
+        credentials = credentials_of(lifeline)
+        return Identity(credentials.user, frozenset(groups_of(lifeline, credentials)))
 
     def trainers(self) -> list[Session]:
         """Trainers that have sent ``Hello`` and were not disconnected."""

@@ -19,6 +19,7 @@ from batchd.config.tree import DaemonConfig
 from batchd.core.events import Event, Reconfigured
 from batchd.core.state import DaemonState
 from batchd.daemon.doors import Doors
+from batchd.daemon.identity import Tenancy, weights_of
 from batchd.daemon.reload.messages import ReloadDocument, ReloadRequest
 from batchd.daemon.workers import AllWorkers
 from batchd.data.storage.index import SourceIndex
@@ -247,6 +248,7 @@ class ReloadApplier:
                 self.daemon.sample_timeout_s,
                 CHUNK_ROWS_MAX if chunk_rows == "auto" else chunk_rows,
                 renews_workers,
+                weights_of(self.daemon),
             )
         )
 
@@ -272,8 +274,9 @@ class ReloadApplier:
                 stream.message = replace(stream.message, storage=limits)
             for kind in self.workers:
                 kind.use_storage(limits)
+        tenancy = Tenancy(self.daemon.shares)
         for door in self.doors:
-            door.limit(SessionLimits(self.daemon.sessions_max, self.daemon.sessions_per_peer))
+            door.limit(SessionLimits(self.daemon.sessions_max, self.daemon.sessions_per_peer), tenancy)
         sends_bytes = self.daemon.tcp is not None
         mapped_bytes = max(stream.layout.slot_bytes for stream in self.streams.values()) if sends_bytes else 0
         self.memory.blanks.expect(max(0, document.reserved - slots_kept), mapped_bytes)

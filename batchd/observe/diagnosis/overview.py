@@ -21,6 +21,7 @@ from batchd_wire.status import (
     StreamStatus,
     SubscriptionStatistics,
     TrainerStatistics,
+    UsageStatistics,
     WorkerStatistics,
 )
 from batchd_wire.wording import BAD_PART
@@ -101,6 +102,18 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
+class UsageView:
+    """What one owner has had of one stream. ``share``: of the worker time of all since the start.
+
+    ``now_share``: of that since the first status.
+    """
+
+    now: UsageStatistics
+    share: float
+    now_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """The whole daemon. ``seconds``: time between the two statuses; None with a single one.
 
@@ -125,6 +138,7 @@ class Overview:
     host: str = ""
     address: str = ""
     warnings: tuple[LogLine, ...] = ()
+    usage: tuple[UsageView, ...] = ()
 
 
 @dataclass(slots=True)
@@ -205,7 +219,22 @@ def overview_between(before: DaemonStatus, after: DaemonStatus, changes: _Change
         host=daemon.host,
         address=daemon.address,
         warnings=after.warnings,
+        usage=tuple(_usage(after, reading)),
     )
+
+
+def _usage(after: DaemonStatus, reading: Reading | None) -> Iterator[UsageView]:
+    """Those with the most worker time first."""
+    total_s = sum(one.work_s for one in after.usage)
+    changes = {(one.owner, one.stream): one.work_s for one in reading.change.usage} if reading else {}
+    change_s = sum(changes.values())
+    for one in sorted(after.usage, key=lambda one: -one.work_s):
+        now_s = changes.get((one.owner, one.stream), 0.0)
+        yield UsageView(
+            now=one,
+            share=one.work_s / (total_s or 1.0),
+            now_share=now_s / (change_s or 1.0) if reading else None,
+        )
 
 
 def _stream(now: StreamStatus, reading: StreamReading | None, seconds: float) -> StreamView:

@@ -57,6 +57,7 @@ SLOW_NAMED_MAX = 3
 OTHER_REMEDIES = "a cheaper pipeline, worker hosts (worker_address =), or a daemon on another host"
 MORE_HOSTS = "start more worker hosts (batchd worker)"
 HOSTS_NAMED_MAX = 3
+OWNERS_NAMED_MAX = 4
 CACHE_MARGIN = 1.05
 """Factor on the bytes of the samples, for a cache's index and the ends of extents."""
 KEEP_PIXELS = {"pixels", "decoded"}
@@ -416,7 +417,7 @@ def _decode(trainer: TrainerReading, reading: Reading) -> Finding:
     name, spent_s = max(work.parts, key=lambda part: part[1], default=("decode", work.counts.busy_s))
     proof = f"{_waits(trainer)}; {name} takes {_ms(spent_s, work)} of {_ms(work.counts.busy_s, work)} a sample"
     proof += f", workers busy {reading.utilisation:.0%}{_decoded_cache(trainer.stream, name)}"
-    proof += _decoded_by_others(trainer.stream, reading)
+    proof += _decoded_by_others(trainer.stream, reading) + _taken_by(reading)
     return Kind.DECODE_BOUND, proof, MORE_CORES
 
 
@@ -436,6 +437,20 @@ def _decoded_cache(stream: StreamReading, slowest_part: str) -> str:
         f"; {_named_cache(stream)}, and with {how} each image is decoded once, and batches keep their bytes: photographs "
         f"need some {round_bytes(need_bytes)} (batchd check --explain looks at yours)"
     )
+
+
+def _taken_by(reading: Reading) -> str:
+    """Who has the workers' time, if several owners do, or ""."""
+    owners: dict[str, float] = {}
+    for one in reading.change.usage:
+        if one.work_s > 0:
+            owners[one.owner] = owners.get(one.owner, 0.0) + one.work_s
+    if len(owners) < 2:  # noqa: PLR2004  several
+        return ""
+    total_s = sum(owners.values())
+    most = sorted(owners.items(), key=lambda one: -one[1])[:OWNERS_NAMED_MAX]
+    named = [f"{owner} {work_s / total_s:.0%}" for owner, work_s in most]
+    return f"; of the workers' time {', '.join(named)} (batchd usage)"
 
 
 def _decoded_by_others(stream: StreamReading, reading: Reading) -> str:

@@ -47,6 +47,7 @@ from batchd_wire.status import (
     SubscriptionStatistics,
     TcpCounts,
     TrainerStatistics,
+    UsageStatistics,
     WorkerStatistics,
     WorkStatistics,
 )
@@ -55,6 +56,8 @@ TRAINERS_MAX = 200
 """Further trainers are counted together, as ``OTHER``, by gauges alone."""
 OTHER = "other"
 SESSION = "session"
+OWNERS_MAX = 200
+"""Owners and their streams, those of the earliest trainers; `batchd usage` has all."""
 LINKS_MAX = 200
 """Further worker hosts are counted together, as ``OTHER``, by gauges alone."""
 LINK = "link"
@@ -151,6 +154,11 @@ def _remote(status: DaemonStatus) -> Iterator[Row]:
         yield (trainer.name, str(trainer.session)) if place < TRAINERS_MAX else (OTHER, OTHER), trainer
 
 
+def _usage(status: DaemonStatus) -> Iterator[Row]:
+    for one in status.usage[:OWNERS_MAX]:
+        yield (one.owner, one.stream, one.tenant), one
+
+
 def _links(status: DaemonStatus) -> Iterator[Row]:
     links = sorted(status.pool.links, key=lambda link: link.link) if status.pool is not None else []
     for place, link in enumerate(links):
@@ -234,6 +242,7 @@ TRAINER = Scope(
     "trainer_",
 )
 WAIT = Scope("streams[].subscriptions[].waits", (*TRAINER.labels, "cause"), _waits)
+USAGE = Scope("usage[]", ("owner", "stream", "tenant"), _usage, UsageStatistics, "usage_")
 REMOTE = Scope("trainers[]", ("trainer", SESSION), _remote, TrainerStatistics, "trainer_")
 
 PREFIX = "batchd_"
@@ -291,6 +300,7 @@ METRICS: tuple[Metric, ...] = (
         "trainer_wait_cause_seconds_total", Counter("Time that the trainer has waited, by cause."), WAIT, "waited_s"
     ),
     *REMOTE.metrics(),
+    *USAGE.metrics(),
 )
 
 REPORTED = ("stream_reported_values", "Reported values that were finite numbers.")

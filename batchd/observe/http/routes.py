@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl
 
-from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, WORKERS, Cell, Row, StatusColumn, page_cells
+from batchd.observe.columns import HOSTS, STREAMS, TRAINERS, USAGE, WORKERS, Cell, Row, StatusColumn, page_cells
 from batchd.observe.diagnosis.overview import Overview, StreamView
 from batchd.observe.diagnosis.pool import PoolView, summary
 from batchd.observe.http.access import AccessRules, HostNames, is_forwarded
@@ -287,7 +287,7 @@ _FACTS = ("batch_size", "stopped", "away", "away_s", "slots_max", "bad_samples",
 
 def plain_overview(overview: Overview) -> dict[str, object]:
     """What the page shows: rows of tables as cells, and for plots the numbers of each row."""
-    left_out = ("streams", "trainers", "claims", "workers", "pool", "warnings")
+    left_out = ("streams", "trainers", "claims", "workers", "pool", "warnings", "usage")
     return {
         **{field.name: getattr(overview, field.name) for field in fields(overview) if field.name not in left_out},
         "warnings": [asdict(line) for line in overview.warnings],
@@ -307,11 +307,17 @@ def plain_overview(overview: Overview) -> dict[str, object]:
             for view in overview.trainers
         ],
         "workers": [{"cells": page_cells(WORKERS, worker)} for worker in overview.workers],
+        "usage": [{"cells": page_cells(USAGE, one)} for one in overview.usage],
         "pool": _pool(overview.pool) if overview.pool is not None else None,
     }
 
 
-_TABLES: dict[str, tuple[StatusColumn[Any], ...]] = {"trainers": TRAINERS, "workers": WORKERS, "hosts": HOSTS}
+_TABLES: dict[str, tuple[StatusColumn[Any], ...]] = {
+    "trainers": TRAINERS,
+    "workers": WORKERS,
+    "usage": USAGE,
+    "hosts": HOSTS,
+}
 
 
 def _stream(one: StreamView) -> dict[str, object]:
@@ -345,6 +351,8 @@ def _tables(overview: Overview) -> Iterable[str]:
     yield _table("Trainers", TRAINERS, overview.trainers)
     yield _table("Streams", STREAMS, overview.streams)
     yield _table("Workers", WORKERS, overview.workers)
+    if len(overview.usage) > 1:
+        yield _table("Usage", USAGE, overview.usage)
     if overview.pool is not None:
         yield f"<p>{escape('; '.join([summary(overview.pool), *overview.pool.notes]))}</p>"
         yield _table("Worker hosts", HOSTS, overview.pool.hosts)

@@ -44,6 +44,7 @@ from batchd.core.measure import Moment
 from batchd.core.ring import Slot
 from batchd.core.rows import Rows, are_runs, rows_of
 from batchd.core.state import GAP_S, TICK_S
+from batchd.core.tenants import EVERYBODY, Account, Tenant
 from batchd.core.work import NO_WORK, Work
 from batchd.pool.messages import ORDERS_MAX, ROW_FRAME_BYTES, FillRows
 from batchd.pool.worker_host.streams import OpenedStream
@@ -69,6 +70,8 @@ KEPT_IDLE_S = 10.0
 """Time for which an idle one keeps its pages: fresh pages cost more than the rows."""
 SAMPLE_TIMEOUT_S = 60.0
 """Placeholder until a gateway sends the timeout; there are no orders before that."""
+_DAEMON = Account("", Tenant(EVERYBODY), "", 0.0)
+"""At whose expense orders are: the daemon has the accounts of its trainers."""
 
 
 class OrderMemory:
@@ -379,7 +382,8 @@ class HostWorkers:
         if self._processes.lacks_slot(number, scratch.number):
             self._processes.send(number, orders.UseSlot(scratch.number, stream.layout.slot_bytes), scratch.descriptor)
         position = Position(fill.epoch, fill.step)
-        self._fleet.give(worker, Order(order.number, stream.number, Slot(scratch.number), position, order.rows))
+        slot = Slot(scratch.number)
+        self._fleet.give(worker, Order(order.number, stream.number, slot, position, order.rows, _DAEMON))
         self._in_hand[order.number] = order
         chunk = orders.Chunk(order.number, scratch.number, *position, fill.runs, [])
         self._processes.send(number, orders.FillChunks(stream.number, [chunk], is_packed=True))

@@ -70,6 +70,7 @@ class CoreMachine(RuleBasedStateMachine):
         made = [make_spec(number, **spec, **self.stream_settings) for number, spec in enumerate(chosen, 1)]
         kind = dataclasses.replace(WORKERS, small_orders_max=small_orders_max)
         self.world = CheckedWorld(made, workers, chunk_rows_max, kind)
+        self.world.state.tenants.weigh((("tenant1", 3.0), ("tenant2", 0.25)))
         self.deadly = {(number, sample) for number, samples in enumerate(deadly, 1) for sample in samples}
         self.deaths: dict[tuple[int, int], int] = {}
         self.world.start_workers()
@@ -116,7 +117,15 @@ class CoreMachine(RuleBasedStateMachine):
         at = {"epoch": epoch, "step": min(step, spec.plan.steps), "end_epoch": end_epoch}
         remote = session >= FIRST_REMOTE_SESSION
         self.world.subscribe(
-            spec.number, session, rank=rank, world_size=world_size, window=window, is_remote=remote, **at
+            spec.number,
+            session,
+            rank=rank,
+            world_size=world_size,
+            window=window,
+            is_remote=remote,
+            owner=f"user:{session}",
+            tenant=f"tenant{session % 3}",
+            **at,
         )
 
     @rule()

@@ -12,6 +12,7 @@ from batchd.core import events as ev
 from batchd.core.events import StreamSpec
 from batchd.core.state import DaemonState
 from batchd.core.stream import CHUNK_TARGET_S, FIRST_CHUNK_ROWS
+from batchd.core.tenants import ACCOUNTS_MAX, EVERYBODY, OTHERS, Weights
 from support.core_world import WORKERS, make_spec, pick, work
 
 ROWS = 1 << 30
@@ -31,9 +32,11 @@ class Workplace:
     The object records every order.
     """
 
-    def __init__(self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1) -> None:
+    def __init__(
+        self, specs: list[StreamSpec], sample_us: dict[int, int], workers: int = 1, weights: Weights = ()
+    ) -> None:
         self.sample_us = sample_us
-        self.state = DaemonState(specs, workers, WORKERS, sample_timeout_s=30.0, chunk_rows_max=256)
+        self.state = DaemonState(specs, workers, WORKERS, sample_timeout_s=30.0, chunk_rows_max=256, weights=weights)
         self.orders: list[act.OrderChunk] = []
         self.grants: list[act.GrantLease] = []
         self.done = 0
@@ -47,10 +50,20 @@ class Workplace:
         self.grants += pick(act.GrantLease, actions)
         return actions
 
-    def subscribe(self, number: int, stream: int = 1, epoch: int = 0, window: int = 0, *, waiting: bool = True) -> None:
+    def subscribe(
+        self,
+        number: int,
+        stream: int = 1,
+        epoch: int = 0,
+        window: int = 0,
+        tenant: str = EVERYBODY,
+        *,
+        waiting: bool = True,
+    ) -> None:
         """A trainer subscribes, and optionally waits at once."""
+        place = f"stream{stream}", 0, 1, window, epoch, 0, None, None
         asked = ev.SubscriptionAsked(
-            number, number, number, f"stream{stream}", 0, 1, window, epoch, 0, None, None, is_spectator=False
+            number, number, number, *place, is_spectator=False, owner=f"user:{number}", tenant=tenant
         )
         self.do(asked)
         self.wait(number, waiting=waiting)
@@ -243,3 +256,101 @@ def test_more_workers_get_longer_orders():
         place.work(200)
         rows[workers] = max(len(order.rows) for order in place.orders[-50:])
     assert rows == {1: 20, 64: 32, 192: 96}
+
+
+# --- tenants --------------------------------------------------------------------------------------
+
+THREE_TO_ONE = (("large", 3.0), ("small", 1.0))
+SMALL_STREAMS = tuple(range(2, 10))
+
+
+def three_to_one(workers: int = 2) -> Workplace:
+    """One stream of a tenant with three parts beside eight of a tenant with one; all wait."""
+    sample_us = {1: 900, **{number: 200 * number for number in SMALL_STREAMS}}
+    place = Workplace([endless(number) for number in sample_us], sample_us, workers, THREE_TO_ONE)
+    place.subscribe(1, stream=1, tenant="large")
+    for number in SMALL_STREAMS:
+        place.subscribe(number, stream=number, tenant="small")
+    place.work(200)
+    return place
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_tenants_get_worker_time_by_their_weights(workers):
+    """However many streams each has, and whatever its samples cost."""
+    place = three_to_one(workers)
+    times = place.times(place.work(4000))
+    assert times[1] / sum(times.values()) == pytest.approx(0.75, abs=0.01)
+    assert max(times[number] for number in SMALL_STREAMS) < 1.3 * min(times[number] for number in SMALL_STREAMS)
+
+
+@pytest.mark.parametrize("busy_us", [100, 900, 20_000])
+def test_a_tenant_pays_what_its_samples_took_and_not_what_was_expected(busy_us):
+    """The prices of its samples change all the time, so no expectation is right."""
+    place = three_to_one(workers=1)
+    times = {1: 0.0, 2: 0.0}
+    for turn in range(6000):
+        place.sample_us[1] = busy_us if turn % 2 else 900
+        order = place.orders[place.done]
+        times[min(order.stream, 2)] += len(order.rows) * place.sample_us[order.stream] / 1e6
+        place.work(1)
+    assert times[1] / sum(times.values()) == pytest.approx(0.75, abs=0.02)
+
+
+def test_what_a_tenant_does_not_want_goes_to_the_others_at_once():
+    """And it gets its share again with the next order that is given."""
+    place = three_to_one()
+    place.do(ev.SessionEnded(1))
+    assert place.times(place.work(1000))[1] == 0.0
+    first = len(place.orders)
+    place.subscribe(10, stream=1, tenant="large")
+    place.work(1)
+    assert place.orders[first].stream == 1
+    times = place.times(place.work(2000))
+    assert times[1] / sum(times.values()) == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_tenant_without_a_weight_has_one_part():
+    """Those that the operator does not name are one tenant together."""
+    place = Workplace([endless(1), endless(2), endless(3)], {1: 500, 2: 700, 3: 900}, weights=(("large", 2.0),))
+    place.subscribe(1, stream=1, tenant="large")
+    place.subscribe(2, stream=2)
+    place.subscribe(3, stream=3)
+    place.work(50)
+    times = place.times(place.work(3000))
+    assert times[1] / sum(times.values()) == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_a_reload_changes_the_weights():
+    """Present trainers have the new ones with the next order."""
+    place = three_to_one()
+    place.do(ev.Reconfigured((), (), (), 2, 30.0, 256, weights=(("small", 9.0),)))
+    place.work(100)
+    times = place.times(place.work(2000))
+    assert times[1] / sum(times.values()) == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_time_of_workers_is_counted_for_those_for_whom_it_was():
+    """The accounts have all of it, by owner and stream."""
+    place = three_to_one()
+    times = place.times(place.orders[: place.done])
+    usage = {one.stream: one for one in place.state.statistics().usage}
+    assert {stream: usage[f"stream{stream}"].work_s for stream in times} == pytest.approx(times)
+    assert usage["stream1"].owner == "user:1"
+    assert (usage["stream1"].tenant, usage["stream1"].weight) == ("large", 3.0)
+    assert sum(one.made_samples for one in usage.values()) == sum(
+        len(order.rows) for order in place.orders[: place.done]
+    )
+
+
+def test_accounts_have_a_limit():
+    """The oldest without a trainer are counted together, and nothing of them is lost."""
+    place = Workplace([endless()], {1: 1000})
+    for number in range(1, ACCOUNTS_MAX + 20):
+        place.subscribe(number)
+        place.work(1)
+        place.do(ev.SessionEnded(number))
+    usage = place.state.statistics().usage
+    assert len(usage) == ACCOUNTS_MAX + 1
+    assert [one.owner for one in usage if one.owner == OTHERS] == [OTHERS]
+    assert sum(one.work_s for one in usage) == pytest.approx(sum(place.times(place.orders[: place.done]).values()))

@@ -48,7 +48,17 @@ def test_the_schema_names_every_key_with_its_meaning() -> None:
     """An editor can complete and explain every key."""
     schema = json.loads(json.dumps(json_schema()))
     kinds = {kind.__name__ for kind in [*SOURCE_KINDS.values(), *STEP_KINDS.values()]}
-    tables = {"DaemonConfig", "StreamConfig", "BlockShuffle", "Bucket", "Erasing", "Mix", "View", "Weights"} | kinds
+    tables = {
+        "DaemonConfig",
+        "StreamConfig",
+        "BlockShuffle",
+        "Bucket",
+        "Erasing",
+        "Mix",
+        "Share",
+        "View",
+        "Weights",
+    } | kinds
 
     assert schema["$defs"].keys() == tables
     for table in schema["$defs"].values():

@@ -412,6 +412,8 @@ function show(overview) {
   showConnect(overview);
   showWarnings(overview.warnings);
   fillTable($("workers"), overview.columns.workers, overview.workers);
+  fillTable($("usage"), overview.columns.usage, overview.usage);
+  $("usage").hidden = overview.usage.length < 2;
   showPool(overview.pool, overview.columns.hosts);
   const names = new Set(overview.streams.map(({ name }) => name));
   for (const [name, stream] of streams)

@@ -1,0 +1,141 @@
+"""Divide the workers' time among tenants by weight, and account for it. Pure code.
+
+    owner (a user, or a key) --the operator's shares--> tenant --order--> worker time / weight
+
+Stride scheduling: rows are ordered for the tenant that has had the least worker time for its
+weight, of those that want rows (C. Waldspurger, W. Weihl, "Stride Scheduling: Deterministic
+Proportional-Share Resource Management", MIT/LCS/TM-528, 1995). An order is charged with the time
+that it is expected to take, and with the difference when it is done. A tenant that wants nothing
+saves nothing up: the others have its time at once, and it gets its share again with the next order.
+
+Invariant: of tenants that want rows all the time, the times for their weights differ by no more
+than the workers' orders take.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from batchd.core.work import Work
+from batchd_wire.status import UsageStatistics
+
+Weights: TypeAlias = tuple[tuple[str, float], ...]
+"""Of tenants, by name."""
+EVERYBODY = "default"
+"""The tenant of all to whom the operator gives no share of their own."""
+ACCOUNTS_MAX = 1_024
+"""Kept at a time. Of more, the oldest without a trainer count as one."""
+OTHERS = "(others)"
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """Owners with one share. ``turn_s``: worker time that it was charged with, by its weight."""
+
+    name: str
+    weight: float = 1.0
+    turn_s: float = 0.0
+    served_s: float = 0.0
+    """Worker time of its subscription that was served last, before its order; only grows."""
+
+    def charge(self, work_s: float) -> None:
+        """Charge it with an order, or with the difference to what it took."""
+        self.turn_s += work_s / self.weight
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What the trainers of one owner have had of one stream since ``since_s``."""
+
+    owner: str
+    tenant: Tenant
+    stream: str
+    since_s: float
+    subscriptions: int = 0
+    held_bytes: int = 0
+    work_us: int = 0
+    cpu_us: int = 0
+    read_bytes: int = 0
+    made_samples: int = 0
+    delivered_samples: int = 0
+    delivered_bytes: int = 0
+
+    def settle(self, work: Work, rows: int, of_rows: int, expected_s: float) -> None:
+        """Count ``rows`` of work that made ``of_rows``, and was charged as ``expected_s``."""
+        part = rows / of_rows
+        taken_us = round((work.busy_us + work.waited_us) * part)
+        self.tenant.charge(taken_us / 1e6 - expected_s)
+        self.work_us += taken_us
+        self.cpu_us += round(work.cpu_us * part)
+        self.read_bytes += round(work.read_bytes * part)
+        self.made_samples += rows
+
+    def absorb(self, other: "Account") -> None:
+        """Count what another one has counted, too."""
+        self.since_s = min(self.since_s, other.since_s)
+        for name in ("work_us", "cpu_us", "read_bytes", "made_samples", "delivered_samples", "delivered_bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Tenants:
+    """All tenants and accounts. A tenant without a weight has 1."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.least_s = 0.0
+        """The turn of the tenant that was served last, before its order; only grows."""
+        self._tenants: dict[str, Tenant] = {}
+        self._accounts: dict[tuple[str, str], Account] = {}
+        self.weigh(weights)
+
+    def weigh(self, weights: Weights) -> None:
+        """Set the weights from now on."""
+        for tenant in self._tenants.values():
+            tenant.weight = 1.0
+        for name, weight in weights:
+            self._tenant(name).weight = weight
+
+    def account(self, owner: str, tenant: str, stream: str, now_s: float) -> Account:
+        """The account of an owner for a stream; ``tenant``: whose share the owner has now."""
+        account = self._accounts.get((owner, stream))
+        if account is None:
+            account = self._accounts[owner, stream] = Account(owner, self._tenant(tenant), stream, now_s)
+            self._fold(now_s)
+        account.tenant = self._tenant(tenant)
+        return account
+
+    def usage(self, now_s: float) -> Iterator[UsageStatistics]:
+        """The accounts, as they are now."""
+        for account in self._accounts.values():
+            yield UsageStatistics(
+                owner=account.owner,
+                stream=account.stream,
+                tenant=account.tenant.name,
+                weight=account.tenant.weight,
+                age_s=now_s - account.since_s,
+                subscriptions=account.subscriptions,
+                held_bytes=account.held_bytes,
+                work_s=account.work_us / 1e6,
+                cpu_s=account.cpu_us / 1e6,
+                read_bytes=account.read_bytes,
+                made_samples=account.made_samples,
+                delivered_samples=account.delivered_samples,
+                delivered_bytes=account.delivered_bytes,
+            )
+
+    def _tenant(self, name: str) -> Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(name)
+        return tenant
+
+    def _fold(self, now_s: float) -> None:
+        """Count the oldest account without a trainer among the others, where there are too many."""
+        if len(self._accounts) <= ACCOUNTS_MAX:
+            return
+        oldest = next((key for key, one in self._accounts.items() if not one.subscriptions and key[0] != OTHERS), None)
+        if oldest is not None:
+            folded = self._accounts.pop(oldest)
+            key = OTHERS, OTHERS
+            if key not in self._accounts:
+                self._accounts[key] = Account(OTHERS, self._tenant(EVERYBODY), OTHERS, now_s)
+            self._accounts[key].absorb(folded)

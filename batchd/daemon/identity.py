@@ -1,0 +1,98 @@
+"""Who a trainer is, by what the kernel or its key proves, and whose share it has. DAEMON process.
+
+    local   SO_PEERCRED, SO_PEERGROUPS -> user, groups --+
+    TCP     CURVE key, else its host   -> key or host  --+--> owner, tenant
+
+Nothing that a trainer says of itself counts. Names of users and groups in the configuration are
+looked up once, when it is read.
+"""
+
+import grp
+import pwd
+from collections.abc import Callable, Iterator, Mapping
+
+from batchd.config.tree import DaemonConfig, Share
+from batchd.core.tenants import EVERYBODY, Weights
+from batchd_wire.record import frozen
+
+
+@frozen
+class Identity:
+    """``user`` and ``groups``: numbers, of a local trainer. ``key``: its name, over TCP."""
+
+    user: int | None = None
+    groups: frozenset[int] = frozenset()
+    key: str = ""
+    host: str = ""
+
+    @property
+    def owner(self) -> str:
+        """What it has is counted under this name: "user:anna", "key:team-a" or "host:10.0.0.3"."""
+        if self.user is not None:
+            return f"user:{_user_name(self.user)}"
+        return f"key:{self.key}" if self.key else f"host:{self.host}"
+
+
+class Tenancy:
+    """Finds the tenant of a trainer: of the first share that names its key, its user or a group."""
+
+    def __init__(self, shares: Mapping[str, Share]) -> None:
+        self._keys: dict[str, str] = {}
+        self._users: dict[int, str] = {}
+        self._groups: dict[int, str] = {}
+        for name, share in shares.items():
+            for key in share.keys:
+                self._keys.setdefault(key, name)
+            for user in _known(share.users, user_number):
+                self._users.setdefault(user, name)
+            for group in _known(share.groups, group_number):
+                self._groups.setdefault(group, name)
+
+    def tenant(self, identity: Identity) -> str:
+        """The name of the tenant."""
+        if identity.user is None:
+            return self._keys.get(identity.key, EVERYBODY) if identity.key else EVERYBODY
+        if identity.user in self._users:
+            return self._users[identity.user]
+        return next((name for group, name in self._groups.items() if group in identity.groups), EVERYBODY)
+
+
+def weights_of(daemon: DaemonConfig) -> Weights:
+    """The weights of the tenants, for the core."""
+    return tuple((name, share.weight) for name, share in daemon.shares.items())
+
+
+def unknown_names(shares: Mapping[str, Share]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The users and groups that this machine does not have: (key path below shares, sentence)."""
+    for name, share in shares.items():
+        for kind, names, number in (("users", share.users, user_number), ("groups", share.groups, group_number)):
+            for one in names:
+                if number(one) is None:
+                    yield (name, kind), f"this machine has no {kind[:-1]} {one!r}"
+
+
+def user_number(name: str) -> int | None:
+    """The number of a user, by name or as digits; None if there is none of the name."""
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+def group_number(name: str) -> int | None:
+    """The number of a group, by name or as digits; None if there is none of the name."""
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def _known(names: tuple[str, ...], number: Callable[[str], int | None]) -> Iterator[int]:
+    return (found for name in names if (found := number(name)) is not None)
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
