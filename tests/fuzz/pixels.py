@@ -290,8 +290,10 @@ def main():
         module, arguments = extension(kind, path), of_arguments(int(seed))
         end = time.monotonic() + float(seconds) / len(paths)
         while time.monotonic() < end:
-            if kind != "_words":
+            if kind == "_pixels":
                 module.use_avx2(arguments.chance(0.7))
+            elif kind == "_sound":
+                module.use_vectors(int(arguments.random.choice([128, 256, 512])))
             name, given = arguments.call()
             try:
                 getattr(module, name)(*given)

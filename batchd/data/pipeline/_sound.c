@@ -9,10 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 16, RATE_BITS = 24, PLACE_BITS = 38, RATIO_MAX = 256, BLOCK = 2048, TAPS_MAX = 1 << 16 };
+enum { LANES = 16, RATE_BITS = 24, PLACE_BITS = 38, RATIO_MAX = 256, TAPS_MAX = 1 << 16 };
+/* At once: new samples at most, and about so many of the file, which with their weights fit into 48 KiB, a level-1 cache. */
+enum { BLOCK = 2048, LINE = 3600 };
 
 int sound_uses_avx2;
-static int has_avx2;
+static int has_avx2, has_avx512;
 
 int take_array(PyObject *object, char type, int dimensions, int is_writable, Py_buffer *buffer)
 {
@@ -34,89 +36,112 @@ struct resampling {
     int64_t first, start;    /* the places in the file, and in the result, of the first of each */
 };
 
-/* Sixteen sums of every sixteenth product. */
-struct sums {
-    four a, b, c, d;
-};
+/* Write sums of `taps` products with the same weights, of the samples from 0, `apart`, 2 * `apart`, ... on. */
+typedef void make_sums(const double *samples, int64_t apart, const double *weights, int64_t taps, int64_t count, double *sums);
 
-ALWAYS_INLINE void add_products(struct sums *sums, const double *samples, const double *weights)
-{
-    const four_loose *x = (const four_loose *)samples, *w = (const four_loose *)weights;
-    sums->a += x[0] * w[0], sums->b += x[1] * w[1], sums->c += x[2] * w[2], sums->d += x[3] * w[3];
-}
+static const struct maker {
+    make_sums *make;
+    int64_t at_once; /* sums that share what is read of the weights */
+} *maker;
 
-ALWAYS_INLINE double total(const struct sums *sums)
+/* Of sixteen sums of every sixteenth product: in one order, whatever the width of vectors. */
+ALWAYS_INLINE double total_four(const four *sums)
 {
-    const four all = (sums->a + sums->c) + (sums->b + sums->d);
+    const four all = (sums[0] + sums[2]) + (sums[1] + sums[3]);
     return (all[0] + all[2]) + (all[1] + all[3]);
 }
 
-/* The sum of the products. */
-ALWAYS_INLINE double dot(const double *samples, const double *weights, int64_t taps)
+ALWAYS_INLINE double total_eight(const eight *sums)
 {
-    struct sums sums = {{0}, {0}, {0}, {0}};
-    for (int64_t i = 0; i < taps; i += LANES) add_products(&sums, samples + i, weights + i);
-    return total(&sums);
+    const eight both = sums[0] + sums[1];
+    const four low = {both[0], both[1], both[2], both[3]}, high = {both[4], both[5], both[6], both[7]}, all = low + high;
+    return (all[0] + all[2]) + (all[1] + all[3]);
 }
 
-/* The samples begin, begin + up, ...: they have the same weights. */
-ALWAYS_INLINE void one_phase(const struct resampling *task, const double *samples, const double *weights, float *into, int64_t count)
+#define MAKE_SUMS(name, target, vector, at_once)                                                                              \
+    ALWAYS_INLINE void name##_of(const double *samples, int64_t apart, const double *weights, int64_t taps, int count, double *sums) \
+    {                                                                                                                         \
+        enum { WIDTH = sizeof(vector) / sizeof(double), PARTS = LANES / WIDTH };                                              \
+        vector parts[at_once][PARTS];                                                                                         \
+        memset(parts, 0, sizeof parts);                                                                                       \
+        for (int64_t i = 0; i < taps; i += LANES)                                                                             \
+            for (int part = 0; part < PARTS; part++) {                                                                        \
+                const vector weight = *(const vector##_loose *)(weights + i + part * WIDTH);                                  \
+                for (int n = 0; n < count; n++)                                                                               \
+                    parts[n][part] += *(const vector##_loose *)(samples + n * apart + i + part * WIDTH) * weight;             \
+            }                                                                                                                 \
+        for (int n = 0; n < count; n++) sums[n] = total_##vector(parts[n]);                                                   \
+    }                                                                                                                         \
+    target static void name(                                                                                                  \
+        const double *samples, int64_t apart, const double *weights, int64_t taps, int64_t count, double *sums                \
+    )                                                                                                                         \
+    {                                                                                                                         \
+        for (; count >= at_once; count -= at_once, samples += at_once * apart, sums += at_once)                               \
+            name##_of(samples, apart, weights, taps, at_once, sums);                                                          \
+        for (; count; count--, samples += apart, sums++) name##_of(samples, apart, weights, taps, 1, sums);                   \
+    }                                                                                                                         \
+    static const struct maker by_##name = {name, at_once};
+
+MAKE_SUMS(plain, , four, 2)
+#ifdef HAS_AVX2
+MAKE_SUMS(avx2, WITH_AVX2, four, 3)
+MAKE_SUMS(avx512, WITH_AVX512, eight, 4)
+#else
+#define by_avx2 by_plain
+#define by_avx512 by_plain
+#endif
+
+/* Copy samples of one channel, from number `from` on, as float64; zeros where there are none. */
+static void fill(const struct resampling *task, double *line, int64_t from, int64_t length, int64_t channel)
 {
-    const int64_t next = task->up * task->channels;
-    for (; count > 1; count -= 2, samples += 2 * task->down, into += 2 * next) {
-        struct sums one = {{0}, {0}, {0}, {0}}, other = one;
-        for (int64_t i = 0; i < task->taps; i += LANES) {
-            add_products(&one, samples + i, weights + i);
-            add_products(&other, samples + task->down + i, weights + i);
-        }
-        into[0] = (float)total(&one), into[next] = (float)total(&other);
-    }
-    if (count) into[0] = (float)dot(samples, weights, task->taps);
+    const int64_t next = task->channels, left = task->count_in - from;
+    const int64_t begin = from >= 0 ? 0 : -from < length ? -from : length, end = left < begin ? begin : left < length ? left : length;
+    memset(line, 0, (size_t)length * sizeof *line);
+    for (int64_t i = begin; i < end; i++) line[i] = task->samples[(from + i) * next + channel];
 }
 
-ALWAYS_INLINE void block(const struct resampling *task, double *line, int64_t begin, int64_t end, int64_t channel)
+static void block(const struct resampling *task, double *line, int64_t begin, int64_t end, int64_t channel)
 {
     const int64_t half = task->taps / 2, lowest = begin * task->down / task->up - half + 1, is_every = task->phases == task->up;
-    const int64_t length = (end - 1) * task->down / task->up + half + 1 - lowest;
-    const int64_t before = task->first - lowest, behind = before + task->count_in; /* of these, samples are there */
-    for (int64_t i = 0; i < before && i < length; i++) line[i] = 0;
-    for (int64_t i = before > 0 ? before : 0; i < behind && i < length; i++)
-        line[i] = task->samples[(i - before) * task->channels + channel];
-    for (int64_t i = behind > 0 ? behind : 0; i < length; i++) line[i] = 0;
-    for (int64_t n = begin; n < end && (!is_every || n < begin + task->up); n++) {
-        const int64_t place = n * task->down, whole = place / task->up, part = (place - whole * task->up) * task->phases;
-        const int64_t phase = part / task->up, rest = part - phase * task->up;
+    const int64_t step = task->down / task->up, rest_of_step = task->down - step * task->up;
+    const int64_t each = (end - begin) / task->up, more = (end - begin) - each * task->up; /* `more` phases have one more */
+    const int64_t calls = !is_every ? end - begin : each ? task->up : more;
+    int64_t whole = begin * task->down / task->up, part = begin * task->down - whole * task->up;
+    double sums[BLOCK];
+    fill(task, line, lowest - task->first, (end - 1) * task->down / task->up + half + 1 - lowest, channel);
+    for (int64_t n = 0; n < calls; n++) {
+        const int64_t phase = is_every ? part : part * task->phases / task->up, rest = part * task->phases - phase * task->up;
+        const int64_t count = is_every ? each + (n < more) : 1;
         const double *samples = line + (whole - half + 1 - lowest), *weights = task->kernel + phase * task->taps;
-        float *into = task->target + (n - task->start) * task->channels + channel;
-        if (is_every)
-            one_phase(task, samples, weights, into, (end - 1 - n) / task->up + 1);
-        else {
-            double sum = dot(samples, weights, task->taps);
-            if (rest) sum += (dot(samples, weights + task->taps, task->taps) - sum) * ((double)rest / (double)task->up);
-            *into = (float)sum;
+        float *into = task->target + (begin + n - task->start) * task->channels + channel;
+        maker->make(samples, task->down, weights, task->taps, count, sums);
+        if (rest) {
+            maker->make(samples, 0, weights + task->taps, task->taps, 1, sums + 1);
+            sums[0] += (sums[1] - sums[0]) * ((double)rest / (double)task->up);
         }
+        for (int64_t i = 0; i < count; i++) into[i * task->up * task->channels] = (float)sums[i];
+        whole += step, part += rest_of_step;
+        if (part >= task->up) part -= task->up, whole++;
     }
 }
 
-static void block_plain(const struct resampling *task, double *line, int64_t begin, int64_t end, int64_t channel)
+/* How many new samples are made at once: whole groups of those that share weights, if so many have room. */
+static int64_t block_length(const struct resampling *task)
 {
-    block(task, line, begin, end, channel);
-}
-
-WITH_AVX2 static void block_avx2(const struct resampling *task, double *line, int64_t begin, int64_t end, int64_t channel)
-{
-    block(task, line, begin, end, channel);
+    const int64_t fitting = LINE * task->up / task->down, room = fitting > BLOCK ? BLOCK : fitting > 1 ? fitting : 1;
+    const int64_t group = maker->at_once * task->up;
+    return room > group ? room - room % group : room;
 }
 
 /* Returns 0: no memory. */
 static int resample_blocks(const struct resampling *task)
 {
-    double *line = malloc((size_t)((BLOCK * task->down / task->up + 2 + task->taps) * (int64_t)sizeof *line));
+    const int64_t length = block_length(task), end = task->start + task->count;
+    double *line = malloc((size_t)((length * task->down / task->up + 2 + task->taps) * (int64_t)sizeof *line));
     if (!line) return 0;
-    const int64_t end = task->start + task->count;
     for (int64_t channel = 0; channel < task->channels; channel++)
-        for (int64_t begin = task->start; begin < end; begin += BLOCK)
-            (sound_uses_avx2 ? block_avx2 : block_plain)(task, line, begin, begin + BLOCK < end ? begin + BLOCK : end, channel);
+        for (int64_t begin = task->start; begin < end; begin += length)
+            block(task, line, begin, begin + length < end ? begin + length : end, channel);
     free(line);
     return 1;
 }
@@ -165,15 +190,20 @@ static PyObject *resample(PyObject *self, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(use_avx2_doc,
-"use_avx2(is_used) -> bool\n\n"
-"Compute with AVX2, which is the default where the processor has it, or without. Returns which it is from now on. The bytes are the same.");
+PyDoc_STRVAR(use_vectors_doc,
+"use_vectors(bits) -> int\n\n"
+"Compute with vectors of at most so many bits: 512 (AVX-512), 256 (AVX2) or 128. The default is what the processor has. Returns which it\n"
+"is from now on. The bytes are the same.");
 
-static PyObject *use_avx2(PyObject *self, PyObject *is_used)
+static PyObject *use_vectors(PyObject *self, PyObject *bits)
 {
     (void)self;
-    sound_uses_avx2 = has_avx2 && PyObject_IsTrue(is_used);
-    return PyBool_FromLong(sound_uses_avx2);
+    const long most = PyLong_AsLong(bits);
+    if (most == -1 && PyErr_Occurred()) return NULL;
+    const int has_512 = has_avx512 && most >= 512;
+    sound_uses_avx2 = has_avx2 && most >= 256;
+    maker = has_512 ? &by_avx512 : sound_uses_avx2 ? &by_avx2 : &by_plain;
+    return PyLong_FromLong(has_512 ? 512 : sound_uses_avx2 ? 256 : 128);
 }
 
 static PyMethodDef METHODS[] = {
@@ -182,7 +212,7 @@ static PyMethodDef METHODS[] = {
     {"logarithms", logarithms, METH_VARARGS, logarithms_doc},
     {"resample", resample, METH_VARARGS, resample_doc},
     {"spectra", spectra, METH_VARARGS, spectra_doc},
-    {"use_avx2", use_avx2, METH_O, use_avx2_doc},
+    {"use_vectors", use_vectors, METH_O, use_vectors_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -194,6 +224,8 @@ PyMODINIT_FUNC PyInit__sound(void)
 {
 #ifdef HAS_AVX2
     sound_uses_avx2 = has_avx2 = __builtin_cpu_supports("avx2") != 0;
+    has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") != 0;
 #endif
+    maker = has_avx512 ? &by_avx512 : has_avx2 ? &by_avx2 : &by_plain;
     return PyModule_Create(&MODULE);
 }

@@ -16,6 +16,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_AVX2
 #define WITH_AVX2 __attribute__((target("avx2")))
+#define WITH_AVX512 __attribute__((target("avx512f")))
 #else
 #define WITH_AVX2
 #endif
@@ -33,6 +34,8 @@ enum { SIDE_BY_SIDE = 4 };
 typedef double four __attribute__((vector_size(SIDE_BY_SIDE * sizeof(double))));
 typedef int64_t four_bits __attribute__((vector_size(SIDE_BY_SIDE * sizeof(int64_t))));
 typedef four four_loose __attribute__((aligned(8), may_alias)); /* anywhere in an array */
+typedef double eight __attribute__((vector_size(2 * SIDE_BY_SIDE * sizeof(double)))); /* of AVX-512 */
+typedef eight eight_loose __attribute__((aligned(8), may_alias));
 
 /* Whether functions compiled for AVX2 run. */
 extern int sound_uses_avx2;

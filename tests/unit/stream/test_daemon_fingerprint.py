@@ -339,6 +339,7 @@ OTHER_OPTIONS: Mapping[str, Mapping[str, object]] = {
         "max_seconds": 2.0,
         "max_bytes": 1 << 20,
         "dtype": "int16",
+        "quality": "fast",
         "formats": ("wav",),
     },
     "views": {"into": {"a": View(steps=(Gray(probability=0.5),))}},

@@ -71,7 +71,7 @@ def _segment(step: DecodeAudio, sound: Sound, wanted_s: float, share: float) -> 
         raise SampleUndecodable(
             f"ends {(step.samples - count) / step.rate:.3f} s before its segment of {step.seconds:g} s does"
         )
-    return read_at(sound, step.rate, step.channels, start, count), start
+    return read_at(sound, step.rate, step.channels, start, count, step.quality), start
 
 
 def _whole(step: DecodeAudio, sound: Sound) -> NDArray[np.float32]:
@@ -80,7 +80,7 @@ def _whole(step: DecodeAudio, sound: Sound) -> NDArray[np.float32]:
         raise SampleUndecodable(f"lasts {frames / sound.rate:.3f} s, more than max_seconds = {step.max_seconds:g}")
     if not frames:
         raise SampleUndecodable("has no sample in it")
-    return read_at(sound, step.rate, step.channels, 0, length_at(frames, sound.rate, step.rate))
+    return read_at(sound, step.rate, step.channels, 0, length_at(frames, sound.rate, step.rate), step.quality)
 
 
 def _stored(step: DecodeAudio, wave: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int16]:

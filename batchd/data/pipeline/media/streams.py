@@ -15,6 +15,8 @@ from batchd.data.samples.values import MediaFile
 Wave = NDArray[np.float32]
 """Samples, [samples, channels], from -1 to 1."""
 
+INT16_STEP: Final = np.float32(1 / 32768)
+"""Of samples of 16 bits, as numbers from -1 to 1, exactly."""
 SAMPLES_OF_A_BYTE: Final = 8192
 """More than any format can store: the longest silence that FLAC has takes 1/5,461 byte for each."""
 _BLOCK_BYTES: Final = 64 << 10
@@ -137,12 +139,17 @@ def announced(samples: int, stream: ByteStream) -> int:
     return samples
 
 
-def mixed(wave: NDArray[np.float64] | Wave) -> Wave:
-    """The mean of all channels, [samples, 1]: the sum in their order, in float64, rounded once."""
+def mixed(wave: NDArray[np.float64] | NDArray[np.int16] | Wave) -> Wave:
+    """The mean of all channels, [samples, 1]: the sum in their order, in float64, rounded once.
+
+    Samples of several channels may be int16, too.
+    """
     if wave.shape[1] == 1:
         return wave.astype(np.float32, copy=False)
     total = wave[:, 0].astype(np.float64)
     for channel in range(1, wave.shape[1]):
         total += wave[:, channel]
     total /= wave.shape[1]
+    if wave.dtype == np.int16:
+        total *= INT16_STEP
     return total.astype(np.float32)[:, np.newaxis]

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from batchd.data.pipeline.media.streams import INT16_STEP
 from batchd.data.pipeline.randomness import SampleRandom
 from batchd.data.pipeline.sound.exact import Numbers, exponential
 from batchd.data.pipeline.sound.options import ChanceSound
@@ -16,7 +17,6 @@ from batchd.data.samples.columns import Column
 from batchd.data.samples.errors import SampleUndecodable
 from batchd.data.samples.values import Value, array_of
 
-_INT16_STEP: Final = np.float32(1 / 32768)
 _LOG_10: Final = 2.302585092994046
 _COLUMNS: Final = 1024
 
@@ -24,7 +24,7 @@ _COLUMNS: Final = 1024
 def wave_of(column: Column, values: dict[str, Value]) -> Wave:
     """The samples, float32 [samples, channels]. Raises ``SampleUndecodable``."""
     numbers = array_of(column, values[column.name])
-    wave: Wave = numbers.astype(np.float32) * _INT16_STEP if numbers.dtype == np.int16 else numbers
+    wave: Wave = numbers.astype(np.float32) * INT16_STEP if numbers.dtype == np.int16 else numbers
     if not np.isfinite(wave).all():
         place = tuple(map(int, np.argwhere(~np.isfinite(wave))[0]))
         raise SampleUndecodable(f"{wave[place]} at {list(place)} of {column.name} is no sound")

@@ -3,9 +3,9 @@
     place of sample n at the new rate = n * from_rate / to_rate samples of the file
 
 Each new sample is a sum of the samples around its place, weighted by a sinc in a Kaiser window, in
-float64; it is rounded once, to float32. The lower of the two rates decides: up to 0.913 of half of
-it everything stays, and half of it and more is damped by 120 dB, as soxr's "HQ" does. The samples
-before a file and after it are zeros.
+float64; it is rounded once, to float32. The lower of the two rates decides: up to a share of half
+of it everything stays, and half of it and more is damped. The samples before a file and after it
+are zeros.
 
 The extension ``_sound`` does it; where it was not built, numpy makes the same bytes, in more time.
 
@@ -15,7 +15,7 @@ so those of a segment are those of the whole file.
 
 from functools import lru_cache
 from math import fsum, gcd
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,6 @@ Wave = NDArray[np.float32]
 RATE_MAX_HZ: Final = 1 << 24
 RATIO_MAX: Final = 256
 """Of two rates."""
-_DAMPING_DB: Final = 120
-_PASSED: Final = 0.913
-_CUTOFF: Final = (1 + _PASSED) / 2
-_REACH: Final = 90
-"""Samples of the lower rate on each side, for this damping between these frequencies (Kaiser)."""
-_BETA: Final = 0.1102 * (_DAMPING_DB - 8.7)
 _PHASES: Final = 1024
 """Places between two samples of the higher rate that have weights of their own, at most; those
 between two of them are interpolated, within 2e-6 of the weight in the middle."""
@@ -48,17 +42,33 @@ _LANES: Final = 16
 _BLOCK: Final = 1024
 
 
-def margins(from_rate: int, to_rate: int) -> int:
+class _Filter(NamedTuple):
+    """``passed``: the share of half of the lower rate up to which everything stays.
+
+    ``reach``: samples of the lower rate on each side, for this damping beyond it (Kaiser).
+    """
+
+    damping_db: float
+    passed: float
+    reach: int
+
+
+_FILTERS: Final = {"high": _Filter(120, 0.913, 90), "fast": _Filter(80, 0.827, 29)}
+"""By ``quality`` of "decode_audio". "high" passes and damps what soxr's "HQ" does."""
+HIGH: Final = "high"
+
+
+def margins(from_rate: int, to_rate: int, quality: str = HIGH) -> int:
     """How many samples of the file on each side of its place a new sample is made of."""
     if from_rate == to_rate:
         return 0
-    reach = -(-_REACH * max(from_rate, to_rate) // to_rate)
+    reach = -(-_FILTERS[quality].reach * max(from_rate, to_rate) // to_rate)
     return -(-reach // (_LANES // 2)) * (_LANES // 2)
 
 
-def needed(from_rate: int, to_rate: int, start: int, count: int) -> tuple[int, int]:
+def needed(from_rate: int, to_rate: int, start: int, count: int, quality: str = HIGH) -> tuple[int, int]:
     """(first, end) of the samples that ``count`` new ones are made of; beyond a file, too."""
-    around = margins(from_rate, to_rate)
+    around = margins(from_rate, to_rate, quality)
     if not around:
         return start, start + count
     last = (start + count - 1) * from_rate // to_rate
@@ -70,7 +80,9 @@ def length_at(samples: int, from_rate: int, to_rate: int) -> int:
     return -(-samples * to_rate // from_rate)
 
 
-def resample(wave: Wave, from_rate: int, to_rate: int, first_in: int, start: int, count: int) -> Wave:  # noqa: PLR0913, PLR0917  two rates, three places
+def resample(  # noqa: PLR0913, PLR0917  two rates, three places
+    wave: Wave, from_rate: int, to_rate: int, first_in: int, start: int, count: int, quality: str = HIGH
+) -> Wave:
     """The ``count`` samples from ``start`` on of the file at ``to_rate``, [count, channels].
 
     ``wave``: float32 [samples, channels], from number ``first_in`` of the file on; it has all that
@@ -89,7 +101,7 @@ def resample(wave: Wave, from_rate: int, to_rate: int, first_in: int, start: int
         return made
     common = gcd(from_rate, to_rate)
     up, down = to_rate // common, from_rate // common
-    weights = kernel(up, down)
+    weights = kernel(up, down, quality)
     if IS_BUILT:
         _sound.resample(np.ascontiguousarray(wave), made, weights, up, down, first_in, start)
     else:
@@ -98,21 +110,21 @@ def resample(wave: Wave, from_rate: int, to_rate: int, first_in: int, start: int
 
 
 @lru_cache(maxsize=16)
-def kernel(up: int, down: int) -> Numbers:
+def kernel(up: int, down: int, quality: str = HIGH) -> Numbers:
     """The weights of the samples around a place: [phases + 1, 2 * margins], each row adds up to 1.
 
     Row p is for the place p / phases after the sample at column ``margins`` - 1.
     """
-    lower = min(1.0, up / down)
-    around, phases = margins(down, up), min(up, max(1, int(_PHASES * lower)))
-    width = _REACH / lower
+    lower, (damping_db, passed, reach) = min(1.0, up / down), _FILTERS[quality]
+    around, phases = margins(down, up, quality), min(up, max(1, int(_PHASES * lower)))
+    width, cutoff, beta = reach / lower, (1 + passed) / 2, 0.1102 * (damping_db - 8.7)
     columns = np.arange(1 - around, around + 1, dtype=np.float64)
     places = columns - np.arange(phases + 1, dtype=np.float64)[:, np.newaxis] / phases
     at_middle = places == 0
-    turns = places * (_CUTOFF * lower / 2)
+    turns = places * (cutoff * lower / 2)
     sinc = sine(turns) / np.where(at_middle, 1.0, turns)
     inside = 1 - (places / width) * (places / width)
-    window = np.where(inside > 0, bessel(np.maximum(inside, 0.0) * (_BETA * _BETA / 4)), 0.0)
+    window = np.where(inside > 0, bessel(np.maximum(inside, 0.0) * (beta * beta / 4)), 0.0)
     weights = np.where(at_middle, 2 * np.pi, sinc) * window
     weights /= np.array([fsum(row) for row in weights])[:, np.newaxis]
     weights.flags.writeable = False

@@ -178,6 +178,28 @@ def test_channels_are_mixed_in_float64() -> None:
         made(data, rate=16_000, channels=2)
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24"])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_samples_of_16_bits_are_those_of_float64(channels: int, subtype: str) -> None:
+    """They are read as whole numbers, scaled and mixed: rounded once, as those of 24 bits."""
+    data = stored("FLAC", subtype, sweep(8_000, channels=channels), 8_000)
+    read = soundfile.SoundFile(io.BytesIO(data)).read(always_2d=True)
+
+    assert np.array_equal(whole(data), read.astype(np.float32))
+    mixed = (sum(read[:, channel] for channel in range(channels)) / channels).astype(np.float32)
+    assert np.array_equal(whole(data, is_mono=True)[:, 0], mixed)
+
+
+def test_a_fast_filter_is_another_one() -> None:
+    """It passes a tone that both pass, a little otherwise; the default stays."""
+    tone = np.sin(2 * np.pi * 3000 * np.arange(66_150) / 22_050)[:, np.newaxis] / 2
+    data = stored("FLAC", "PCM_16", tone, 22_050)
+    high, fast = (made(data, rate=16_000, quality=quality)["audio"] for quality in ("high", "fast"))
+
+    assert 0 < np.abs(high - fast)[100:-100].max() < 1e-4
+    assert np.array_equal(made(data, rate=16_000)["audio"], high)
+
+
 def test_a_second_is_the_same_in_every_segment_of_another_rate() -> None:
     """Whatever the rates, a segment is a part of the resampled file."""
     data = stored("FLAC", "PCM_16", sweep(22_050, channels=1), 22_050)
