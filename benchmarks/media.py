@@ -16,10 +16,11 @@ Sides take turns; each is a process for its turn, peers in their environment of
 peers/environments.py. Sound and videos are made with ffmpeg's encoders.
 """
 
+import itertools
 import json
 import statistics
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +49,8 @@ VIDEOS, FRAMES, KEY_FRAME, VIDEO_SIZE = 4, 1500, 250, "320x240"
 HOUR_S, FILE_RATES = 3600, (16_000, 44_100)
 ROBOTS, ROBOTS_SCRIPT, ROBOTS_BATCH = "lerobot", "lerobot_side.py", 8
 CLIP_BATCH, SEGMENT_BATCH, TRAINERS = 16, 32, 4
+PATIENCE = 5
+"""Four DataLoaders decode eight batches of clips on two cores before the first one is there."""
 SOUND_PEERS = "torchaudio", "lhotse"
 VALUES = 1_000_000
 MEMORY_BATCHES, MEMORY_TARGET_MIB, FLAT_MIB = 60, 60.0, 2.0
@@ -70,17 +73,16 @@ def run(bench: Bench) -> None:
     _write_videos(data / "clips")
     _kernels(bench, data)
     _memory(bench, data)
-    _lerobot(bench, data / "robot")
-    if environments.make([PEERS]):
-        print("media beside torchcodec, torchaudio and Lhotse: not measured")
-        return
     LOG.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _torchaudio_values(bench, data)
-        _sound_beside_peers(bench, data)
-        _clips(bench, data)
-    except playing.SideFailed as error:
-        print(f"media: a side failed: {error}, see {LOG}")
+    for peers, parts in {PEERS: (_clips, _sound_beside_peers, _torchaudio_values), ROBOTS: (_lerobot,)}.items():
+        if environments.make([peers]):
+            print(f"media beside {peers}: not measured")
+            continue
+        for part in parts:
+            try:
+                part(bench, data)
+            except subprocess.CalledProcessError as error:
+                print(f"media: {error}, see {LOG}")
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -139,10 +141,7 @@ def _clips(bench: Bench, data: Path) -> None:
         ("media-clips-shuffled", "clips", "torchcodec", 1.2),
         ("media-clips-four-trainers", f"clips-{TRAINERS}", f"torchcodec-{TRAINERS}", 3.5),
     ):
-        ratios = [one[ours].rate / one[theirs].rate for one in rounds]
-        cpu = [_cpu_s(one[theirs]) / _cpu_s(one[ours]) for one in rounds]
-        print(f"{figure}: frames/s {spread(ratios)}; CPU of {theirs} / {ours} {spread(cpu)}")
-        bench.report(Figure(figure, statistics.median(ratios), ">=", target))
+        _compare(bench, figure, rounds, ours, theirs, target)
 
 
 def _environment(name: str) -> str:
@@ -150,11 +149,37 @@ def _environment(name: str) -> str:
 
 
 def _turns(bench: Bench, sides: Mapping[str, Side], data: Path, batch: int) -> list[dict[str, Measurement]]:
-    """Each side, one after the other, in each round."""
-    stage = playing.Stage(bench.scratch, 3.0, 8.0, batch)
-    return [
-        {name: playing.measure(side, data, LOG, stage) for name, side in sides.items()} for _ in range(bench.rounds)
-    ]
+    """Each side, one after the other, in each round; a round lacks a side that failed in it."""
+    stage = playing.Stage(bench.scratch, 3.0, 8.0, batch, patience=PATIENCE)
+    rounds: list[dict[str, Measurement]] = [{} for _ in range(bench.rounds)]
+    for found in rounds:
+        for name, side in sides.items():
+            try:
+                found[name] = playing.measure(side, data, LOG, stage)
+            except playing.SideFailed as error:
+                print(f"media: {name} failed in a round: {error}, see {LOG}")
+    return rounds
+
+
+def _compare(  # noqa: PLR0913, PLR0917  two sides of a figure
+    bench: Bench,
+    figure: str,
+    rounds: Sequence[Mapping[str, Measurement]],
+    ours: str,
+    theirs: str,
+    target: float,
+    *,
+    by_cpu: bool = False,
+) -> None:
+    """Report ours ÷ theirs in rounds that have both: samples/s, or samples for a second of CPU."""
+    both = [(one[ours], one[theirs]) for one in rounds if ours in one and theirs in one]
+    if not both:
+        print(f"{figure}: not measured")
+        return
+    rates = [our.rate / their.rate for our, their in both]
+    cpu = [_cpu_s(their) / _cpu_s(our) for our, their in both]
+    print(f"{figure}: {ours} / {theirs}: samples/s {spread(rates)}; samples for a second of CPU {spread(cpu)}")
+    bench.report(Figure(figure, statistics.median(cpu if by_cpu else rates), ">=", target))
 
 
 def _cpu_s(found: Measurement) -> float:
@@ -164,24 +189,13 @@ def _cpu_s(found: Measurement) -> float:
 
 def _lerobot(bench: Bench, data: Path) -> None:
     """Samples/s of two workers of each side, and the CPU that a sample takes them."""
-    if environments.make([ROBOTS]):
-        print("robots beside LeRobot: not measured")
-        return
-    LOG.parent.mkdir(parents=True, exist_ok=True)
+    data = data / "robot"
     script = Path(playing.__file__).with_name(ROBOTS_SCRIPT)
     with LOG.open("ab") as said:
         subprocess.run([environments.python(ROBOTS), script, "write", data], check=True, stdout=said, stderr=said)
     where = {"batchd": environments.OURS, ROBOTS: ROBOTS}
     sides = {name: Side(name, name, environment, ROBOTS_SCRIPT, name) for name, environment in where.items()}
-    try:
-        rounds = _turns(bench, sides, data, ROBOTS_BATCH)
-    except playing.SideFailed as error:
-        print(f"robots: a side failed: {error}, see {LOG}")
-        return
-    ratios = [one["batchd"].rate / one[ROBOTS].rate for one in rounds]
-    cpu = [_cpu_s(one[ROBOTS]) / _cpu_s(one["batchd"]) for one in rounds]
-    print(f"robots: samples/s, ours / LeRobot's {spread(ratios)}; CPU of LeRobot / ours {spread(cpu)}")
-    bench.report(Figure("media-lerobot", statistics.median(ratios), ">=", 2))
+    _compare(bench, "media-lerobot", _turns(bench, sides, data, ROBOTS_BATCH), "batchd", ROBOTS, 2)
 
 
 # --- log-mel --------------------------------------------------------------------------------------
@@ -189,18 +203,17 @@ def _lerobot(bench: Bench, data: Path) -> None:
 
 def _sound_beside_peers(bench: Bench, data: Path) -> None:
     """Hours of sound for an hour of CPU, of each whole side."""
-    names = ("sound", *SOUND_PEERS)
-    sides = {name: Side(name, name, _environment(name), SCRIPT, name) for name in names}
     for rate in FILE_RATES:
+        ours = ("sound",) if rate == media_side.RATE else ("sound", "fast sound")
+        names = (*ours, *SOUND_PEERS)
+        sides = {name: Side(name, name, _environment(name), SCRIPT, name) for name in names}
         rounds = _turns(bench, sides, data / str(rate), SEGMENT_BATCH)
-        hours = {name: [media_side.SECONDS / _cpu_s(one[name]) for one in rounds] for name in names}
-        print(
-            f"hours of sound of {rate} Hz for an hour of CPU:", {name: spread(each, 0) for name, each in hours.items()}
-        )
-        for peer in SOUND_PEERS:
-            ratios = [_cpu_s(one[peer]) / _cpu_s(one["sound"]) for one in rounds]
-            print(f"log-mel of {rate} Hz, CPU of {peer} / ours: {spread(ratios)}")
-            bench.report(Figure(f"media-log-mel-{rate}-{peer}", statistics.median(ratios), ">=", 1.3))
+        for name in names:
+            hours = [media_side.SECONDS / _cpu_s(one[name]) for one in rounds if name in one]
+            print(f"hours of sound of {rate} Hz for an hour of CPU, {name}: {spread(hours, 0) if hours else 'none'}")
+        for name, peer in itertools.product(ours, SOUND_PEERS):
+            figure = f"media-log-mel-{rate}-{'' if name == 'sound' else 'fast-'}{peer}"
+            _compare(bench, figure, rounds, name, peer, 1.3, by_cpu=True)
 
 
 def _segments(folder: Path) -> Iterator[NDArray[np.float32]]:
@@ -220,18 +233,18 @@ def _levels(folder: Path, count: int) -> NDArray[np.float32]:
 
 
 def _kernels(bench: Bench, data: Path) -> None:
-    """Values that AVX2, plain C and numpy make otherwise."""
+    """Values that vectors, plain C and numpy make otherwise."""
     folder = data / str(media_side.RATE)
     count = -(-VALUES // ((media_side.RATE * media_side.SECONDS // media_side.HOP + 1) * media_side.BANDS))
     vectors = _levels(folder, count)
-    _sound.use_avx2(False)
+    _sound.use_vectors(128)
     plain = _levels(folder, count)
-    _sound.use_avx2(True)
+    _sound.use_vectors(512)
     resample.IS_BUILT = False
     by_numpy = _levels(folder, count)
     resample.IS_BUILT = True
     differing = sum(int((vectors.view(np.uint32) != other.view(np.uint32)).sum()) for other in (plain, by_numpy))
-    print(f"log-mel by AVX2, plain C and numpy: {vectors.size} values")
+    print(f"log-mel by vectors, plain C and numpy: {vectors.size} values")
     bench.report(Figure("media-log-mel-kernels-differing", differing, "<=", 0, 0))
     exact = np.stack([_exact(wave) for wave, _number in zip(_segments(folder), range(count), strict=False)])
     bench.report(Figure("media-log-mel-from-float64", float(np.abs(vectors - exact).max()), "<=", 1e-6, 8))
@@ -276,15 +289,12 @@ def _memory(bench: Bench, data: Path) -> None:
         folder.mkdir()
         _ffmpeg("-f", "lavfi", "-i", f"sine=220:4:{media_side.RATE}:{seconds}", "-c:a", "flac", folder / "hour.flac")
         _write_segments(folder, seconds)
-    sound = {"rate": media_side.RATE, "seconds": media_side.SECONDS, "n_fft": media_side.N_FFT}
-    sound |= {"hop": media_side.HOP, "bands": media_side.BANDS}
-    clips = {"frames": media_side.FRAMES, "size": media_side.SIZE, "shuffle": "true"}
     found = {
         name: _worker_mib(bench, stream)
         for name, stream in (
-            ("sound", media_side.SOUND.format(data=short, **sound)),
-            ("ten hours", media_side.SOUND.format(data=long, **sound)),
-            ("clips", media_side.CLIPS.format(data=data, **clips)),
+            ("sound", media_side.sound(short)),
+            ("ten hours", media_side.sound(long)),
+            ("clips", media_side.clips(data, "clips")),
         )
     }
     print("MiB of a worker without slots:", {name: round(mib, 1) for name, mib in found.items()})

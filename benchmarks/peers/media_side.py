@@ -7,7 +7,7 @@ seconds at 16 kHz.
     clips, in order, blocks   batchd, shuffled, as they come, and in blocks
     torchcodec                ``VideoDecoder`` in a DataLoader, which scales while it decodes;
                               decoders of all files stay open
-    sound                     batchd
+    sound, fast sound         batchd, resampling with either filter
     torchaudio                ``MelSpectrogram`` in a DataLoader, of segments that soundfile reads:
                               torchcodec, by which it loads itself, takes far longer for a FLAC
     lhotse                    cuts of a recording, and its features computed in the DataLoader
@@ -34,7 +34,7 @@ RATE, SECONDS, SEGMENTS = 16_000, 10, 359
 BANDS, N_FFT, HOP, FLOOR = 80, 400, 160, 1e-10
 EPOCHS = 10
 """Of a sampler, so that it ends seldom."""
-OURS = {"clips", "in order", "blocks", "sound"}
+OURS = {"clips", "in order", "blocks", "sound", "fast sound"}
 DAEMON = """
 [daemon]
 workers = {workers}
@@ -51,7 +51,7 @@ shuffle = {shuffle}
 SOUND = """
 source = {{ type = "jsonl", root = "{data}", shards = ["segments.jsonl"], fields = {{ audio = "audio", start = "float64" }} }}
 pipeline = [
-    {{ op = "decode_audio", rate = {rate}, seconds = {seconds}, start = "start", formats = ["flac"] }},
+    {{ op = "decode_audio", rate = {rate}, seconds = {seconds}, start = "start", formats = ["flac"], quality = "{quality}" }},
     {{ op = "log_mel", n_fft = {n_fft}, hop = {hop}, bands = {bands} }},
 ]
 """
@@ -75,6 +75,17 @@ def starts(data: Path) -> list[float]:
 # --- batchd ---------------------------------------------------------------------------------------
 
 
+def sound(data: Path, quality: str = "high") -> str:
+    """The stream of spectrograms."""
+    numbers = {"rate": RATE, "seconds": SECONDS, "n_fft": N_FFT, "hop": HOP, "bands": BANDS}
+    return SOUND.format(data=data, quality=quality, **numbers)
+
+
+def clips(data: Path, variant: str) -> str:
+    """The stream of clips."""
+    return CLIPS.format(data=data, frames=FRAMES, size=SIZE, shuffle=SHUFFLES[variant])
+
+
 @contextmanager
 def serve(options: common.Options) -> Iterator[str]:
     """A daemon; gives its address. Other sides share nothing."""
@@ -83,10 +94,11 @@ def serve(options: common.Options) -> Iterator[str]:
         return
     import batchd  # noqa: PLC0415  this variant alone has it
 
-    if options.variant == "sound":
-        stream = SOUND.format(data=options.data, rate=RATE, seconds=SECONDS, n_fft=N_FFT, hop=HOP, bands=BANDS)
+    if options.variant.endswith("sound"):
+        quality = "fast" if options.variant == "fast sound" else "high"
+        stream = sound(options.data, quality)
     else:
-        stream = CLIPS.format(data=options.data, frames=FRAMES, size=SIZE, shuffle=SHUFFLES[options.variant])
+        stream = clips(options.data, options.variant)
     with tempfile.TemporaryDirectory(prefix="batchd-peers-") as scratch:
         file = Path(scratch) / "batchd.toml"
         file.write_text(DAEMON.format(workers=WORKERS, batch=options.batch) + stream)
@@ -98,7 +110,7 @@ def by_batchd(options: common.Options) -> Iterator[Any]:
     """Batches of the daemon."""
     import batchd_client  # noqa: PLC0415  this variant alone has it
 
-    field = "audio" if options.variant == "sound" else "image"
+    field = "audio" if options.variant.endswith("sound") else "image"
     with batchd_client.connect(options.address) as daemon:
         stream = daemon.stream("media")
         while True:

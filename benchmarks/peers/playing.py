@@ -27,12 +27,16 @@ class SideFailed(Exception):  # noqa: N818  it says what happened
 
 
 class Stage(NamedTuple):
-    """Shared by all rounds: a folder for temporary files of the sides, times, images in a batch."""
+    """Shared by all rounds: a folder for temporary files of the sides, times, images in a batch.
+
+    ``patience``: how many times as long as usual a side may take.
+    """
 
     scratch: Path
     warm_up_s: float
     seconds: float
     batch: int = 256
+    patience: int = 1
 
 
 def measure(side: Side, data: Path, log: Path, stage: Stage) -> Measurement:
@@ -59,10 +63,10 @@ def _measure_once(side: Side, data: Path, log: Path, stage: Stage) -> Window[Mea
         ) as process,
     ):
         try:
-            first = _hear(process, FIRST_BATCH_TIMEOUT_S)
+            first = _hear(process, FIRST_BATCH_TIMEOUT_S * stage.patience)
             foreign = Foreign(process.pid)
             _tell(process, f"{stage.warm_up_s} {stage.seconds}\n")
-            heard = _hear(process, ROUND_TIMEOUT_S)
+            heard = _hear(process, ROUND_TIMEOUT_S * stage.patience)
             beside = foreign.beside()
         finally:
             _end(process)
