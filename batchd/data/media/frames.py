@@ -371,7 +371,7 @@ class Pixels:
 
     def __init__(self, options: PixelOptions) -> None:
         self._options = options
-        self._channels = 1 if options.color == "gray" else 3
+        self.channels = 1 if options.color == "gray" else 3
         self._flags = Interpolation[options.interpolation.upper()] | _EXACT
         self._scaler = VideoReformatter()
 
@@ -382,7 +382,7 @@ class Pixels:
             height, width = frame.height, frame.width
         else:
             height, width = self._options.size[:: -1 if turn.swaps_sides else 1]
-        size = self._options.frames * height * width * self._channels
+        size = self._options.frames * height * width * self.channels
         if size > SAMPLE_BYTES_MAX:
             raise SampleUnreadable(f"its pixels are {size} bytes, more than {SAMPLE_BYTES_MAX}; scale it with size")
         luma = Colorspace.ITU601 if self._options.color == "gray" and not frame.format.is_rgb else None
@@ -402,7 +402,7 @@ class Pixels:
         except av.FFmpegError as error:
             raise SampleUnreadable(f"its colours cannot be made: {reason_of(error)}") from None
         pixels: Array = made.to_ndarray()
-        return turn.of(pixels.reshape(height, width, self._channels))
+        return turn.of(pixels.reshape(height, width, self.channels))
 
     def _turn(self, frame: av.VideoFrame) -> "Rotation":
         side_data: Any = frame.side_data

@@ -31,7 +31,7 @@ from batchd.data.pipeline.image.decode import Decoder
 from batchd.data.pipeline.image.geometry import SKIPPED, Cut, planner_for
 from batchd.data.pipeline.image.jpeg_box import FileTask
 from batchd.data.pipeline.image.opencv import Scratch
-from batchd.data.pipeline.image.options import Decode, ImageStep
+from batchd.data.pipeline.image.options import Decode, ImageStep, Resize
 from batchd.data.pipeline.image.stages import ClipsStage, ImagePlan, ImageStage, can_join
 from batchd.data.pipeline.join.options import JoinStep
 from batchd.data.pipeline.options import FieldStep, StepOptions, import_families
@@ -49,7 +49,7 @@ from batchd.data.pipeline.stages import (
     make_stage,
 )
 from batchd.data.pipeline.video.options import DecodeVideo
-from batchd.data.pipeline.video.stages import VideoStage
+from batchd.data.pipeline.video.stages import VideoStage, shrinks
 from batchd.data.pipeline.views.effects import view_column
 from batchd.data.pipeline.views.options import IMAGE, Views
 from batchd.data.pipeline.views.stages import ViewGroup, ViewsStage, ViewSteps
@@ -420,7 +420,9 @@ def _stages(  # noqa: PLR0913  each is one thing that all samples share
             part = timings.part(run[0].op)
             if isinstance(alone, VideoStage):
                 alone.lap = partial(timings.lap, part)
-                alone.is_streaming = any(isinstance(step, ImageStep) and step.field == alone.into for step in rest[:1])
+                for step in rest[:1]:
+                    alone.is_streaming = isinstance(step, ImageStep) and step.field == alone.into
+                    alone.resize = step if alone.is_streaming and isinstance(step, Resize) and shrinks(step) else None
             yield alone, make_rows_stage(run[0]), part
             continue
         writes = _written_by(made[on_image[0].field], made, rest) if has_rows else frozenset[str]()

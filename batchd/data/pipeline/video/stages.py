@@ -5,7 +5,9 @@
 
 Frames go on as they are decoded, so a clip takes the memory of one frame and of what the steps
 behind leave of the others. Clips of one group of pictures, of this sample and of others that a
-worker will make, are decoded in one pass: see ``data.media.shared``.
+worker will make, are decoded in one pass: see ``data.media.shared``. Where the next step makes
+frames smaller, to a size that it does not draw, that is done before they are kept; the step then
+finds frames that have its size already.
 
 Invariant: a frame is decoded from the same packets, whatever else was decoded before it, by one
 thread. Damaged packets make a bad sample of the clips that need them, which names their second.
@@ -16,12 +18,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from batchd.data.pipeline.effects import Columns
+from batchd.data.pipeline.image.geometry import UPRIGHT, Geometry, planner_for
 from batchd.data.pipeline.image.opencv import Pixels as Image
+from batchd.data.pipeline.image.opencv import Scratch
+from batchd.data.pipeline.image.options import Resize
+from batchd.data.pipeline.image.resample import make_moves
 from batchd.data.pipeline.media.sound_files import check_conversion, open_sound, read_at
 from batchd.data.pipeline.media.streams import SoundMissing
 from batchd.data.pipeline.randomness import SampleRandom
@@ -30,6 +36,7 @@ from batchd.data.pipeline.stages import Row, make_stage
 from batchd.data.pipeline.video.options import DecodeVideo
 from batchd.data.pipeline.video.windows import frames_of_clips, seconds_of_clips
 from batchd.data.samples.errors import SampleUndecodable, SampleUnreadable
+from batchd.data.samples.image_header import PIXELS_MAX
 from batchd.data.samples.values import Clips, MediaFile, Value
 from batchd_wire.views import Array
 
@@ -67,11 +74,23 @@ class _Ahead:
     wants: "Wants | None" = None
 
 
+class _Shrunk(NamedTuple):
+    """A frame in the size of the next step.
+
+    ``shape``: of its pixels before; ``curve``: that of its colours.
+    """
+
+    pixels: Image
+    shape: tuple[int, ...]
+    curve: int
+
+
 class VideoStage:
     """Decodes the clips of one video after the other.
 
     ``is_streaming``: the next stage takes the frames while they are decoded. ``share``: so many
-    stages of a pipeline divide the room for frames that samples share.
+    stages of a pipeline divide the room for frames that samples share. ``resize``: the next step,
+    if it is one, see ``shrinks``.
     """
 
     def __init__(self, step: DecodeVideo) -> None:
@@ -79,6 +98,8 @@ class VideoStage:
         self.share = 1
         self.into = step.into
         self.is_streaming = False
+        self.resize: Resize | None = None
+        self._scratch = Scratch()
         self.lap: Callable[[], None] = lambda: None
         """Counts the time until now for this step."""
         self._pixels: Pixels | None = None
@@ -114,12 +135,26 @@ class VideoStage:
         values[step.into] = made if self.is_streaming else made.array()
 
     @cached_property
-    def shared(self) -> "SharedFrames[VideoFrame]":
+    def shared(self) -> "SharedFrames[VideoFrame | _Shrunk]":
         """The frames that samples share."""
         from batchd.data.media import shared  # noqa: PLC0415  needs an extra
 
         room = shared.SHARED_BYTES_MAX // self.share
-        return shared.SharedFrames(lambda frame: frame, _bytes_of, room)
+        return shared.SharedFrames(self._shrunk, _bytes_of, room)
+
+    def _shrunk(self, frame: "VideoFrame") -> "VideoFrame | _Shrunk":
+        """A frame as it is kept, smaller if that takes less memory. Raises ``SampleUnreadable``."""
+        resize = self.resize
+        if resize is None or frame.color_trc in _HDR:
+            return frame
+        size = _planned(resize, frame.height, frame.width)
+        assert self._pixels is not None, "a video is open"
+        if size.height * size.width * self._pixels.channels >= _bytes_of(frame):
+            return frame
+        pixels = self._pixels.of(frame)
+        moves = _planned(resize, *pixels.shape[:2]).moves
+        small = make_moves(pixels, moves, UPRIGHT, self._scratch, None).copy()
+        return _Shrunk(small, pixels.shape, frame.color_trc)
 
     def announce(self, values: Mapping[str, Value], random: SampleRandom) -> bool:
         """Take note of the clips of a sample that will be made; paired with ``forget``.
@@ -242,13 +277,16 @@ class VideoStage:
         """The pixels of each clip's frames. Raises ``SampleUndecodable``."""
         assert self._pixels is not None, "a video is open"
         numbers = list(chain.from_iterable(clip.tolist() for clip in clips))
-        last, pixels = -1, np.empty((0, 0, 0), np.uint8)
+        last, pixels, shapes = -1, np.empty((0, 0, 0), np.uint8), set[tuple[int, ...]]()
         try:
             for place, number in enumerate(numbers):
                 if number != last:
-                    frame = self.shared.frame(file, lambda: video, number)
-                    self._check_curve(frame)
-                    last, pixels = number, self._pixels.of(frame)
+                    shown = self.shared.frame(file, lambda: video, number)
+                    self._check_curve(shown.curve if isinstance(shown, _Shrunk) else shown.color_trc)
+                    last, pixels = number, shown.pixels if isinstance(shown, _Shrunk) else self._pixels.of(shown)
+                    shapes.add(shown.shape if isinstance(shown, _Shrunk) else pixels.shape)
+                    if len(shapes) > 1:
+                        raise SampleUndecodable(f"its frames have several sizes: {sorted(shapes)}")
                 if place + 1 == len(numbers):
                     self.shared.finish()
                 self.lap()
@@ -257,11 +295,10 @@ class VideoStage:
             raise SampleUndecodable(str(error)) from None
 
     @staticmethod
-    def _check_curve(frame: Any) -> None:
-        if frame.color_trc in _HDR:
-            curve = _HDR[frame.color_trc]
+    def _check_curve(curve: int) -> None:
+        if curve in _HDR:
             raise SampleUndecodable(
-                f"is HDR ({curve}), which 8 bits cannot show: convert it, as by the filters zscale and tonemap of ffmpeg"
+                f"is HDR ({_HDR[curve]}), which 8 bits cannot show: convert it, as by the filters zscale and tonemap of ffmpeg"
             )
 
 
@@ -287,8 +324,22 @@ def _sound(step: DecodeVideo, file: Value, starts_s: Sequence[float]) -> Array:
     return made.reshape(*step.lengths[:-1], step.samples, *((channels,) if channels > 1 else ()))
 
 
-def _bytes_of(frame: "VideoFrame") -> int:
-    return sum(plane.buffer_size for plane in frame.planes)
+def _bytes_of(frame: "VideoFrame | _Shrunk") -> int:
+    return frame.pixels.nbytes if isinstance(frame, _Shrunk) else sum(plane.buffer_size for plane in frame.planes)
+
+
+def shrinks(step: Resize) -> bool:
+    """Whether a step that finds frames of its size leaves them as they are."""
+    drawn, rounded = (step.sizes, step.shorter_sides), (step.max_longer_side, step.multiple_of, step.max_pixels)
+    return not any((*drawn, *rounded))
+
+
+def _planned(resize: Resize, height: int, width: int) -> Geometry:
+    geometry = Geometry(height, width, 1, PIXELS_MAX)
+    planner = planner_for(resize)
+    assert planner is not None, "it moves pixels"
+    planner(geometry, lambda: 0.0)
+    return geometry
 
 
 def _each(clips: Sequence[Array]) -> Iterator[int]:

@@ -10,9 +10,11 @@ import pytest
 from batchd.data.media import frames as media_frames
 from batchd.data.media import shared
 from batchd.data.media.frames import PixelOptions, Pixels
+from batchd.data.pipeline import execute
 from batchd.data.pipeline.effects import StepInvalid, effect
 from batchd.data.pipeline.execute import Pipeline
 from batchd.data.pipeline.image.options import (
+    CenterCrop,
     ColorJitter,
     CropToBucket,
     Follow,
@@ -211,6 +213,46 @@ def test_clips_of_one_group_are_decoded_in_one_pass(videos, monkeypatch, name, f
     assert (len(fed) <= once) == (frames_kept == 1000)
     stage._end_current()
     assert (stage.shared.kept, stage.shared.wanted, stage.shared.kept_bytes) == ({}, {}, 0)
+
+
+@pytest.mark.parametrize(
+    ("resize", "behind", "is_smaller"),
+    [
+        (Resize(size=(20, 30)), [], True),
+        (Resize(size=(24, 21), interpolation="linear"), [RandomFlip(), ColorJitter(brightness=0.4)], True),
+        (Resize(shorter_side=21, interpolation="cubic"), [RandomResizedCrop(size=(16, 16))], True),
+        (Resize(longer_side=32, interpolation="lanczos"), [RandomFlip(), CenterCrop(size=(8, 8))], True),
+        (Resize(size=(200, 220)), [], False),
+        (Resize(shorter_side=21, multiple_of=4), [], False),
+    ],
+)
+def test_frames_are_kept_in_the_size_of_the_next_step(videos, monkeypatch, resize, behind, is_smaller) -> None:
+    """If that is smaller: so more of them have room, with the same bytes."""
+    steps, file = [DecodeVideo(frames=16, stride=1, start="at"), resize, *behind], videos / "h264.mp4"
+    monkeypatch.setattr(shared, "SHARED_BYTES_MAX", 20 * WIDTH * HEIGHT * 3 // 2)
+    values = [{"video": media(file, "a name"), "at": at} for at in SEGMENTS]
+    found = []
+    for shrinks in (lambda _step: False, stages.shrinks):
+        monkeypatch.setattr(execute, "shrinks", shrinks)
+        fed = fed_packets(monkeypatch)
+        pipeline = Pipeline([VIDEO, Column("at", dtype="float64")], steps, 7, has_rows=False)
+        for sample, one in enumerate(values):
+            pipeline.announce(one, 0, sample)
+        images = [pipeline.make(one, 0, sample, 0)["image"] for sample, one in enumerate(values)]
+        found.append((np.stack(images).tobytes(), len(fed)))
+    (whole, before), (small, after) = found
+    assert whole == small
+    assert (after < before) == is_smaller
+
+
+@pytest.mark.parametrize("method", ["auto", "nearest", "linear", "area", "cubic", "lanczos"])
+def test_an_image_of_the_size_of_a_resize_stays(method) -> None:
+    """So frames that have it already may go through it again."""
+    image = np.random.default_rng(3).integers(0, 256, (21, 34, 3)).astype(np.uint8)
+    pipeline = Pipeline(
+        [Column("image", shape=(21, 34, 3))], [Resize(size=(21, 34), interpolation=method)], 7, has_rows=False
+    )
+    np.testing.assert_array_equal(pipeline.make({"image": image}, 0, 0, 0)["image"], image)
 
 
 def test_clips_of_one_sample_are_decoded_in_one_pass(videos, monkeypatch) -> None:
