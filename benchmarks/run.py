@@ -24,6 +24,7 @@ BENCHMARKS = (
     "sharing",
     "start",
     "sandbox",
+    "shares",
     "plan",
     "memory",
     "observe",

@@ -1,0 +1,204 @@
+"""Benchmark: shares. Two tenants by their keys, over TCP on loopback, both limited by decoding.
+
+    weights     3 to 1, one stream against eight: the larger one's part of the workers' time
+    idle        ms from the end of the larger one's trainer until workers do no more for it,
+                and from its return until the first order for it is done
+    hostile     1 to 1: images/s of a tenant beside one that opens streams, reads bad samples, asks
+                for the status all the time ÷ beside one that reads a stream
+
+The parts are of the workers' time as the daemon counts it, so foreign load changes little.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from threading import Thread
+
+from harness import Bench, Figure, served, spread
+
+import batchd_client
+from batchd.runtime.keys import KeyDirectory
+from batchd_client.errors import BatchdClientError
+from batchd_wire.keys import connection_file_text
+
+LARGE, SMALL = "large", "small"
+STREAMS = 8
+WARM_S, WINDOW_S = 3.0, 10.0
+ASKING_S = 0.005
+STEPS = '[{ op = "decode" }, { op = "resize", size = [64, 64] }]'
+BAD_FILES = 64
+
+
+def run(bench: Bench) -> None:
+    """All parts."""
+    files = _keys(bench.scratch)
+    address = _written(bench, 3.0)
+    with served(bench.scratch / "shares.toml") as here:
+        _weights(bench, here, address, files)
+        _idle(bench, here, address, files)
+    address = _written(bench, 1.0)
+    with served(bench.scratch / "shares.toml") as here:
+        _hostile(bench, here, address, files)
+
+
+def _keys(scratch: Path) -> dict[str, str]:
+    directory = KeyDirectory(scratch / "keys")
+    directory.make_daemon_key()
+    files = {}
+    for name in (LARGE, SMALL):
+        file = scratch / f"{name}.key"
+        file.touch(0o600)
+        file.write_text(connection_file_text(directory.new(name, None)))
+        files[name] = str(file)
+    return files
+
+
+def _written(bench: Bench, weight: float) -> str:
+    """A configuration with a stream for one tenant, others for the other one, and bad samples."""
+    bad = bench.scratch / "bad" / "class"
+    bad.mkdir(parents=True, exist_ok=True)
+    for number in range(BAD_FILES):
+        (bad / f"{number}.jpg").write_bytes(b"\xff\xd8\xff\xe0 no photograph")
+    port = 17_070 + int(weight)
+    streams = [
+        bench.stream(name, pipeline=STEPS, batch_size=32, seed=str(seed))
+        for seed, name in enumerate((LARGE, *(f"{SMALL}{number}" for number in range(STREAMS))))
+    ]
+    (bench.scratch / "shares.toml").write_text(
+        f'[daemon]\nworkers = 2\nmemory = "1GiB"\ntcp = "127.0.0.1:{port}"\nkeys_dir = "{bench.scratch}/keys"\n'
+        f'[daemon.shares]\n{LARGE} = {{ weight = {weight}, keys = ["{LARGE}"] }}\n'
+        f'{SMALL} = {{ keys = ["{SMALL}"] }}\n{"".join(streams)}'
+        f'[streams.bad]\nsource = {{ type = "folder", path = "{bad.parent}" }}\nbatch_size = 32\n'
+        f"max_bad_fraction = 1.0\npipeline = {STEPS}\n"
+    )
+    return f"tcp://127.0.0.1:{port}"
+
+
+@contextmanager
+def _reading(address: str, key: str, streams: Sequence[str], *, asks: bool = False) -> Iterator[None]:
+    """Trainers in a process of their own, as fast as they get batches; ``asks``: for the status."""
+    context = multiprocessing.get_context("spawn")
+    over = context.Event()
+    process = context.Process(target=_read_all, args=(address, key, streams, asks, over))
+    process.start()
+    try:
+        yield
+    finally:
+        over.set()
+        process.join()
+
+
+def _read_all(address: str, key: str, streams: Sequence[str], asks: bool, over: Event) -> None:
+    readers = [Thread(target=_read, args=(address, key, name, over)) for name in streams]
+    readers += [Thread(target=_ask, args=(address, key, over))] if asks else []
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+
+
+def _read(address: str, key: str, name: str, over: Event) -> None:
+    with batchd_client.connect(address, key=key) as daemon:
+        while not over.is_set():
+            for batch in daemon.stream(name):
+                batch.release()
+                if over.is_set():
+                    break
+
+
+def _ask(address: str, key: str, over: Event) -> None:
+    with batchd_client.connect(address, key=key) as daemon:
+        while not over.wait(ASKING_S):
+            try:
+                daemon.status()
+            except BatchdClientError:  # it asks too often
+                over.wait(ASKING_S)
+
+
+def _work(daemon: batchd_client.Daemon) -> dict[str, tuple[float, int]]:
+    """Worker seconds and samples of each tenant so far."""
+    found = {LARGE: (0.0, 0), SMALL: (0.0, 0)}
+    for one in daemon.status()["usage"]:
+        if one["tenant"] in found:
+            work_s, samples = found[one["tenant"]]
+            found[one["tenant"]] = work_s + one["work_s"], samples + one["delivered_samples"]
+    return found
+
+
+def _window(daemon: batchd_client.Daemon) -> dict[str, tuple[float, int]]:
+    before = _work(daemon)
+    time.sleep(WINDOW_S)
+    after = _work(daemon)
+    return {name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in after}
+
+
+def _weights(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
+    small = [f"{SMALL}{number}" for number in range(STREAMS)]
+    with (
+        batchd_client.connect(here) as daemon,
+        _reading(address, files[LARGE], [LARGE]),
+        _reading(address, files[SMALL], small),
+    ):
+        time.sleep(WARM_S)
+        parts = []
+        for _ in range(bench.rounds):
+            work = _window(daemon)
+            parts.append(work[LARGE][0] / sum(work_s for work_s, _samples in work.values()))
+    print(f"weights 3 to 1: part of the larger tenant {spread(parts, 3)}")
+    bench.report(Figure("shares-3-to-1-off", max(abs(part - 0.75) for part in parts), "<=", 0.03, 3))
+
+
+def _idle(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
+    """Time until an idle share is given away, and until it is taken back."""
+    given_ms, taken_ms = [], []
+    with (
+        batchd_client.connect(here) as daemon,
+        batchd_client.connect(address, key=files[LARGE]) as large,
+        _reading(address, files[SMALL], [f"{SMALL}{number}" for number in range(STREAMS)]),
+    ):
+        for _ in range(bench.rounds):
+            before_s = _work(daemon)[LARGE][0]
+            began_s = time.monotonic()
+            stream = large.stream(LARGE)
+            while _work(daemon)[LARGE][0] == before_s:
+                pass
+            taken_ms.append(1000 * (time.monotonic() - began_s))
+            end_s = time.monotonic() + 1.0
+            batches = iter(stream)
+            while time.monotonic() < end_s:
+                next(batches).release()
+            stream.close()
+            closed_s = last_s = time.monotonic()
+            work_s = _work(daemon)[LARGE][0]
+            while time.monotonic() < closed_s + 0.5:
+                now_s, at_s = _work(daemon)[LARGE][0], time.monotonic()
+                if now_s != work_s:
+                    work_s, last_s = now_s, at_s
+            given_ms.append(1000 * (last_s - closed_s))
+    print(
+        f"idle share: given away after {spread(given_ms, 0)} ms, first order done {spread(taken_ms, 0)} ms after asking"
+    )
+    bench.report(Figure("shares-given-away-ms", statistics.median(given_ms), "<=", 100, 0))
+
+
+def _hostile(bench: Bench, here: str, address: str, files: dict[str, str]) -> None:
+    ratios = []
+    worst = [*(f"{SMALL}{number}" for number in range(STREAMS)), "bad", "bad"] * 2
+    with batchd_client.connect(here) as daemon, _reading(address, files[LARGE], [LARGE]):
+        for _ in range(bench.rounds):
+            rates = []
+            for streams, asks in (([f"{SMALL}0"], False), (worst, True)):
+                with _reading(address, files[SMALL], streams, asks=asks):
+                    time.sleep(WARM_S)
+                    work = bench.measure(f"beside {len(streams)} streams", lambda: _window(daemon))
+                rates.append(work[LARGE])
+            ratios.append(rates[1][1] / rates[0][1])
+            print(
+                f"worker seconds of the tenant beside a polite and a hostile one: {rates[0][0]:.2f}, {rates[1][0]:.2f}"
+            )
+    print(f"images/s beside a hostile tenant / beside a polite one: {spread(ratios)}")
+    bench.report(Figure("shares-beside-hostile", statistics.median(ratios), ">=", 0.95))
