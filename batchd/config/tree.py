@@ -173,6 +173,10 @@ class Share(_Branch):
     keys: Annotated[tuple[str, ...], Example(["team-a"])] = ()
     """Keys whose trainers belong to it, by the names that `batchd keys` gave them."""
 
+    sessions_max: Annotated[Annotated[int, Field(ge=1, le=65_536)] | None, Example(32)] = None
+    """Maximum number of its connected trainers, so that others always find a place below the
+    sessions_max of [daemon]. When not set, it has no limit of its own."""
+
 
 class DaemonConfig(_Branch):
     """Settings of the whole daemon."""

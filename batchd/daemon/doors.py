@@ -160,6 +160,8 @@ class DaemonSide:
     memory: SlotPool
     session_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     subscription_numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    tenants: dict[int, str] = field(default_factory=dict)
+    """By session: of all doors."""
 
 
 class Door(ABC):
@@ -240,6 +242,17 @@ class Door(ABC):
         No present session ends.
         """
         self._limits, self._tenancy = limits, tenancy
+
+    def _belongs(self, session: int, identity: Identity) -> str:
+        """Count a new session for its tenant, or say why its share admits no other.
+
+        Paired with the removal from ``DaemonSide.tenants``.
+        """
+        tenant, tenants = self._tenancy.tenant(identity), self._daemon.tenants
+        limit_reached = self._tenancy.limit_reached(tenant, tenants.values())
+        if not limit_reached:
+            tenants[session] = tenant
+        return limit_reached
 
     def _event_of(self, session: int, message: Message) -> Event | Query | None:
         """The event or query of a message; None if an open session sends no such message."""

@@ -9,11 +9,12 @@ looked up once, when it is read.
 
 import grp
 import pwd
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from batchd.config.tree import DaemonConfig, Share
 from batchd.core.tenants import EVERYBODY, Weights
 from batchd_wire.record import frozen
+from batchd_wire.wording import counted
 
 
 @frozen
@@ -40,6 +41,7 @@ class Tenancy:
         self._keys: dict[str, str] = {}
         self._users: dict[int, str] = {}
         self._groups: dict[int, str] = {}
+        self._sessions_max = {name: share.sessions_max for name, share in shares.items()}
         for name, share in shares.items():
             for key in share.keys:
                 self._keys.setdefault(key, name)
@@ -55,6 +57,13 @@ class Tenancy:
         if identity.user in self._users:
             return self._users[identity.user]
         return next((name for group, name in self._groups.items() if group in identity.groups), EVERYBODY)
+
+    def limit_reached(self, tenant: str, others: Collection[str]) -> str:
+        """Why a share admits no other trainer, beside those of ``others``' shares; or ""."""
+        most = self._sessions_max.get(tenant)
+        if most is None or sum(other == tenant for other in others) < most:
+            return ""
+        return f"{counted(most, 'trainer')} of the share {tenant!r} are connected already; raise its sessions_max"
 
 
 def weights_of(daemon: DaemonConfig) -> Weights:

@@ -33,7 +33,7 @@ from batchd.daemon.doors import (
 )
 from batchd.daemon.identity import Identity
 from batchd.runtime import __version__, failpoints
-from batchd.runtime.keys import RoleKeys
+from batchd.runtime.keys import AcceptedKey, RoleKeys
 from batchd.runtime.limits import (
     MESSAGE_BYTES_MAX,
     QUESTIONS_PER_TICK,
@@ -115,7 +115,7 @@ class TcpDoor(TcpFront, Door):
     def identity(self, number: int) -> Identity:
         """The session's key; without keys, its host."""
         session = self._sessions.by_number[number]
-        return Identity(key=session.key.name if session.key is not None else "", host=peer_site(session.host))
+        return _identity(session.key, session.host)
 
     def trainers(self) -> list[RemoteSession]:
         """All sessions."""
@@ -266,12 +266,15 @@ class TcpDoor(TcpFront, Door):
         if self._keys is not None and key is None:
             self._reject(routing, frame, ErrorCode.KEY_REFUSED, "the key has been revoked")
             return
-        limit_reached = self._sessions.limit_reached(key, host, self._limits)
+        number = next(self._daemon.session_numbers)
+        limit_reached = self._sessions.limit_reached(key, host, self._limits) or self._belongs(
+            number, _identity(key, host)
+        )
         if limit_reached:
             self._reject(routing, frame, ErrorCode.NOT_ALLOWED, limit_reached)
             return
         self._end_former(frame)
-        number, secret = next(self._daemon.session_numbers), token_bytes(SECRET_BYTES)
+        secret = token_bytes(SECRET_BYTES)
         name = printable(message.name)
         session = RemoteSession(number, [], secret, host, name, message.pid, key, message.version)
         session.marks.append((monotonic(), 0))
@@ -339,6 +342,7 @@ class TcpDoor(TcpFront, Door):
     def _end(self, session: RemoteSession, fault: str) -> None:
         """The connection is gone, or not listened to any more."""
         if self._sessions.remove(session):
+            self._daemon.tenants.pop(session.number, None)
             self._log_session("remote trainer gone", session, **({"reason": fault} if fault else {}))
             # What is being sent to it keeps its slots until ZeroMQ lets go.
             self._daemon.enqueue(SessionCutOff(session.number))
@@ -346,3 +350,7 @@ class TcpDoor(TcpFront, Door):
     def _log_session(self, text: str, session: RemoteSession, **facts: str) -> None:
         write = _log.info if self._lines_per_minute.allows("remote sessions", peer_site(session.host)) else _log.debug
         write(text, session=session.number, host=session.host, **facts)
+
+
+def _identity(key: AcceptedKey | None, host: str) -> Identity:
+    return Identity(key=key.name if key is not None else "", host=peer_site(host))

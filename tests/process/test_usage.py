@@ -2,13 +2,14 @@
 
 import json
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 import batchd_client
 from batchd.observe.http.metrics import METRICS
 from batchd.runtime.keys import KeyDirectory
+from batchd_client.errors import BatchdClientError
 from batchd_wire.keys import connection_file_text
 from batchd_wire.status import read_status
 from support.commands import batchd
@@ -37,11 +38,15 @@ def daemon(start_daemon, photos, keys):
     return start_daemon(streams, tcp=f"127.0.0.1:{free_port()}", keys_dir=str(keys.path), shares=SHARES)
 
 
-def connect_far(daemon, keys, folder, name):
+def write_key(keys, folder, name):
     file = folder / f"{name}.key"
     file.touch(0o600)
     file.write_text(connection_file_text(keys.new(name, None)))
-    return batchd_client.connect(daemon.tcp_address, key=str(file))
+    return str(file)
+
+
+def connect_far(daemon, keys, folder, name):
+    return batchd_client.connect(daemon.tcp_address, key=write_key(keys, folder, name))
 
 
 @contextmanager
@@ -122,6 +127,32 @@ def test_a_reload_changes_shares(daemon):
         see(connection.stream("photos"), 1)
         (mine,) = daemon.status()["usage"]
         assert (mine["tenant"], mine["weight"]) == ("lab", 2.0)
+
+
+def test_a_share_has_no_more_trainers_than_it_may(start_daemon, photos, keys, tmp_path):
+    """Over both doors together; others still connect, and a place is free again when one leaves."""
+    shares = {"few": {"sessions_max": 2, "users": [str(USER)], "keys": ["few"]}}
+    address = f"127.0.0.1:{free_port()}"
+    daemon = start_daemon({"photos": folder_stream(photos)}, tcp=address, keys_dir=str(keys.path), shares=shares)
+    few = write_key(keys, tmp_path, "few")
+    with ExitStack() as stack:
+        far = stack.enter_context(batchd_client.connect(daemon.tcp_address, key=few))
+        if os.geteuid() == 0:
+            with another_user(daemon.runtime_dir):
+                stack.enter_context(batchd_client.connect(daemon.address))
+                with pytest.raises(BatchdClientError, match="2 trainers of the share 'few' are connected already"):
+                    batchd_client.connect(daemon.address)
+        else:
+            stack.enter_context(batchd_client.connect(daemon.tcp_address, key=few))
+        with pytest.raises(BatchdClientError, match="2 trainers of the share 'few' are connected already"):
+            batchd_client.connect(daemon.tcp_address, key=few)
+        with batchd_client.connect(daemon.tcp_address, key=write_key(keys, tmp_path, "other")) as other:
+            assert see(other.stream("photos"), 1)
+        before = len(daemon.status()["trainers"])
+        far.close()
+        wait_until(lambda: len(daemon.status()["trainers"]) < before, "the place is free")
+        with batchd_client.connect(daemon.tcp_address, key=few) as again:
+            assert see(again.stream("photos"), 1)
 
 
 def test_before_any_trainer_the_table_is_empty(daemon):

@@ -346,6 +346,9 @@ class LocalDoor(Door):
             text = f"as many trainers are connected as may be ({most}); raise sessions_max in [daemon]"
             self._refuse(session.lifeline, credentials_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, text)
             self._end(session)
+        elif limit_reached := "" if session.is_ours else self._belongs(session.number, self.identity(session.number)):
+            self._refuse(session.lifeline, credentials_of(session.lifeline), ErrorCode.TOO_MANY_SESSIONS, limit_reached)
+            self._end(session)
         else:
             session.name, session.version = printable(message.name), message.version
             session.secret = token_bytes(SECRET_BYTES)
@@ -390,6 +393,7 @@ class LocalDoor(Door):
         self._forget_names(session)
         self._pending_sessions.remove(session)
         del self._by_number[session.number]
+        self._daemon.tenants.pop(session.number, None)
         self._daemon.enqueue(SessionEnded(session.number))
 
     def _forget_names(self, session: Session) -> None:

@@ -110,7 +110,10 @@ def test_every_key_of_the_daemon_has_its_variable(tmp_path: Path) -> None:
         "derive": ("true", True),
         "derive_max": ("3", 3),
         "derive_memory": ("1GiB", 1 << 30),
-        "shares": ("{a = {weight = 2.0}}", {"a": {"weight": 2.0, "users": (), "groups": (), "keys": ()}}),
+        "shares": (
+            "{a = {weight = 2.0}}",
+            {"a": {"weight": 2.0, "users": (), "groups": (), "keys": (), "sessions_max": None}},
+        ),
         "sandbox": ("on", "on"),
         "writable_slots": ("true", True),
         "worker_address": ("127.0.0.1:7072", "127.0.0.1:7072"),
